@@ -1,0 +1,43 @@
+# `make test` on a fresh Debian or Ubuntu with Python 3.11+ sets up all it needs. `make help` lists the rest.
+SHELL := bash
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+export PYTHON
+# Where Debian keeps the daemons.
+export PATH := $(PATH):/usr/sbin:/sbin
+
+.PHONY: help setup system check format test test-all bench constraints clean
+
+help:  ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
+
+setup:  ## .venv with Echelon, its extras and the development tools
+	@tools/setup.sh venv
+
+system:  ## the distribution's Slurm, MariaDB and chromium, for the tests that use them
+	@tools/setup.sh system
+
+check: setup  ## formatting, lint, types, layers
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: setup  ## put the code in form
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+test: setup system  ## everything that CI runs: unit, local, real Slurm, browser
+	@$(BIN)/pytest -m "not full" --durations=10 $(ARGS)
+
+test-all: setup system  ## the full matrices too
+	@$(BIN)/pytest --durations=10 $(ARGS)
+
+bench: setup system  ## measure; results under benchmarks/results/
+	@$(BIN)/python benchmarks/sandbox.py
+
+constraints:  ## resolve constraints.txt anew, at the newest versions
+	@tools/constraints.sh
+
+clean:  ## remove the environment and every cache
+	@rm -rf .venv build dist *.egg-info src/*.egg-info .*_cache .hypothesis

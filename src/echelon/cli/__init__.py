@@ -1,0 +1,3 @@
+"""The command line: handlers parse, call, print and return a code. What they call lives in the
+layers below.
+"""

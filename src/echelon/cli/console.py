@@ -1,0 +1,45 @@
+"""How commands speak: results on stdout, everything else on stderr."""
+
+import json
+import sys
+from typing import Any
+
+from echelon.errors import EchelonError
+
+
+def print_json(value: Any) -> None:
+    """Print a result for a program to read."""
+    print(json.dumps(value, indent=2))  # noqa: T201
+
+
+def print_result(text: str) -> None:
+    """Print a result for a person, or for a pipe."""
+    print(text)  # noqa: T201
+
+
+def print_table(headings: list[str], rows: list[list[str]]) -> None:
+    """Print columns: framed in a terminal, plain where a program reads them."""
+    from rich import box  # noqa: PLC0415  only here is rich worth its 60 ms
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(soft_wrap=not sys.stdout.isatty())
+    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def note(text: str) -> None:
+    """Tell a person what is going on."""
+    print(text, file=sys.stderr)  # noqa: T201
+
+
+def print_error(error: EchelonError) -> None:
+    """Say what happened in one line, and what to do in another."""
+    print(f"error: {error.message}", file=sys.stderr)  # noqa: T201
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,226 @@
+"""`echelon sandbox …`: a real Slurm cluster on this machine."""
+
+import os
+import shlex
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echelon.cli import console
+from echelon.core.units import format_memory, parse_memory
+
+if TYPE_CHECKING:
+    from echelon.sandbox.cluster import Sandbox
+
+app = typer.Typer(
+    name="sandbox",
+    help="A real Slurm cluster on this machine, to rehearse on.",
+    rich_markup_mode=None,
+)
+
+
+def _complete_name(incomplete: str) -> list[str]:
+    from echelon.sandbox.lifecycle import list_sandboxes  # noqa: PLC0415
+
+    names = list_sandboxes(os.environ, os.geteuid())
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
+    names = _open(context.params.get("name") or "sandbox").state.config.node_names
+    return [name for name in names if name.startswith(incomplete)]
+
+
+Name = Annotated[str, typer.Option(help="Which sandbox.", autocompletion=_complete_name)]
+Node = Annotated[
+    str,
+    typer.Argument(help="For example node2.", autocompletion=_complete_node, show_default=False),
+]
+
+
+def _open(name: str) -> "Sandbox":
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+    from echelon.sandbox.lifecycle import open_sandbox  # noqa: PLC0415
+
+    return open_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
+
+
+@app.command()
+def up(
+    *,
+    name: Name = "sandbox",
+    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
+    gpus: Annotated[int, typer.Option(help="GPUs per node, as Slurm counts them.")] = 4,
+    gpu_type: Annotated[str, typer.Option(help="Their type, also a feature of the node.")] = "a100",
+    cpus: Annotated[int, typer.Option(help="CPUs per node; may be more than there are.")] = 16,
+    mem: Annotated[str, typer.Option(help="Memory per node, likewise.")] = "64G",
+    accounting: Annotated[
+        bool, typer.Option("--accounting", help="Add MariaDB and slurmdbd, so that sacct works.")
+    ] = False,
+) -> None:
+    """Start a cluster; done when all its nodes are idle.
+
+    Example: echelon sandbox up --nodes 2 --gpus 8 --gpu-type h100
+    """
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+    from echelon.sandbox.config import SandboxConfig  # noqa: PLC0415
+    from echelon.sandbox.lifecycle import start_sandbox  # noqa: PLC0415
+
+    began = time.monotonic()
+    wanted = SandboxConfig(
+        name=name,
+        nodes=nodes,
+        gpus=gpus,
+        gpu_type=gpu_type,
+        cpus=cpus,
+        mem_mib=parse_memory(mem),
+        accounting=accounting,
+    )
+    sandbox = start_sandbox(
+        wanted,
+        shell=LocalShell(),
+        environ=os.environ,
+        uid=os.geteuid(),
+        progress=lambda text: console.note(f"sandbox: {text}"),
+    )
+    console.note(
+        f"sandbox '{name}' is up after {time.monotonic() - began:.1f} s: {nodes} nodes, each with "
+        f"{gpus} {gpu_type}, {cpus} CPUs, {format_memory(wanted.mem_mib)}; partitions low and high"
+    )
+    if sandbox.state.network.kind == "loopback":
+        console.note(
+            "without root this is the plain form: all nodes share this machine's name, address "
+            "and processes; cut and heal do not work, and node names do not resolve"
+        )
+    option = "" if name == "sandbox" else f" --name {name}"
+    console.note(f"  try it:    echelon sandbox exec{option} -- srun -N{nodes} hostname")
+    console.note(f'  from here: eval "$(echelon sandbox env{option})"; sinfo')
+    console.note(f"  end it:    echelon sandbox down{option}")
+
+
+@app.command()
+def down(*, name: Name = "sandbox") -> None:
+    """Stop a cluster and leave nothing of it behind.
+
+    Example: echelon sandbox down
+    """
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+    from echelon.sandbox.lifecycle import stop_sandbox  # noqa: PLC0415
+
+    stop_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
+    console.note(f"sandbox '{name}' is gone")
+
+
+@app.command()
+def status(
+    *,
+    name: Name = "sandbox",
+    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+) -> None:
+    """Show the nodes: what Slurm says, and what was done.
+
+    Example: echelon sandbox status --json
+    """
+    sandbox = _open(name)
+    nodes = sandbox.nodes()
+    if as_json:
+        console.print_json(
+            {
+                "name": name,
+                "kind": sandbox.state.network.kind,
+                "slurm_conf": str(sandbox.layout.slurm_conf),
+                "config": asdict(sandbox.state.config),
+                "nodes": [asdict(node) for node in nodes],
+            }
+        )
+        return
+    rows = [
+        [
+            node.name,
+            node.address,
+            node.state,
+            "" if node.running else "killed",
+            "cut" if node.cut else "",
+        ]
+        for node in nodes
+    ]
+    console.print_table(["node", "address", "state", "slurmd", "cable"], rows)
+
+
+@app.command()
+def shell(*, name: Name = "sandbox") -> None:
+    """Open a shell on the login host; leave it with exit.
+
+    Example: echelon sandbox shell
+    """
+    _open(name).become([os.environ.get("SHELL", "/bin/bash")], cwd=Path.cwd())
+
+
+@app.command(
+    "exec",
+    context_settings={"allow_interspersed_args": False},
+)
+def execute(
+    *,
+    name: Name = "sandbox",
+    command: Annotated[
+        list[str], typer.Argument(metavar="CMD...", help="What to run.", show_default=False)
+    ],
+) -> None:
+    """Run a command on the login host, with its exit code.
+
+    Example: echelon sandbox exec -- srun -N4 hostname
+    """
+    _open(name).become(command, cwd=Path.cwd())
+
+
+@app.command()
+def env(*, name: Name = "sandbox") -> None:
+    """Print what makes this shell talk to the cluster.
+
+    Example: eval "$(echelon sandbox env)"
+    """
+    console.print_result(f"export SLURM_CONF={shlex.quote(str(_open(name).layout.slurm_conf))}")
+
+
+@app.command()
+def kill(node: Node, *, name: Name = "sandbox") -> None:
+    """Turn a node off: its slurmd and its jobs die at once.
+
+    Example: echelon sandbox kill node2
+    """
+    _open(name).kill(node)
+    console.note(f"{node} is off; bring it back with: echelon sandbox restore {node}")
+
+
+@app.command()
+def cut(node: Node, *, name: Name = "sandbox") -> None:
+    """Unplug a node's network cable; its processes go on, alone.
+
+    Example: echelon sandbox cut node2
+    """
+    _open(name).cut(node)
+    console.note(f"{node} is cut off; plug it in with: echelon sandbox heal {node}")
+
+
+@app.command()
+def heal(node: Node, *, name: Name = "sandbox") -> None:
+    """Plug a node's network cable in again.
+
+    Example: echelon sandbox heal node2
+    """
+    _open(name).heal(node)
+    console.note(f"{node} is plugged in")
+
+
+@app.command()
+def restore(node: Node, *, name: Name = "sandbox") -> None:
+    """Bring a node back, whatever was done to it.
+
+    Example: echelon sandbox restore node2
+    """
+    _open(name).restore(node)
+    console.note(f"{node} is ready")

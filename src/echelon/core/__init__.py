@@ -1,0 +1,1 @@
+"""What every layer stands on: programs, units, host lists, run directories, events."""

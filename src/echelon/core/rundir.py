@@ -1,0 +1,167 @@
+"""The run directory is the protocol: command line, job and dashboard meet in these files and
+nowhere else.
+
+`RunDir` owns every file name. Files appear whole (`write_atomic`) or grow by lines
+(`core.events`).
+"""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
+    """Put the whole content under `path` or, whatever happens, leave what was there."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(path: Path) -> None:
+    """Make a rename survive a power cut."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDir:
+    """The files of one run. Make one with `create` or `open`, which check whose it is."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs: Path, run_id: str) -> "RunDir":
+        """Make the directory of a new run, readable by its owner alone.
+
+        Raises:
+            UsageError: the id is no file name of the kind we use.
+            ConflictError: there is such a run.
+        """
+        if not _RUN_ID.fullmatch(run_id):
+            raise UsageError(
+                f"'{run_id}' cannot be a run id",
+                hint="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+            )
+        path = runs / run_id
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            path.mkdir(mode=0o700)
+        except FileExistsError as error:
+            raise ConflictError(
+                f"there is a run '{run_id}' in {runs} already", hint="choose another id"
+            ) from error
+        run = cls(path=path)
+        for folder in (run.attempts, run.events, run.logs, run.checkpoints):
+            folder.mkdir(mode=0o700)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """Return an existing run.
+
+        Raises:
+            NotFoundError: no run is there.
+            NotPermittedError: it is another user's, or others may write to it.
+        """
+        try:
+            status = path.lstat()
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"there is no run '{path.name}' in {path.parent}",
+                hint="name its folder, or go to where the run was started",
+            ) from error
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise NotPermittedError(
+                f"the run directory {path} is not yours",
+                hint="only the user who started a run may use its directory",
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise NotPermittedError(
+                f"others may write to the run directory {path}",
+                hint=f"look at what is in it, then: chmod 700 {path}",
+            )
+        return cls(path=path)
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        """The frozen request."""
+        return self.path / "spec.toml"
+
+    @property
+    def script(self) -> Path:
+        """The exact script that was submitted."""
+        return self.path / "job.sbatch"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / str(number)
+
+    def events_of(self, writer: str) -> Path:
+        """One file per writer, so that nobody ever waits for a lock."""
+        return self.events / f"{writer}.jsonl"
+
+    def rank_log(self, *, attempt: int, generation: int, rank: int) -> Path:
+        return self.logs / f"{attempt}.{generation}" / f"rank-{rank:05}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:09}"
+
+    def claim_attempt(self) -> int:
+        """Become the owner of the next attempt by creating its folder, and return its number.
+
+        mkdir is atomic on local and network file systems alike: of two that try, one gets it.
+        """
+        while True:
+            taken = [int(entry.name) for entry in self.attempts.iterdir() if entry.name.isdigit()]
+            number = max(taken, default=0) + 1
+            try:
+                self.attempt(number).mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return number

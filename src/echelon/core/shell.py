@@ -1,0 +1,190 @@
+"""The one place that runs programs.
+
+Everything else takes a `Shell` as an argument, so tests hand over a `FakeShell` instead of
+patching subprocess.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn, Protocol
+
+from echelon.errors import CommandError, MissingProgramError, TimedOutError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How a program ended and what it said."""
+
+    argv: tuple[str, ...]
+    code: int = 0
+    """Exit code; negative for a signal, as Python counts."""
+    stdout: str = ""
+    stderr: str = ""
+
+    def check(self, *, hint: str = "") -> "Result":
+        """Return self.
+
+        Raises:
+            CommandError: the program ended with a code other than 0.
+        """
+        if self.code != 0:
+            raise CommandError(self.argv, self.code, self.stderr, hint=hint)
+        return self
+
+
+class Shell(Protocol):
+    """Four ways to use a program: ask it, leave it running, become it, find it."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        timeout_s: float | None = None,
+    ) -> Result:
+        """Run it to its end and return what it said.
+
+        Raises:
+            MissingProgramError: it is not installed.
+            TimedOutError: it took longer than `timeout_s`; it and its children have been killed.
+        """
+
+    def start(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> int:
+        """Leave it running in a session of its own, output appended to `log`; return its pid."""
+
+    def replace(self, argv: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
+        """Become it: signals, terminal and exit code are then its own."""
+
+    def which(self, program: str) -> Path | None:
+        """Return where it is, or None."""
+
+
+class LocalShell:
+    """The real one."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        timeout_s: float | None = None,
+    ) -> Result:
+        try:
+            child = subprocess.Popen(
+                argv,
+                env=env,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                # Its own group, so that a time-out reaches its children as well.
+                process_group=0,
+            )
+        except FileNotFoundError as error:
+            raise MissingProgramError(argv[0]) from error
+        with child:
+            try:
+                stdout, stderr = child.communicate(stdin, timeout=timeout_s)
+            except subprocess.TimeoutExpired as error:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise TimedOutError(
+                    f"'{argv[0]}' did not end within {timeout_s:g} s",
+                    hint=f"the whole command was: {' '.join(argv)}",
+                ) from error
+            except BaseException:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise
+        return Result(argv=tuple(argv), code=child.returncode, stdout=stdout, stderr=stderr)
+
+    def start(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> int:
+        with log.open("ab") as output:
+            try:
+                child = subprocess.Popen(
+                    argv,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except FileNotFoundError as error:
+                raise MissingProgramError(argv[0]) from error
+        # It outlives us on purpose: without this, Popen would complain when it is collected.
+        child.returncode = 0
+        return child.pid
+
+    def replace(self, argv: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
+        try:
+            os.execvpe(argv[0], list(argv), env)  # noqa: S606  that there is no shell is the point
+        except FileNotFoundError as error:
+            raise MissingProgramError(argv[0]) from error
+
+    def which(self, program: str) -> Path | None:
+        # Debian keeps daemons where an ordinary user's PATH does not look.
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+        found = shutil.which(program, path=path)
+        return Path(found) if found else None
+
+
+@dataclass(slots=True)
+class FakeShell:
+    """A shell for tests: knows some answers, remembers every call, and runs nothing."""
+
+    answers: Mapping[str, str | Result | Callable[[Sequence[str]], Result]] = field(
+        default_factory=dict
+    )
+    """Beginning of a command line → its stdout, its result, or a function of its argv.
+
+    The longest match wins.
+    """
+    programs: Sequence[str] | None = None
+    """What `which` finds; everything when None."""
+    calls: list[tuple[str, ...]] = field(default_factory=list)
+
+    class Replaced(BaseException):
+        """Raised by `replace`, as the real one never returns."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,  # noqa: ARG002  the protocol's
+        stdin: str = "",  # noqa: ARG002
+        timeout_s: float | None = None,  # noqa: ARG002
+    ) -> Result:
+        self.calls.append(tuple(argv))
+        line = " ".join(argv)
+        known = [key for key in self.answers if line.startswith(key)]
+        if not known:
+            raise AssertionError(f"FakeShell has no answer for: {line}")
+        answer = self.answers[max(known, key=len)]
+        if isinstance(answer, str):
+            return Result(argv=tuple(argv), stdout=answer)
+        return answer if isinstance(answer, Result) else answer(argv)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        log: Path,  # noqa: ARG002
+        env: Mapping[str, str] | None = None,  # noqa: ARG002
+    ) -> int:
+        self.calls.append(tuple(argv))
+        return 2**22 + len(self.calls)  # above the kernel's largest pid: never a real process
+
+    def replace(self, argv: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
+        self.calls.append(tuple(argv))
+        raise self.Replaced(argv, env)
+
+    def which(self, program: str) -> Path | None:
+        if self.programs is not None and program not in self.programs:
+            return None
+        return Path("/usr/bin") / program

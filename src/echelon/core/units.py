@@ -1,0 +1,94 @@
+"""Memory sizes and durations, in Slurm's own notation and in the one people type.
+
+Memory is counted in MiB and time in seconds throughout Echelon; these functions are the way in
+and out.
+"""
+
+import re
+
+from echelon.errors import UsageError
+
+_MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)B?", re.IGNORECASE | re.ASCII)
+_MIB_PER_UNIT = {"M": 1, "G": 1024, "T": 1024 * 1024}
+
+_CLOCK = re.compile(
+    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?", re.ASCII
+)
+_WORDS = re.compile(
+    r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?:in)?)?(?:(?P<s>\d+)s)?",
+    re.IGNORECASE | re.ASCII,
+)
+_MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
+
+UNLIMITED = None
+"""What `parse_duration` gives for Slurm's UNLIMITED."""
+
+
+def parse_memory(text: str) -> int:
+    """Return MiB. A number without a unit is MiB, as in Slurm; KiB are rounded up.
+
+    Raises:
+        UsageError: not a size that Slurm would take.
+    """
+    match = _MEMORY.fullmatch(text.strip())
+    if not match or (text.strip()[-1:] in "bB" and not match["unit"]):
+        raise UsageError(
+            f"'{text}' is not a memory size",
+            hint="write a whole number and K, M, G or T, for example 64G",
+        )
+    number, unit = int(match["number"]), match["unit"].upper() or "M"
+    return -(-number // 1024) if unit == "K" else number * _MIB_PER_UNIT[unit]
+
+
+def format_memory(mib: int) -> str:
+    """Return the shortest exact form: `65536` → `64G`."""
+    for unit in ("T", "G"):
+        if mib and mib % _MIB_PER_UNIT[unit] == 0:
+            return f"{mib // _MIB_PER_UNIT[unit]}{unit}"
+    return f"{mib}M"
+
+
+def parse_duration(text: str) -> int | None:
+    """Return seconds, or None for no limit.
+
+    Slurm's forms (`90` minutes, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`, `UNLIMITED`)
+    and people's (`45s`, `30min`, `2h`, `1h30m`, `2d12h`).
+
+    Raises:
+        UsageError: neither.
+    """
+    stripped = text.strip()
+    if stripped.upper() in ("UNLIMITED", "INFINITE"):
+        return UNLIMITED
+    if match := _CLOCK.fullmatch(stripped):
+        return _clock_seconds(match)
+    if stripped and (match := _WORDS.fullmatch(stripped)):
+        parts = match.groupdict(default="0")
+        return (
+            int(parts["d"]) * _DAY_S
+            + int(parts["h"]) * _HOUR_S
+            + int(parts["m"]) * _MINUTE_S
+            + int(parts["s"])
+        )
+    raise UsageError(
+        f"'{text}' is not a duration",
+        hint="write 90 (minutes), 01:30:00, 2-12:00:00, 1h30m or UNLIMITED",
+    )
+
+
+def _clock_seconds(match: re.Match[str]) -> int:
+    first, second, third = (int(match[name] or 0) for name in ("first", "second", "third"))
+    if match["days"] is not None:
+        return int(match["days"]) * _DAY_S + first * _HOUR_S + second * _MINUTE_S + third
+    if match["third"] is not None:
+        return first * _HOUR_S + second * _MINUTE_S + third
+    return first * _MINUTE_S + second
+
+
+def format_duration(seconds: int | None) -> str:
+    """Return Slurm's `D-HH:MM:SS`, without the days when there are none."""
+    if seconds is None:
+        return "UNLIMITED"
+    days, rest = divmod(seconds, _DAY_S)
+    clock = f"{rest // _HOUR_S:02}:{rest % _HOUR_S // _MINUTE_S:02}:{rest % _MINUTE_S:02}"
+    return f"{days}-{clock}" if days else clock

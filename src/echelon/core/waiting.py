@@ -1,0 +1,16 @@
+"""Waiting for something that sends no event: asked again and again, up to a limit."""
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(
+    condition: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.02
+) -> bool:
+    """Return whether it came true in time."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(interval_s)
+    return True

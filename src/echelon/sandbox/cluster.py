@@ -1,0 +1,245 @@
+"""A sandbox that is up: run things in it, look at its nodes, break them and mend them."""
+
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from echelon.core.shell import Result, Shell
+from echelon.core.waiting import wait_until
+from echelon.errors import NotFoundError, NotPermittedError, UnavailableError
+from echelon.sandbox import accounting
+from echelon.sandbox.config import LOGIN, Layout, SandboxState
+from echelon.sandbox.hosts import Hosts
+from echelon.sandbox.loopback import LoopbackHosts
+from echelon.sandbox.namespaces import NamespaceHosts
+from echelon.sandbox.processes import HOST, find_processes, mark
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node as Slurm and the machine see it."""
+
+    name: str
+    address: str
+    state: str
+    """Slurm's word: idle, allocated, mixed, down, …; with '*' when it does not answer."""
+    running: bool
+    """Whether it has a slurmd."""
+    cut: bool
+    """Whether its cable is unplugged."""
+
+
+class Sandbox:
+    """A sandbox that is up."""
+
+    def __init__(
+        self, layout: Layout, state: SandboxState, shell: Shell, environ: Mapping[str, str]
+    ) -> None:
+        self.layout = layout
+        self.state = state
+        self._shell = shell
+        self._environ = environ
+        self._hosts: Hosts = (
+            NamespaceHosts(layout, state.network, shell, environ)
+            if state.network.kind == "namespaces"
+            else LoopbackHosts(layout)
+        )
+
+    @property
+    def name(self) -> str:
+        return self.state.config.name
+
+    # What runs inside
+
+    def environment(self, host: str = LOGIN) -> dict[str, str]:
+        """Return the variables of a process inside; nothing of a surrounding Slurm job gets in."""
+        outer = {
+            key: value
+            for key, value in self._environ.items()
+            if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_"))
+        }
+        variables = {
+            **outer,
+            **mark(self.layout, host),
+            "SLURM_CONF": str(self.layout.slurm_conf),
+            # Debian keeps daemons where an ordinary user's PATH does not look.
+            "PATH": f"{outer.get('PATH', os.defpath)}:/usr/sbin:/sbin",
+        }
+        if host == LOGIN:
+            del variables[HOST]
+        return variables
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        host: str = LOGIN,
+        stdin: str = "",
+        timeout_s: float | None = 120,
+    ) -> Result:
+        """Run a program on a host and return what it said."""
+        return self._shell.run(
+            [*self._hosts.enter(host), *argv],
+            env=self.environment(host),
+            stdin=stdin,
+            timeout_s=timeout_s,
+        )
+
+    def start(self, argv: Sequence[str], *, log: str, host: str = LOGIN) -> None:
+        """Leave a program running on a host."""
+        self._shell.start(
+            [*self._hosts.enter(host), *argv],
+            log=self.layout.logs / log,
+            env=self.environment(host),
+        )
+
+    def become(self, argv: Sequence[str], *, cwd: Path) -> NoReturn:
+        """Turn this process into a program on the login host.
+
+        Raises:
+            NotPermittedError: only root can enter root's sandbox.
+        """
+        if self.state.network.kind == "namespaces" and os.geteuid() != 0:
+            raise NotPermittedError(
+                f"only root can enter the sandbox '{self.name}', which root started",
+                hint='use sudo, or stay outside: eval "$(echelon sandbox env)"',
+            )
+        enter = self._hosts.enter(LOGIN)
+        # Another mount namespace forgets where we were.
+        back = ["env", f"--chdir={cwd}"] if enter else []
+        self._shell.replace([*enter, *back, *argv], env=self.environment())
+
+    # What state it is in
+
+    def nodes(self) -> list[NodeStatus]:
+        """Return every node's state, asked of Slurm now."""
+        states = self._slurm_states()
+        alive = {
+            process.host
+            for process in find_processes(self.layout)
+            if process.argv and process.argv[0].rpartition("/")[2] == "slurmd"
+        }
+        cut = self._hosts.cut_hosts()
+        return [
+            NodeStatus(
+                name=name,
+                address=self.state.network.addresses[name],
+                state=states.get(name, "unknown"),
+                running=name in alive,
+                cut=name in cut,
+            )
+            for name in self.state.config.node_names
+        ]
+
+    def await_idle(self, names: Sequence[str], *, timeout_s: float) -> None:
+        """Return when Slurm has these nodes ready for jobs.
+
+        Raises:
+            UnavailableError: not in time; the message has the log's last complaint.
+        """
+
+        def waiting() -> list[str]:
+            states = self._slurm_states()
+            return [
+                name for name in names if states.get(name) not in ("idle", "mixed", "allocated")
+            ]
+
+        if not wait_until(lambda: not waiting(), timeout_s=timeout_s, interval_s=0.1):
+            late = waiting()
+            raise UnavailableError(
+                f"not ready after {timeout_s:g} s: {', '.join(late)}",
+                hint=self.last_complaint("slurmctld.log", *(f"slurmd-{name}.log" for name in late)),
+            )
+
+    def _slurm_states(self) -> dict[str, str]:
+        """Return node → state; empty while slurmctld does not answer."""
+        shown = self.run(["sinfo", "--Node", "--noheader", "--format=%N|%T"])
+        lines = shown.stdout.split() if shown.code == 0 else []
+        return dict(line.split("|", 1) for line in lines)
+
+    def last_complaint(self, *logs: str) -> str:
+        """Return the last error in the first of these logs that has one."""
+        for log in (self.layout.logs / name for name in logs):
+            lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+            bad = [line for line in lines if "fatal" in line.lower() or "error" in line.lower()]
+            if bad:
+                return f"{log.name} says: {bad[-1]}"
+        return "the daemons' logs have no complaint; is the machine very busy?"
+
+    # Daemons
+
+    def _start_slurmd(self, node: str) -> None:
+        """Start a node's slurmd, which goes to the background when it listens."""
+        argv = ["slurmd", "-N", node, "-f", str(self.layout.slurm_conf)]
+        self.run(argv, host=node).check()
+
+    def start_all(self, progress: Progress) -> None:
+        """Start the hosts and all of Slurm on them, and return when every node is idle."""
+        layout, nodes = self.layout, self.state.config.node_names
+        progress(f"starting {len(nodes)} nodes")
+        self._hosts.start([LOGIN, *nodes])
+        self.run(
+            [
+                "munged",
+                f"--key-file={layout.munge}/key",
+                f"--socket={layout.munge_socket}",
+                f"--pid-file={layout.run}/munged.pid",
+                f"--log-file={layout.logs}/munged.log",
+                f"--seed-file={layout.munge}/seed",
+                "--num-threads=4",
+            ]
+        ).check()
+        if self.state.config.accounting:
+            progress("starting MariaDB and slurmdbd")
+            accounting.start_accounting(self.state, layout, self)
+        self.run(["slurmctld", "-f", str(layout.slurm_conf)]).check()
+        for node in nodes:
+            self._start_slurmd(node)
+        self.await_idle(nodes, timeout_s=30 + len(nodes))
+
+    # Faults
+
+    def kill(self, node: str) -> None:
+        """Turn a node off: its slurmd and all its jobs' processes are gone."""
+        self._hosts.stop(self._known(node))
+
+    def cut(self, node: str) -> None:
+        """Unplug a node's cable; what runs on it goes on, alone."""
+        self._hosts.cut(self._known(node))
+
+    def heal(self, node: str) -> None:
+        """Plug it in again, and have the node report at once rather than when Slurm next asks."""
+        self._hosts.heal(self._known(node))
+        self._report(node)
+
+    def restore(self, node: str) -> None:
+        """Bring a node back, whatever was done to it, and return when it takes jobs."""
+        self._known(node)
+        if next(status for status in self.nodes() if status.name == node).running:
+            if node in self._hosts.cut_hosts():
+                self.heal(node)
+        else:
+            self._hosts.stop(node)
+            self._hosts.start([node])
+            self._start_slurmd(node)
+        self.await_idle([node], timeout_s=30)
+
+    def _report(self, node: str) -> None:
+        """SIGHUP makes a slurmd register anew."""
+        for process in find_processes(self.layout):
+            if process.host == node and process.argv[0].rpartition("/")[2] == "slurmd":
+                os.kill(process.pid, signal.SIGHUP)
+
+    def _known(self, node: str) -> str:
+        names = self.state.config.node_names
+        if node not in names:
+            raise NotFoundError(
+                f"the sandbox '{self.name}' has no node '{node}'",
+                hint=f"its nodes are {', '.join(names)}",
+            )
+        return node

@@ -1,0 +1,282 @@
+"""A sandbox from `up` to `down`: where it is, whose turn it is, and the order in which things
+happen.
+
+Its folder is the claim on its name, a lock on that folder lets one command change it at a time,
+and `sandbox.json` in it says what was built. Everything else is asked of the kernel and of Slurm
+itself.
+"""
+
+import fcntl
+import os
+import pwd
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.core.rundir import write_atomic
+from echelon.core.shell import Shell
+from echelon.errors import (
+    ConflictError,
+    MissingProgramError,
+    NotFoundError,
+    NotPermittedError,
+    UsageError,
+)
+from echelon.sandbox import accounting, config
+from echelon.sandbox.cluster import Progress, Sandbox
+from echelon.sandbox.config import Layout, SandboxConfig, SandboxState
+from echelon.sandbox.loopback import free_ports, plan_loopback
+from echelon.sandbox.namespaces import can_make_namespaces, plan_namespaces, remove_uplink
+from echelon.sandbox.processes import MARK, end_processes, find_processes
+
+PROGRAMS = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sinfo": "slurm-client",
+}
+NAMESPACE_PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+"""Program → Debian package."""
+
+# --- where sandboxes are --------------------------------------------------------------------
+
+
+def home(environ: Mapping[str, str], uid: int) -> Path:
+    """Return the folder of a user's sandboxes: on a local disk, with a short path."""
+    if chosen := environ.get("ECHELON_SANDBOX_DIR"):
+        return Path(chosen).absolute()
+    return Path("/var/lib/echelon/sandbox" if uid == 0 else f"/var/tmp/echelon-{uid}/sandbox")  # noqa: S108
+
+
+def find_layout(name: str, environ: Mapping[str, str], uid: int) -> Layout:
+    """Return an existing sandbox's files: this user's, or else root's, which every user may use.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    for owner in (uid, 0):
+        layout = Layout(root=home(environ, owner) / name)
+        if layout.root.is_dir():
+            return layout
+    raise NotFoundError(
+        f"there is no sandbox '{name}'",
+        hint=f"start one: echelon sandbox up{'' if name == 'sandbox' else f' --name {name}'}",
+    )
+
+
+def list_sandboxes(environ: Mapping[str, str], uid: int) -> list[str]:
+    """Return the names of all that this user can see."""
+    homes = {home(environ, uid), home(environ, 0)}
+    return sorted({entry.name for home in homes if home.is_dir() for entry in home.iterdir()})
+
+
+# --- up, down -------------------------------------------------------------------------------
+
+
+def open_sandbox(name: str, *, shell: Shell, environ: Mapping[str, str], uid: int) -> Sandbox:
+    """Return a sandbox that is up.
+
+    Raises:
+        NotFoundError: there is none of that name, or it never came up.
+    """
+    layout = find_layout(name, environ, uid)
+    state = _read_state(layout)
+    if state is None or not state.ready:
+        raise NotFoundError(
+            f"the sandbox '{name}' is not up: its start was not finished",
+            hint=f"clean up with: echelon sandbox down --name {name}",
+        )
+    return Sandbox(layout, state, shell, environ)
+
+
+def start_sandbox(
+    wanted: SandboxConfig,
+    *,
+    shell: Shell,
+    environ: Mapping[str, str],
+    uid: int,
+    progress: Progress,
+) -> Sandbox:
+    """Build the cluster and return it when all nodes are idle.
+
+    Raises:
+        UsageError: a size or name that cannot be.
+        ConflictError: it is up already, or another command is at it.
+        UnavailableError: a package is missing, or Slurm did not come up; nothing is left behind.
+    """
+    if problems := wanted.problems():
+        raise UsageError("; ".join(problems), hint="echelon sandbox up --help shows the defaults")
+    _check_programs(wanted, shell, uid=uid)
+    namespaces = uid == 0 and can_make_namespaces(shell)
+    layout = Layout(root=home(environ, uid) / wanted.name)
+    config.check_path(layout)
+    with _claim(layout, uid):
+        state = _read_state(layout)
+        if state is not None and state.ready:
+            raise ConflictError(
+                f"the sandbox '{wanted.name}' is up already",
+                hint=f"end it: echelon sandbox down --name {wanted.name}; or choose another --name",
+            )
+        if any(layout.root.iterdir()):
+            progress("removing what an unfinished start left behind")
+            _clear(layout, shell)
+        try:
+            return _build(wanted, layout, shell, environ, progress, namespaces=namespaces)
+        except BaseException:
+            _remove(layout, shell)
+            raise
+
+
+def _build(
+    wanted: SandboxConfig,
+    layout: Layout,
+    shell: Shell,
+    environ: Mapping[str, str],
+    progress: Progress,
+    *,
+    namespaces: bool,
+) -> Sandbox:
+    network = plan_namespaces(wanted, layout, shell) if namespaces else plan_loopback(wanted)
+    state = SandboxState(
+        config=wanted,
+        network=network,
+        user=pwd.getpwuid(os.geteuid()).pw_name,
+        database_port=3306 if namespaces else free_ports(1)[0],
+    )
+    _write_files(layout, state)
+    sandbox = Sandbox(layout, state, shell, environ)
+    sandbox.start_all(progress)
+    sandbox.state = replace(state, ready=True)
+    write_atomic(layout.state, sandbox.state.render(), mode=0o644)
+    return sandbox
+
+
+def stop_sandbox(name: str, *, shell: Shell, environ: Mapping[str, str], uid: int) -> None:
+    """Take everything of the sandbox off this machine, in whatever state it is.
+
+    Raises:
+        NotFoundError: there is none.
+        ConflictError: called from inside.
+        NotPermittedError: it is another user's.
+    """
+    layout = find_layout(name, environ, uid)
+    if environ.get(MARK) == str(layout.root):
+        raise ConflictError(
+            f"this shell is inside the sandbox '{name}'",
+            hint="leave it first (exit), then: echelon sandbox down",
+        )
+    with _claim(layout, uid):
+        _remove(layout, shell)
+
+
+def _clear(layout: Layout, shell: Shell) -> None:
+    """Leave nothing but the empty folder, whose lock we hold."""
+    # Jobs may fork while we look: until nothing is found.
+    while found := find_processes(layout):
+        end_processes([process.pid for process in found])
+    if os.geteuid() == 0:
+        remove_uplink(layout, shell)
+    for entry in layout.root.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _remove(layout: Layout, shell: Shell) -> None:
+    _clear(layout, shell)
+    layout.root.rmdir()
+    for folder in (layout.root.parent, layout.root.parent.parent):
+        if folder.name in ("sandbox", "echelon") or folder.name.startswith("echelon-"):
+            _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        return
+
+
+@contextmanager
+def _claim(layout: Layout, uid: int) -> Iterator[None]:
+    """Own the sandbox's folder, which is made if need be, while it is changed.
+
+    Raises:
+        ConflictError: another command holds it.
+        NotPermittedError: it is another user's.
+    """
+    while True:
+        layout.root.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        layout.root.mkdir(exist_ok=True, mode=0o755)
+        for folder in (layout.root.parent, layout.root):
+            if folder.lstat().st_uid != uid:
+                raise NotPermittedError(
+                    f"{folder} belongs to another user",
+                    hint="use sudo, or set ECHELON_SANDBOX_DIR to a folder of your own",
+                )
+        handle = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_still(handle, layout.root):
+                yield
+                return
+            # Removed by its last owner between our open and our lock: make it again.
+        except BlockingIOError as error:
+            raise ConflictError(
+                f"another command is starting or stopping the sandbox '{layout.root.name}'",
+                hint="wait until it has finished",
+            ) from error
+        finally:
+            os.close(handle)
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), path.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _read_state(layout: Layout) -> SandboxState | None:
+    try:
+        return SandboxState.parse(layout.state.read_text())
+    except FileNotFoundError:
+        return None
+
+
+def _write_files(layout: Layout, state: SandboxState) -> None:
+    for folder in layout.folders():
+        folder.mkdir(mode=0o755)
+    # First of all: with it, an interrupted start can be told from a foreign folder.
+    write_atomic(layout.state, state.render(), mode=0o644)
+    write_atomic(layout.munge / "key", os.urandom(128), mode=0o600)
+    texts = {
+        layout.slurm_conf: config.render_slurm_conf(state, layout),
+        layout.gres_conf: config.render_gres_conf(state.config, layout),
+        layout.cgroup_conf: config.render_cgroup_conf(),
+        layout.hosts: config.render_hosts(state.network),
+        layout.boot: config.render_boot(layout),
+    }
+    for path, text in texts.items():
+        write_atomic(path, text, mode=0o644)
+    for number in range(state.config.gpus):
+        # Harmless, there for every user, and a character device as Slurm wants it.
+        (layout.devices / f"gpu{number}").symlink_to("/dev/null")
+
+
+def _check_programs(wanted: SandboxConfig, shell: Shell, *, uid: int) -> None:
+    needed = {
+        **PROGRAMS,
+        **(NAMESPACE_PROGRAMS if uid == 0 else {}),
+        **(accounting.PROGRAMS if wanted.accounting else {}),
+    }
+    missing = [program for program in needed if shell.which(program) is None]
+    if missing:
+        packages = " ".join(dict.fromkeys(needed[program] for program in missing))
+        sudo = "" if uid == 0 else "sudo "
+        raise MissingProgramError(
+            missing[0], hint=f"{sudo}apt-get install --no-install-recommends {packages}"
+        )

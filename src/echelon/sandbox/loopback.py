@@ -1,0 +1,67 @@
+"""Simulated machines for any user: names for ports on this machine's loopback.
+
+Several nodes and GPUs, but one host name, one address and no cable to cut.
+"""
+
+import random
+import socket
+from collections.abc import Sequence
+
+from echelon.errors import NotPermittedError, UnavailableError
+from echelon.sandbox.config import LOGIN, Layout, Network, SandboxConfig
+from echelon.sandbox.processes import end_processes, find_processes
+
+
+class LoopbackHosts:
+    """Hosts that are only names: every program runs on this machine, told apart by its port."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def start(self, hosts: Sequence[str]) -> None:
+        pass
+
+    def enter(self, host: str) -> list[str]:  # noqa: ARG002  the protocol's
+        return []
+
+    def stop(self, host: str) -> None:
+        # A task may fork while we look: until nothing is found.
+        while found := [p.pid for p in find_processes(self._layout) if p.host == host]:
+            end_processes(found)
+
+    def cut(self, host: str) -> None:
+        raise NotPermittedError(
+            f"'{host}' has no network of its own to cut: this sandbox was started without root",
+            hint=f"echelon sandbox kill {host}, or start the sandbox as root",
+        )
+
+    heal = cut
+
+    def cut_hosts(self) -> set[str]:
+        return set()
+
+
+def plan_loopback(config: SandboxConfig) -> Network:
+    """Choose free ports on 127.0.0.1."""
+    daemons = [LOGIN, "slurmdbd", *config.node_names]
+    return Network(
+        kind="loopback",
+        addresses=dict.fromkeys([LOGIN, *config.node_names], "127.0.0.1"),
+        ports=dict(zip(daemons, free_ports(len(daemons)), strict=True)),
+        machine=socket.gethostname().partition(".")[0],
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now, below those that the kernel gives to everybody else."""
+    found: list[int] = []
+    for port in random.sample(range(20000, 32000), 12000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise UnavailableError(f"fewer than {count} free ports", hint="stop other sandboxes first")

@@ -1,0 +1,198 @@
+"""Simulated machines with everything of their own; needs root.
+
+Each host is a set of namespaces with its own network, host name, hosts file and, for nodes,
+process table: documented scripts run verbatim, a cable can be cut, and a dead node takes all its
+processes with it. All of them hang on a bridge inside the login host's namespace, so this
+machine's own network sees one link and nothing else.
+"""
+
+import ipaddress
+import json
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+
+from echelon.core.shell import Shell
+from echelon.core.waiting import wait_until
+from echelon.errors import NotFoundError, UnavailableError
+from echelon.sandbox.config import LOGIN, Layout, Network, SandboxConfig
+from echelon.sandbox.processes import end_processes, find_processes, mark
+
+# Reserved for tests of networks (RFC 2544): in use nowhere else.
+TEST_NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
+
+
+class NamespaceHosts:
+    """Hosts with everything of their own."""
+
+    def __init__(
+        self, layout: Layout, network: Network, shell: Shell, environ: Mapping[str, str]
+    ) -> None:
+        self._layout = layout
+        self._network = network
+        self._shell = shell
+        self._environ = environ
+
+    def start(self, hosts: Sequence[str]) -> None:
+        for host in hosts:
+            booted = self._layout.run / f"{host}.booted"
+            booted.unlink(missing_ok=True)
+            namespaces = ["--net", "--uts", "--ipc", "--mount", "--propagation", "slave"]
+            if host != LOGIN:
+                # With its own process table a node dies as a whole, whatever its jobs did to hide.
+                # The login host shares ours: commands inside can then see and stop those outside.
+                namespaces += ["--pid", "--fork", "--kill-child", "--mount-proc"]
+            self._shell.start(
+                ["unshare", *namespaces, "bash", str(self._layout.boot), host],
+                log=self._layout.logs / f"boot-{host}.log",
+                env={**self._environ, **mark(self._layout, host)},
+            )
+        for host in hosts:
+            self._await_boot(host)
+        pids = self._pids()
+        for host in hosts:
+            if host == LOGIN:
+                self._wire_login(pids)
+            else:
+                self._wire_node(host, pids)
+
+    def _await_boot(self, host: str) -> None:
+        log = self._layout.logs / f"boot-{host}.log"
+        if not wait_until((self._layout.run / f"{host}.booted").exists, timeout_s=20):
+            said = log.read_text(errors="replace").strip().splitlines()
+            raise UnavailableError(
+                f"the simulated host '{host}' did not start: {said[-1] if said else 'no word why'}",
+                hint="an ordinary user gets a plainer sandbox that needs no namespaces",
+            )
+
+    def _wire_login(self, pids: Mapping[str, int]) -> None:
+        self._ip(
+            pids[LOGIN],
+            "link add br0 type bridge",
+            f"addr add {self._network.addresses[LOGIN]}/24 dev br0",
+            "link set br0 up",
+        )
+        uplink = uplink_name(self._layout)
+        self._ip(
+            0,
+            f"link add {uplink} type veth peer name uplink netns {pids[LOGIN]}",
+            f"addr add {self._network.outside}/24 dev {uplink}",
+            f"link set {uplink} up",
+        )
+        self._ip(pids[LOGIN], "link set uplink master br0 up")
+
+    def _wire_node(self, host: str, pids: Mapping[str, int]) -> None:
+        self._ip(
+            0, f"link add {host} netns {pids[LOGIN]} type veth peer name eth0 netns {pids[host]}"
+        )
+        self._ip(
+            pids[host],
+            f"addr add {self._network.addresses[host]}/24 dev eth0",
+            "link set eth0 up",
+        )
+        self._ip(pids[LOGIN], f"link set {host} master br0 up")
+
+    def enter(self, host: str) -> list[str]:
+        own = [] if host == LOGIN else ["--pid"]
+        return [
+            "nsenter",
+            f"--target={self._pid(host)}",
+            "--net",
+            "--uts",
+            "--ipc",
+            "--mount",
+            *own,
+        ]
+
+    def stop(self, host: str) -> None:
+        if (pid := self._pids().get(host)) is None:
+            return
+        end_processes([pid])
+        # The kernel removes a dead namespace's links in its own time; restore needs the name now.
+        self._shell.run(self._ip_argv(self._pid(LOGIN)), stdin=f"link del {host}\n")
+
+    def cut(self, host: str) -> None:
+        self._ip(self._pid(LOGIN), f"link set {host} down")
+
+    def heal(self, host: str) -> None:
+        self._ip(self._pid(LOGIN), f"link set {host} up")
+
+    def cut_hosts(self) -> set[str]:
+        argv = [*self.enter(LOGIN), "ip", "-json", "link", "show", "type", "veth"]
+        links = json.loads(self._shell.run(argv).check().stdout or "[]")
+        return {link["ifname"] for link in links if "UP" not in link["flags"]}
+
+    def _pids(self) -> dict[str, int]:
+        """Return the process that holds each living host's namespaces."""
+        boot = str(self._layout.boot)
+        return {
+            process.argv[2]: process.pid
+            for process in find_processes(self._layout)
+            if process.argv[:2] == ("bash", boot)
+        }
+
+    def _pid(self, host: str) -> int:
+        if (pid := self._pids().get(host)) is None:
+            raise NotFoundError(
+                f"the sandbox's host '{host}' is not running",
+                hint="echelon sandbox down, then up again"
+                if host == LOGIN
+                else f"echelon sandbox restore {host}",
+            )
+        return pid
+
+    def _ip_argv(self, pid: int) -> list[str]:
+        enter = ["nsenter", f"--net=/proc/{pid}/ns/net"] if pid else []
+        return [*enter, "ip", "-batch", "-"]
+
+    def _ip(self, pid: int, *commands: str) -> None:
+        """Run commands of ip(8) in a host's network; pid 0 is this machine's own."""
+        batch = "".join(f"{command}\n" for command in commands)
+        self._shell.run(self._ip_argv(pid), stdin=batch, timeout_s=20).check()
+
+
+def can_make_namespaces(shell: Shell) -> bool:
+    """Ask the kernel: root in a container often may not."""
+    kinds = ["--net", "--uts", "--ipc", "--mount", "--pid"]
+    return shell.run(["unshare", *kinds, "--fork", "true"]).code == 0
+
+
+def uplink_name(layout: Layout) -> str:
+    """Return the one link that this machine's own network gets."""
+    return f"echelon-{layout.tag}"
+
+
+def remove_uplink(layout: Layout, shell: Shell) -> None:
+    """Remove what may be left on this machine's side; its namespace may be gone already."""
+    shell.run(["ip", "link", "del", uplink_name(layout)])
+
+
+def choose_subnet(layout: Layout, routes: Iterable[str]) -> ipaddress.IPv4Network:
+    """Return a /24 of the test range that no route of this machine leads to.
+
+    Where the search begins depends on the sandbox, so two that start at once do not meet.
+    """
+    taken = [ipaddress.IPv4Network(route, strict=False) for route in routes]
+    candidates = list(TEST_NETWORK.subnets(new_prefix=24))
+    first = int(layout.tag, 16) % len(candidates)
+    for candidate in candidates[first:] + candidates[:first]:
+        if not any(candidate.overlaps(route) for route in taken):
+            return candidate
+    raise UnavailableError(
+        f"no free /24 network is left in {TEST_NETWORK}", hint="stop other sandboxes first"
+    )
+
+
+def plan_namespaces(config: SandboxConfig, layout: Layout, shell: Shell) -> Network:
+    """Choose the addresses; ports need no choice where every host has all of its own."""
+    shown = shell.run(["ip", "-json", "-4", "route", "show", "table", "all"]).check().stdout
+    routes = [entry["dst"] for entry in json.loads(shown or "[]") if entry["dst"] != "default"]
+    subnet = choose_subnet(layout, routes)
+    names = config.node_names
+    addresses = {name: str(subnet[number]) for number, name in enumerate(names, start=1)}
+    return Network(
+        kind="namespaces",
+        addresses={**addresses, LOGIN: str(subnet[253])},
+        ports={**dict.fromkeys(names, 6818), LOGIN: 6817, "slurmdbd": 6819},
+        outside=str(subnet[254]),
+        machine=socket.gethostname().partition(".")[0],
+    )

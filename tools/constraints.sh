@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Resolves everything that `make setup` installs, in a new environment, and writes what came out.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"${PYTHON:-python3}" -m venv "$work/venv"
+pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+# torch alone is chosen by hand: its build decides which CUDA a user gets.
+torch=$(grep -E '^torch==' constraints.txt || echo 'torch==2.13.0')
+pip install --quiet --upgrade pip setuptools
+pip install --quiet "$torch" --editable '.[train,data,dash,lint,tensorboard]' --group dev
+{
+    echo '# Exact versions of everything that `make setup` installs. Made by `make constraints`.'
+    # A local build tag (+cpu) is the machine's choice, not ours.
+    pip list --format=freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$//' | sort -f
+} >"$work/constraints.txt"
+mv "$work/constraints.txt" constraints.txt
