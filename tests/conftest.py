@@ -1,0 +1,40 @@
+"""What all tests share: nothing may be skipped in CI, and nothing may leak."""
+
+import os
+import shutil
+import threading
+
+import pytest
+
+SBIN = "/usr/sbin:/sbin"
+
+
+def require(*programs):
+    """Skip where a program is missing; in CI that is a failure."""
+    path = f"{os.environ.get('PATH', '')}:{SBIN}"
+    missing = [program for program in programs if shutil.which(program, path=path) is None]
+    if not missing:
+        return
+    reason = f"needs {', '.join(missing)}: run `make system`"
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"{reason} (CI=true: nothing may be missing)", pytrace=False)
+    pytest.skip(reason)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        for folder in ("slurm", "browser"):
+            if f"/tests/{folder}/" in str(item.path):
+                item.add_marker(folder)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks():
+    """Fail a test that leaves variables or threads behind: the next one would inherit them."""
+    variables, threads = dict(os.environ), set(threading.enumerate())
+    yield
+    now = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    variables.pop("PYTEST_CURRENT_TEST", None)
+    assert now == variables, "the test changed os.environ"
+    left = {thread for thread in threading.enumerate() if thread.is_alive()} - threads
+    assert not left, f"the test left threads behind: {left}"

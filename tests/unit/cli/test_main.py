@@ -1,0 +1,149 @@
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from echelon import __version__
+from echelon.cli import main
+from echelon.errors import ConflictError, EchelonError
+
+HEAVY = ["torch", "numpy", "starlette", "uvicorn", "plotly", "textual", "rich", "psutil", "pynvml"]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["sandbox", "up", "--help"]])
+def test_help_and_version_load_nothing_heavy(arguments):
+    program = (
+        "import sys\n"
+        "from echelon.cli.main import run\n"
+        f"assert run({arguments}) == 0\n"
+        f"print('loaded:', sorted(set({HEAVY}) & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_version(capsys):
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"echelon {__version__}\n"
+
+
+def test_a_bare_call_shows_the_help(capsys):
+    assert main.run([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["foo"], "no such command 'foo'", "see echelon --help"),
+        (["sandbox"], "missing command", "see echelon sandbox --help"),
+        (["sandbox", "up", "--node", "3"], "no such option", "see echelon sandbox up --help"),
+        (["sandbox", "kill"], "missing argument", "see echelon sandbox kill --help"),
+        (["sandbox", "up", "--mem", "16Go"], "'16Go' is not a memory size", "for example 64G"),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_a_hint(capsys, arguments, message, hint):
+    assert main.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert second.startswith("hint: ")
+    assert hint in second
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A command line whose only command raises what the test says."""
+
+    def install(error):
+        app = typer.Typer(rich_markup_mode=None)
+
+        @app.command()
+        def fail(*, debug: bool = False) -> None:
+            raise error
+
+        monkeypatch.setattr(main, "app", app)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "expected"),
+    [
+        (
+            ConflictError("it is there", hint="take another"),
+            73,
+            "error: it is there\nhint: take another\n",
+        ),
+        (EchelonError("short"), 70, "error: short\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_end_as_message_and_code(failing, capsys, error, code, expected):
+    failing(error)
+    assert main.run(["--no-debug"]) == code
+    assert capsys.readouterr().err == expected
+
+
+def test_an_unexpected_error_asks_for_a_report(failing, capsys):
+    failing(ValueError("odd"))
+    assert main.run(["--no-debug"]) == 70
+    err = capsys.readouterr().err
+    assert err.startswith("error: unexpected ValueError: odd\nhint: a fault of Echelon's")
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(failing, capsys):
+    failing(ValueError("odd"))
+    assert main.run(["--debug"]) == 70
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m echelon --help | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+
+
+def test_python_m_echelon_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"echelon {__version__}\n"
+
+
+def test_bash_completion_completes(tmp_path):
+    """Through real bash, with the script that --show-completion prints."""
+    typer_completion = importlib.import_module("typer.completion")
+    script = typer_completion.get_completion_script(
+        prog_name="echelon", complete_var="_ECHELON_COMPLETE", shell="bash"
+    )
+    bin_folder = os.path.dirname(sys.executable)  # noqa: PTH120
+    program = f"""
+{script}
+complete_line() {{
+    COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+    _echelon_completion echelon
+    printf '%s\\n' "${{COMPREPLY[@]}}"
+}}
+complete_line echelon san
+complete_line echelon sandbox re
+complete_line echelon sandbox up --gpu-
+"""
+    environ = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["sandbox", "restore", "--gpu-type"]

@@ -1,0 +1,98 @@
+from pathlib import Path
+
+import pytest
+
+from echelon.errors import UsageError
+from echelon.sandbox.config import (
+    LOGIN,
+    Layout,
+    Network,
+    SandboxConfig,
+    SandboxState,
+    check_path,
+    render_boot,
+    render_gres_conf,
+    render_hosts,
+    render_slurm_conf,
+    render_slurmdbd_conf,
+)
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+LAYOUT = Layout(root=Path("/var/lib/echelon/sandbox/demo"))
+
+NAMESPACES = SandboxState(
+    config=SandboxConfig(name="demo", nodes=2, gpus=2, accounting=True),
+    network=Network(
+        kind="namespaces",
+        addresses={"node1": "198.18.0.1", "node2": "198.18.0.2", LOGIN: "198.18.0.253"},
+        ports={"node1": 6818, "node2": 6818, LOGIN: 6817, "slurmdbd": 6819},
+        outside="198.18.0.254",
+        machine="laptop",
+    ),
+    user="root",
+    database_port=3306,
+)
+LOOPBACK = SandboxState(
+    config=SandboxConfig(name="demo", nodes=2, gpus=1),
+    network=Network(
+        kind="loopback",
+        addresses={"node1": "127.0.0.1", "node2": "127.0.0.1", LOGIN: "127.0.0.1"},
+        ports={"node1": 20001, "node2": 20002, LOGIN: 20003, "slurmdbd": 20004},
+        machine="laptop",
+    ),
+    user="ada",
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("slurm.namespaces.conf", render_slurm_conf(NAMESPACES, LAYOUT)),
+        ("slurm.loopback.conf", render_slurm_conf(LOOPBACK, LAYOUT)),
+        ("gres.conf", render_gres_conf(NAMESPACES.config, LAYOUT)),
+        ("slurmdbd.conf", render_slurmdbd_conf(NAMESPACES, LAYOUT, "PASSWORD")),
+        ("hosts", render_hosts(NAMESPACES.network)),
+        ("boot.sh", render_boot(LAYOUT)),
+    ],
+)
+def test_files_are_as_written_down(name, text):
+    assert text == (GOLDEN / "sandbox" / name).read_text()
+
+
+@pytest.mark.parametrize("state", [NAMESPACES, LOOPBACK])
+def test_state_round_trips(state):
+    assert SandboxState.parse(state.render()) == state
+
+
+def test_a_cluster_without_gpus_has_no_gres():
+    state = SandboxState(
+        config=SandboxConfig(gpus=0, nodes=1), network=LOOPBACK.network, user="ada"
+    )
+    assert "gpu" not in render_slurm_conf(state, LAYOUT)
+    assert "gpu" not in render_gres_conf(state.config, LAYOUT)
+
+
+def test_one_gpu_is_no_range():
+    assert render_gres_conf(LOOPBACK.config, LAYOUT).endswith("/dev/gpu0\n")
+
+
+def test_all_problems_are_told_at_once():
+    config = SandboxConfig(name="a b", nodes=0, gpus=65, gpu_type="a/b", cpus=0, mem_mib=0)
+    assert len(config.problems()) == 6
+    assert SandboxConfig().problems() == []
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a/b", "..", "$(id)", "a\n", "x" * 32, "ü", "-"])
+def test_names_are_plain(name):
+    assert SandboxConfig(name=name).problems()
+
+
+@pytest.mark.parametrize("path", ["/tmp/a b/x", "/tmp/it's/x", "/" + "long/" * 20 + "x"])  # noqa: S108
+def test_a_path_that_slurm_could_not_use_is_refused(path):
+    with pytest.raises(UsageError):
+        check_path(Layout(root=Path(path)))
+
+
+def test_two_sandboxes_of_one_name_have_different_clusters():
+    other = Layout(root=Path("/var/tmp/echelon-1000/sandbox/demo"))  # noqa: S108
+    assert other.cluster_name != LAYOUT.cluster_name

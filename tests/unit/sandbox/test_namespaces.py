@@ -1,0 +1,35 @@
+import ipaddress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.errors import UnavailableError
+from echelon.sandbox.config import Layout
+from echelon.sandbox.namespaces import TEST_NETWORK, choose_subnet, uplink_name
+
+LAYOUT = Layout(root=Path("/var/lib/echelon/sandbox/demo"))
+
+routes = st.builds(
+    lambda address, prefix: f"{ipaddress.IPv4Address(address)}/{prefix}",
+    st.integers(int(TEST_NETWORK[0]), int(TEST_NETWORK[-1])) | st.integers(0, 2**32 - 1),
+    st.integers(18, 32),
+)
+
+
+@given(st.lists(routes, max_size=20))
+def test_a_subnet_never_overlaps_a_route(taken):
+    chosen = choose_subnet(LAYOUT, taken)
+    assert chosen.subnet_of(TEST_NETWORK)
+    assert chosen.prefixlen == 24
+    assert not any(chosen.overlaps(ipaddress.IPv4Network(r, strict=False)) for r in taken)
+
+
+def test_when_all_are_taken_it_says_so():
+    with pytest.raises(UnavailableError, match="no free /24"):
+        choose_subnet(LAYOUT, [str(TEST_NETWORK)])
+
+
+def test_the_link_s_name_fits_the_kernel():
+    assert len(uplink_name(LAYOUT)) <= 15

@@ -1,0 +1,24 @@
+import subprocess
+import sys
+
+import echelon
+
+
+def test_the_public_api_is_frozen():
+    assert sorted(dir(echelon)) == ["EchelonError", "__version__"]
+    assert sorted(echelon.__all__) == sorted(dir(echelon))
+
+
+def test_every_public_name_can_be_had():
+    for name in echelon.__all__:
+        assert getattr(echelon, name) is not None
+
+
+def test_importing_it_loads_nothing_else():
+    program = (
+        "import sys, echelon; print(sorted(m for m in sys.modules if m.startswith('echelon')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "['echelon', 'echelon._version']"
