@@ -1,24 +1,9 @@
 """What all tests share: nothing may be skipped in CI, and nothing may leak."""
 
 import os
-import shutil
 import threading
 
 import pytest
-
-SBIN = "/usr/sbin:/sbin"
-
-
-def require(*programs):
-    """Skip where a program is missing; in CI that is a failure."""
-    path = f"{os.environ.get('PATH', '')}:{SBIN}"
-    missing = [program for program in programs if shutil.which(program, path=path) is None]
-    if not missing:
-        return
-    reason = f"needs {', '.join(missing)}: run `make system`"
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"{reason} (CI=true: nothing may be missing)", pytrace=False)
-    pytest.skip(reason)
 
 
 def pytest_collection_modifyitems(items):

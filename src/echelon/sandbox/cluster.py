@@ -136,7 +136,7 @@ class Sandbox:
             for name in self.state.config.node_names
         ]
 
-    def await_idle(self, names: Sequence[str], *, timeout_s: float) -> None:
+    def await_ready(self, names: Sequence[str], *, timeout_s: float) -> None:
         """Return when Slurm has these nodes ready for jobs.
 
         Raises:
@@ -200,7 +200,7 @@ class Sandbox:
         self.run(["slurmctld", "-f", str(layout.slurm_conf)]).check()
         for node in nodes:
             self._start_slurmd(node)
-        self.await_idle(nodes, timeout_s=30 + len(nodes))
+        self.await_ready(nodes, timeout_s=30 + len(nodes))
 
     # Faults
 
@@ -225,9 +225,12 @@ class Sandbox:
                 self.heal(node)
         else:
             self._hosts.stop(node)
+            # A real machine would report a new boot time, by which Slurm knows that its jobs are lost.
+            update = ["scontrol", "update", f"nodename={node}", "state=down", "reason=rebooted"]
+            self.run(update).check()
             self._hosts.start([node])
             self._start_slurmd(node)
-        self.await_idle([node], timeout_s=30)
+        self.await_ready([node], timeout_s=30)
 
     def _report(self, node: str) -> None:
         """SIGHUP makes a slurmd register anew."""

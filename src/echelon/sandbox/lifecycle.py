@@ -188,9 +188,9 @@ def _clear(layout: Layout, shell: Shell) -> None:
 def _remove(layout: Layout, shell: Shell) -> None:
     _clear(layout, shell)
     layout.root.rmdir()
-    for folder in (layout.root.parent, layout.root.parent.parent):
-        if folder.name in ("sandbox", "echelon") or folder.name.startswith("echelon-"):
-            _remove_if_empty(folder)
+    if layout.root.parent == home({}, os.geteuid()):  # a folder of our own choice
+        _remove_if_empty(layout.root.parent)
+        _remove_if_empty(layout.root.parent.parent)
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -1,0 +1,79 @@
+"""Nodes that die, cables that are cut, and what comes back."""
+
+from echelon.sandbox.config import Layout
+from echelon.sandbox.processes import find_processes
+
+
+def test_a_cut_node_goes_down_and_comes_back(full):
+    full("cut", "node2")
+    assert full.nodes()["node2"].cut
+    full.await_node("node2", lambda state: state.startswith("down"))
+    full("heal", "node2")
+    full.await_node("node2", lambda state: state == "idle", timeout_s=5)
+    assert full.exec("srun", "--nodelist=node2", "hostname") == "node2\n"
+
+
+def test_what_runs_on_a_cut_node_goes_on(full, tmp_path):
+    beat = tmp_path / "beat"
+    script = f"#!/bin/bash\nwhile :; do date +%N > {beat}; sleep 0.05; done\n"
+    full.sbatch(tmp_path, script, "--nodelist=node3", "--no-requeue", "--no-kill")
+    _await_change(beat)
+    full("cut", "node3")
+    _await_change(beat)
+
+
+def test_a_killed_node_takes_its_jobs_with_it(full, tmp_path):
+    """Whatever they did to hide: another session, another group, an empty environment."""
+    beat = tmp_path / "beat"
+    script = (
+        f"#!/bin/bash\nenv -i setsid bash -c 'while :; do date +%N > {beat}; sleep 0.05; done'\n"
+    )
+    job = full.sbatch(tmp_path, script, "--nodelist=node4", "--no-requeue")
+    _await_change(beat)
+    full("kill", "node4")
+    last = beat.read_text()
+    assert not full.nodes()["node4"].running
+    assert not [p for p in find_processes(Layout(root=full.root)) if p.host == "node4"]
+    full.await_node("node4", lambda state: state.startswith("down"))
+    assert full.await_job(job, "NODE_FAIL", "FAILED")["JobState"] == "NODE_FAIL"
+    assert beat.read_text() == last
+    full("restore", "node4")
+    assert full.exec("srun", "--nodelist=node4", "hostname") == "node4\n"
+
+
+def test_a_node_that_came_back_at_once_has_lost_its_job(full, tmp_path):
+    """As after a quick reboot: Slurm must not think that the job still runs."""
+    (tmp_path / "job").mkdir()
+    script = f"#!/bin/bash\ntouch {tmp_path}/running\nsleep 600\n"
+    job = full.sbatch(tmp_path / "job", script, "--nodelist=node1", "--no-requeue")
+    full.await_job(job, "RUNNING")
+    full("kill", "node1")
+    full("restore", "node1")
+    full.await_job(job, "NODE_FAIL", timeout_s=5)
+
+
+def test_restore_mends_a_cut_node_and_does_no_harm_to_a_sound_one(full):
+    full("cut", "node1")
+    full("restore", "node1")
+    full("restore", "node2")
+    nodes = full.nodes()
+    assert not nodes["node1"].cut
+    assert {node.state for node in nodes.values()} == {"idle"}
+
+
+def test_faults_need_a_node_that_is_there(cluster):
+    for command in ("kill", "cut", "heal", "restore"):
+        done = cluster(command, "node9", check=False)
+        assert done.returncode == 66
+        assert done.stderr == (
+            "error: the sandbox 't' has no node 'node9'\n"
+            "hint: its nodes are node1, node2, node3, node4\n"
+        )
+
+
+def _await_change(path):
+    from echelon.core.waiting import wait_until
+
+    assert wait_until(path.exists, timeout_s=20)
+    first = path.read_text()
+    assert wait_until(lambda: path.read_text() not in ("", first), timeout_s=20)
