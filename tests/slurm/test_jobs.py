@@ -95,9 +95,7 @@ def test_small_jobs_share_a_node(cluster):
 
 def test_a_high_job_preempts_a_low_one(cluster, tmp_path):
     told = tmp_path / "told"
-    loop = (
-        f'trap "touch {told}" TERM; touch {tmp_path}/running; while :; do sleep 0.1; done'
-    )
+    loop = f'trap "touch {told}" TERM; touch {tmp_path}/running; while :; do sleep 0.1; done'
     script = f"#!/bin/bash\nsrun bash -c '{loop}'\n"
     low = cluster.sbatch(tmp_path, script, "--partition=low", "--nodes=4", "--exclusive")
     assert wait_until((tmp_path / "running").exists, timeout_s=20)

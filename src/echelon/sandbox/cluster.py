@@ -225,7 +225,7 @@ class Sandbox:
                 self.heal(node)
         else:
             self._hosts.stop(node)
-            # A real machine would report a new boot time, by which Slurm knows that its jobs are lost.
+            # A real machine would report a new boot time, and Slurm know that its jobs are lost.
             update = ["scontrol", "update", f"nodename={node}", "state=down", "reason=rebooted"]
             self.run(update).check()
             self._hosts.start([node])
