@@ -126,8 +126,9 @@ def compress(names: Iterable[str]) -> str:
             )
         # Odd places hold the digits: "rack1n01" → ("rack", "1", "n", "01", "").
         patterns.append(tuple(_DIGITS.split(name)))
-    # The last number first, as Slurm does; then those before it, while the rest is the same.
-    for depth in range(1, max(map(len, patterns), default=0), 2):
+    # The last number first, as Slurm does, then the one before it. No more: given three brackets,
+    # Slurm expands them in an order of its own.
+    for depth in (1, 3):
         patterns = list(_fold(patterns, depth))
     return ",".join("".join(pattern) for pattern in patterns)
 
