@@ -14,7 +14,7 @@ from echelon.errors import UsageError
     "text",
     [
         *("rack[1-2]n[01-16],gpu7", "n[08-11]", "n[8-11]", "n[1,01]", "n[3,1]", "b2,a1"),
-        *("gpu7", "n[1-3,7,9-10]", "n[1-2]-ib", "a[1-2]b[3-4]-ib", "a-b_c.d[1-2]", "n[001-3]"),
+        *("gpu7", "n[1-3,7,9-10]", "a-b_c.d[1-2]", "n[001-3]"),
     ],
 )
 def test_host_lists_mean_what_slurm_means(cluster, text):

@@ -126,8 +126,8 @@ def compress(names: Iterable[str]) -> str:
             )
         # Odd places hold the digits: "rack1n01" → ("rack", "1", "n", "01", "").
         patterns.append(tuple(_DIGITS.split(name)))
-    # The last number first, as Slurm does, then the one before it. No more: given three brackets,
-    # Slurm expands them in an order of its own.
+    # Slurm takes brackets only when the name ends in one, and expands three of them in an order of
+    # its own: so the number at the end first, then the one before it.
     for depth in (1, 3):
         patterns = list(_fold(patterns, depth))
     return ",".join("".join(pattern) for pattern in patterns)
@@ -137,17 +137,15 @@ def _fold(patterns: list[tuple[str, ...]], depth: int) -> Iterator[tuple[str, ..
     """Join neighbours that differ in their `depth`-th piece from the right alone, a number."""
 
     def shape(pattern: tuple[str, ...]) -> tuple[object, ...]:
-        if len(pattern) <= depth:
-            return (pattern,)
         at = len(pattern) - 1 - depth
+        ends_in_bracket = depth == 1 or pattern[-2].startswith("[")
+        if at < 0 or pattern[-1] or not ends_in_bracket:
+            return (None, pattern)
         return (pattern[:at], pattern[at + 1 :])
 
-    for _, run in itertools.groupby(patterns, key=shape):
+    for kind, run in itertools.groupby(patterns, key=shape):
         group = list(run)
-        if len(group) == 1:
-            yield group[0]
-            continue
-        if len(group[0]) <= depth:  # the same name again
+        if len(group) == 1 or kind[0] is None:
             yield from group
             continue
         at = len(group[0]) - 1 - depth
