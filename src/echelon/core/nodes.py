@@ -137,10 +137,9 @@ def _fold(patterns: list[tuple[str, ...]], depth: int) -> Iterator[tuple[str, ..
     """Join neighbours that differ in their `depth`-th piece from the right alone, a number."""
 
     def shape(pattern: tuple[str, ...]) -> tuple[object, ...]:
-        at = len(pattern) - 1 - depth
-        ends_in_bracket = depth == 1 or pattern[-2].startswith("[")
-        if at < 0 or pattern[-1] or not ends_in_bracket:
+        if len(pattern) <= depth or pattern[-1] or (depth > 1 and pattern[-2][0] != "["):
             return (None, pattern)
+        at = len(pattern) - 1 - depth
         return (pattern[:at], pattern[at + 1 :])
 
     for kind, run in itertools.groupby(patterns, key=shape):
