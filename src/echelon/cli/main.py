@@ -13,7 +13,7 @@ import typer
 
 from echelon._version import __version__
 from echelon.cli import console, sandbox
-from echelon.errors import EchelonError, NotPermittedError, UsageError
+from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
     "Exit codes: 0 done, 2 wrong call, 66 not found, 69 unavailable, 70 our fault, 73 conflict, "
@@ -92,6 +92,11 @@ def _explain(error: Exception) -> EchelonError:
     if isinstance(error, PermissionError):
         return NotPermittedError(
             f"may not use {error.filename}: {error.strerror}", hint="check who owns it (ls -ld)"
+        )
+    if isinstance(error, OSError) and error.filename:
+        return UnavailableError(
+            f"cannot use {error.filename}: {error.strerror}",
+            hint="check that the path is right and the disk is not full (ls -ld, df -h)",
         )
     return EchelonError(
         f"unexpected {type(error).__name__}: {error}",

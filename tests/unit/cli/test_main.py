@@ -84,6 +84,17 @@ def failing(monkeypatch):
         ),
         (EchelonError("short"), 70, "error: short\n"),
         (KeyboardInterrupt(), 130, ""),
+        (
+            PermissionError(13, "Permission denied", "/x"),
+            77,
+            "error: may not use /x: Permission denied\nhint: check who owns it (ls -ld)\n",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "/x"),
+            69,
+            "error: cannot use /x: No such file or directory\n"
+            "hint: check that the path is right and the disk is not full (ls -ld, df -h)\n",
+        ),
     ],
 )
 def test_errors_end_as_message_and_code(failing, capsys, error, code, expected):
