@@ -132,7 +132,7 @@ def main():
     result = {
         "date": datetime.now(tz=UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "slurm": LocalShell().run(["sinfo", "-V"]).check().stdout.strip(),
+        "slurm": LocalShell().run(["slurmctld", "-V"]).check().stdout.strip(),
         "rows": rows,
         "ratio_to_slurms_defaults": ratios,
     }
