@@ -92,8 +92,10 @@ def failing(monkeypatch):
         (
             FileNotFoundError(2, "No such file or directory", "/x"),
             69,
-            "error: cannot use /x: No such file or directory\n"
-            "hint: check that the path is right and the disk is not full (ls -ld, df -h)\n",
+            (
+                "error: cannot use /x: No such file or directory\n"
+                "hint: check that the path is right and the disk is not full (ls -ld, df -h)\n"
+            ),
         ),
     ],
 )
