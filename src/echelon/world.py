@@ -89,6 +89,11 @@ class _Variables:
         if text.isdecimal() and int(text) != value:
             raise _contradiction(f"{name}={text}", because)
 
+    @property
+    def init_method(self) -> str:
+        """Set where ranks meet in a file rather than at an address."""
+        return self.environ.get("ECHELON_INIT_METHOD", "env://")
+
     def gpu(self, local_rank: int) -> int | None:
         """Return this rank's index among the GPUs it sees: with one GPU per task, always 0."""
         visible = self.environ.get("CUDA_VISIBLE_DEVICES", "")
@@ -128,6 +133,7 @@ def _torchrun(variables: _Variables, source: str) -> World:
         local_world_size=local_size,
         nodes=nodes,
         source=source,
+        init_method=variables.init_method,
         gpu=variables.gpu(local_rank),
     )
 
@@ -173,7 +179,7 @@ def _slurm(variables: _Variables, source: str) -> World:
         local_world_size=_tasks_here(variables, node_rank, size),
         nodes=variables.number("SLURM_STEP_NUM_NODES", "SLURM_NNODES", default=1),
         source=source,
-        init_method=variables.environ.get("ECHELON_INIT_METHOD", "env://"),
+        init_method=variables.init_method,
         gpu=variables.gpu(local_rank),
     )
 
@@ -223,7 +229,7 @@ def _spawned(variables: _Variables, local_rank: int) -> World:
         local_world_size=size_here,
         nodes=nodes,
         source="spawn",
-        init_method=variables.environ.get("ECHELON_INIT_METHOD", "env://"),
+        init_method=variables.init_method,
         gpu=variables.gpu(local_rank),
     )
 

@@ -1,0 +1,282 @@
+"""A request as #SBATCH lines, and #SBATCH lines as a request. Pure.
+
+Reading follows Slurm's own reader: which lines it looks at, how it splits and unquotes them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from echelon.core.units import format_memory
+from echelon.errors import UsageError
+from echelon.spec import JobSpec
+
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*\[\]()!~^-]+")
+
+_SHORT = {
+    "J": "job-name",
+    "p": "partition",
+    "A": "account",
+    "q": "qos",
+    "C": "constraint",
+    "w": "nodelist",
+    "x": "exclude",
+    "d": "dependency",
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "t": "time",
+    "D": "chdir",
+    "o": "output",
+    "e": "error",
+    "G": "gpus",
+    "a": "array",
+    "b": "begin",
+    "i": "input",
+    "L": "licenses",
+    "M": "clusters",
+    "B": "extra-node-info",
+    "F": "nodefile",
+    "k": "no-kill",
+    "H": "hold",
+    "s": "oversubscribe",
+    "O": "overcommit",
+    "S": "core-spec",
+    "m": "distribution",
+    "W": "wait",
+}
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir"}
+
+_SWITCHES = frozenset(
+    {
+        *("contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "nice", "no-kill"),
+        *("no-requeue", "overcommit", "oversubscribe", "parsable", "propagate", "quiet"),
+        *("reboot", "requeue", "spread-job", "test-only", "use-min-nodes", "verbose", "wait"),
+    }
+)
+"""Options that may stand without a value."""
+
+# Option ⇄ key of the request, where the value is the same text on both sides.
+_TEXT_OPTIONS = {
+    "job-name": "name",
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "constraint": "constraint",
+    "nodelist": "nodelist",
+    "exclude": "exclude",
+    "dependency": "dependency",
+    "cpus-per-task": "cpus_per_task",
+    "cpus-per-gpu": "cpus_per_gpu",
+    "mem": "mem",
+    "mem-per-cpu": "mem_per_cpu",
+    "mem-per-gpu": "mem_per_gpu",
+    "time": "time",
+    "chdir": "chdir",
+    "output": "output",
+    "mail-user": "mail_user",
+    "mail-type": "mail_type",
+}
+
+
+# --- request → lines ------------------------------------------------------------------------
+
+
+def render_options(spec: JobSpec) -> dict[str, str]:
+    """Return sbatch's options, in the order in which a person would write them."""
+    nodes = str(spec.nodes).replace(":", "-")
+    options = {
+        "job-name": spec.job_name,
+        "partition": spec.partition,
+        "account": spec.account,
+        "qos": spec.qos,
+        "nodes": nodes,
+        "ntasks-per-node": str(spec.tasks_per_node),
+        **_gpu_options(spec),
+        "cpus-per-task": str(spec.cpus_per_task or ""),
+        "cpus-per-gpu": str(spec.cpus_per_gpu or ""),
+        "mem": format_memory(spec.mem_mib) if spec.mem_mib else "",
+        "mem-per-cpu": format_memory(spec.mem_per_cpu_mib) if spec.mem_per_cpu_mib else "",
+        "mem-per-gpu": format_memory(spec.mem_per_gpu_mib) if spec.mem_per_gpu_mib else "",
+        "time": spec.time,
+        "constraint": spec.constraint,
+        "nodelist": spec.nodelist,
+        "exclude": spec.exclude,
+        "dependency": spec.dependency,
+        "chdir": spec.chdir,
+        "output": spec.output,
+        "mail-user": spec.mail_user,
+        "mail-type": ",".join(spec.mail_type),
+        "wait-all-nodes": "1" if spec.wait_all_nodes else "",
+        # To the batch script alone: what it means to the ranks is the launcher's business.
+        "signal": f"B:USR1@{spec.signal_lead_s}" if spec.signal_lead_s else "",
+    }
+    options = {name: value for name, value in options.items() if value}
+    extra = dict(spec.slurm_extra)
+    if "gres" in extra and "gres" in options:
+        options["gres"] += f",{extra.pop('gres')}"
+    return {**options, **extra}
+
+
+def _gpu_options(spec: JobSpec) -> dict[str, str]:
+    if not spec.gpus:
+        return {}
+    kind = f"{spec.gpu_type}:" if spec.gpu_type else ""
+    amount = {
+        "gres": f"gpu:{kind}{spec.gpus}",
+        "gpus-per-node": f"{kind}{spec.gpus}",
+        "gpus-per-task": f"{kind}{spec.gpus // spec.tasks_per_node}",
+        "gpus": f"{kind}{spec.gpus * spec.nodes.high}",
+    }
+    return {spec.gpu_option: amount[spec.gpu_option]}
+
+
+def render_directives(spec: JobSpec) -> str:
+    """Return the #SBATCH lines.
+
+    Raises:
+        UsageError: a value with a line break, which no line can hold.
+    """
+    lines = []
+    for name, value in render_options(spec).items():
+        if "\n" in value:
+            raise UsageError(
+                f"--{name} has a line break in it: {value!r}",
+                hint="an #SBATCH line cannot hold one; choose another value",
+            )
+        lines.append(f"#SBATCH --{name}={quote(value)}" if value else f"#SBATCH --{name}")
+    return "\n".join(lines) + "\n"
+
+
+def quote(value: str) -> str:
+    """Return a value as Slurm's own reader of #SBATCH lines takes it apart: not as bash does."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
+# --- lines → request ------------------------------------------------------------------------
+
+
+def directives(script: str) -> Iterator[list[str]]:
+    """Yield the words of each #SBATCH line that Slurm reads: those before the first command."""
+    for number, line in enumerate(script.splitlines(), start=1):
+        if line.startswith("#SBATCH"):
+            yield _words(line.removeprefix("#SBATCH"), number)
+        elif line.strip() and not line.lstrip().startswith("#"):
+            return
+
+
+def _words(line: str, number: int) -> list[str]:
+    """Split as Slurm does: quotes of both kinds, a backslash, and # for a comment between words."""
+    words: list[str] = []
+    word: list[str] | None = None
+    quoting = ""
+    characters = iter(line)
+    for character in characters:
+        if character == "\\" and quoting != "'":
+            word = [*(word or []), next(characters, "")]
+        elif quoting:
+            if character == quoting:
+                quoting = ""
+            else:
+                word = [*(word or []), character]
+        elif character in "\"'":
+            quoting, word = character, word or []
+        elif character.isspace():
+            if word is not None:
+                words.append("".join(word))
+            word = None
+        elif character == "#" and word is None:
+            break
+        else:
+            word = [*(word or []), character]
+    if quoting:
+        raise UsageError(f"line {number}: the quote {quoting} is not closed", hint=f"#SBATCH{line}")
+    return words if word is None else [*words, "".join(word)]
+
+
+def parse_options(words: Sequence[str]) -> dict[str, str]:
+    """Return option → value from the words of a line: `--mem=1G`, `--mem 1G`, `-N2`, `-N 2`."""
+    options: dict[str, str] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+        elif word.startswith("-") and word[1:2] in _SHORT:
+            name, value = _SHORT[word[1]], word[2:]
+            equals = value
+        else:
+            raise UsageError(f"'{word}' is not an sbatch option", hint="options begin with - or --")
+        name = _ALIASES.get(name, name)
+        if not equals and name not in _SWITCHES and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        options[name] = value
+    return options
+
+
+def parse_directives(script: str) -> dict[str, object]:
+    """Return the keys of a request that a script's #SBATCH lines stand for.
+
+    Raises:
+        UsageError: a line that Slurm would not take either.
+    """
+    options: dict[str, str] = {}
+    for words in directives(script):
+        options.update(parse_options(words))
+    values: dict[str, object] = {
+        key: options.pop(name) for name, key in _TEXT_OPTIONS.items() if name in options
+    }
+    if "nodes" in options:
+        values["nodes"] = options.pop("nodes").replace("-", ":")
+    if "wait-all-nodes" in options:
+        values["wait_all_nodes"] = options.pop("wait-all-nodes")
+    if "signal" in options:
+        values["signal_lead"] = int(options.pop("signal").partition("@")[2] or 60)
+    tasks = _take_tasks(options, values)
+    values |= _take_gpus(options, values, tasks)
+    if tasks > 1 or (tasks == 1 and not values.get("gpus")):
+        values["procs"] = tasks
+    if options:
+        values["slurm.extra"] = options
+    return values
+
+
+def _take_tasks(options: dict[str, str], values: Mapping[str, object]) -> int:
+    """Return the tasks per node; 0 when the script does not say."""
+    per_node, total = options.pop("ntasks-per-node", ""), options.pop("ntasks", "")
+    if per_node:
+        return int(per_node)
+    nodes = str(values.get("nodes", "1")).rpartition(":")[2]
+    return max(1, int(total) // int(nodes)) if total else 0
+
+
+def _take_gpus(
+    options: dict[str, str], values: Mapping[str, object], tasks: int
+) -> dict[str, object]:
+    """Take the options that ask for GPUs. Where scripts use two, the one per node decides."""
+    nodes = int(str(values.get("nodes", "1")).rpartition(":")[2])
+    found: dict[str, object] = {}
+    gres = [entry for entry in options.pop("gres", "").split(",") if entry]
+    gpu_gres = [entry for entry in gres if entry.split(":")[0] == "gpu"]
+    asked = {
+        "gpus": options.pop("gpus", ""),
+        "gpus-per-task": options.pop("gpus-per-task", ""),
+        "gres": gpu_gres[0].partition(":")[2] or "1" if gpu_gres else "",
+        "gpus-per-node": options.pop("gpus-per-node", ""),
+    }
+    for option, text in asked.items():
+        if not text:
+            continue
+        kind, _, amount = text.rpartition(":")
+        if not amount.isdecimal():
+            kind, amount = amount, "1"
+        count = int(amount)
+        if option == "gpus":
+            count = max(1, count // nodes)
+        elif option == "gpus-per-task":
+            count *= max(1, tasks)
+        found = {"gpus": count, "gpu_option": option, **({"gpu_type": kind} if kind else {})}
+    if others := [entry for entry in gres if entry not in gpu_gres]:
+        options["gres"] = ",".join(others)
+    return found

@@ -1,0 +1,229 @@
+"""A request as a whole sbatch script, one function per way of starting ranks. Pure.
+
+The scripts need nothing of Echelon on the nodes, and are written for people to read and keep. What
+they have in common: the batch script runs on rank 0's node, so it chooses address and port there;
+the address is the one by which the other nodes are reached, whatever names say; and a port that was
+taken meanwhile is noticed and another tried.
+"""
+
+import re
+import shlex
+from collections.abc import Callable
+
+from echelon.clusters.sbatch import render_directives
+from echelon.spec import JobSpec
+
+PLACEHOLDER = "{dist_file}"
+"""Stands in an argument for the rendezvous file of style `file`."""
+
+
+def render_script(spec: JobSpec) -> str:
+    """Return the sbatch script of a request, in its style."""
+    task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
+    parts = [
+        _head(spec),
+        _environment(spec),
+        _RENDEZVOUS_FILE if spec.style == "file" else _RENDEZVOUS,
+        f"# What every task does before it becomes {_TASK_IS[spec.style]}.",
+        f"task=$(cat <<'TASK'\n{task}TASK\n)\n",
+        _launch(spec),
+    ]
+    return "\n".join(parts)
+
+
+# --- what all have in common ------------------------------------------------------------------
+
+
+def _head(spec: JobSpec) -> str:
+    command = shlex.join(["echelon", "script", "--style", spec.style, spec.script, *spec.args])
+    # A line break in an argument must not end the comment.
+    shown = command.replace("\n", "\\n")
+    return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}"
+
+
+def _environment(spec: JobSpec) -> str:
+    lines = []
+    if spec.modules:
+        lines.append(f"module load {shlex.join(spec.modules)}")
+    if spec.conda:
+        lines += [
+            'source "$(conda info --base)/etc/profile.d/conda.sh"',
+            f"conda activate {shlex.quote(spec.conda)}",
+        ]
+    if spec.venv:
+        lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
+    lines += spec.prologue
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in spec.env.items()]
+    if "OMP_NUM_THREADS" not in spec.env:
+        lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
+    if spec.cpus_per_task:
+        lines += [
+            "# Slurm 22.05 to 23.02 does not hand this on to srun.",
+            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+        ]
+    lines.append(f"python={shlex.quote(spec.python or 'python3')}")
+    return "# --- environment\n" + "\n".join(lines) + "\n"
+
+
+_RENDEZVOUS = """\
+# --- rendezvous
+# This script runs on the first node, and so will rank 0. Its address is the one by which the last
+# node is reached: host names may not resolve, and there may be several interfaces.
+peer=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
+PEER_ADDR=$(scontrol show node "$peer" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+address_towards() {
+    "$python" -c 'import socket, sys
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect((sys.argv[1], 9))  # sends nothing
+print(probe.getsockname()[0])' "$1"
+}
+if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    MASTER_ADDR=$(address_towards "$PEER_ADDR")
+else
+    MASTER_ADDR=127.0.0.1 PEER_ADDR=127.0.0.1
+fi
+export MASTER_ADDR PEER_ADDR
+export -f address_towards
+free_port() {
+    "$python" -c 'import socket
+probe = socket.socket()
+probe.bind(("", 0))
+print(probe.getsockname()[1])'
+}
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+export PORT_TAKEN="$scratch/port-taken"
+"""
+
+_RENDEZVOUS_FILE = """\
+# --- rendezvous
+# A file in the job's folder, which all nodes share; a new one for every attempt, for a stale one
+# would let ranks of an earlier attempt in.
+PEER_ADDR=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)" |
+    sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+MASTER_ADDR=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+export MASTER_ADDR PEER_ADDR
+DIST_FILE=$(mktemp -u "$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-XXXXXX")
+trap 'rm -f "$DIST_FILE"' EXIT
+export DIST_FILE ECHELON_INIT_METHOD="file://$DIST_FILE"
+"""
+
+_INTERFACES = """\
+# gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
+if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
+interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p')
+if [ -n "$interface" ]; then
+    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
+    export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"
+fi
+"""
+
+_RUN_WATCHING_PORT = """\
+if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
+# The first task listens on the port. If somebody else was quicker, the batch script tries another.
+"$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
+code=$?
+wait
+if [ $code != 0 ] && grep -q EADDRINUSE "$PORT_TAKEN.stderr"; then touch "$PORT_TAKEN"; fi
+exit $code
+"""
+
+
+# --- one style each ---------------------------------------------------------------------------
+
+_RANK_VARIABLES = """\
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
+"""
+
+
+def _task_srun(spec: JobSpec) -> str:
+    return f"{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\n{_RUN_WATCHING_PORT}"
+
+
+def _task_file(spec: JobSpec) -> str:
+    return f'{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\nexec "$@"\n'
+
+
+def _task_spawn(spec: JobSpec) -> str:
+    return f"""\
+# The script starts the ranks itself: it is told the node, and how many to start.
+export NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE={spec.procs_per_node}
+{_RUN_WATCHING_PORT}"""
+
+
+def _task_static(spec: JobSpec) -> str:
+    return f"""\
+set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
+    --nproc-per-node={spec.procs_per_node} \\
+    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
+{_RUN_WATCHING_PORT}"""
+
+
+def _task_torchrun(spec: JobSpec) -> str:
+    low = f"{spec.nodes.low}:" if spec.nodes.low != spec.nodes.high else ""
+    return f"""\
+# Left alone, torchrun asks host names who serves the rendezvous and where ranks listen.
+if [ "$SLURM_NODEID" = 0 ]; then
+    host=1 own=$MASTER_ADDR
+else
+    host=0 own=$(address_towards "$MASTER_ADDR")
+fi
+set -- "$python" -m torch.distributed.run --nnodes="{low}$SLURM_NNODES" \\
+    --nproc-per-node={spec.procs_per_node} --rdzv-backend=c10d \\
+    --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \\
+    --rdzv-id="$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}" --local-addr="$own" \\
+    "$@"
+{_RUN_WATCHING_PORT}"""
+
+
+_TASK: dict[str, Callable[[JobSpec], str]] = {
+    "srun": _task_srun,
+    "file": _task_file,
+    "spawn": _task_spawn,
+    "static": _task_static,
+    "torchrun": _task_torchrun,
+}
+_TASK_IS = {
+    "srun": "a rank",
+    "file": "a rank",
+    "spawn": "the script that spawns its node's ranks",
+    "static": "its node's launcher",
+    "torchrun": "its node's torchrun",
+}
+
+
+def _launch(spec: JobSpec) -> str:
+    program = [] if spec.style in ("static", "torchrun") else ['"$python"']
+    words = " ".join([*program, *(_argument(word) for word in (spec.script, *spec.args))])
+    options = f"--ntasks-per-node={spec.tasks_per_node} --kill-on-bad-exit=1"
+    step = f'srun --nodes="$SLURM_JOB_NUM_NODES" {options} bash -c "$task" bash \\\n    {words}'
+    if spec.style == "file":
+        return f"# --- start\n{step}\n"
+    return f"""\
+# --- start
+export python
+start_ranks() {{
+    {step}
+}}
+for try in 1 2 3 4 5; do
+    MASTER_PORT=$(free_port)
+    export MASTER_PORT
+    code=0
+    start_ranks || code=$?
+    if [ ! -e "$PORT_TAKEN" ]; then break; fi
+    rm -f "$PORT_TAKEN"
+    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+done
+exit "$code"
+"""
+
+
+def _argument(word: str) -> str:
+    """Quote an argument for bash; where it holds the placeholder, the file's name goes in."""
+    pieces = re.split(f"({re.escape(PLACEHOLDER)})", word)
+    if len(pieces) == 1:
+        return shlex.quote(word)
+    return "".join(
+        '"$DIST_FILE"' if piece == PLACEHOLDER else shlex.quote(piece) for piece in pieces if piece
+    )
