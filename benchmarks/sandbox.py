@@ -93,8 +93,8 @@ def measure_notice(trials, fault, mend):
 def slurm_defaults():
     """Take our tuning out of the running cluster."""
     box = sandbox()
-    path = box.layout.slurm_conf
-    path.write_text(TUNING.sub("", path.read_text()))
+    for path in (box.layout.slurm_conf, box.layout.slurmctld_conf):
+        path.write_text(TUNING.sub("", path.read_text()))
     box.run(["scontrol", "reconfigure"]).check()
 
 

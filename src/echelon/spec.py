@@ -230,7 +230,7 @@ class JobSpec:
     @property
     def job_name(self) -> str:
         stem = self.script.rpartition("/")[2].rpartition(".")[0] or self.script.rpartition("/")[2]
-        return self.name or stem or "echelon"
+        return self.name or " ".join(stem.split()) or "echelon"
 
     def problems(self) -> list[str]:
         """Return everything in it that cannot be."""

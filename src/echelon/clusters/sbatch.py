@@ -159,7 +159,7 @@ def quote(value: str) -> str:
 
 def directives(script: str) -> Iterator[list[str]]:
     """Yield the words of each #SBATCH line that Slurm reads: those before the first command."""
-    for number, line in enumerate(script.splitlines(), start=1):
+    for number, line in enumerate(script.split("\n"), start=1):
         if line.startswith("#SBATCH"):
             yield _words(line.removeprefix("#SBATCH"), number)
         elif line.strip() and not line.lstrip().startswith("#"):

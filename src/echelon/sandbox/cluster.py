@@ -197,7 +197,7 @@ class Sandbox:
         if self.state.config.accounting:
             progress("starting MariaDB and slurmdbd")
             accounting.start_accounting(self.state, layout, self)
-        self.run(["slurmctld", "-f", str(layout.slurm_conf)]).check()
+        self.run(["slurmctld", "-f", str(layout.slurmctld_conf)]).check()
         for node in nodes:
             self._start_slurmd(node)
         self.await_ready(nodes, timeout_s=30 + len(nodes))

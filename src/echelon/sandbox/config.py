@@ -16,6 +16,9 @@ from echelon.errors import UsageError
 LOGIN = "login"
 """The host that carries slurmctld and on which `exec` and `shell` run."""
 
+MESSAGE_TIMEOUT_S = 10
+CONTROLLER_MESSAGE_TIMEOUT_S = 2
+
 MAX_NODES = 200
 MAX_GPUS = 64
 
@@ -119,6 +122,10 @@ class Layout:
         return self.etc / "slurm.conf"
 
     @property
+    def slurmctld_conf(self) -> Path:
+        return self.etc / "slurmctld.conf"
+
+    @property
     def gres_conf(self) -> Path:
         return self.etc / "gres.conf"
 
@@ -214,8 +221,14 @@ def check_path(layout: Layout) -> None:
 # --- rendering ------------------------------------------------------------------------------
 
 
-def render_slurm_conf(state: SandboxState, layout: Layout) -> str:
-    """Return slurm.conf, used by the daemons and by every Slurm command."""
+def render_slurm_conf(
+    state: SandboxState, layout: Layout, *, message_timeout_s: int = MESSAGE_TIMEOUT_S
+) -> str:
+    """Return slurm.conf, used by every node and every Slurm command.
+
+    slurmctld alone has another message time-out: with Slurm's own it would notice a dead node late,
+    and with its own everybody else would give up too soon on a busy machine.
+    """
     config, network = state.config, state.network
     nodes = compress(config.node_names)
     # Without a default, a job that names no memory takes the whole node's, and no second one fits.
@@ -253,11 +266,13 @@ def render_slurm_conf(state: SandboxState, layout: Layout) -> str:
             "PropagateResourceLimitsExcept=MEMLOCK,NOFILE",
         ],
         [
-            "# A lost node is DOWN after one failed ping. A ping fails after MessageTimeout + 1",
-            "# connects of TCPTimeout each, so a short SlurmdTimeout is quick, not hasty.",
+            "# slurmctld takes a node as lost after a failed ping or two; a ping fails after",
+            "# MessageTimeout + 1 connects of TCPTimeout each. Its MessageTimeout is shorter than",
+            "# the others' (slurmctld.conf), hence no complaint about files that differ.",
             "SlurmdTimeout=1",
-            "MessageTimeout=5",
+            f"MessageTimeout={message_timeout_s}",
             "TCPTimeout=1",
+            "DebugFlags=NO_CONF_HASH",
             "ReturnToService=2",
             "KillWait=5",
             "MinJobAge=3600",

@@ -255,6 +255,9 @@ def _write_files(layout: Layout, state: SandboxState) -> None:
     write_atomic(layout.munge / "key", os.urandom(128), mode=0o600)
     texts = {
         layout.slurm_conf: config.render_slurm_conf(state, layout),
+        layout.slurmctld_conf: config.render_slurm_conf(
+            state, layout, message_timeout_s=config.CONTROLLER_MESSAGE_TIMEOUT_S
+        ),
         layout.gres_conf: config.render_gres_conf(state.config, layout),
         layout.cgroup_conf: config.render_cgroup_conf(),
         layout.hosts: config.render_hosts(state.network),

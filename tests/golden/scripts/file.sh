@@ -1,0 +1,52 @@
+#!/bin/bash
+# Made by: echelon script --style file train.py --epochs 14 --note 'it'"'"'s a test'
+#SBATCH --job-name=train
+#SBATCH --partition=gpu
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gres=gpu:a100:4
+#SBATCH --cpus-per-task=32
+#SBATCH --mem=64G
+#SBATCH --time=02:00:00
+#SBATCH --output=%x-%j.out
+
+# --- environment
+module load cuda/12.4
+source /home/ada/venv/bin/activate
+export NCCL_DEBUG=INFO
+export DATA_DIR='/data/tiny imagenet'
+export OMP_NUM_THREADS=16
+# Slurm 22.05 to 23.02 does not hand this on to srun.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+python=python3
+
+# --- rendezvous
+# A file in the job's folder, which all nodes share; a new one for every attempt, for a stale one
+# would let ranks of an earlier attempt in.
+PEER_ADDR=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)" |
+    sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+MASTER_ADDR=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+export MASTER_ADDR PEER_ADDR
+DIST_FILE=$(mktemp -u "$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-XXXXXX")
+trap 'rm -f "$DIST_FILE"' EXIT
+export DIST_FILE ECHELON_INIT_METHOD="file://$DIST_FILE"
+
+# What every task does before it becomes a rank.
+task=$(cat <<'TASK'
+# gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
+if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
+interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+if [ -n "$interface" ]; then
+    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
+    export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"
+fi
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
+export LOCAL_WORLD_SIZE=4
+exec "$@"
+TASK
+)
+
+# --- start
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=4 --kill-on-bad-exit=1 bash -c "$task" bash \
+    "$python" train.py --epochs 14 --note 'it'"'"'s a test'

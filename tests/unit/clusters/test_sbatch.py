@@ -1,0 +1,168 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.clusters.sbatch import parse_directives, render_directives
+from echelon.errors import UsageError
+from echelon.spec import GPU_OPTIONS, MAIL_TYPES, Layer, merge
+
+SEEDS = Path(__file__).parents[2] / "golden" / "directives"
+
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\n\0"), min_size=1)
+sizes = st.integers(1, 10**6).map(lambda mib: f"{mib}M")
+counts = st.integers(1, 64)
+
+
+@st.composite
+def requests(draw):
+    """Requests of every kind, valid by construction."""
+    gpus = draw(st.integers(0, 8))
+    # One task beside several GPUs is left out: in a script it mostly means that a launcher starts
+    # a rank for each, and is read so.
+    fitting = [n for n in range(1, 9) if not gpus or (gpus % n == 0 and (n > 1 or gpus == 1))]
+    values = {
+        "name": draw(texts),
+        "nodes": draw(counts),
+        "procs": draw(st.sampled_from(fitting)),
+    }
+    optional = {
+        "partition": texts,
+        "account": texts,
+        "qos": texts,
+        "constraint": texts,
+        "dependency": texts,
+        "chdir": texts,
+        "output": texts,
+        "mail_user": texts,
+        "mail_type": st.lists(st.sampled_from(MAIL_TYPES), min_size=1),
+        "nodelist": st.just("n[1-3],gpu7"),
+        "exclude": st.just("rack[1-2]n[01-16]"),
+        "time": st.integers(1, 10**6).map(str) | st.just("UNLIMITED"),
+        "wait_all_nodes": st.just(True),
+        "signal_lead": st.integers(1, 600),
+        "slurm.extra": st.dictionaries(
+            st.sampled_from(["reservation", "comment", "exclusive", "licenses"]),
+            texts | st.just(""),
+        ),
+    }
+    for key, strategy in optional.items():
+        if draw(st.booleans()):
+            values[key] = draw(strategy)
+    values |= draw(st.sampled_from([{}, {"cpus_per_task": draw(counts)}]))
+    memory = draw(st.sampled_from(["", "mem", "mem_per_cpu"]))
+    if memory:
+        values[memory] = draw(sizes)
+    if gpus:
+        values |= {"gpus": gpus, "gpu_option": draw(st.sampled_from(GPU_OPTIONS))}
+        if draw(st.booleans()):
+            values["gpu_type"] = draw(st.sampled_from(["a100", "v100", "h100-80"]))
+        if "slurm.extra" in values and draw(st.booleans()):
+            values["slurm.extra"] = {**values["slurm.extra"], "gres": "nvme:1"}
+    return merge([Layer(source="x", values=values)]).spec
+
+
+@given(requests())
+def test_what_is_written_is_read_back(spec):
+    values = parse_directives(f"#!/bin/bash\n{render_directives(spec)}srun true\n")
+    again = merge([Layer(source="y", values=values)]).spec
+    assert render_directives(again) == render_directives(spec)
+    # Where GPUs decide how many ranks there are, both ways of saying it are the same request.
+    assert again.procs_per_node == spec.procs_per_node
+    for key in ("gpus", "gpu_type", "gpu_option", "nodes", "mem_mib", "time", "slurm_extra"):
+        assert getattr(again, key) == getattr(spec, key)
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("#SBATCH -N2 -p gpu --mem 64gb", {"nodes": "2", "partition": "gpu", "mem": "64gb"}),
+        ("#SBATCH -N 2-4", {"nodes": "2:4"}),
+        ('#SBATCH --job-name="a b" # why', {"name": "a b"}),
+        ("#SBATCH --job-name='a \"b\"'", {"name": 'a "b"'}),
+        (r"#SBATCH --job-name=a\ b", {"name": "a b"}),
+        ("#SBATCH --comment=a#b", {"slurm.extra": {"comment": "a#b"}}),
+        ("#SBATCH --exclusive --time=10", {"time": "10", "slurm.extra": {"exclusive": ""}}),
+        ("#SBATCH --constraint=p40&gmem24G", {"constraint": "p40&gmem24G"}),
+        ("#SBATCH --gres=gpu:4", {"gpus": 4, "gpu_option": "gres"}),
+        ("#SBATCH --gres=gpu", {"gpus": 1, "gpu_option": "gres"}),
+        (
+            "#SBATCH -G a100:8 -N2",
+            {"nodes": "2", "gpus": 4, "gpu_option": "gpus", "gpu_type": "a100"},
+        ),
+        (
+            "#SBATCH --gpus-per-task=a100:1 --ntasks-per-node=4",
+            {"gpus": 4, "gpu_option": "gpus-per-task", "gpu_type": "a100", "procs": 4},
+        ),
+        ("#SBATCH --ntasks=4 --nodes=2", {"nodes": "2", "procs": 2}),
+        (
+            "#SBATCH --tasks-per-node=1 --gpus-per-node=2",
+            {"gpus": 2, "gpu_option": "gpus-per-node"},
+        ),
+        ("#SBATCH --signal=B:USR1@90", {"signal_lead": 90}),
+        (" #SBATCH -N2", {}),
+        ("#sbatch -N2", {}),
+        ("##SBATCH -N2", {}),
+    ],
+)
+def test_lines_are_read_as_slurm_reads_them(line, values):
+    assert parse_directives(f"#!/bin/bash\n\n# a comment\n{line}\n") == values
+
+
+def test_what_comes_after_the_first_command_is_not_read():
+    script = "#!/bin/bash\n#SBATCH -N2\nmodule load x\n#SBATCH -N9\n"
+    assert parse_directives(script) == {"nodes": "2"}
+
+
+@pytest.mark.parametrize("line", ['#SBATCH --job-name="a', "#SBATCH gpu"])
+def test_what_slurm_would_not_take_is_an_error(line):
+    with pytest.raises(UsageError):
+        parse_directives(line)
+
+
+def test_a_line_break_is_refused_by_name():
+    spec = merge([Layer(source="x", values={"name": "a\nb"})]).spec
+    with pytest.raises(UsageError, match="--job-name has a line break"):
+        render_directives(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        (
+            "tests-4x1",
+            {
+                "name": "tests",
+                "mail_type": ("ALL",),
+                "nodes": "4",
+                "gpus": 1,
+                "time": "01:00:00",
+                "cpus_per_task": 1,
+                "output": "output.txt",
+            },
+        ),
+        (
+            "gpu-constraint",
+            {
+                "partition": "gpu",
+                "time": "3-00:00:00",
+                "nodes": "4",
+                "constraint": "p40&gmem24G",
+                "mem_mib": 65536,
+                "output": "/scratch/you/%x-%j.out",
+            },
+        ),
+        (
+            "gpus-and-per-node",
+            {"gpus": 2, "gpu_option": "gpus-per-node", "procs_per_node": 2, "nodes": "2"},
+        ),
+        ("torchrun-3x4", {"gpus": 4, "nodes": "3", "cpus_per_gpu": 4, "wait_all_nodes": True}),
+    ],
+)
+def test_documented_scripts_are_understood(name, values):
+    script = (SEEDS / f"{name}.sh").read_text()
+    spec = merge([Layer(source="script", values=parse_directives(script))]).spec
+    seen = {key: getattr(spec, key) for key in values}
+    seen["nodes"] = str(spec.nodes)
+    assert seen == {"nodes": "1", **values}

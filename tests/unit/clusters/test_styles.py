@@ -1,0 +1,150 @@
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from echelon.clusters.styles import PLACEHOLDER, render_script
+from echelon.spec import STYLES, Layer, merge
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "scripts"
+
+EXAMPLE = {
+    "script": "train.py",
+    "args": ["--epochs", "14", "--note", "it's a test"],
+    "nodes": 2,
+    "gpus": 4,
+    "gpu_type": "a100",
+    "cpus_per_task": 32,
+    "mem": "64G",
+    "time": "2h",
+    "partition": "gpu",
+    "output": "%x-%j.out",
+    "modules": ["cuda/12.4"],
+    "venv": "/home/ada/venv",
+    "env": {"NCCL_DEBUG": "INFO", "DATA_DIR": "/data/tiny imagenet"},
+}
+
+
+def spec(**values):
+    return merge([Layer(source="test", values=values)]).spec
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_scripts_are_as_written_down(style):
+    text = render_script(spec(**EXAMPLE, style=style))
+    assert text == (GOLDEN / f"{style}.sh").read_text()
+
+
+def test_an_elastic_torchrun_says_how_few_nodes_it_takes():
+    text = render_script(spec(script="x.py", style="torchrun", nodes="2:4"))
+    assert "#SBATCH --nodes=2-4" in text
+    assert '--nnodes="2:$SLURM_NNODES"' in text
+
+
+# --- hostile values, through real bash --------------------------------------------------------
+
+# Stand-ins for what a batch script calls: they print what reached them.
+STUBS = {
+    "srun": """printf '%s\\0' "$@" > "$SEEN/argv"; env -0 > "$SEEN/env" """,
+    "scontrol": "echo NodeAddr=127.0.0.1 x",
+    "stub-python": "echo 1",
+}
+ENVIRONMENT = {
+    "SLURM_JOB_NODELIST": "node1",
+    "SLURM_JOB_NUM_NODES": "1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_CPUS_PER_TASK": "1",
+    "SLURMD_NODENAME": "node1",
+}
+
+nasty = st.sampled_from(
+    [
+        *(
+            "$(touch owned)",
+            "`touch owned`",
+            "; touch owned",
+            "a'; touch owned; '",
+            "\n touch owned\n",
+        ),
+        *(
+            '"',
+            "'",
+            "\\",
+            "$HOME",
+            "${x",
+            "!!",
+            "a b",
+            "*",
+            "~",
+            "#",
+            "TASK",
+            "\nTASK\n)\n",
+            "{}",
+            "\t",
+            "",
+        ),
+    ]
+)
+values = st.lists(
+    nasty | st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
+).map("".join)
+
+
+@pytest.fixture(scope="module")
+def stubs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stubs")
+    for name, body in STUBS.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    return folder
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    style=st.sampled_from(STYLES),
+    script=values.filter(bool),
+    args=st.lists(values, max_size=3),
+    variable=values,
+    name=values.map(lambda text: text.replace("\n", " ").replace("\r", " ")),
+)
+def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
+    stubs, *, style, script, args, variable, name
+):
+    seen, work = stubs / "seen", stubs / "work"
+    for folder in (seen, work):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+    request = spec(
+        script=script, args=args, style=style, name=name, env={"V": variable}, python="stub-python"
+    )
+    done = subprocess.run(
+        ["bash"],
+        input=render_script(request).encode(),
+        cwd=work,
+        env={
+            **ENVIRONMENT,
+            "SEEN": str(seen),
+            "PATH": f"{stubs}:{os.environ['PATH']}",
+            "HOME": "/h",
+        },
+        capture_output=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    argv = (seen / "argv").read_bytes().decode().split("\0")[:-1]
+    launched = argv[argv.index("-c") + 3 :]
+    expected = [script, *args]
+    if style not in ("static", "torchrun"):
+        expected.insert(0, "stub-python")
+    assert launched == expected
+    assert f"V={variable}" in (seen / "env").read_bytes().decode().split("\0")
+    assert list(work.iterdir()) == []
+
+
+def test_the_placeholder_becomes_the_file(stubs):
+    text = render_script(spec(script="x.py", style="file", args=["--f", f"a {PLACEHOLDER}'b"]))
+    assert """'a '"$DIST_FILE"''"'"'b'""" in text
