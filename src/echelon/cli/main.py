@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from echelon._version import __version__
-from echelon.cli import console, sandbox
+from echelon.cli import console, request, sandbox
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(request.app)
 app.add_typer(sandbox.app)
 
 

@@ -1,0 +1,182 @@
+"""Flags, project file and cluster profile, made into one request.
+
+Every key of the request is a flag, made from the same table that reads the project file: what can
+be said in one place can be said in all.
+"""
+
+import inspect
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from echelon.errors import UsageError
+from echelon.spec import KEYS, Layer, Merged, merge
+
+POSITIONAL = ("script", "args")
+REPEATED = {
+    "env": "NAME=VALUE",
+    "slurm.extra": "OPTION=VALUE",
+    "modules": "NAME",
+    "prologue": "LINE",
+}
+"""Keys whose flag may be given several times, and what each time brings."""
+SPELLING = {"slurm.extra": "slurm", "modules": "module"}
+"""Flags that are not called as their key."""
+
+
+def takes_request(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one flag per key; it receives the merged request as `request`.
+
+    The command's own parameters stay; its `request` parameter is filled in here.
+    """
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "request"]
+    parameters = [*_parameters(), *own]
+
+    def run(**values: Any) -> None:
+        mine = {p.name: values.pop(p.name) for p in own}
+        command(request=read_request(values, Path.cwd(), os.environ), **mine)
+
+    run.__name__ = command.__name__
+    run.__doc__ = command.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+def _parameters() -> list[inspect.Parameter]:
+    """Return the flags, as typer reads them from a signature."""
+    kind = inspect.Parameter.KEYWORD_ONLY
+    script = Annotated[str, typer.Argument(help=KEYS["script"].help, show_default=False)]
+    args = Annotated[list[str] | None, typer.Argument(help=KEYS["args"].help, show_default=False)]
+    found = [
+        inspect.Parameter("script", kind, default="", annotation=script),
+        inspect.Parameter("args", kind, default=None, annotation=args),
+    ]
+    for key in KEYS.values():
+        if key.name in POSITIONAL:
+            continue
+        flag = f"--{SPELLING.get(key.name, key.name).replace('_', '-')}"
+        option = typer.Option(
+            flag, help=_sentence(key.help), metavar=REPEATED.get(key.name), show_default=False
+        )
+        value: Any = list[str] | None if key.name in REPEATED else str | None
+        if key.name == "wait_all_nodes":
+            value, option = bool | None, typer.Option(flag, help=_sentence(key.help))
+        name = key.name.replace(".", "_")
+        found.append(
+            inspect.Parameter(name, kind, default=None, annotation=Annotated[value, option])
+        )
+    cluster = Annotated[str, typer.Option(help="Profile to use.", show_default=False)]
+    setting = Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key, as in the project file."),
+    ]
+    found.append(inspect.Parameter("cluster", kind, default="", annotation=cluster))
+    found.append(inspect.Parameter("setting", kind, default=None, annotation=setting))
+    return found
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
+    """Merge all that was said, wherever it was said."""
+    project = _read_project(folder)
+    own = _read_toml(_config_home(environ) / "echelon" / "config.toml")
+    profiles = {**own.pop("clusters", {}), **project.values.pop("clusters", {})}  # type: ignore[attr-defined]
+    name = flags.get("cluster") or project.values.pop("cluster", "") or own.pop("cluster", "")  # type: ignore[attr-defined]
+    layers = [Layer(source="~/.config/echelon/config.toml", values=_flatten(own))]
+    if name:
+        layers.append(Layer(source=f"cluster {name}", values=_flatten(_profile(name, profiles))))
+    layers.append(Layer(source=project.source, values=_flatten(project.values)))
+    layers.append(Layer(source="flags", values=_from_flags(flags)))
+    layers.append(Layer(source="--set", values=_from_settings(flags.get("setting") or [])))
+    return merge(layers)
+
+
+def _config_home(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
+
+
+def _read_project(folder: Path) -> Layer:
+    """Return the nearest echelon.toml, or [tool.echelon] of a pyproject.toml."""
+    for place in (folder, *folder.parents):
+        if (path := place / "echelon.toml").is_file():
+            return Layer(source="echelon.toml", values=_read_toml(path))
+        if (path := place / "pyproject.toml").is_file():
+            tool = _read_toml(path).get("tool", {})
+            if "echelon" in tool:
+                return Layer(source="pyproject.toml", values=tool["echelon"])
+    return Layer(source="echelon.toml", values={})
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
+
+
+def _profile(name: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
+    if name not in profiles:
+        known = ", ".join(profiles) or "none"
+        raise UsageError(
+            f"there is no profile for a cluster '{name}'; known: {known}",
+            hint=f"add [clusters.{name}] to echelon.toml",
+        )
+    profile: Mapping[str, Any] = profiles[name]
+    return profile
+
+
+def _flatten(values: Mapping[str, Any]) -> dict[str, object]:
+    """Turn the table [slurm.extra] into the key `slurm.extra`."""
+    flat = {key: value for key, value in values.items() if key != "slurm"}
+    slurm = values.get("slurm", {})
+    if isinstance(slurm, Mapping):
+        flat |= {f"slurm.{key}": value for key, value in slurm.items()}
+    else:
+        flat["slurm"] = slurm
+    return flat
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key in KEYS:
+        value = flags.get(key.replace(".", "_"))
+        if value is None or value in ("", []):
+            continue
+        found[key] = _pairs(key, value) if key in ("env", "slurm.extra") else value
+    return found
+
+
+def _from_settings(settings: list[str]) -> dict[str, object]:
+    """Read `key=value`; into a table with `env.NAME=value`."""
+    found: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise UsageError(f"--set {setting} has no '='", hint="write --set key=value")
+        table = next((t for t in ("env", "slurm.extra") if name.startswith(f"{t}.")), "")
+        if table:
+            found.setdefault(table, {})[name.removeprefix(f"{table}.")] = value
+        else:
+            found[name] = value
+    return found
+
+
+def _pairs(key: str, words: list[str]) -> dict[str, str]:
+    flag = SPELLING.get(key, key)
+    pairs = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals and key == "env":
+            raise UsageError(f"--{flag} {word} has no '='", hint=f"write --{flag} NAME=VALUE")
+        pairs[name] = value
+    return pairs

@@ -1,0 +1,107 @@
+import json
+
+import pytest
+
+from echelon.cli import main
+from echelon.cli.options import read_request
+from echelon.errors import UsageError
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder to work in, with no settings of the user's own around it."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(folder, **flags):
+    return read_request(flags, folder, {"HOME": str(folder / "home")})
+
+
+def test_layers_come_in_the_order_of_the_documentation(project):
+    (project / "home/.config/echelon").mkdir(parents=True)
+    (project / "home/.config/echelon/config.toml").write_text(
+        'account = "me"\npartition = "own"\n'
+        '[clusters.big]\npartition = "profile"\nqos = "profile"\n'
+    )
+    (project / "echelon.toml").write_text(
+        'cluster = "big"\nqos = "project"\nnodes = 2\ngpus = 1\n[slurm.extra]\nreservation = "r"\n'
+    )
+    merged = read(project, gpus="2", setting=["nodes=3", "env.A=1"])
+    spec = merged.spec
+    assert (spec.account, spec.partition, spec.qos) == ("me", "profile", "project")
+    assert (spec.gpus, str(spec.nodes)) == (2, "3")
+    assert (spec.env, spec.slurm_extra) == ({"A": "1"}, {"reservation": "r"})
+    assert merged.origins["partition"] == "cluster big"
+    assert merged.origins["account"] == "~/.config/echelon/config.toml"
+    assert merged.origins["qos"] == "echelon.toml"
+    assert merged.origins["gpus"] == "flags"
+    assert merged.origins["nodes"] == "--set"
+
+
+def test_pyproject_is_a_project_file_too_and_parents_count(project):
+    (project / "pyproject.toml").write_text("[tool.echelon]\ngpus = 4\n")
+    below = project / "a" / "b"
+    below.mkdir(parents=True)
+    merged = read(below)
+    assert merged.spec.gpus == 4
+    assert merged.origins["gpus"] == "pyproject.toml"
+
+
+def test_a_profile_of_the_project_is_chosen_by_flag(project):
+    (project / "echelon.toml").write_text('[clusters.big]\ngpu_option = "gpus-per-node"\n')
+    assert read(project).spec.gpu_option == "gres"
+    assert read(project, cluster="big").spec.gpu_option == "gpus-per-node"
+
+
+@pytest.mark.parametrize(
+    ("toml", "flags", "message"),
+    [
+        ("x = ", {}, "is not TOML"),
+        ("", {"cluster": "big"}, "no profile for a cluster 'big'; known: none"),
+        ("", {"setting": ["nodes"]}, "--set nodes has no '='"),
+        ("", {"env": ["A"]}, "--env A has no '='"),
+        ("slurm = 3", {}, "unknown key 'slurm'"),
+        ("[slurm]\nextr = 3", {}, "unknown key 'slurm.extr'"),
+    ],
+)
+def test_what_is_wrong_is_told(project, toml, flags, message):
+    (project / "echelon.toml").write_text(toml)
+    with pytest.raises(UsageError) as caught:
+        read(project, **flags)
+    assert message in caught.value.message
+    assert caught.value.hint
+
+
+def test_everything_after_the_script_is_the_scripts(project, capsys):
+    assert main.run(["script", "--nodes", "2", "train.py", "--nodes", "9", "-x", "--", "y"]) == 0
+    out = capsys.readouterr().out
+    assert "#SBATCH --nodes=2\n" in out
+    assert '"$python" train.py --nodes 9 -x -- y' in out
+
+
+def test_a_script_has_to_be_named(project, capsys):
+    assert main.run(["script", "--nodes", "2"]) == 2
+    assert "no training script is named" in capsys.readouterr().err
+
+
+def test_config_tells_values_and_origins(project, capsys):
+    (project / "echelon.toml").write_text("gpus = 4\n")
+    assert main.run(["config", "--json", "--nodes", "2", "--cpus-per-task", "8"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["gpus"] == {"value": "4", "from": "echelon.toml"}
+    assert shown["nodes"] == {"value": "2", "from": "flags"}
+    assert shown["world size"] == {"value": "8", "from": "derived"}
+    assert shown["OMP_NUM_THREADS"] == {"value": "4", "from": "derived"}
+    assert "qos" not in shown
+    assert main.run(["config", "--all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["qos"] == {"value": "", "from": "default"}
+
+
+def test_every_problem_is_told_at_once(project, capsys):
+    (project / "echelon.toml").write_text('partitoin = "x"\n')
+    assert main.run(["config", "--mem", "16Go", "--style", "sru"]) == 2
+    err = capsys.readouterr().err
+    assert "unknown key 'partitoin'" in err
+    assert "'16Go' is not a memory size" in err
+    assert "did you mean 'srun'?" in err
