@@ -65,7 +65,7 @@ make_venv() {
 setup_venv() {
     local wanted
     # What pyproject.toml says of ruff and other tools changes nothing that is installed.
-    wanted=$({ sed '/^# --- ruff/,$d' pyproject.toml; cat constraints.txt; } | sha256sum | cut -d ' ' -f 1)
+    wanted=$({ echo "$PWD ${PYTHON:-}"; sed '/^# --- ruff/,$d' pyproject.toml; cat constraints.txt; } | sha256sum | cut -d ' ' -f 1)
     if [ "$(cat .venv/stamp 2>/dev/null)" = "$wanted" ] && .venv/bin/python -c '' 2>/dev/null; then
         return
     fi
@@ -99,7 +99,8 @@ setup_system() {
     mapfile -t missing < <(missing_packages)
     [ ${#missing[@]} -gt 0 ] || return 0
     if may_install; then
-        apt_install "${missing[@]}" || true
+        # Where one package has another name, the others must not go without.
+        apt_install "${missing[@]}" || for package in "${missing[@]}"; do apt_install "$package" || true; done
         mapfile -t missing < <(missing_packages)
         [ ${#missing[@]} -gt 0 ] || return 0
     fi

@@ -61,6 +61,23 @@ def test_restore_mends_a_cut_node_and_does_no_harm_to_a_sound_one(full):
     assert {node.state for node in nodes.values()} == {"idle"}
 
 
+def test_restore_takes_a_drained_node_back(cluster):
+    cluster.exec("scontrol", "update", "nodename=node2", "state=drain", "reason=test")
+    cluster("restore", "node2")
+    assert cluster.nodes()["node2"].state == "idle"
+
+
+def test_a_node_that_is_off_has_no_cable(full):
+    full("kill", "node3")
+    for command in ("cut", "heal"):
+        done = full(command, "node3", check=False)
+        assert done.returncode == 66
+        assert done.stderr == (
+            "error: the sandbox's host 'node3' is not running\n"
+            "hint: echelon sandbox restore --name t node3\n"
+        )
+
+
 def test_faults_need_a_node_that_is_there(cluster):
     for command in ("kill", "cut", "heal", "restore"):
         done = cluster(command, "node9", check=False)

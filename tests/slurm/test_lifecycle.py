@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -105,7 +106,7 @@ def test_an_up_that_was_killed_does_not_hinder_the_next(other):
     starting.kill()
     starting.wait()
     assert "not up" in cluster("status", check=False).stderr
-    assert "removing what an unfinished start left behind" in cluster("up", "--nodes=2").stderr
+    assert "removing what is left of an earlier one" in cluster("up", "--nodes=2").stderr
     assert cluster.exec("srun", "--nodes=2", "hostname").split() != []
 
 
@@ -122,6 +123,113 @@ def test_an_interrupted_up_cleans_up_after_itself(other):
     starting.send_signal(signal.SIGINT)
     assert starting.wait(timeout=20) == 130
     assert_gone(cluster, before)
+
+
+def test_a_terminated_up_cleans_up_after_itself(other):
+    before = machine()
+    cluster = other("terminated")
+    starting = subprocess.Popen(
+        cluster.argv("up"),
+        env=cluster.environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert wait_until((cluster.root / "run/node1.booted").exists, timeout_s=20, interval_s=0.001)
+    starting.terminate()
+    assert starting.wait(timeout=20) == 143
+    assert_gone(cluster, before)
+
+
+def test_down_ends_what_forks_while_one_looks(other):
+    """On the login host, with no mark: each child forks the next and goes."""
+    before = machine()
+    cluster = other("chain")
+    cluster("up", "--nodes=1")
+    (cluster.home / "chain.py").write_text(
+        "import os, time\nwhile True:\n    time.sleep(0.01)\n    if os.fork(): os._exit(0)\n"
+    )
+    begin = f"env -i setsid {sys.executable} {cluster.home}/chain.py < /dev/null > /dev/null 2>&1 &"
+    cluster("exec", "--", "bash", "-c", begin)
+    cluster("down")
+    assert_gone(cluster, before)
+
+
+def test_down_works_when_the_folder_was_removed_by_hand(other):
+    before = machine()
+    cluster = other("handmade")
+    cluster("up", "--nodes=1")
+    shutil.rmtree(cluster.root)
+    cluster("down")
+    assert_gone(cluster, before)
+
+
+def test_up_works_where_an_earlier_one_has_died(other):
+    """As after a reboot, or when the folder was removed by hand while all of it ran."""
+    cluster = other("dead")
+    cluster("up", "--nodes=1")
+    for process in find_processes(Layout(root=cluster.root)):
+        if process.program == "slurmctld":
+            end_processes([process.pid])
+    done = cluster("status", check=False)
+    assert done.returncode == 69
+    assert "slurmctld of sandbox 'dead' does not answer" in done.stderr
+    assert "removing what is left" in cluster("up", "--nodes=1").stderr
+    shutil.rmtree(cluster.root)
+    assert "removing what is left" in cluster("up", "--nodes=1").stderr
+    assert cluster.exec("srun", "hostname") == "node1\n"
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o000])
+def test_the_users_umask_does_not_matter(other, mask):
+    cluster = other("masked")
+    cluster("up", "--nodes=1", umask=mask)
+    assert cluster.exec("srun", "hostname") == "node1\n"
+
+
+def test_habits_of_the_user_do_not_matter(other):
+    cluster = other("habits")
+    cluster.environ |= {"SINFO_PARTITION": "gpu", "SQUEUE_FORMAT": "%i", "SLURM_JOB_ID": "7"}
+    cluster("up", "--nodes=1")
+    assert [node["state"] for node in json.loads(cluster("status", "--json").stdout)["nodes"]] == [
+        "idle"
+    ]
+
+
+def test_a_stranger_s_process_is_never_entered(full):
+    """It calls itself the login host, in namespaces where it could put anything in place of sh."""
+    become = f"exec -a bash perl -e 'sleep 60' {full.root}/boot.sh login"
+    drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    stranger = subprocess.Popen(
+        [*drop, "unshare", "--user", "--map-root-user", "--mount", "bash", "-c", become],
+        env={"PATH": os.environ["PATH"], "ECHELON_SANDBOX": str(full.root)},
+    )
+    try:
+        shown = Path(f"/proc/{stranger.pid}/cmdline")
+        assert wait_until(lambda: shown.read_bytes().startswith(b"bash\0-e"), timeout_s=5)
+        assert full("exec", "--", "hostname").stdout == "login\n"
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_another_user_is_told_that_he_may_not(full):
+    done = subprocess.run(
+        [
+            "setpriv",
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            *full.argv("kill", "node1"),
+        ],
+        env=full.environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # Where this Python is not for everybody, the kernel itself refuses.
+    if done.returncode != 126:
+        assert done.returncode == 77, done.stderr
+    assert full.nodes()["node1"].running
 
 
 def test_up_twice_says_so(full):
@@ -158,6 +266,14 @@ def test_status_for_programs(full):
     assert shown["kind"] == "namespaces"
     assert [node["name"] for node in shown["nodes"]] == ["node1", "node2", "node3", "node4"]
     assert {node["state"] for node in shown["nodes"]} == {"idle"}
+
+
+def test_a_reader_of_the_status_may_leave(cluster):
+    command = f"{shlex.join(cluster.argv('status'))} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=cluster.environ, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) in ((0, ""), (141, ""))
 
 
 def test_status_for_people(cluster):
@@ -208,6 +324,7 @@ LOOPBACK = r"""
 set -eu
 box() { command=$1; shift; python -m echelon sandbox "$command" --name plain "$@"; }
 sleepers() { ps -C sleep -o args= | grep -c 654321 || true; }
+steps() { ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c "$ECHELON_SANDBOX_DIR" || true; }
 show='echo task $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES'
 box up --nodes 3 --gpus 2
 box exec -- srun --nodes=3 --ntasks-per-node=2 --gpus-per-task=1 bash -c "$show" | sort
@@ -220,7 +337,7 @@ box cut node1 || echo code $?
 box restore node2
 box exec -- srun --nodelist=node2 echo node2 is back
 box down
-echo after down $(sleepers)
+echo after down $(sleepers) $(steps)
 """
 
 
@@ -247,7 +364,7 @@ def test_without_root_there_is_a_plainer_cluster(home):
             "after kill 2",
             "code 77",
             "node2 is back",
-            "after down 0",
+            "after down 0 0",
         ], done.stderr
         assert "without root this is the plain form" in done.stderr
         assert list(folder.iterdir()) == []

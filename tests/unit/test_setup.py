@@ -57,6 +57,25 @@ def test_when_all_is_there_it_says_nothing(bare):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_package_of_another_name_does_not_hold_up_the_others(bare):
+    """apt-get installs all or nothing; one at a time the others go through."""
+    for program in ("mktemp", "rm", "tail", "touch", "chmod", "sh", "true"):
+        (bare / program).symlink_to(shutil.which(program))
+    (bare / "apt-get").write_text(
+        "#!/bin/sh\n"
+        'case "$*" in *chromium*) exit 100;; esac\n'
+        f"for p; do touch {bare}/$p; chmod +x {bare}/$p; done\n"
+        f"touch {bare}/sbatch {bare}/munged; chmod +x {bare}/sbatch {bare}/munged\n"
+    )
+    (bare / "sudo").write_text('#!/bin/sh\nshift\nexec "$@"\n')
+    for program in ("apt-get", "sudo"):
+        (bare / program).chmod(0o755)
+    done = run(bare)
+    assert (bare / "slurmctld").exists()
+    assert "chromium" in done.stderr.splitlines()[-1]
+    assert "slurmctld" not in done.stderr.splitlines()[-1]
+
+
 def test_missing_packages_are_installed_where_that_is_allowed(bare):
     """A stand-in for apt-get that puts the programs where they are looked for."""
     for program in ("mktemp", "rm", "tail", "touch", "chmod"):

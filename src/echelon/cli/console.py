@@ -24,13 +24,16 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console = Console(soft_wrap=not sys.stdout.isatty())
+    # Into a text first: rich would hide it when the reader of a pipe has left.
+    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty())
     table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
     for heading in headings:
         table.add_column(heading, no_wrap=True)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    with console.capture() as captured:
+        console.print(table)
+    print_result("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def note(text: str) -> None:

@@ -5,6 +5,7 @@ handler imports what it calls, and help texts are plain for the same reason.
 """
 
 import os
+import signal
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -57,21 +58,30 @@ def _options(
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # As with Ctrl-C: whoever was building something takes it down again. What nohup ignores
+        # stays ignored.
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, lambda n, _frame: sys.exit(128 + n))
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; errors have been printed."""
-    debug = arguments[:1] == ["--debug"] or bool(os.environ.get("ECHELON_DEBUG"))
+    wanted = os.environ.get("ECHELON_DEBUG", "").lower()
+    debug = arguments[:1] == ["--debug"] or wanted not in ("", "0", "false", "no", "off")
     try:
         code = app(arguments or ["--help"], prog_name="echelon", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout:  # None when it was closed (>&-)
+            sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        # The reader left (`| head`). What is still buffered must not complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _reader_left()
+    except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # typer's own word for it is 1
+            return _reader_left()
+        raise
     except Exception as error:  # noqa: BLE001  the one place where every error ends
         if debug:
             traceback.print_exc()
@@ -79,6 +89,12 @@ def run(arguments: list[str]) -> int:
         console.print_error(failure)
         return failure.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _reader_left() -> int:
+    """Return the code for `| head`. What is still buffered must not complain at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 128 + signal.SIGPIPE
 
 
 def _explain(error: Exception) -> EchelonError:
@@ -94,9 +110,9 @@ def _explain(error: Exception) -> EchelonError:
         return NotPermittedError(
             f"may not use {error.filename}: {error.strerror}", hint="check who owns it (ls -ld)"
         )
-    if isinstance(error, OSError) and error.filename:
+    if isinstance(error, OSError):
         return UnavailableError(
-            f"cannot use {error.filename}: {error.strerror}",
+            f"cannot use {error.filename or 'the output'}: {error.strerror}",
             hint="check that the path is right and the disk is not full (ls -ld, df -h)",
         )
     return EchelonError(

@@ -3,6 +3,8 @@
 import os
 import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +13,8 @@ import typer
 
 from echelon.cli import console
 from echelon.core.units import format_memory, parse_memory
+from echelon.errors import EchelonError, UsageError
+from echelon.sandbox.config import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from echelon.sandbox.cluster import Sandbox
@@ -30,7 +34,10 @@ def _complete_name(incomplete: str) -> list[str]:
 
 
 def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
-    names = _open(context.params.get("name") or "sandbox").state.config.node_names
+    try:
+        names = _open(context.params.get("name") or DEFAULT_NAME).state.config.node_names
+    except EchelonError:
+        return []  # a prompt is no place for an error
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -39,6 +46,21 @@ Node = Annotated[
     str,
     typer.Argument(help="For example node2.", autocompletion=_complete_node, show_default=False),
 ]
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise UsageError("this folder has been deleted", hint="go to another one: cd") from error
+
+
+@contextmanager
+def _changing(name: str) -> "Iterator[Sandbox]":
+    from echelon.sandbox.lifecycle import changing  # noqa: PLC0415
+
+    with changing(_open(name), os.geteuid()) as sandbox:
+        yield sandbox
 
 
 def _open(name: str) -> "Sandbox":
@@ -51,7 +73,7 @@ def _open(name: str) -> "Sandbox":
 @app.command()
 def up(
     *,
-    name: Name = "sandbox",
+    name: Name = DEFAULT_NAME,
     nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
     gpus: Annotated[int, typer.Option(help="GPUs per node, as Slurm counts them.")] = 4,
     gpu_type: Annotated[str, typer.Option(help="Their type, also a feature of the node.")] = "a100",
@@ -95,14 +117,14 @@ def up(
             "without root this is the plain form: all nodes share this machine's name, address "
             "and processes; cut and heal do not work, and node names do not resolve"
         )
-    option = "" if name == "sandbox" else f" --name {name}"
+    option = sandbox.layout.option
     console.note(f"  try it:    echelon sandbox exec{option} -- srun -N{nodes} hostname")
     console.note(f'  from here: eval "$(echelon sandbox env{option})"; sinfo')
     console.note(f"  end it:    echelon sandbox down{option}")
 
 
 @app.command()
-def down(*, name: Name = "sandbox") -> None:
+def down(*, name: Name = DEFAULT_NAME) -> None:
     """Stop a cluster and leave nothing of it behind.
 
     Example: echelon sandbox down
@@ -117,7 +139,7 @@ def down(*, name: Name = "sandbox") -> None:
 @app.command()
 def status(
     *,
-    name: Name = "sandbox",
+    name: Name = DEFAULT_NAME,
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:
     """Show the nodes: what Slurm says, and what was done.
@@ -151,12 +173,12 @@ def status(
 
 
 @app.command()
-def shell(*, name: Name = "sandbox") -> None:
+def shell(*, name: Name = DEFAULT_NAME) -> None:
     """Open a shell on the login host; leave it with exit.
 
     Example: echelon sandbox shell
     """
-    _open(name).become([os.environ.get("SHELL", "/bin/bash")], cwd=Path.cwd())
+    _open(name).become([os.environ.get("SHELL", "/bin/bash")], cwd=_here())
 
 
 @app.command(
@@ -165,7 +187,7 @@ def shell(*, name: Name = "sandbox") -> None:
 )
 def execute(
     *,
-    name: Name = "sandbox",
+    name: Name = DEFAULT_NAME,
     command: Annotated[
         list[str], typer.Argument(metavar="CMD...", help="What to run.", show_default=False)
     ],
@@ -174,11 +196,11 @@ def execute(
 
     Example: echelon sandbox exec -- srun -N4 hostname
     """
-    _open(name).become(command, cwd=Path.cwd())
+    _open(name).become(command, cwd=_here())
 
 
 @app.command()
-def env(*, name: Name = "sandbox") -> None:
+def env(*, name: Name = DEFAULT_NAME) -> None:
     """Print what makes this shell talk to the cluster.
 
     Example: eval "$(echelon sandbox env)"
@@ -187,40 +209,46 @@ def env(*, name: Name = "sandbox") -> None:
 
 
 @app.command()
-def kill(node: Node, *, name: Name = "sandbox") -> None:
+def kill(node: Node, *, name: Name = DEFAULT_NAME) -> None:
     """Turn a node off: its slurmd and its jobs die at once.
 
     Example: echelon sandbox kill node2
     """
-    _open(name).kill(node)
-    console.note(f"{node} is off; bring it back with: echelon sandbox restore {node}")
+    with _changing(name) as sandbox:
+        sandbox.kill(node)
+        back = f"echelon sandbox restore{sandbox.layout.option} {node}"
+    console.note(f"{node} is off; bring it back with: {back}")
 
 
 @app.command()
-def cut(node: Node, *, name: Name = "sandbox") -> None:
+def cut(node: Node, *, name: Name = DEFAULT_NAME) -> None:
     """Unplug a node's network cable; its processes go on, alone.
 
     Example: echelon sandbox cut node2
     """
-    _open(name).cut(node)
-    console.note(f"{node} is cut off; plug it in with: echelon sandbox heal {node}")
+    with _changing(name) as sandbox:
+        sandbox.cut(node)
+        back = f"echelon sandbox heal{sandbox.layout.option} {node}"
+    console.note(f"{node} is cut off; plug it in with: {back}")
 
 
 @app.command()
-def heal(node: Node, *, name: Name = "sandbox") -> None:
+def heal(node: Node, *, name: Name = DEFAULT_NAME) -> None:
     """Plug a node's network cable in again.
 
     Example: echelon sandbox heal node2
     """
-    _open(name).heal(node)
+    with _changing(name) as sandbox:
+        sandbox.heal(node)
     console.note(f"{node} is plugged in")
 
 
 @app.command()
-def restore(node: Node, *, name: Name = "sandbox") -> None:
+def restore(node: Node, *, name: Name = DEFAULT_NAME) -> None:
     """Bring a node back, whatever was done to it.
 
     Example: echelon sandbox restore node2
     """
-    _open(name).restore(node)
+    with _changing(name) as sandbox:
+        sandbox.restore(node)
     console.note(f"{node} is ready")

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -94,13 +95,13 @@ class LocalShell:
             try:
                 stdout, stderr = child.communicate(stdin, timeout=timeout_s)
             except subprocess.TimeoutExpired as error:
-                os.killpg(child.pid, signal.SIGKILL)
+                _kill_group(child.pid)
                 raise TimedOutError(
                     f"'{argv[0]}' did not end within {timeout_s:g} s",
                     hint=f"the whole command was: {' '.join(argv)}",
                 ) from error
             except BaseException:
-                os.killpg(child.pid, signal.SIGKILL)
+                _kill_group(child.pid)
                 raise
         return Result(argv=tuple(argv), code=child.returncode, stdout=stdout, stderr=stderr)
 
@@ -132,6 +133,12 @@ class LocalShell:
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
         found = shutil.which(program, path=path)
         return Path(found) if found else None
+
+
+def _kill_group(pid: int) -> None:
+    # Interrupted, communicate() waits a moment for the child itself: it may be gone already.
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)

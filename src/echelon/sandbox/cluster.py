@@ -1,9 +1,10 @@
 """A sandbox that is up: run things in it, look at its nodes, break them and mend them."""
 
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,9 +16,20 @@ from echelon.sandbox.config import LOGIN, Layout, SandboxState
 from echelon.sandbox.hosts import Hosts
 from echelon.sandbox.loopback import LoopbackHosts
 from echelon.sandbox.namespaces import NamespaceHosts
-from echelon.sandbox.processes import HOST, find_processes, mark
+from echelon.sandbox.processes import HOST, Process, find_processes, mark
+
+_SLURM_VARIABLES = (
+    *("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SINFO_", "SQUEUE_", "SACCT_"),
+    *("SCANCEL_", "SPRIO_", "SSTAT_", "SCONTROL_"),
+)
+"""What another cluster's job or a user's habits may have set."""
 
 Progress = Callable[[str], None]
+
+
+_COMPLAINT = re.compile(r"fatal|error", re.IGNORECASE)
+# Said at every start: there is no state to recover yet, nor PMIx.
+_NOISE = re.compile(r"state save file|pmix|recover|No such file or directory|hwloc", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +73,7 @@ class Sandbox:
         outer = {
             key: value
             for key, value in self._environ.items()
-            if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_"))
+            if not key.startswith(_SLURM_VARIABLES)
         }
         variables = {
             **outer,
@@ -83,12 +95,13 @@ class Sandbox:
         timeout_s: float | None = 120,
     ) -> Result:
         """Run a program on a host and return what it said."""
-        return self._shell.run(
+        done = self._shell.run(
             [*self._hosts.enter(host), *argv],
             env=self.environment(host),
             stdin=stdin,
             timeout_s=timeout_s,
         )
+        return replace(done, argv=tuple(argv))  # an error names the program, not how we got there
 
     def start(self, argv: Sequence[str], *, log: str, host: str = LOGIN) -> None:
         """Leave a program running on a host."""
@@ -104,26 +117,36 @@ class Sandbox:
         Raises:
             NotPermittedError: only root can enter root's sandbox.
         """
-        if self.state.network.kind == "namespaces" and os.geteuid() != 0:
-            raise NotPermittedError(
-                f"only root can enter the sandbox '{self.name}', which root started",
-                hint='use sudo, or stay outside: eval "$(echelon sandbox env)"',
-            )
+        self._check_owner()
         enter = self._hosts.enter(LOGIN)
         # Another mount namespace forgets where we were.
-        back = ["env", f"--chdir={cwd}"] if enter else []
+        back = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(cwd)] if enter else []
         self._shell.replace([*enter, *back, *argv], env=self.environment())
+
+    def _check_owner(self) -> None:
+        if self.layout.root.stat().st_uid != os.geteuid():
+            raise NotPermittedError(
+                f"the sandbox '{self.name}' is another user's",
+                hint="use sudo; or submit jobs from outside: "
+                f'eval "$(echelon sandbox env{self.layout.option})"',
+            )
 
     # What state it is in
 
     def nodes(self) -> list[NodeStatus]:
-        """Return every node's state, asked of Slurm now."""
-        states = self._slurm_states()
-        alive = {
-            process.host
-            for process in find_processes(self.layout)
-            if process.argv and process.argv[0].rpartition("/")[2] == "slurmd"
-        }
+        """Return every node's state, asked of Slurm now.
+
+        Raises:
+            UnavailableError: slurmctld does not answer.
+        """
+        self._check_owner()
+        if not (states := self._slurm_states()):
+            raise UnavailableError(
+                f"the slurmctld of sandbox '{self.name}' does not answer",
+                hint=f"start anew (echelon sandbox down{self.layout.option}), "
+                f"or see why: tail {self.layout.logs}/slurmctld.log",
+            )
+        alive = {process.host for process in self._slurmds()}
         cut = self._hosts.cut_hosts()
         return [
             NodeStatus(
@@ -153,7 +176,7 @@ class Sandbox:
             late = waiting()
             raise UnavailableError(
                 f"not ready after {timeout_s:g} s: {', '.join(late)}",
-                hint=self.last_complaint("slurmctld.log", *(f"slurmd-{name}.log" for name in late)),
+                hint=self.last_complaint(*(f"slurmd-{name}.log" for name in late), "slurmctld.log"),
             )
 
     def _slurm_states(self) -> dict[str, str]:
@@ -166,7 +189,7 @@ class Sandbox:
         """Return the last error in the first of these logs that has one."""
         for log in (self.layout.logs / name for name in logs):
             lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-            bad = [line for line in lines if "fatal" in line.lower() or "error" in line.lower()]
+            bad = [line for line in lines if _COMPLAINT.search(line) and not _NOISE.search(line)]
             if bad:
                 return f"{log.name} says: {bad[-1]}"
         return "the daemons' logs have no complaint; is the machine very busy?"
@@ -220,7 +243,10 @@ class Sandbox:
     def restore(self, node: str) -> None:
         """Bring a node back, whatever was done to it, and return when it takes jobs."""
         self._known(node)
-        if next(status for status in self.nodes() if status.name == node).running:
+        status = next(status for status in self.nodes() if status.name == node)
+        if status.state.startswith("drain"):
+            self.run(["scontrol", "update", f"nodename={node}", "state=resume"]).check()
+        if status.running:
             if node in self._hosts.cut_hosts():
                 self.heal(node)
         else:
@@ -234,11 +260,16 @@ class Sandbox:
 
     def _report(self, node: str) -> None:
         """SIGHUP makes a slurmd register anew."""
-        for process in find_processes(self.layout):
-            if process.host == node and process.argv[0].rpartition("/")[2] == "slurmd":
+        for process in self._slurmds():
+            if process.host == node:
                 os.kill(process.pid, signal.SIGHUP)
 
+    def _slurmds(self) -> list[Process]:
+        found = find_processes(self.layout)
+        return [process for process in found if process.trusted and process.program == "slurmd"]
+
     def _known(self, node: str) -> str:
+        self._check_owner()
         names = self.state.config.node_names
         if node not in names:
             raise NotFoundError(

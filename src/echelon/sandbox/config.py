@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Self
 
 from echelon.core.nodes import compress
+from echelon.core.units import format_memory
 from echelon.errors import UsageError
 
+DEFAULT_NAME = "sandbox"
 LOGIN = "login"
 """The host that carries slurmctld and on which `exec` and `shell` run."""
 
@@ -23,11 +25,16 @@ MAX_NODES = 200
 MAX_GPUS = 64
 
 
+def is_name(name: str) -> bool:
+    """Tell whether a sandbox may be called so: it becomes the name of a folder and of a cluster."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,30}", name) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxConfig:
     """What a user asks for."""
 
-    name: str = "sandbox"
+    name: str = DEFAULT_NAME
     nodes: int = 4
     gpus: int = 4
     """Per node."""
@@ -44,16 +51,15 @@ class SandboxConfig:
             "--nodes": (self.nodes, 1, MAX_NODES),
             "--gpus": (self.gpus, 0, MAX_GPUS),
             "--cpus": (self.cpus, 1, 1024),
-            "--mem": (self.mem_mib, 1, 2**30),
         }
         found = [
             f"{flag} is {value}, but must be between {low} and {high}"
             for flag, (value, low, high) in bounds.items()
             if not low <= value <= high
         ]
-        if not (
-            self.name.isascii() and self.name.replace("-", "").isalnum() and len(self.name) < 32
-        ):
+        if not 1 <= self.mem_mib <= 2**30:
+            found.append(f"--mem is {format_memory(self.mem_mib)}, but must be 1M to 1024T")
+        if not is_name(self.name):
             found.append(f"--name is '{self.name}', but may only have letters, digits and '-'")
         if not (self.gpu_type.isascii() and self.gpu_type.replace("_", "").isalnum()):
             found.append(f"--gpu-type is '{self.gpu_type}', but may only have letters, digits, '_'")
@@ -188,6 +194,11 @@ class Layout:
             self.logs,
             self.devices,
         ]
+
+    @property
+    def option(self) -> str:
+        """What names this sandbox on a command line; nothing for the one that is meant anyway."""
+        return "" if self.root.name == DEFAULT_NAME else f" --name {self.root.name}"
 
     @property
     def tag(self) -> str:

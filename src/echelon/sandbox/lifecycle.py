@@ -10,6 +10,7 @@ import fcntl
 import os
 import pwd
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,7 +30,13 @@ from echelon.sandbox.cluster import Progress, Sandbox
 from echelon.sandbox.config import Layout, SandboxConfig, SandboxState
 from echelon.sandbox.loopback import free_ports, plan_loopback
 from echelon.sandbox.namespaces import can_make_namespaces, plan_namespaces, remove_uplink
-from echelon.sandbox.processes import MARK, end_processes, find_processes
+from echelon.sandbox.processes import (
+    MARK,
+    end_sandbox_processes,
+    find_processes,
+    is_holder,
+    own_network,
+)
 
 PROGRAMS = {
     "munged": "munge",
@@ -46,7 +53,8 @@ NAMESPACE_PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "uti
 def home(environ: Mapping[str, str], uid: int) -> Path:
     """Return the folder of a user's sandboxes: on a local disk, with a short path."""
     if chosen := environ.get("ECHELON_SANDBOX_DIR"):
-        return Path(chosen).absolute()
+        # One spelling for one folder: processes are known by it.
+        return Path(chosen).resolve()
     return Path("/var/lib/echelon/sandbox" if uid == 0 else f"/var/tmp/echelon-{uid}/sandbox")  # noqa: S108
 
 
@@ -54,16 +62,36 @@ def find_layout(name: str, environ: Mapping[str, str], uid: int) -> Layout:
     """Return an existing sandbox's files: this user's, or else root's, which every user may use.
 
     Raises:
+        UsageError: no sandbox can be called so.
         NotFoundError: there is none.
+        NotPermittedError: somebody else could have put it there.
     """
+    if not config.is_name(name):
+        raise UsageError(
+            f"'{name}' cannot be the name of a sandbox", hint="use letters, digits and '-'"
+        )
     for owner in (uid, 0):
         layout = Layout(root=home(environ, owner) / name)
         if layout.root.is_dir():
+            _check_trust(layout, uid)
             return layout
     raise NotFoundError(
         f"there is no sandbox '{name}'",
-        hint=f"start one: echelon sandbox up{'' if name == 'sandbox' else f' --name {name}'}",
+        hint=f"start one: echelon sandbox up{Layout(root=Path(name)).option}",
     )
+
+
+def _check_trust(layout: Layout, uid: int) -> None:
+    """Slurm's commands load what slurm.conf names: it must be ours, or root's."""
+    for folder in (layout.root, layout.root.parent, layout.root.parent.parent):
+        status = folder.lstat()
+        others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        shared = others_write and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (uid, 0) or not stat.S_ISDIR(status.st_mode) or shared:
+            raise NotPermittedError(
+                f"{folder} is another user's, or others can write to it",
+                hint="set ECHELON_SANDBOX_DIR to a folder of your own",
+            )
 
 
 def list_sandboxes(environ: Mapping[str, str], uid: int) -> list[str]:
@@ -86,7 +114,7 @@ def open_sandbox(name: str, *, shell: Shell, environ: Mapping[str, str], uid: in
     if state is None or not state.ready:
         raise NotFoundError(
             f"the sandbox '{name}' is not up: its start was not finished",
-            hint=f"clean up with: echelon sandbox down --name {name}",
+            hint=f"clean up with: echelon sandbox down{layout.option}",
         )
     return Sandbox(layout, state, shell, environ)
 
@@ -107,26 +135,35 @@ def start_sandbox(
         UnavailableError: a package is missing, or Slurm did not come up; nothing is left behind.
     """
     if problems := wanted.problems():
-        raise UsageError("; ".join(problems), hint="echelon sandbox up --help shows the defaults")
+        raise UsageError("; ".join(problems), hint="see echelon sandbox up --help")
     _check_programs(wanted, shell, uid=uid)
     namespaces = uid == 0 and can_make_namespaces(shell)
     layout = Layout(root=home(environ, uid) / wanted.name)
     config.check_path(layout)
     with _claim(layout, uid):
         state = _read_state(layout)
-        if state is not None and state.ready:
+        if state is not None and state.ready and _is_alive(layout):
             raise ConflictError(
                 f"the sandbox '{wanted.name}' is up already",
-                hint=f"end it: echelon sandbox down --name {wanted.name}; or choose another --name",
+                hint=f"end it: echelon sandbox down{layout.option}; or choose another --name",
             )
-        if any(layout.root.iterdir()):
-            progress("removing what an unfinished start left behind")
+        if any(layout.root.iterdir()) or find_processes(layout):
+            progress("removing what is left of an earlier one")
             _clear(layout, shell)
+        # munged insists on folders that everybody can enter and nobody else can write to.
+        mask = os.umask(0o022)
         try:
             return _build(wanted, layout, shell, environ, progress, namespaces=namespaces)
         except BaseException:
             _remove(layout, shell)
             raise
+        finally:
+            os.umask(mask)
+
+
+def _is_alive(layout: Layout) -> bool:
+    """Tell whether it runs: after a reboot the folder is still there."""
+    return any(p.trusted and p.program == "slurmctld" for p in find_processes(layout))
 
 
 def _build(
@@ -161,21 +198,36 @@ def stop_sandbox(name: str, *, shell: Shell, environ: Mapping[str, str], uid: in
         ConflictError: called from inside.
         NotPermittedError: it is another user's.
     """
-    layout = find_layout(name, environ, uid)
-    if environ.get(MARK) == str(layout.root):
+    try:
+        layout = find_layout(name, environ, uid)
+    except NotFoundError:
+        # Somebody may have removed the folder alone.
+        layout = Layout(root=home(environ, uid) / name)
+        if not find_processes(layout):
+            raise
+    hosts = [p.network for p in find_processes(layout) if is_holder(p, layout)]
+    if environ.get(MARK) == str(layout.root) or own_network() in hosts:
         raise ConflictError(
             f"this shell is inside the sandbox '{name}'",
-            hint="leave it first (exit), then: echelon sandbox down",
+            hint=f"leave it first (exit), then: echelon sandbox down{layout.option}",
         )
     with _claim(layout, uid):
         _remove(layout, shell)
 
 
 def _clear(layout: Layout, shell: Shell) -> None:
-    """Leave nothing but the empty folder, whose lock we hold."""
-    # Jobs may fork while we look: until nothing is found.
-    while found := find_processes(layout):
-        end_processes([process.pid for process in found])
+    """Leave nothing but the empty folder, whose lock we hold.
+
+    Raises:
+        ConflictError: the folder holds something that is no sandbox.
+    """
+    entries = [entry for entry in layout.root.iterdir() if not entry.name.endswith(".tmp")]
+    if entries and not layout.state.exists():
+        raise ConflictError(
+            f"{layout.root} is not a sandbox, and not empty",
+            hint="choose another --name, or look at what is in it and remove it yourself",
+        )
+    end_sandbox_processes(layout)
     if os.geteuid() == 0:
         remove_uplink(layout, shell)
     for entry in layout.root.iterdir():
@@ -201,6 +253,16 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 @contextmanager
+def changing(sandbox: Sandbox, uid: int) -> Iterator[Sandbox]:
+    """Let nobody else change the sandbox meanwhile: a node restored during `down` would stay."""
+    with _claim(sandbox.layout, uid):
+        if not sandbox.layout.state.exists():
+            _remove_if_empty(sandbox.layout.root)
+            raise NotFoundError(f"the sandbox '{sandbox.name}' is gone", hint="echelon sandbox up")
+        yield sandbox
+
+
+@contextmanager
 def _claim(layout: Layout, uid: int) -> Iterator[None]:
     """Own the sandbox's folder, which is made if need be, while it is changed.
 
@@ -209,14 +271,16 @@ def _claim(layout: Layout, uid: int) -> Iterator[None]:
         NotPermittedError: it is another user's.
     """
     while True:
-        layout.root.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        layout.root.mkdir(exist_ok=True, mode=0o755)
-        for folder in (layout.root.parent, layout.root):
-            if folder.lstat().st_uid != uid:
-                raise NotPermittedError(
-                    f"{folder} belongs to another user",
-                    hint="use sudo, or set ECHELON_SANDBOX_DIR to a folder of your own",
-                )
+        for folder in (layout.root.parent.parent, layout.root.parent, layout.root):
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                folder.chmod(0o755)
+        _check_trust(layout, uid)
+        if layout.root.lstat().st_uid != uid:
+            raise NotPermittedError(
+                f"{layout.root} belongs to another user",
+                hint="set ECHELON_SANDBOX_DIR to a folder of your own, or use sudo for root's",
+            )
         handle = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,10 +312,10 @@ def _read_state(layout: Layout) -> SandboxState | None:
 
 
 def _write_files(layout: Layout, state: SandboxState) -> None:
+    # First of all: by it, an interrupted start is told from a foreign folder.
+    write_atomic(layout.state, state.render(), mode=0o644)
     for folder in layout.folders():
         folder.mkdir(mode=0o755)
-    # First of all: with it, an interrupted start can be told from a foreign folder.
-    write_atomic(layout.state, state.render(), mode=0o644)
     write_atomic(layout.munge / "key", os.urandom(128), mode=0o600)
     texts = {
         layout.slurm_conf: config.render_slurm_conf(state, layout),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from echelon.errors import NotPermittedError, UnavailableError
 from echelon.sandbox.config import LOGIN, Layout, Network, SandboxConfig
-from echelon.sandbox.processes import end_processes, find_processes
+from echelon.sandbox.processes import end_sandbox_processes
 
 
 class LoopbackHosts:
@@ -25,9 +25,7 @@ class LoopbackHosts:
         return []
 
     def stop(self, host: str) -> None:
-        # A task may fork while we look: until nothing is found.
-        while found := [p.pid for p in find_processes(self._layout) if p.host == host]:
-            end_processes(found)
+        end_sandbox_processes(self._layout, host=host)
 
     def cut(self, host: str) -> None:
         raise NotPermittedError(

@@ -8,14 +8,16 @@ machine's own network sees one link and nothing else.
 
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from echelon.core.shell import Shell
 from echelon.core.waiting import wait_until
 from echelon.errors import NotFoundError, UnavailableError
 from echelon.sandbox.config import LOGIN, Layout, Network, SandboxConfig
-from echelon.sandbox.processes import end_processes, find_processes, mark
+from echelon.sandbox.processes import end_processes, find_processes, is_holder, mark
 
 # Reserved for tests of networks (RFC 2544): in use nowhere else.
 TEST_NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
@@ -111,9 +113,11 @@ class NamespaceHosts:
         self._shell.run(self._ip_argv(self._pid(LOGIN)), stdin=f"link del {host}\n")
 
     def cut(self, host: str) -> None:
+        self._pid(host)  # says so if it is off
         self._ip(self._pid(LOGIN), f"link set {host} down")
 
     def heal(self, host: str) -> None:
+        self._pid(host)
         self._ip(self._pid(LOGIN), f"link set {host} up")
 
     def cut_hosts(self) -> set[str]:
@@ -123,20 +127,18 @@ class NamespaceHosts:
 
     def _pids(self) -> dict[str, int]:
         """Return the process that holds each living host's namespaces."""
-        boot = str(self._layout.boot)
         return {
             process.argv[2]: process.pid
             for process in find_processes(self._layout)
-            if process.argv[:2] == ("bash", boot)
+            if is_holder(process, self._layout)
         }
 
     def _pid(self, host: str) -> int:
         if (pid := self._pids().get(host)) is None:
             raise NotFoundError(
                 f"the sandbox's host '{host}' is not running",
-                hint="echelon sandbox down, then up again"
-                if host == LOGIN
-                else f"echelon sandbox restore {host}",
+                hint=f"echelon sandbox {'down' if host == LOGIN else 'restore'}"
+                f"{self._layout.option}{'' if host == LOGIN else f' {host}'}",
             )
         return pid
 
@@ -147,7 +149,10 @@ class NamespaceHosts:
     def _ip(self, pid: int, *commands: str) -> None:
         """Run commands of ip(8) in a host's network; pid 0 is this machine's own."""
         batch = "".join(f"{command}\n" for command in commands)
-        self._shell.run(self._ip_argv(pid), stdin=batch, timeout_s=20).check()
+        done = self._shell.run(self._ip_argv(pid), stdin=batch, timeout_s=20)
+        # Its last line only counts the commands; the one before says what is wrong.
+        said = re.sub(r"^Command failed .*\n?", "", done.stderr, flags=re.MULTILINE)
+        replace(done, argv=("ip", *commands), stderr=said).check()
 
 
 def can_make_namespaces(shell: Shell) -> bool:
@@ -171,7 +176,9 @@ def choose_subnet(layout: Layout, routes: Iterable[str]) -> ipaddress.IPv4Networ
 
     Where the search begins depends on the sandbox, so two that start at once do not meet.
     """
-    taken = [ipaddress.IPv4Network(route, strict=False) for route in routes]
+    networks = [ipaddress.IPv4Network(route, strict=False) for route in routes]
+    # A VPN that takes everything routes halves of the address space: that is a default route.
+    taken = [network for network in networks if network.prefixlen >= 8]
     candidates = list(TEST_NETWORK.subnets(new_prefix=24))
     first = int(layout.tag, 16) % len(candidates)
     for candidate in candidates[first:] + candidates[:first]:

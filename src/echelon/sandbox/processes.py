@@ -2,8 +2,12 @@
 
 There is no list of pids to go stale, and an `up` that was killed half-way needs no clean exit:
 every process we start carries the sandbox's folder in its environment, Slurm puts the cluster's
-name into its jobs' own, and whoever shares a network namespace with one of these belongs as
-well. The kernel's table is the truth.
+name into its jobs' own, and whoever shares a network namespace with one of ours belongs as well.
+The kernel's table is the truth.
+
+Anybody can put a mark on a process of his own. He then gets it killed by `down`, and nothing more:
+what we enter, signal or draw conclusions from is only what the sandbox's owner runs, in our own
+user namespace (`trusted`).
 """
 
 import os
@@ -30,6 +34,12 @@ class Process:
     """The simulated host it is on, as far as its environment says."""
     network: int
     """Identity of its network namespace; 0 where we may not look."""
+    trusted: bool
+    """Whether the sandbox's owner runs it, with the owner's own powers and no others."""
+
+    @property
+    def program(self) -> str:
+        return self.argv[0].rpartition("/")[2] if self.argv else ""
 
 
 def mark(layout: Layout, host: str) -> dict[str, str]:
@@ -37,41 +47,98 @@ def mark(layout: Layout, host: str) -> dict[str, str]:
     return {MARK: str(layout.root), HOST: host}
 
 
-def find_processes(layout: Layout, *, proc: Path = Path("/proc")) -> list[Process]:
-    """Return all living processes of the sandbox, but for this one and its parents."""
+def find_processes(
+    layout: Layout, *, networks: Iterable[int] = (), proc: Path = Path("/proc")
+) -> list[Process]:
+    """Return all living processes of the sandbox, but for this one and its parents.
+
+    Args:
+        layout: the sandbox's files.
+        networks: network namespaces known to be the sandbox's, beside those that are found.
+        proc: the kernel's table.
+    """
     ours: list[Process] = []
     others: list[Process] = []
-    marks = {f"{MARK}={layout.root}", f"SLURM_CLUSTER_NAME={layout.cluster_name}"}
     spared = set(_ancestry(proc, os.getpid()))
     for entry in proc.iterdir():
         if not entry.name.isdigit() or int(entry.name) in spared:
             continue
-        if (seen := _look(entry)) is None:
-            continue
-        environment, process = seen
-        (ours if marks & environment else others).append(process)
-    # Network 0 is one we may not see; the machine's own holds everybody.
-    networks = {process.network for process in ours} - {
-        0,
-        _network(proc / "1"),
-        _network(proc / "self"),
-    }
-    return ours + [process for process in others if process.network in networks]
+        if (seen := _look(entry, layout)) is not None:
+            (ours if seen[0] else others).append(seen[1])
+    known = {*networks, *find_networks(layout, ours, proc=proc)}
+    return ours + [process for process in others if process.network in known]
 
 
-def _look(entry: Path) -> tuple[set[str], Process] | None:
-    """Return a process and its environment; None when it is gone, a zombie, or not ours to see."""
+def find_networks(
+    layout: Layout, processes: Iterable[Process], *, proc: Path = Path("/proc")
+) -> set[int]:
+    """Return the network namespaces that are the sandbox's own."""
+    trusted = [process for process in processes if process.trusted]
+    holders = {process.network for process in trusted if is_holder(process, layout)}
+    # Network 0 is one we may not see; the machine's own holds everybody, and so may ours.
+    shared = {0, _namespace(proc / "1", "net"), own_network(proc)}
+    return (holders - {0}) | ({process.network for process in trusted} - shared)
+
+
+def is_holder(process: Process, layout: Layout) -> bool:
+    """Tell whether it holds the namespaces of a simulated host: `bash boot.sh HOST`."""
+    boot = ("bash", str(layout.boot))
+    return process.trusted and process.argv[:2] == boot and len(process.argv) == 3
+
+
+def own_network(proc: Path = Path("/proc")) -> int:
+    """Return the network namespace of this very process."""
+    return _namespace(proc / "self", "net")
+
+
+def _owner(layout: Layout) -> int:
+    try:
+        return layout.root.lstat().st_uid
+    except FileNotFoundError:
+        return os.geteuid()
+
+
+def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
+    """Return whether a process is marked, and the process.
+
+    None when it is gone, a zombie, or not ours to see.
+    """
     try:
         environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        uid = entry.stat().st_uid
     except OSError:
         return None
     if _state(entry) in ("Z", "X", ""):
         return None
+    marks = {f"{MARK}={layout.root}", f"SLURM_CLUSTER_NAME={layout.cluster_name}"}
     host = next((v.partition("=")[2] for v in environment if v.startswith(f"{HOST}=")), "")
-    return set(environment), Process(
-        pid=int(entry.name), argv=tuple(argv), host=host, network=_network(entry)
+    marked = not marks.isdisjoint(environment)
+    if argv and argv[0].startswith("slurmstepd:"):
+        # It writes its title over its environment; but the log of its slurmd is open.
+        log = _open_log(entry, layout)
+        host, marked = log.removeprefix("slurmd-").removesuffix(".log"), bool(log)
+    # Root of another user namespace is nobody here, and the files it shows may be made up.
+    same_powers = _namespace(entry, "user") == _namespace(entry.parent / "self", "user")
+    return marked, Process(
+        pid=int(entry.name),
+        argv=tuple(argv),
+        host=host,
+        network=_namespace(entry, "net"),
+        trusted=uid == _owner(layout) and same_powers,
     )
+
+
+def _open_log(entry: Path, layout: Layout) -> str:
+    """Return the name of the sandbox's log that a process has open, if it has."""
+    try:
+        targets = [
+            Path(str(link.readlink()).removesuffix(" (deleted)"))
+            for link in (entry / "fd").iterdir()
+        ]
+    except OSError:
+        return ""
+    return next((path.name for path in targets if path.parent == layout.logs), "")
 
 
 def _state(entry: Path) -> str:
@@ -82,9 +149,9 @@ def _state(entry: Path) -> str:
         return ""
 
 
-def _network(entry: Path) -> int:
+def _namespace(entry: Path, kind: str) -> int:
     try:
-        return (entry / "ns" / "net").stat().st_ino
+        return (entry / "ns" / kind).stat().st_ino
     except OSError:
         return 0
 
@@ -96,6 +163,31 @@ def _ancestry(proc: Path, pid: int) -> Iterator[int]:
             pid = int((proc / str(pid) / "stat").read_text().rpartition(") ")[2].split()[1])
         except OSError:
             return
+
+
+def end_sandbox_processes(
+    layout: Layout, *, host: str | None = None, timeout_s: float = 30.0
+) -> None:
+    """Kill everything of the sandbox, or of one of its hosts, and return when nothing is left.
+
+    Raises:
+        TimedOutError: something will not go, or is started faster than it can be ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    networks: set[int] = set()
+    # A job may fork while we look, and its child carry no mark: the networks seen once are kept.
+    while True:
+        found = find_processes(layout, networks=networks)
+        networks |= find_networks(layout, found)
+        pids = [process.pid for process in found if host is None or process.host == host]
+        if not pids:
+            return
+        if time.monotonic() > deadline:
+            raise TimedOutError(
+                f"processes of the sandbox are still there after {timeout_s:g} s: {pids[:5]}",
+                hint=f"see what starts them: ps -o pid,ppid,args -p {pids[0]}",
+            )
+        end_processes(pids)
 
 
 def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:

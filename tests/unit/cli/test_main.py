@@ -130,6 +130,22 @@ def test_a_reader_that_leaves_is_no_error():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("value", ["0", "false", ""])
+def test_debug_can_be_switched_off(failing, capsys, monkeypatch, value):
+    monkeypatch.setenv("ECHELON_DEBUG", value)
+    failing(ValueError("odd"))
+    assert main.run(["--no-debug"]) == 70
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("redirect", [">/dev/full", ">&-"])
+def test_output_that_cannot_be_written_is_not_our_fault(redirect):
+    command = f"{sys.executable} -m echelon --version {redirect}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 69)
+    assert "a fault of Echelon's" not in done.stderr
+
+
 def test_python_m_echelon_is_the_command():
     done = subprocess.run(
         [sys.executable, "-m", "echelon", "--version"], capture_output=True, text=True, check=True

@@ -54,6 +54,17 @@ def test_a_time_out_takes_the_children_too(tmp_path: Path):
     assert wait_until(gone, timeout_s=5)
 
 
+def test_an_interrupt_is_not_hidden_by_a_child_that_has_just_gone():
+    program = (
+        "import os, signal, threading, time\n"
+        "from echelon.core.shell import LocalShell\n"
+        "threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n    LocalShell().run(['sleep', '0.2'])\n"
+        "except KeyboardInterrupt:\n    print('interrupted')\n"
+    )
+    assert SHELL.run([sys.executable, "-c", program]).stdout == "interrupted\n"
+
+
 def test_a_started_program_lives_on_in_its_own_session(tmp_path: Path):
     log = tmp_path / "log"
     pid = SHELL.start(["sh", "-c", "echo begun; exec sleep 60"], log=log)

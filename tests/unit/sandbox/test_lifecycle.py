@@ -89,7 +89,9 @@ def test_nothing_of_that_name(environ):
 
 
 def test_an_unfinished_start_is_told_apart(environ, tmp_path):
-    (tmp_path / "boxes" / "x").mkdir(parents=True)
+    folder = tmp_path / "boxes" / "x"
+    folder.mkdir(parents=True)
+    (folder / ".sandbox.json.17.tmp").touch()  # killed while its first file was written
     with pytest.raises(NotFoundError, match="was not finished") as caught:
         lifecycle.open_sandbox("x", shell=FakeShell(), environ=environ, uid=ME)
     assert "down --name x" in caught.value.hint
@@ -118,6 +120,41 @@ def test_another_users_folder_is_left_alone(environ, tmp_path):
     (tmp_path / "boxes" / "sandbox").mkdir(parents=True)
     with pytest.raises(NotPermittedError, match="another user"):
         lifecycle.stop_sandbox("sandbox", shell=FakeShell(), environ=environ, uid=ME + 1)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/etc", "a/b", "-x", "x" * 32])
+def test_a_name_is_never_a_path(environ, tmp_path, name):
+    (tmp_path / "x").mkdir()
+    with pytest.raises(UsageError, match="cannot be the name of a sandbox"):
+        lifecycle.stop_sandbox(name, shell=FakeShell(), environ=environ, uid=ME)
+    assert (tmp_path / "x").is_dir()
+
+
+def test_a_folder_that_is_no_sandbox_is_left_alone(environ, tmp_path):
+    precious = tmp_path / "boxes" / "sandbox" / "thesis.tex"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years")
+    shell = FakeShell(answers={"unshare": Result(argv=(), code=1), "ip": ""})
+    with pytest.raises(ConflictError, match="is not a sandbox"):
+        start(environ, shell)
+    with pytest.raises(ConflictError, match="is not a sandbox"):
+        lifecycle.stop_sandbox("sandbox", shell=shell, environ=environ, uid=ME)
+    assert precious.read_text() == "years"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775])
+def test_a_sandbox_that_anybody_could_have_put_there_is_not_used(environ, tmp_path, mode):
+    (tmp_path / "boxes" / "sandbox").mkdir(parents=True)
+    (tmp_path / "boxes").chmod(mode)
+    with pytest.raises(NotPermittedError, match="others can write to it"):
+        lifecycle.open_sandbox("sandbox", shell=FakeShell(), environ=environ, uid=ME)
+
+
+def test_one_folder_has_one_spelling(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    link = {"ECHELON_SANDBOX_DIR": str(tmp_path / "link" / ".." / "link")}
+    assert lifecycle.home(link, ME) == (tmp_path / "real").resolve()
 
 
 def test_down_from_inside_is_refused(environ, tmp_path):

@@ -72,6 +72,30 @@ def test_our_own_shell_is_spared(layout):
     assert done.stdout.strip() == "[]"
 
 
+def test_a_mark_alone_earns_no_trust(layout):
+    """Root of a namespace of his own is a stranger, whatever his process is called."""
+    layout.root.mkdir()
+    argv = ["unshare", "--user", "--map-root-user", "sleep", "60"]
+    process = subprocess.Popen(argv, env={**os.environ, **mark(layout, "login")})
+    try:
+        shown = Path(f"/proc/{process.pid}/cmdline")
+        assert wait_until(lambda: shown.read_bytes().startswith(b"sleep"), timeout_s=5)
+        # It would be ended, being marked, but never entered or believed.
+        assert [(p.pid, p.trusted) for p in find_processes(layout)] == [(process.pid, False)]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_owners_process_is_trusted_and_another_users_is_not(layout, sleeper, monkeypatch):
+    layout.root.mkdir()
+    sleeper(**mark(layout, "node1"))
+    assert [p.trusted for p in find_processes(layout)] == [True]
+    if os.geteuid() == 0:
+        os.chown(layout.root, 65534, 65534)
+        assert [p.trusted for p in find_processes(layout)] == [False]
+
+
 def test_ended_processes_are_gone_when_it_returns(layout, sleeper):
     pids = [sleeper(**mark(layout, "node1")) for _ in range(5)]
     end_processes([*pids, 2**22 + 1])  # one that never was
