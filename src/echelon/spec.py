@@ -116,7 +116,7 @@ def _one_of(*choices: str) -> Callable[[object], str]:
         if raw in choices:
             return str(raw)
         raise UsageError(
-            f"{raw!r} is not one of {', '.join(choices)}", hint=_nearest(str(raw), choices)
+            f"{raw!r} is not one of {', '.join(choices)}", hint=nearest(str(raw), choices)
         )
 
     return read
@@ -133,7 +133,8 @@ def _table(raw: object) -> dict[str, str]:
     return {str(key): _text(value) for key, value in raw.items()}
 
 
-def _nearest(wrong: str, right: Sequence[str]) -> str:
+def nearest(wrong: str, right: Sequence[str]) -> str:
+    """Return a hint: the name that was probably meant, or all there are."""
     close = difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(right)}"
 
@@ -343,7 +344,7 @@ def merge(layers: Sequence[Layer]) -> Merged:
         for name, raw in layer.values.items():
             if name not in KEYS:
                 problems.append(f"{layer.source}: unknown key '{name}'")
-                hints.append(_nearest(name, tuple(KEYS)))
+                hints.append(nearest(name, tuple(KEYS)))
                 continue
             key = KEYS[name]
             try:

@@ -26,7 +26,11 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
 
     # Into a text first: rich would hide it when the reader of a pipe has left.
     console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty())
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD if console.is_terminal else None,
+        pad_edge=False,
+        show_header=any(headings),
+    )
     for heading in headings:
         table.add_column(heading, no_wrap=True)
     for row in rows:

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from echelon._version import __version__
-from echelon.cli import console, request, sandbox
+from echelon.cli import console, request, runs, sandbox
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
@@ -30,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(request.app)
+app.add_typer(runs.app)
 app.add_typer(sandbox.app)
 
 

@@ -75,6 +75,11 @@ def _parameters() -> list[inspect.Parameter]:
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any key, as in the project file."),
     ]
+    source = Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Take the #SBATCH lines of a script."),
+    ]
+    found.append(inspect.Parameter("source", kind, default=None, annotation=source))
     found.append(inspect.Parameter("cluster", kind, default="", annotation=cluster))
     found.append(inspect.Parameter("setting", kind, default=None, annotation=setting))
     return found
@@ -94,9 +99,20 @@ def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, s
     if name:
         layers.append(Layer(source=f"cluster {name}", values=_flatten(_profile(name, profiles))))
     layers.append(Layer(source=project.source, values=_flatten(project.values)))
+    if source := flags.get("source"):
+        layers.append(Layer(source=str(source), values=_from_script(source)))
     layers.append(Layer(source="flags", values=_from_flags(flags)))
     layers.append(Layer(source="--set", values=_from_settings(flags.get("setting") or [])))
     return merge(layers)
+
+
+def _from_script(path: Path) -> dict[str, object]:
+    from echelon.clusters.sbatch import parse_directives  # noqa: PLC0415
+
+    try:
+        return parse_directives(path.read_text())
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not a text", hint="name an sbatch script") from error
 
 
 def _config_home(environ: Mapping[str, str]) -> Path:

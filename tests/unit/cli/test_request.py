@@ -73,6 +73,17 @@ def test_what_is_wrong_is_told(project, toml, flags, message):
     assert caught.value.hint
 
 
+def test_the_lines_of_an_existing_script_are_a_layer(project):
+    (project / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH -N2 --gres=gpu:a100:4 -t 2:00:00\nsrun x\n"
+    )
+    (project / "echelon.toml").write_text("nodes = 9\n")
+    merged = read(project, source=project / "job.sh", time="1h")
+    assert (str(merged.spec.nodes), merged.spec.gpus, merged.spec.time) == ("2", 4, "01:00:00")
+    assert merged.origins["gpus"] == str(project / "job.sh")
+    assert merged.origins["time"] == "flags"
+
+
 def test_everything_after_the_script_is_the_scripts(project, capsys):
     assert main.run(["script", "--nodes", "2", "train.py", "--nodes", "9", "-x", "--", "y"]) == 0
     out = capsys.readouterr().out

@@ -1,0 +1,150 @@
+"""Runs by name: make one, find one, say how it is."""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from echelon.clusters.base import Cluster, Job
+from echelon.clusters.styles import render_script
+from echelon.core.rundir import RunDir, write_atomic
+from echelon.errors import NotFoundError, UsageError
+from echelon.spec import KEYS, JobSpec, show_value
+
+_LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
+"""Those that nobody mixes up when reading them aloud."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One allocation of a run, as its folder says."""
+
+    number: int
+    job_id: str
+    submitted: str
+    """ISO time, UTC."""
+
+
+def new_run_id(spec: JobSpec) -> str:
+    """Return a name for a run: the job's own, and four letters that make it unique."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.job_name).strip("-.")[:40] or "run"
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+
+
+def check_files(spec: JobSpec, folder: Path) -> list[str]:
+    """Return what is wrong with the files that a request names, seen from the job's folder."""
+    found = []
+    script = folder / spec.script
+    try:
+        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
+    except FileNotFoundError:
+        found.append(f"the script {script} does not exist")
+    except IsADirectoryError:
+        found.append(f"the script {script} is a folder")
+    except (SyntaxError, ValueError) as error:
+        found.append(f"the script {script} does not compile: {error}")
+    if spec.output and not (folder / spec.output).parent.is_dir():
+        found.append(f"the folder of the output, {(folder / spec.output).parent}, does not exist")
+    if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
+        found.append(f"there is no virtual environment in {folder / spec.venv}")
+    return found
+
+
+def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpec]:
+    """Make a run's directory with its request and its script; nothing is queued yet."""
+    run = RunDir.create(runs, new_run_id(spec))
+    frozen = replace(
+        spec,
+        chdir=spec.chdir or str(folder),
+        output=spec.output or str(run.logs / "job-%j.out"),
+        # Every line says which task it is from.
+        env={"SLURM_LABELIO": "1", **spec.env},
+    )
+    write_atomic(run.spec, render_spec(frozen))
+    write_atomic(run.script, render_script(frozen), mode=0o700)
+    return run, frozen
+
+
+def render_spec(spec: JobSpec) -> str:
+    """Return the request as TOML, every value as a user would write it."""
+    lines, tables = [], []
+    for key in KEYS:
+        value = getattr(spec, KEYS[key].field)
+        if value == getattr(JobSpec(), KEYS[key].field):
+            continue
+        if isinstance(value, Mapping):
+            entries = [f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items()]
+            tables += ["", f"[{key}]", *entries]
+        elif isinstance(value, tuple):
+            lines.append(f"{key} = {json.dumps(list(value))}")
+        else:
+            lines.append(f"{key} = {json.dumps(show_value(key, spec))}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:
+    """Queue a prepared run, and write down which job it is."""
+    job_id = cluster.submit(run.script, run_id=run.run_id, environ=environ)
+    number = run.claim_attempt()
+    submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
+    record = {"job_id": job_id, "submitted": submitted}
+    write_atomic(run.attempt(number) / "job.json", json.dumps(record) + "\n")
+    return Attempt(number=number, job_id=job_id, submitted=submitted)
+
+
+def attempts(run: RunDir) -> list[Attempt]:
+    """Return a run's attempts, the first one first."""
+    found = []
+    for folder in sorted(run.attempts.iterdir(), key=lambda path: int(path.name)):
+        record = folder / "job.json"
+        if record.is_file():
+            found.append(Attempt(number=int(folder.name), **json.loads(record.read_text())))
+    return found
+
+
+def list_runs(runs: Path) -> list[RunDir]:
+    """Return all runs of a folder, the oldest first."""
+    folders = (
+        [path for path in runs.iterdir() if (path / "spec.toml").is_file()] if runs.is_dir() else []
+    )
+    folders.sort(key=lambda path: (path / "spec.toml").stat().st_mtime_ns)
+    return [RunDir.open(path) for path in folders]
+
+
+def find_run(runs: Path, name: str) -> RunDir:
+    """Return the run that a user means: its id, a unique beginning of it, a job's id, or `last`.
+
+    Raises:
+        NotFoundError: none, or none in this folder.
+        UsageError: more than one begins so.
+    """
+    known = list_runs(runs)
+    if name == "last" and known:
+        return known[-1]
+    exact = [run for run in known if run.run_id == name]
+    by_job = [run for run in known if any(a.job_id == name for a in attempts(run))]
+    beginning = [run for run in known if name and run.run_id.startswith(name)]
+    found = exact or by_job or beginning
+    if not found:
+        raise NotFoundError(
+            f"there is no run '{name}' in {runs}",
+            hint=f"there are: {', '.join(run.run_id for run in known[-5:])}"
+            if known
+            else "go to the folder it was started in, or name its runs: --runs-dir",
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"'{name}' may be any of {', '.join(run.run_id for run in found[:5])}",
+            hint="write more of it",
+        )
+    return found[0]
+
+
+def current_job(run: RunDir, cluster: Cluster) -> Job:
+    """Return the job of a run's last attempt."""
+    if not (known := attempts(run)):
+        return Job(id="", state="UNSUBMITTED", reason="it was prepared, but never queued")
+    return cluster.job(known[-1].job_id)

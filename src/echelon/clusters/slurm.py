@@ -1,0 +1,204 @@
+"""Slurm, through its own commands; without accounting too, and while slurmctld is away a moment.
+
+Tried with Slurm 22.05, whose output the tests hold.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from echelon.clusters.base import Job
+from echelon.core.shell import Result, Shell
+from echelon.core.units import parse_duration
+from echelon.errors import CommandError, NotFoundError, UnavailableError, UsageError
+from echelon.spec import JobSpec, nearest
+
+# What Slurm's commands say when slurmctld did not answer, and may a moment later.
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused|"
+    r"Zero Bytes were transmitted|slurm_receive_msg|Transport endpoint",
+    re.IGNORECASE,
+)
+_SURROUNDING = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_")
+_PAUSES_S = (0.5, 1, 2, 4, 8, 15)
+
+
+class SlurmCluster:
+    """The Slurm that the commands on PATH talk to."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        environ: Mapping[str, str],
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._shell = shell
+        self._environ = scrub(environ)
+        self._sleep = sleep
+
+    def submit(self, script: Path, *, run_id: str, environ: Mapping[str, str]) -> str:
+        """Queue a script and return the job's id.
+
+        A submission whose answer was lost may have been taken: the run's id in the job's comment
+        tells.
+
+        Raises:
+            UsageError: Slurm refuses the request.
+            UnavailableError: slurmctld stays away; nothing was queued.
+        """
+        comment = f"echelon:{run_id}"
+        argv = ["sbatch", "--parsable", f"--comment={comment}", str(script)]
+        for pause_s in (*_PAUSES_S, None):
+            done = self._shell.run(argv, env=scrub(environ), timeout_s=120)
+            if done.code == 0:
+                return done.stdout.strip().partition(";")[0]
+            if not _AWAY.search(done.stderr):
+                raise UsageError(
+                    f"Slurm refuses the job: {_last_line(done.stderr)}",
+                    hint=f"the script is {script}; try it yourself: sbatch --test-only {script}",
+                )
+            if pause_s is not None:
+                self._sleep(pause_s)
+            if found := self._find(comment):
+                return found
+        raise self._away(done)
+
+    def _find(self, comment: str) -> str:
+        shown = self._shell.run(
+            ["squeue", "--me", "--noheader", "--format=%i|%k"], env=self._environ, timeout_s=60
+        )
+        jobs = (line.partition("|") for line in shown.stdout.splitlines())
+        return next((job for job, _, said in jobs if said.strip() == comment), "")
+
+    def job(self, job_id: str) -> Job:
+        try:
+            shown = self._ask(["scontrol", "--oneliner", "show", "job", job_id])
+        except CommandError as error:
+            if "Invalid job id" not in error.stderr:
+                raise
+            return self._from_accounting(job_id)
+        return parse_job(shown.stdout)
+
+    def _from_accounting(self, job_id: str) -> Job:
+        """Ask accounting, where there is any: Slurm itself forgets a job soon after its end."""
+        fields = "--format=jobid,state,nodelist,exitcode"
+        argv = ["sacct", "--noheader", "--parsable2", "--allocations", fields, f"--jobs={job_id}"]
+        shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+        line = shown.stdout.splitlines()[0] if shown.code == 0 and shown.stdout.strip() else ""
+        if not line:
+            return Job(id=job_id, state="UNKNOWN", reason="Slurm has forgotten the job")
+        found, state, nodes, code = line.split("|")
+        return Job(
+            id=found, state=state.split()[0], nodes=_no_nodes(nodes), exit_code=_exit_code(code)
+        )
+
+    def cancel(self, job_id: str) -> None:
+        try:
+            self._ask(["scancel", job_id])
+        except CommandError as error:
+            if "Invalid job id" not in error.stderr and "already completing" not in error.stderr:
+                raise
+
+    def problems(self, spec: JobSpec) -> list[str]:
+        shown = self._ask(["scontrol", "--oneliner", "show", "partition"]).stdout
+        partitions = dict(parse_partition(line) for line in shown.splitlines() if line.strip())
+        wanted = [name for name in spec.partition.split(",") if name] or [
+            name for name, fields in partitions.items() if fields.get("Default") == "YES"
+        ]
+        found = []
+        for name in wanted:
+            if name not in partitions:
+                found.append(f"there is no partition '{name}': {nearest(name, tuple(partitions))}")
+            else:
+                found += _limits(name, partitions[name], spec)
+        return found
+
+    def _ask(self, argv: Sequence[str]) -> Result:
+        """Run a command that changes nothing, or nothing twice, until slurmctld answers."""
+        for pause_s in (*_PAUSES_S, None):
+            done = self._shell.run(argv, env=self._environ, timeout_s=60)
+            if done.code == 0 or not _AWAY.search(done.stderr):
+                return done.check()
+            if pause_s is not None:
+                self._sleep(pause_s)
+        raise self._away(done)
+
+    def _away(self, done: Result) -> UnavailableError:
+        return UnavailableError(
+            f"slurmctld did not answer for {sum(_PAUSES_S):g} s: {_last_line(done.stderr)}",
+            hint="try again later; scontrol ping tells whether it is back",
+        )
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of a surrounding job, which would change the request."""
+    return {
+        key: value
+        for key, value in environ.items()
+        if not key.startswith(_SURROUNDING) or key == "SLURM_CONF"
+    }
+
+
+def parse_job(text: str) -> Job:
+    """Read one line of `scontrol --oneliner show job`.
+
+    Raises:
+        NotFoundError: there is no job in it.
+    """
+    if not re.search(r"\bJobId=", text):
+        raise NotFoundError("Slurm shows no such job", hint="squeue --me lists yours")
+
+    def value(name: str) -> str:
+        # Values may hold spaces; what we look for are words.
+        match = re.search(rf"(?:^|\s){name}=(\S*)", text)
+        return match[1] if match else ""
+
+    reason = value("Reason")
+    return Job(
+        id=value("JobId"),
+        state=value("JobState"),
+        reason="" if reason == "None" else reason,
+        nodes=_no_nodes(value("NodeList")),
+        exit_code=_exit_code(value("ExitCode")),
+    )
+
+
+def parse_partition(line: str) -> tuple[str, dict[str, str]]:
+    """Read one line of `scontrol --oneliner show partition`."""
+    fields = dict(field.split("=", 1) for field in line.split() if "=" in field)
+    return fields["PartitionName"], fields
+
+
+def _limits(name: str, fields: Mapping[str, str], spec: JobSpec) -> list[str]:
+    found = []
+    if fields.get("State", "UP") != "UP":
+        found.append(f"partition '{name}' is {fields['State']}")
+    for limit in ("MaxNodes", "TotalNodes"):
+        most = fields.get(limit, "")
+        if most.isdecimal() and spec.nodes.low > int(most):
+            found.append(f"partition '{name}' has at most {most} nodes, not {spec.nodes.low}")
+            break
+    longest = parse_duration(fields.get("MaxTime", "UNLIMITED"))
+    asked = parse_duration(spec.time) if spec.time else 0
+    if longest is not None and (asked is None or asked > longest):
+        found.append(f"partition '{name}' allows {fields['MaxTime']}, not {spec.time}")
+    return found
+
+
+def _exit_code(text: str) -> int:
+    """`3:0` is exit code 3, `0:9` signal 9."""
+    code, _, number = text.partition(":")
+    if number.isdecimal() and int(number):
+        return 128 + int(number)
+    return int(code) if code.isdecimal() else 0
+
+
+def _no_nodes(text: str) -> str:
+    return "" if text in ("(null)", "None assigned") else text
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("sbatch: error: ") if lines else "it said nothing"

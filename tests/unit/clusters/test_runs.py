@@ -1,0 +1,93 @@
+import tomllib
+
+import pytest
+
+from echelon.clusters import runs
+from echelon.errors import NotFoundError, UsageError
+from echelon.spec import Layer, merge
+
+
+class FakeCluster:
+    def __init__(self):
+        self.submitted = []
+
+    def submit(self, script, *, run_id, environ):
+        self.submitted.append((script, run_id, environ))
+        return str(100 + len(self.submitted))
+
+
+def spec(**values):
+    return merge([Layer(source="x", values=values)]).spec
+
+
+@pytest.fixture
+def three(tmp_path):
+    made = []
+    for name in ("mnist", "mnist", "resnet"):
+        run, _ = runs.prepare_run(spec(script=f"{name}.py"), tmp_path / "runs", tmp_path)
+        made.append(run)
+        runs.submit_run(run, FakeCluster(), {})
+    return tmp_path / "runs", made
+
+
+def test_a_prepared_run_holds_its_request_and_its_script(tmp_path):
+    request = spec(
+        script="train.py",
+        args=["--lr", 'it\'s "0.1"'],
+        nodes=2,
+        gpus=4,
+        mem="64G",
+        env={"A": "b\nc"},
+        **{"slurm.extra": {"exclusive": ""}},
+    )
+    run, frozen = runs.prepare_run(request, tmp_path / "runs", tmp_path)
+    assert frozen.chdir == str(tmp_path)
+    assert frozen.output == f"{run.logs}/job-%j.out"
+    assert run.script.read_text().startswith("#!/bin/bash\n")
+    # The frozen request reads back as what it was.
+    values = tomllib.loads(run.spec.read_text())
+    values |= {f"slurm.{key}": table for key, table in values.pop("slurm").items()}
+    assert merge([Layer(source="spec.toml", values=values)]).spec == frozen
+
+
+def test_ids_are_plain_names_and_unique():
+    hostile = spec(script="x.py", name="a/b; $(rm) ü\n..")
+    made = {runs.new_run_id(hostile) for _ in range(50)}
+    assert len(made) == 50
+    assert all(name.startswith("a-b-rm-") and "/" not in name for name in made)
+
+
+def test_a_run_is_found_by_whatever_a_user_has_of_it(three):
+    folder, made = three
+    assert runs.find_run(folder, made[1].run_id) == made[1]
+    assert runs.find_run(folder, "res") == made[2]
+    assert runs.find_run(folder, "last") == made[2]
+    assert runs.attempts(made[0])[0].job_id == "101"
+
+
+def test_what_is_not_unique_is_told(three):
+    folder, made = three
+    with pytest.raises(UsageError, match="may be any of") as caught:
+        runs.find_run(folder, "mnist")
+    assert made[0].run_id in caught.value.message
+    with pytest.raises(NotFoundError, match="no run 'x'"):
+        runs.find_run(folder, "x")
+    with pytest.raises(NotFoundError):
+        runs.find_run(folder / "nowhere", "last")
+
+
+@pytest.mark.parametrize(
+    ("content", "values", "problem"),
+    [
+        (None, {}, "does not exist"),
+        ("def", {}, "does not compile"),
+        ("pass", {"output": "nowhere/%j.out"}, "folder of the output"),
+        ("pass", {"venv": "nowhere"}, "no virtual environment"),
+        ("pass", {"output": "%j.out"}, ""),
+    ],
+)
+def test_files_are_looked_at_before_anything_is_queued(tmp_path, content, values, problem):
+    if content is not None:
+        (tmp_path / "train.py").write_text(content)
+    found = runs.check_files(spec(script="train.py", **values), tmp_path)
+    assert (problem in found[0]) if problem else found == []

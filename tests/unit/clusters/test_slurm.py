@@ -1,0 +1,136 @@
+from pathlib import Path
+
+import pytest
+
+from echelon.clusters.base import Job
+from echelon.clusters.slurm import SlurmCluster, parse_job, scrub
+from echelon.core.shell import FakeShell, Result
+from echelon.errors import UnavailableError, UsageError
+from echelon.spec import Layer, merge
+
+RECORDED = Path(__file__).parents[2] / "golden" / "slurm-22.05"
+AWAY = "sbatch: error: Unable to contact slurm controller (connect failure)\n"
+LOST = "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation\n"
+
+
+def failed(stderr, code=1):
+    return Result(argv=("x",), code=code, stderr=stderr)
+
+
+def in_turn(*results):
+    """Answer each call with the next result; the last one stays."""
+    left = list(results)
+    return lambda _argv: left.pop(0) if len(left) > 1 else left[0]
+
+
+def cluster(shell, slept=None):
+    return SlurmCluster(shell, {}, sleep=(slept if slept is not None else []).append)
+
+
+def submit(shell, slept=None):
+    return cluster(shell, slept).submit(Path("job.sh"), run_id="r-1", environ={})
+
+
+def spec(**values):
+    return merge([Layer(source="x", values=values)]).spec
+
+
+def test_a_submission_returns_the_jobs_id():
+    shell = FakeShell(answers={"sbatch": "42\n"})
+    assert submit(shell) == "42"
+    assert shell.calls == [("sbatch", "--parsable", "--comment=echelon:r-1", "job.sh")]
+
+
+def test_a_federated_answer_has_the_cluster_behind_the_id():
+    assert submit(FakeShell(answers={"sbatch": "42;big\n"})) == "42"
+
+
+def test_a_refusal_is_told_and_not_repeated():
+    shell = FakeShell(answers={"sbatch": failed("sbatch: error: Invalid account\n")})
+    with pytest.raises(UsageError, match="Slurm refuses the job: Invalid account"):
+        submit(shell)
+    assert len(shell.calls) == 1
+
+
+def test_a_controller_that_is_away_for_a_moment_is_waited_for():
+    answers = {"sbatch": in_turn(failed(AWAY), Result(argv=(), stdout="7\n")), "squeue": ""}
+    slept = []
+    assert submit(FakeShell(answers=answers), slept) == "7"
+    assert slept == [0.5]
+
+
+def test_a_submission_whose_answer_was_lost_is_not_made_twice():
+    answers = {"sbatch": failed(LOST), "squeue": "8|echelon:other\n9|echelon:r-1\n"}
+    shell = FakeShell(answers=answers)
+    assert submit(shell) == "9"
+    assert [call[0] for call in shell.calls] == ["sbatch", "squeue"]
+
+
+def test_a_controller_that_stays_away_is_told():
+    slept = []
+    with pytest.raises(UnavailableError, match="did not answer for 30"):
+        submit(FakeShell(answers={"sbatch": failed(AWAY), "squeue": failed(AWAY)}), slept)
+    assert sum(slept) > 30
+
+
+@pytest.mark.parametrize(
+    ("name", "job"),
+    [
+        ("pending", Job(id="6", state="PENDING", reason="Resources")),
+        ("running", Job(id="5", state="RUNNING", nodes="node[1-2]")),
+        ("completed", Job(id="1", state="COMPLETED", nodes="node1")),
+        (
+            "failed",
+            Job(id="2", state="FAILED", reason="NonZeroExitCode", nodes="node1", exit_code=3),
+        ),
+        ("cancelled", Job(id="4", state="CANCELLED", nodes="node1", exit_code=128 + 15)),
+    ],
+)
+def test_jobs_are_read_from_what_slurm_prints(name, job):
+    text = (RECORDED / f"job-{name}.txt").read_text()
+    assert parse_job(text) == job
+    assert job.over == (job.state not in ("PENDING", "RUNNING"))
+
+
+def test_a_job_that_slurm_forgot_is_asked_of_accounting():
+    forgotten = failed("slurm_load_jobs error: Invalid job id specified\n")
+    shell = FakeShell(answers={"scontrol": forgotten, "sacct": "7|CANCELLED by 0|node1|0:15\n"})
+    assert cluster(shell).job("7") == Job(
+        id="7", state="CANCELLED", nodes="node1", exit_code=128 + 15
+    )
+    shell = FakeShell(answers={"scontrol": forgotten, "sacct": failed("no accounting")})
+    assert cluster(shell).job("7").state == "UNKNOWN"
+
+
+def test_cancelling_what_is_over_is_no_error():
+    over = failed("scancel: error: Kill job error on job id 7: Invalid job id specified\n")
+    cluster(FakeShell(answers={"scancel": over})).cancel("7")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({}, ""),
+        ({"partition": "low,high", "nodes": 4, "time": "1h"}, ""),
+        ({"partition": "lwo"}, "there is no partition 'lwo': did you mean 'low'?"),
+        ({"nodes": 5}, "partition 'low' has at most 4 nodes, not 5"),
+        ({"partition": "short", "time": "2h"}, "partition 'short' allows 01:00:00, not 02:00:00"),
+        ({"partition": "short", "time": "UNLIMITED"}, "allows 01:00:00, not UNLIMITED"),
+        ({"partition": "shut"}, "partition 'shut' is DOWN"),
+    ],
+)
+def test_requests_are_held_against_the_limits_of_now(values, problem):
+    shown = (RECORDED / "partitions.txt").read_text()
+    found = cluster(FakeShell(answers={"scontrol": shown})).problems(spec(**values))
+    assert (problem in found[0]) if problem else found == []
+
+
+def test_nothing_of_a_surrounding_job_reaches_a_submission():
+    environ = {
+        "SLURM_JOB_ID": "1",
+        "SBATCH_PARTITION": "x",
+        "SRUN_X": "1",
+        "SLURM_CONF": "c",
+        "A": "b",
+    }
+    assert scrub(environ) == {"SLURM_CONF": "c", "A": "b"}
