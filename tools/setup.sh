@@ -74,8 +74,8 @@ setup_venv() {
     say "making .venv with $("$python" --version 2>&1)"
     make_venv "$python"
     # constraints.txt pins every version; the build back-end comes from there too, hence no isolation.
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pip setuptools
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+    .venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt pip setuptools
+    .venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
         --no-build-isolation --editable '.[train,data,dash,lint,tensorboard]' --group dev
     echo "$wanted" >.venv/stamp
 }
