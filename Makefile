@@ -6,7 +6,7 @@ export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup system check format test test-all bench constraints clean
+.PHONY: help setup peers system check format test test-all bench constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -30,7 +30,10 @@ format: setup  ## put the code in form
 test: setup system  ## everything that CI runs: unit, local, real Slurm, browser
 	@$(BIN)/pytest -m "not full" --durations=10 $(ARGS)
 
-test-all: setup system  ## the full matrices too
+peers: setup  ## .venv-peers with other people's frameworks, for test-all
+	@tools/setup.sh peers
+
+test-all: setup peers system  ## the full matrices too
 	@$(BIN)/pytest --durations=10 $(ARGS)
 
 bench: setup system  ## measure; results under benchmarks/results/
@@ -40,4 +43,4 @@ constraints:  ## resolve constraints.txt anew, at the newest versions
 	@tools/constraints.sh
 
 clean:  ## remove the environment and every cache
-	@rm -rf .venv build dist *.egg-info src/*.egg-info .*_cache .hypothesis
+	@rm -rf .venv .venv-peers build dist *.egg-info src/*.egg-info .*_cache .hypothesis

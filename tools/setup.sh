@@ -2,9 +2,10 @@
 # What `make` needs before it can check or test anything.
 #
 #   tools/setup.sh venv      .venv with Echelon, its extras and the development tools
+#   tools/setup.sh peers     .venv-peers with Lightning and Accelerate, whose scripts must run unmodified
 #   tools/setup.sh system    the distribution's Slurm, MariaDB and chromium, for the tests that use the real thing
 #
-# Both do nothing, quickly, when there is nothing to do.
+# All do nothing, quickly, when there is nothing to do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -50,34 +51,36 @@ find_python() {
 }
 
 make_venv() {
-    local python=$1 version
-    rm -rf .venv
-    if ! "$python" -m venv .venv >/dev/null 2>&1; then
+    local folder=$1 python version
+    python=$(find_python)
+    say "making $folder with $("$python" --version 2>&1)"
+    rm -rf "$folder"
+    if ! "$python" -m venv "$folder" >/dev/null 2>&1; then
         # Debian and Ubuntu split the venv module off.
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         may_install || fail "$python cannot make virtual environments" "$(install_line "python$version-venv")"
         apt_install "python$version-venv"
-        rm -rf .venv
-        "$python" -m venv .venv
+        rm -rf "$folder"
+        "$python" -m venv "$folder"
     fi
 }
 
-setup_venv() {
-    local wanted
+# install_venv FOLDER WHAT…: an environment with what pip is told, unless it is there already.
+install_venv() {
+    local folder=$1 wanted
+    shift
     # What pyproject.toml says of ruff and other tools changes nothing that is installed.
-    wanted=$({ echo "$PWD ${PYTHON:-}"; sed '/^# --- ruff/,$d' pyproject.toml; cat constraints.txt; } | sha256sum | cut -d ' ' -f 1)
-    if [ "$(cat .venv/stamp 2>/dev/null)" = "$wanted" ] && .venv/bin/python -c '' 2>/dev/null; then
+    wanted=$({ echo "$PWD ${PYTHON:-} $*"; sed '/^# --- ruff/,$d' pyproject.toml; cat constraints.txt; } |
+        sha256sum | cut -d ' ' -f 1)
+    if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then
         return
     fi
-    local python
-    python=$(find_python)
-    say "making .venv with $("$python" --version 2>&1)"
-    make_venv "$python"
+    make_venv "$folder"
     # constraints.txt pins every version; the build back-end comes from there too, hence no isolation.
-    .venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt pip setuptools
-    .venv/bin/python -m pip install -qq --disable-pip-version-check -c constraints.txt \
-        --no-build-isolation --editable '.[train,data,dash,lint,tensorboard]' --group dev
-    echo "$wanted" >.venv/stamp
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt pip setuptools
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt \
+        --no-build-isolation "$@"
+    echo "$wanted" >"$folder/stamp"
 }
 
 # --- system packages ------------------------------------------------------------------------
@@ -110,7 +113,8 @@ setup_system() {
 }
 
 case "${1:-}" in
-    venv) setup_venv ;;
+    venv) install_venv .venv --editable '.[train,data,dash,lint,tensorboard]' --group dev ;;
+    peers) install_venv .venv-peers --editable '.[train]' --group peers ;;
     system) setup_system ;;
-    *) fail "unknown part '${1:-}'" "tools/setup.sh venv|system" ;;
+    *) fail "unknown part '${1:-}'" "tools/setup.sh venv|peers|system" ;;
 esac

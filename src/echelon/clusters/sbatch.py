@@ -127,7 +127,11 @@ def _gpu_options(spec: JobSpec) -> dict[str, str]:
         "gpus-per-task": f"{kind}{spec.gpus // spec.tasks_per_node}",
         "gpus": f"{kind}{spec.gpus * spec.nodes.high}",
     }
-    return {spec.gpu_option: amount[spec.gpu_option]}
+    options = {spec.gpu_option: amount[spec.gpu_option]}
+    if spec.gpu_option == "gpus":
+        # A total alone may be granted as three on one node and one on the other.
+        options["gpus-per-node"] = amount["gpus-per-node"]
+    return options
 
 
 def render_directives(spec: JobSpec) -> str:
@@ -265,6 +269,7 @@ def _take_gpus(
         "gres": gpu_gres[0].partition(":")[2] or "1" if gpu_gres else "",
         "gpus-per-node": options.pop("gpus-per-node", ""),
     }
+    total = asked["gpus"]
     for option, text in asked.items():
         if not text:
             continue
@@ -277,6 +282,8 @@ def _take_gpus(
         elif option == "gpus-per-task":
             count *= max(1, tasks)
         found = {"gpus": count, "gpu_option": option, **({"gpu_type": kind} if kind else {})}
+    if total and found["gpu_option"] == "gpus-per-node":
+        found["gpu_option"] = "gpus"  # together they are how we ask for a total
     if others := [entry for entry in gres if entry not in gpu_gres]:
         options["gres"] = ",".join(others)
     return found

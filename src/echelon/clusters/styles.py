@@ -128,6 +128,23 @@ if [ $code != 0 ] && grep -q EADDRINUSE "$PORT_TAKEN.stderr"; then touch "$PORT_
 exit $code
 """
 
+_RUN_LAUNCHER = """\
+# The first task's launcher listens on the port. If somebody else was quicker, the batch script
+# tries another.
+if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
+"$@" 2> >(tee "$log" >&2) &
+launcher=$!
+# Told to stop because another node has failed, torchrun may wait minutes for that node: it gets ten
+# seconds.
+trap 'kill -TERM $launcher; { sleep 10; kill -KILL 0; } &' TERM
+while kill -0 $launcher 2>/dev/null; do
+    wait $launcher
+    code=$?
+done
+if [ $code != 0 ] && grep -q EADDRINUSE "$log"; then touch "$PORT_TAKEN"; fi
+exit $code
+"""
+
 
 # --- one style each ---------------------------------------------------------------------------
 
@@ -157,7 +174,7 @@ def _task_static(spec: JobSpec) -> str:
 set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
     --nproc-per-node={spec.procs_per_node} \\
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
-{_RUN_WATCHING_PORT}"""
+{_RUN_LAUNCHER}"""
 
 
 def _task_torchrun(spec: JobSpec) -> str:
@@ -174,7 +191,7 @@ set -- "$python" -m torch.distributed.run --nnodes="{low}$SLURM_NNODES" \\
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \\
     --rdzv-id="$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}" --local-addr="$own" \\
     "$@"
-{_RUN_WATCHING_PORT}"""
+{_RUN_LAUNCHER}"""
 
 
 _TASK: dict[str, Callable[[JobSpec], str]] = {

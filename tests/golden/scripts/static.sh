@@ -60,12 +60,19 @@ fi
 set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \
     --nproc-per-node=4 \
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
-if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If somebody else was quicker, the batch script tries another.
-"$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
-code=$?
-wait
-if [ $code != 0 ] && grep -q EADDRINUSE "$PORT_TAKEN.stderr"; then touch "$PORT_TAKEN"; fi
+# The first task's launcher listens on the port. If somebody else was quicker, the batch script
+# tries another.
+if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
+"$@" 2> >(tee "$log" >&2) &
+launcher=$!
+# Told to stop because another node has failed, torchrun may wait minutes for that node: it gets ten
+# seconds.
+trap 'kill -TERM $launcher; { sleep 10; kill -KILL 0; } &' TERM
+while kill -0 $launcher 2>/dev/null; do
+    wait $launcher
+    code=$?
+done
+if [ $code != 0 ] && grep -q EADDRINUSE "$log"; then touch "$PORT_TAKEN"; fi
 exit $code
 TASK
 )

@@ -155,7 +155,7 @@ def test_a_line_break_is_refused_by_name():
         ),
         (
             "gpus-and-per-node",
-            {"gpus": 2, "gpu_option": "gpus-per-node", "procs_per_node": 2, "nodes": "2"},
+            {"gpus": 2, "gpu_option": "gpus", "procs_per_node": 2, "nodes": "2"},
         ),
         ("torchrun-3x4", {"gpus": 4, "nodes": "3", "cpus_per_gpu": 4, "wait_all_nodes": True}),
     ],
