@@ -1,6 +1,6 @@
 """Nodes that die, cables that are cut, and what comes back."""
 
-from echelon.sandbox.config import Layout
+from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import find_processes
 
 

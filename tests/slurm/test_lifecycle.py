@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.sandbox.config import Layout
+from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes
 from rig import require
 
@@ -63,6 +63,18 @@ def _names(cmdline, text):
         return False
 
 
+def begin(cluster, reached):
+    """Start an `up` and return its process as soon as it has made that file."""
+    starting = subprocess.Popen(
+        cluster.argv("up"),
+        env=cluster.environ,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert wait_until((cluster.root / reached).exists, timeout_s=20, interval_s=0.001)
+    return starting
+
+
 def test_down_leaves_nothing_behind(other):
     before = machine()
     cluster = other("gone")
@@ -81,13 +93,7 @@ def test_down_leaves_nothing_behind(other):
 def test_an_up_that_was_killed_leaves_nothing_after_down(other, reached):
     before = machine()
     cluster = other("half")
-    starting = subprocess.Popen(
-        cluster.argv("up"),
-        env=cluster.environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    assert wait_until((cluster.root / reached).exists, timeout_s=20, interval_s=0.001)
+    starting = begin(cluster, reached)
     starting.kill()
     starting.wait()
     cluster("down")
@@ -96,13 +102,7 @@ def test_an_up_that_was_killed_leaves_nothing_after_down(other, reached):
 
 def test_an_up_that_was_killed_does_not_hinder_the_next(other):
     cluster = other("again")
-    starting = subprocess.Popen(
-        cluster.argv("up"),
-        env=cluster.environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    assert wait_until((cluster.root / "munge/socket").exists, timeout_s=20, interval_s=0.001)
+    starting = begin(cluster, "munge/socket")
     starting.kill()
     starting.wait()
     assert "not up" in cluster("status", check=False).stderr
@@ -113,13 +113,7 @@ def test_an_up_that_was_killed_does_not_hinder_the_next(other):
 def test_an_interrupted_up_cleans_up_after_itself(other):
     before = machine()
     cluster = other("interrupted")
-    starting = subprocess.Popen(
-        cluster.argv("up"),
-        env=cluster.environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    assert wait_until((cluster.root / "run/node1.booted").exists, timeout_s=20, interval_s=0.001)
+    starting = begin(cluster, "run/node1.booted")
     starting.send_signal(signal.SIGINT)
     assert starting.wait(timeout=20) == 130
     assert_gone(cluster, before)
@@ -128,13 +122,7 @@ def test_an_interrupted_up_cleans_up_after_itself(other):
 def test_a_terminated_up_cleans_up_after_itself(other):
     before = machine()
     cluster = other("terminated")
-    starting = subprocess.Popen(
-        cluster.argv("up"),
-        env=cluster.environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    assert wait_until((cluster.root / "run/node1.booted").exists, timeout_s=20, interval_s=0.001)
+    starting = begin(cluster, "run/node1.booted")
     starting.terminate()
     assert starting.wait(timeout=20) == 143
     assert_gone(cluster, before)

@@ -14,7 +14,7 @@ import typer
 from echelon.cli import console
 from echelon.core.units import format_memory, parse_memory
 from echelon.errors import EchelonError, UsageError
-from echelon.sandbox.config import DEFAULT_NAME
+from echelon.sandbox.layout import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from echelon.sandbox.cluster import Sandbox

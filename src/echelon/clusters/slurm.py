@@ -20,7 +20,10 @@ _AWAY = re.compile(
     r"Zero Bytes were transmitted|slurm_receive_msg|Transport endpoint",
     re.IGNORECASE,
 )
-_SURROUNDING = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_")
+_VARIABLES = (
+    *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SACCT_"),
+    *("SCANCEL_", "SCONTROL_", "SPRIO_", "SSTAT_"),
+)
 _PAUSES_S = (0.5, 1, 2, 4, 8, 15)
 
 
@@ -133,11 +136,14 @@ class SlurmCluster:
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of a surrounding job, which would change the request."""
+    """Return the variables without those of a surrounding job and of the user's habits.
+
+    Either would change what is asked for, or what is shown; only which cluster is meant stays.
+    """
     return {
         key: value
         for key, value in environ.items()
-        if not key.startswith(_SURROUNDING) or key == "SLURM_CONF"
+        if not key.startswith(_VARIABLES) or key == "SLURM_CONF"
     }
 
 

@@ -11,7 +11,8 @@ from echelon.core.rundir import write_atomic
 from echelon.core.shell import Result
 from echelon.core.waiting import wait_until
 from echelon.errors import UnavailableError
-from echelon.sandbox.config import Layout, SandboxState, render_slurmdbd_conf
+from echelon.sandbox.config import SandboxState, render_slurmdbd_conf
+from echelon.sandbox.layout import Layout
 
 PROGRAMS = {
     "slurmdbd": "slurmdbd",

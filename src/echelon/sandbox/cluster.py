@@ -8,21 +8,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from echelon.clusters.slurm import scrub
 from echelon.core.shell import Result, Shell
 from echelon.core.waiting import wait_until
 from echelon.errors import NotFoundError, NotPermittedError, UnavailableError
 from echelon.sandbox import accounting
-from echelon.sandbox.config import LOGIN, Layout, SandboxState
+from echelon.sandbox.config import LOGIN, SandboxState
 from echelon.sandbox.hosts import Hosts
+from echelon.sandbox.layout import Layout
 from echelon.sandbox.loopback import LoopbackHosts
 from echelon.sandbox.namespaces import NamespaceHosts
 from echelon.sandbox.processes import HOST, Process, find_processes, mark
-
-_SLURM_VARIABLES = (
-    *("SLURM_", "SLURMD_", "SBATCH_", "SALLOC_", "SRUN_", "SINFO_", "SQUEUE_", "SACCT_"),
-    *("SCANCEL_", "SPRIO_", "SSTAT_", "SCONTROL_"),
-)
-"""What another cluster's job or a user's habits may have set."""
 
 Progress = Callable[[str], None]
 
@@ -70,11 +66,7 @@ class Sandbox:
 
     def environment(self, host: str = LOGIN) -> dict[str, str]:
         """Return the variables of a process inside; nothing of a surrounding Slurm job gets in."""
-        outer = {
-            key: value
-            for key, value in self._environ.items()
-            if not key.startswith(_SLURM_VARIABLES)
-        }
+        outer = scrub(self._environ)
         variables = {
             **outer,
             **mark(self.layout, host),

@@ -1,20 +1,16 @@
-"""What a sandbox cluster looks like: its size, its files, and the text of each configuration file.
+"""What a sandbox cluster looks like: its size, and the text of each configuration file.
 
 Pure: nothing here touches the machine. Why the odd values are what they are stands beside them.
 """
 
-import hashlib
 import json
-import re
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Self
 
 from echelon.core.nodes import compress
 from echelon.core.units import format_memory
-from echelon.errors import UsageError
+from echelon.sandbox.layout import DEFAULT_NAME, Layout, is_name
 
-DEFAULT_NAME = "sandbox"
 LOGIN = "login"
 """The host that carries slurmctld and on which `exec` and `shell` run."""
 
@@ -23,11 +19,6 @@ CONTROLLER_MESSAGE_TIMEOUT_S = 2
 
 MAX_NODES = 200
 MAX_GPUS = 64
-
-
-def is_name(name: str) -> bool:
-    """Tell whether a sandbox may be called so: it becomes the name of a folder and of a cluster."""
-    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,30}", name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,127 +97,6 @@ class SandboxState:
         config = SandboxConfig(**record.pop("config"))
         network = Network(**record.pop("network"))
         return cls(config=config, network=network, **record)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Every file of a sandbox, all below one folder, so that removing it removes everything."""
-
-    root: Path
-
-    @property
-    def state(self) -> Path:
-        return self.root / "sandbox.json"
-
-    @property
-    def etc(self) -> Path:
-        """Slurm's configuration; the simulated hosts see it as /etc/slurm."""
-        return self.root / "etc"
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.etc / "slurm.conf"
-
-    @property
-    def slurmctld_conf(self) -> Path:
-        return self.etc / "slurmctld.conf"
-
-    @property
-    def gres_conf(self) -> Path:
-        return self.etc / "gres.conf"
-
-    @property
-    def cgroup_conf(self) -> Path:
-        return self.etc / "cgroup.conf"
-
-    @property
-    def slurmdbd_conf(self) -> Path:
-        return self.etc / "slurmdbd.conf"
-
-    @property
-    def hosts(self) -> Path:
-        return self.root / "hosts"
-
-    @property
-    def boot(self) -> Path:
-        return self.root / "boot.sh"
-
-    @property
-    def munge(self) -> Path:
-        return self.root / "munge"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self.munge / "socket"
-
-    @property
-    def controller_state(self) -> Path:
-        return self.root / "controller"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool"
-
-    @property
-    def run(self) -> Path:
-        """Pid files and readiness marks."""
-        return self.root / "run"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def devices(self) -> Path:
-        return self.root / "dev"
-
-    @property
-    def database(self) -> Path:
-        return self.root / "database"
-
-    def folders(self) -> list[Path]:
-        return [
-            self.etc,
-            self.munge,
-            self.controller_state,
-            self.spool,
-            self.run,
-            self.logs,
-            self.devices,
-        ]
-
-    @property
-    def option(self) -> str:
-        """What names this sandbox on a command line; nothing for the one that is meant anyway."""
-        return "" if self.root.name == DEFAULT_NAME else f" --name {self.root.name}"
-
-    @property
-    def tag(self) -> str:
-        """Short and unique on this machine: names of links and of the cluster end in it."""
-        return hashlib.sha256(str(self.root).encode()).hexdigest()[:6]
-
-    @property
-    def cluster_name(self) -> str:
-        return f"{self.root.name.lower()}-{self.tag}"
-
-
-def check_path(layout: Layout) -> None:
-    """slurm.conf cannot quote, and Unix sockets have short names.
-
-    Raises:
-        UsageError: the sandbox's folder cannot be used.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9._/-]+", str(layout.root)):
-        raise UsageError(
-            f"the path '{layout.root}' has characters that slurm.conf cannot hold",
-            hint="set ECHELON_SANDBOX_DIR to a folder of letters, digits, '.', '_' and '-'",
-        )
-    longest = str(layout.database / "mariadb.sock")
-    if len(longest) > 100:
-        raise UsageError(
-            f"the path {layout.root} is too long for the sockets in it",
-            hint="set ECHELON_SANDBOX_DIR to a short folder, for example /var/tmp/echelon",
-        )
 
 
 # --- rendering ------------------------------------------------------------------------------

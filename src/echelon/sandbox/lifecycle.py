@@ -27,7 +27,8 @@ from echelon.errors import (
 )
 from echelon.sandbox import accounting, config
 from echelon.sandbox.cluster import Progress, Sandbox
-from echelon.sandbox.config import Layout, SandboxConfig, SandboxState
+from echelon.sandbox.config import SandboxConfig, SandboxState
+from echelon.sandbox.layout import Layout, check_path, is_name
 from echelon.sandbox.loopback import free_ports, plan_loopback
 from echelon.sandbox.namespaces import can_make_namespaces, plan_namespaces, remove_uplink
 from echelon.sandbox.processes import (
@@ -66,7 +67,7 @@ def find_layout(name: str, environ: Mapping[str, str], uid: int) -> Layout:
         NotFoundError: there is none.
         NotPermittedError: somebody else could have put it there.
     """
-    if not config.is_name(name):
+    if not is_name(name):
         raise UsageError(
             f"'{name}' cannot be the name of a sandbox", hint="use letters, digits and '-'"
         )
@@ -139,7 +140,7 @@ def start_sandbox(
     _check_programs(wanted, shell, uid=uid)
     namespaces = uid == 0 and can_make_namespaces(shell)
     layout = Layout(root=home(environ, uid) / wanted.name)
-    config.check_path(layout)
+    check_path(layout)
     with _claim(layout, uid):
         state = _read_state(layout)
         if state is not None and state.ready and _is_alive(layout):

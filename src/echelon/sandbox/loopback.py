@@ -8,7 +8,8 @@ import socket
 from collections.abc import Sequence
 
 from echelon.errors import NotPermittedError, UnavailableError
-from echelon.sandbox.config import LOGIN, Layout, Network, SandboxConfig
+from echelon.sandbox.config import LOGIN, Network, SandboxConfig
+from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_sandbox_processes
 
 

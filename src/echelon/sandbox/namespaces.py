@@ -16,7 +16,8 @@ from dataclasses import replace
 from echelon.core.shell import Shell
 from echelon.core.waiting import wait_until
 from echelon.errors import NotFoundError, UnavailableError
-from echelon.sandbox.config import LOGIN, Layout, Network, SandboxConfig
+from echelon.sandbox.config import LOGIN, Network, SandboxConfig
+from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes, is_holder, mark
 
 # Reserved for tests of networks (RFC 2544): in use nowhere else.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.errors import TimedOutError
-from echelon.sandbox.config import Layout
+from echelon.sandbox.layout import Layout
 
 MARK = "ECHELON_SANDBOX"
 HOST = "SLURMD_NODENAME"

@@ -5,17 +5,16 @@ import pytest
 from echelon.errors import UsageError
 from echelon.sandbox.config import (
     LOGIN,
-    Layout,
     Network,
     SandboxConfig,
     SandboxState,
-    check_path,
     render_boot,
     render_gres_conf,
     render_hosts,
     render_slurm_conf,
     render_slurmdbd_conf,
 )
+from echelon.sandbox.layout import Layout, check_path
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LAYOUT = Layout(root=Path("/var/lib/echelon/sandbox/demo"))

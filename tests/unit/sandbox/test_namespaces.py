@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.errors import UnavailableError
-from echelon.sandbox.config import Layout
+from echelon.sandbox.layout import Layout
 from echelon.sandbox.namespaces import TEST_NETWORK, choose_subnet, uplink_name
 
 LAYOUT = Layout(root=Path("/var/lib/echelon/sandbox/demo"))

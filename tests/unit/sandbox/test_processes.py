@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.sandbox.config import Layout
+from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes, mark
 
 
