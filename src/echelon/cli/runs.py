@@ -72,14 +72,25 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
-    from echelon.clusters.runs import check_files, prepare_run, submit_run  # noqa: PLC0415
+    from echelon.clusters.runs import (  # noqa: PLC0415
+        check_files,
+        check_python,
+        prepare_run,
+        submit_run,
+    )
     from echelon.clusters.styles import render_script  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     spec, cluster = request.spec, _slurm()
     folder = Path(spec.chdir or Path.cwd())
     if not spec.script:
         raise UsageError("no training script is named", hint="echelon submit --nodes 2 train.py")
-    if problems := [*check_files(spec, folder), *cluster.problems(spec)]:
+    problems = [
+        *check_files(spec, folder),
+        *check_python(spec, folder, LocalShell()),
+        *cluster.problems(spec),
+    ]
+    if problems:
         raise UsageError("; ".join(problems), hint="nothing was queued; see echelon config")
     if dry_run:
         console.print_result(render_script(spec).rstrip("\n"))

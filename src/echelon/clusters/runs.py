@@ -11,7 +11,8 @@ from pathlib import Path
 from echelon.clusters.base import Cluster, Job
 from echelon.clusters.styles import render_script
 from echelon.core.rundir import RunDir, write_atomic
-from echelon.errors import NotFoundError, UsageError
+from echelon.core.shell import Shell
+from echelon.errors import MissingProgramError, NotFoundError, UsageError
 from echelon.spec import KEYS, JobSpec, show_value
 
 _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
@@ -51,6 +52,25 @@ def check_files(spec: JobSpec, folder: Path) -> list[str]:
     if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
         found.append(f"there is no virtual environment in {folder / spec.venv}")
     return found
+
+
+def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
+    """Return whether the ranks' Python lacks torch, where that can be known from here.
+
+    With conda, modules or lines of bash of the user's own, only the job will know.
+    """
+    script = folder / spec.script
+    if spec.conda or spec.modules or spec.prologue or not script.is_file():
+        return []
+    if b"torch" not in script.read_bytes():
+        return []
+    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    try:
+        done = shell.run([python, "-c", look], timeout_s=60)
+    except MissingProgramError:
+        return [f"the Python '{python}' is not there"]
+    return [f"the Python '{python}' has no torch"] if done.code else []
 
 
 def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpec]:

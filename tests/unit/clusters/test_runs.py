@@ -3,6 +3,7 @@ import tomllib
 import pytest
 
 from echelon.clusters import runs
+from echelon.core.shell import FakeShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.spec import Layer, merge
 
@@ -74,6 +75,25 @@ def test_what_is_not_unique_is_told(three):
         runs.find_run(folder, "x")
     with pytest.raises(NotFoundError):
         runs.find_run(folder / "nowhere", "last")
+
+
+@pytest.mark.parametrize(
+    ("source", "values", "code", "problem"),
+    [
+        ("import torch", {}, 1, "the Python 'python3' has no torch"),
+        ("import torch", {"python": "/p"}, 1, "the Python '/p' has no torch"),
+        ("import torch", {"venv": "v"}, 1, "/v/bin/python' has no torch"),
+        ("import torch", {}, 0, ""),
+        ("pass", {}, 1, ""),
+        ("import torch", {"conda": "x"}, 1, ""),
+        ("import torch", {"modules": ["x"]}, 1, ""),
+    ],
+)
+def test_a_python_without_torch_is_noticed_where_it_can_be(tmp_path, source, values, code, problem):
+    (tmp_path / "train.py").write_text(source)
+    shell = FakeShell(answers={"": Result(argv=("python",), code=code)})
+    found = runs.check_python(spec(script="train.py", **values), tmp_path, shell)
+    assert (problem in found[0]) if problem else found == []
 
 
 @pytest.mark.parametrize(
