@@ -129,6 +129,36 @@ def test_gpus_may_be_asked_for_in_every_way(full, tmp_path, option):
     check(full, job, tmp_path, (2, 2), binding=binding)
 
 
+@pytest.fixture
+def awkward(full):
+    """A site where hosts are not called as their nodes, no name resolves, and there are decoys."""
+    box = full.box
+    hosts = box.layout.hosts.read_text()
+    names = ["node1", "node2"]
+    try:
+        box.layout.hosts.write_text("127.0.0.1\tlocalhost\n")
+        for number, node in enumerate(names, start=1):
+            decoy = (
+                f"hostname c209-{number} && ip link add decoy type veth peer name decoy-end && "
+                f"ip addr add 203.0.113.{number}/24 dev decoy && "
+                "ip link set decoy up && ip link set decoy-end up"
+            )
+            box.run(["sh", "-c", decoy], host=node).check()
+        yield full
+    finally:
+        box.layout.hosts.write_text(hosts)
+        for node in names:
+            box.run(["sh", "-c", f"hostname {node}; ip link del decoy"], host=node)
+
+
+@pytest.mark.parametrize(
+    "style", ["torchrun", *(pytest.param(s, marks=pytest.mark.full) for s in STYLES[:4])]
+)
+def test_names_that_lead_nowhere_do_not_matter(awkward, tmp_path, style):
+    text = script(tmp_path, style, 2, 1, nodelist="node[1-2]")
+    check(awkward, submit(awkward, tmp_path, text), tmp_path, (2, 1))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("style", STYLES)
 def test_two_jobs_at_once_do_not_disturb_each_other(full, tmp_path, style):
