@@ -39,6 +39,19 @@ class NodeCount:
 
 
 _ONE_NODE = NodeCount()
+_RANK_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    }
+)
+_OWN_OPTIONS = frozenset(
+    {
+        *("job-name", "partition", "account", "qos", "nodes", "gpus", "cpus-per-task"),
+        *("cpus-per-gpu", "mem-per-cpu", "mem-per-gpu", "time", "constraint", "nodelist"),
+        *("exclude", "dependency", "chdir", "output", "mail-user", "mail-type"),
+    }
+)
 
 
 # --- readers: any way of writing a value → the value ------------------------------------------
@@ -70,7 +83,11 @@ def _nodes(raw: object) -> NodeCount:
 
 
 def _memory(raw: object) -> int:
-    return parse_memory(str(raw))
+    if not (mib := parse_memory(str(raw))):
+        raise UsageError(
+            "0 means all of a node's memory to Slurm", hint="say so to Slurm itself: --slurm mem=0"
+        )
+    return mib
 
 
 def _duration(raw: object) -> str:
@@ -206,6 +223,10 @@ class JobSpec:
         return self.procs_per_node if self.style in ("srun", "file") else 1
 
     @property
+    def ranks_per_task(self) -> int:
+        return self.procs_per_node // self.tasks_per_node
+
+    @property
     def max_world_size(self) -> int:
         return self.nodes.high * self.procs_per_node
 
@@ -213,7 +234,7 @@ class JobSpec:
     def cpus_per_rank(self) -> int:
         """CPUs that a rank may use; 0 when the request does not say."""
         if self.cpus_per_task:
-            return max(1, self.cpus_per_task * self.tasks_per_node // self.procs_per_node)
+            return self.cpus_per_task
         return (
             max(1, self.cpus_per_gpu * self.gpus // self.procs_per_node) if self.cpus_per_gpu else 0
         )
@@ -258,6 +279,16 @@ class JobSpec:
             found.append(f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}")
         if self.nodes.low != self.nodes.high and self.gpu_option == "gpus":
             found.append(f"a total of GPUs cannot be asked for {self.nodes} nodes")
+        if self.signal_lead_s and self.style in ("static", "torchrun"):
+            found.append(f"style '{self.style}' does not hand a signal on to its ranks")
+        found += [
+            f"{name} is the launcher's to set" for name in self.env if name in _RANK_VARIABLES
+        ]
+        found += [
+            f"--slurm {name} is a key of the request: use --{name}"
+            for name in self.slurm_extra
+            if name in _OWN_OPTIONS
+        ]
         found += [
             f"'{name}' cannot be the name of a variable"
             for name in self.env

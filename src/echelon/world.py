@@ -6,7 +6,7 @@ in the user's own Python on the nodes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.errors import UsageError
 
@@ -97,10 +97,16 @@ class _Variables:
     def gpu(self, local_rank: int) -> int | None:
         """Return this rank's index among the GPUs it sees: with one GPU per task, always 0."""
         visible = self.environ.get("CUDA_VISIBLE_DEVICES", "")
-        count = len([entry for entry in visible.split(",") if entry.strip()])
+        count = _devices(visible)
         if count == 0:
             return None
         return 0 if count == 1 else local_rank
+
+
+def _devices(visible: str) -> int:
+    """Count the GPUs of CUDA_VISIBLE_DEVICES; Slurm says NoDevFiles for none, and others -1."""
+    entries = [entry.strip() for entry in visible.split(",")]
+    return len([entry for entry in entries if entry and entry not in ("-1", "NoDevFiles")])
 
 
 def _contradiction(first: str, second: str) -> UsageError:
@@ -117,13 +123,15 @@ def _torchrun(variables: _Variables, source: str) -> World:
     """RANK and its companions, as torchrun, Accelerate and Echelon set them."""
     size = variables.number("WORLD_SIZE")
     rank = variables.below(variables.number("RANK"), "RANK", size, "WORLD_SIZE")
+    if "TORCHELASTIC_RUN_ID" not in variables.environ and _in_step(variables.environ):
+        # Exported by a task of srun, or by hand in the batch script: then the same in every task.
+        variables.agree("SLURM_PROCID", rank, f"RANK={rank}")
+        if "LOCAL_RANK" not in variables.environ:
+            return replace(_slurm(variables, source), rank=rank, world_size=size)
     local_size = variables.number("LOCAL_WORLD_SIZE", default=size)
     local_rank = variables.number("LOCAL_RANK", default=rank)
     if variables.environ.get("LOCAL_WORLD_SIZE"):
         variables.below(local_rank, "LOCAL_RANK", local_size, "LOCAL_WORLD_SIZE")
-    if "TORCHELASTIC_RUN_ID" not in variables.environ and _in_step(variables.environ):
-        # Set by hand in the batch script, RANK would be the same in every task.
-        variables.agree("SLURM_PROCID", rank, f"RANK={rank}")
     nodes = variables.number("GROUP_WORLD_SIZE", default=max(1, -(-size // local_size)))
     return World(
         rank=rank,
@@ -202,9 +210,11 @@ def _alone(variables: _Variables, source: str) -> World:
 
 def _spawned(variables: _Variables, local_rank: int) -> World:
     """Read the place of a child of `mp.spawn`: the node is known, the rank on it is given."""
+    if local_rank < 0:
+        raise UsageError(f"local_rank={local_rank} is negative", hint="count from 0")
     size_here = variables.number("LOCAL_WORLD_SIZE", default=0)
     visible = variables.environ.get("CUDA_VISIBLE_DEVICES", "")
-    size_here = size_here or len([entry for entry in visible.split(",") if entry.strip()])
+    size_here = size_here or _devices(visible)
     if not size_here:
         raise UsageError(
             "LOCAL_WORLD_SIZE and CUDA_VISIBLE_DEVICES are not set: how many ranks has this node?",
@@ -256,11 +266,16 @@ def _set(*names: str) -> Callable[[Mapping[str, str]], bool]:
     return lambda environ: all(environ.get(name, "") != "" for name in names)
 
 
+def _lightnings_child(environ: Mapping[str, str]) -> bool:
+    return _set("LOCAL_RANK", "WORLD_SIZE")(environ) and not _in_step(environ)
+
+
 SOURCES: tuple[
     tuple[str, Callable[[Mapping[str, str]], bool], Callable[[_Variables, str], World]], ...
 ] = (
     ("torchrun", _set("RANK", "WORLD_SIZE"), _torchrun),
-    ("lightning", _set("LOCAL_RANK", "WORLD_SIZE"), _lightning),
+    # A task of srun that exports these has its rank from Slurm all the same.
+    ("lightning", _lightnings_child, _lightning),
     ("slurm", _in_step, _slurm),
     ("none", lambda _environ: True, _alone),
 )

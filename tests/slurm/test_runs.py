@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from echelon.core.waiting import wait_until
+
 TRAIN = """\
 import os, sys, time
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], flush=True)
@@ -55,6 +57,34 @@ def test_a_run_from_submit_to_its_end(echelon, tmp_path):
     assert echelon("status", shown["job"]).stdout.split()[1] == run_id
     assert [row["run"] for row in json.loads(echelon("ps", "--json").stdout)] == [run_id]
     assert (tmp_path / "runs" / run_id / "job.sbatch").stat().st_mode & 0o077 == 0
+
+
+def test_a_warning_before_the_limit_reaches_every_rank(echelon, cluster, tmp_path):
+    """Slurm's own timing is coarse, so the signal is sent by hand, as Slurm would."""
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))\n"
+        "pathlib.Path(f'ready-{os.environ[\"RANK\"]}').touch()\n"
+        "while True: signal.pause()\n"
+    )
+    argv = ["submit", "--json", "--nodes=2", "--time=10", "--signal-lead=60", "train.py"]
+    job = json.loads(echelon(*argv).stdout)["job_id"]
+    ready = [tmp_path / f"ready-{rank}" for rank in range(2)]
+    assert wait_until(lambda: all(path.exists() for path in ready), timeout_s=30)
+    cluster.exec("scancel", "--signal=USR1", job)
+    assert cluster.await_job(job, "COMPLETED", "FAILED")["JobState"] == "COMPLETED"
+
+
+def test_output_of_the_users_own_choice_is_shown_as_well(echelon):
+    done = echelon("submit", "--follow", "--output=mine %j.out", "train.py")
+    assert "0: rank 0 of 1 []" in done.stdout
+    assert "0: rank 0 of 1 []" in echelon("logs").stdout
+
+
+def test_a_job_that_slurm_refuses_is_no_run(echelon, tmp_path):
+    done = echelon("submit", "--slurm=reservation=none", "train.py", code=2)
+    assert "Slurm refuses the job" in done.stderr
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_a_failed_run_fails_whoever_waits_and_shows_its_output(echelon):

@@ -78,7 +78,7 @@ def test_what_cannot_be_is_refused(values, problem):
         ({}, (1, 1, 1, 0, 1, 0)),
         ({"nodes": 2, "gpus": 4, "cpus_per_task": 8}, (8, 4, 4, 8, 4, 4)),
         ({"nodes": 2, "gpus": 4, "cpus_per_gpu": 8}, (8, 4, 4, 8, 4, 4)),
-        ({"nodes": 2, "gpus": 4, "cpus_per_task": 16, "style": "torchrun"}, (8, 4, 1, 4, 2, 2)),
+        ({"nodes": 2, "gpus": 4, "cpus_per_task": 16, "style": "torchrun"}, (8, 4, 1, 16, 8, 8)),
         ({"nodes": 3, "procs": 2}, (6, 2, 2, 0, 1, 0)),
         ({"gpus": 1, "cpus_per_task": 1}, (1, 1, 1, 1, 1, 0)),
     ],

@@ -62,6 +62,21 @@ def test_torchrun_inside_an_srun_step_is_torchruns():
     assert (world.source, world.rank) == ("torchrun", 5)
 
 
+def test_a_wrapper_that_exports_some_of_them_keeps_slurms_place():
+    """As in `export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS` before the script."""
+    visible = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    plain = detect({**SRUN, **visible})
+    for exported in ({"RANK": "3", "WORLD_SIZE": "4"}, {"LOCAL_RANK": "1", "WORLD_SIZE": "4"}):
+        world = detect({**SRUN, **visible, **exported})
+        assert (world.rank, world.local_rank, world.node_rank, world.nodes, world.gpu) == (
+            plain.rank,
+            plain.local_rank,
+            plain.node_rank,
+            plain.nodes,
+            plain.gpu,
+        )
+
+
 def test_lightnings_children():
     world = detect({"LOCAL_RANK": "2", "NODE_RANK": "0", "WORLD_SIZE": "4"})
     assert (world.source, world.rank, world.local_world_size) == ("lightning", 2, 4)
@@ -74,7 +89,7 @@ def test_accelerates_children_have_no_local_world_size():
 
 @pytest.mark.parametrize(
     ("visible", "gpu"),
-    [("0,1,2,3", 1), ("3", 0), ("GPU-a,GPU-b", 1), ("", None)],
+    [("0,1,2,3", 1), ("3", 0), ("GPU-a,GPU-b", 1), ("", None), ("-1", None), ("NoDevFiles", None)],
 )
 def test_the_gpu_is_counted_among_those_visible(visible, gpu):
     assert detect({**SRUN, "CUDA_VISIBLE_DEVICES": visible}).gpu == gpu
@@ -142,6 +157,7 @@ def test_a_spawned_child_counts_the_gpus_it_sees():
         ({**SRUN, "RANK": "0"}, None, ["RANK=0", "SLURM_PROCID=3"]),
         ({**SRUN, "SLURM_PROCID": "4"}, None, ["SLURM_PROCID=4", "SLURM_NTASKS=4"]),
         ({"LOCAL_RANK": "0", "NODE_RANK": "1", "WORLD_SIZE": "4"}, None, ["NODE_RANK=1"]),
+        ({"LOCAL_WORLD_SIZE": "2"}, -1, ["local_rank=-1"]),
         ({}, 0, ["LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES"]),
         ({"LOCAL_WORLD_SIZE": "2"}, 2, ["local_rank=2", "LOCAL_WORLD_SIZE=2"]),
         ({**SRUN, "LOCAL_WORLD_SIZE": "2"}, 0, ["4 tasks on 2 nodes", "same 2 ranks"]),

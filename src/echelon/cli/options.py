@@ -93,12 +93,14 @@ def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, s
     """Merge all that was said, wherever it was said."""
     project = _read_project(folder)
     own = _read_toml(_config_home(environ) / "echelon" / "config.toml")
-    profiles = {**own.pop("clusters", {}), **project.values.pop("clusters", {})}  # type: ignore[attr-defined]
-    name = flags.get("cluster") or project.values.pop("cluster", "") or own.pop("cluster", "")  # type: ignore[attr-defined]
-    layers = [Layer(source="~/.config/echelon/config.toml", values=_flatten(own))]
+    mine, ours = dict(own), dict(project.values)
+    profiles = {**_table(mine, "clusters"), **_table(ours, "clusters")}
+    chosen = (flags.get("cluster"), ours.pop("cluster", ""), mine.pop("cluster", ""))
+    name = next((str(choice) for choice in chosen if choice), "")
+    layers = [Layer(source="~/.config/echelon/config.toml", values=_flatten(mine))]
     if name:
         layers.append(Layer(source=f"cluster {name}", values=_flatten(_profile(name, profiles))))
-    layers.append(Layer(source=project.source, values=_flatten(project.values)))
+    layers.append(Layer(source=project.source, values=_flatten(ours)))
     if source := flags.get("source"):
         layers.append(Layer(source=str(source), values=_from_script(source)))
     layers.append(Layer(source="flags", values=_from_flags(flags)))
@@ -106,13 +108,21 @@ def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, s
     return merge(layers)
 
 
+def _table(values: dict[str, Any], name: str) -> Mapping[str, Any]:
+    """Take a table out of a file's values."""
+    table = values.pop(name, {})
+    if not isinstance(table, Mapping):
+        raise UsageError(f"'{name}' is not a table", hint=f"write it as [{name}.NAME]")
+    return table
+
+
 def _from_script(path: Path) -> dict[str, object]:
     from echelon.clusters.sbatch import parse_directives  # noqa: PLC0415
 
     try:
         return parse_directives(path.read_text())
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not a text", hint="name an sbatch script") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}", hint="name an sbatch script") from error
 
 
 def _config_home(environ: Mapping[str, str]) -> Path:
@@ -125,9 +135,9 @@ def _read_project(folder: Path) -> Layer:
         if (path := place / "echelon.toml").is_file():
             return Layer(source="echelon.toml", values=_read_toml(path))
         if (path := place / "pyproject.toml").is_file():
-            tool = _read_toml(path).get("tool", {})
+            tool = _table(_read_toml(path), "tool")
             if "echelon" in tool:
-                return Layer(source="pyproject.toml", values=tool["echelon"])
+                return Layer(source="pyproject.toml", values=_table(dict(tool), "echelon"))
     return Layer(source="echelon.toml", values={})
 
 
@@ -136,7 +146,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
 
 
@@ -147,8 +157,7 @@ def _profile(name: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
             f"there is no profile for a cluster '{name}'; known: {known}",
             hint=f"add [clusters.{name}] to echelon.toml",
         )
-    profile: Mapping[str, Any] = profiles[name]
-    return profile
+    return _table(dict(profiles), name)
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, object]:

@@ -2,9 +2,9 @@
 
 import os
 import re
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,6 +44,7 @@ Run = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 RUNS = Path("runs")
+FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
 
 def _slurm() -> "SlurmCluster":
@@ -96,7 +97,11 @@ def submit(
         console.print_result(render_script(spec).rstrip("\n"))
         return
     run, _ = prepare_run(spec, runs_dir.absolute(), folder.absolute())
-    attempt = submit_run(run, cluster, os.environ)
+    try:
+        attempt = submit_run(run, cluster, os.environ)
+    except UsageError:
+        shutil.rmtree(run.path)  # Slurm refuses it: there is no run
+        raise
     if as_json:
         console.print_json(
             {"run": run.run_id, "job_id": attempt.job_id, "directory": str(run.path)}
@@ -149,7 +154,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         "job": job.id,
         "attempts": len(attempts(found)),
         "nodes": job.nodes,
-        "exit_code": job.exit_code if job.over else None,
+        "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
         "directory": str(found.path.absolute()),
     }
     if as_json:
@@ -183,7 +188,7 @@ def logs(
             hint=f"see how it is: echelon status {found.run_id}",
         )
     for path in outputs:
-        _show(path.read_text(errors="replace").splitlines(), rank)
+        _show(_lines(path.read_bytes()), rank)
 
 
 @app.command()
@@ -195,8 +200,12 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
     from echelon.clusters.runs import attempts, find_run  # noqa: PLC0415
 
     found, cluster = find_run(runs_dir, run), _slurm()
-    for attempt in attempts(found):
-        cluster.cancel(attempt.job_id)
+    if not (known := attempts(found)):
+        raise NotFoundError(
+            f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
+        )
+    for attempt in known:
+        cluster.cancel(attempt.job_id, run_id=found.run_id)
     console.note(f"{found.run_id} is cancelled")
 
 
@@ -204,7 +213,10 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
 
 
 def _outputs(run: "RunDir") -> list[Path]:
-    return sorted(run.logs.glob("job-*.out"), key=lambda path: path.stat().st_mtime_ns)
+    from echelon.clusters.runs import attempts  # noqa: PLC0415
+
+    paths = [Path(attempt.output) for attempt in attempts(run) if attempt.output]
+    return [path for path in paths if path.is_file()]
 
 
 def _follow(
@@ -213,27 +225,38 @@ def _follow(
     """Wait for the run's job to be over, showing what it writes; return the job."""
     from echelon.clusters.runs import current_job  # noqa: PLC0415
 
-    readers: dict[Path, Callable[[], list[str]]] = {}
+    tails: dict[Path, _Tail] = {}
     while True:
         job = current_job(run, cluster)
         for path in _outputs(run) if show else []:
-            if path not in readers:
-                readers[path] = _tail(path).__next__
-            _show(readers[path](), rank)
+            tail = tails.setdefault(path, _Tail(path))
+            _show(tail.read(to_the_end=job.over), rank)
         if job.over:
             console.note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
             return job
         time.sleep(0.5)
 
 
-def _tail(path: Path) -> Iterator[list[str]]:
-    """Yield, each time it is asked, the whole lines that came since."""
-    with path.open(errors="replace") as file:
-        rest = ""
-        while True:
-            text = rest + file.read()
-            *lines, rest = text.split("\n")
-            yield lines
+class _Tail:
+    """Follows a file by whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def read(self, *, to_the_end: bool) -> list[str]:
+        """Return the lines that came since; at the end also one that was never finished."""
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            added = file.read()
+        whole = added if to_the_end else added[: added.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return _lines(whole)
+
+
+def _lines(content: bytes) -> list[str]:
+    lines = content.decode(errors="replace").split("\n")
+    return lines[:-1] if lines[-1] == "" else lines
 
 
 def _show(lines: list[str], rank: int | None) -> None:

@@ -22,6 +22,8 @@ class Job:
     """Why it waits or why it ended, as far as the cluster says."""
     nodes: str = ""
     """Host list; empty before it runs."""
+    output: str = ""
+    """Where its output goes."""
     exit_code: int = 0
     """Of the batch script; 128 + signal when one killed it."""
 
@@ -39,8 +41,8 @@ class Cluster(Protocol):
     def submit(self, script: Path, *, run_id: str, environ: Mapping[str, str]) -> str:
         """Queue a script and return the job's id; never twice, whatever the network does."""
 
-    def job(self, job_id: str) -> Job:
-        """Return what has become of a job."""
+    def job(self, job_id: str, *, run_id: str) -> Job:
+        """Return what has become of a run's job; UNKNOWN when the id is another's by now."""
 
-    def cancel(self, job_id: str) -> None:
-        """End a job; one that is over already is no error."""
+    def cancel(self, job_id: str, *, run_id: str) -> None:
+        """End a run's job; one that is over already is no error."""

@@ -12,7 +12,7 @@ from echelon.clusters.base import Cluster, Job
 from echelon.clusters.styles import render_script
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import Shell
-from echelon.errors import MissingProgramError, NotFoundError, UsageError
+from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UsageError
 from echelon.spec import KEYS, JobSpec, show_value
 
 _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
@@ -25,8 +25,10 @@ class Attempt:
 
     number: int
     job_id: str
-    submitted: str
+    submitted: str = ""
     """ISO time, UTC."""
+    output: str = ""
+    """Where the job's output goes."""
 
 
 def new_run_id(spec: JobSpec) -> str:
@@ -47,8 +49,11 @@ def check_files(spec: JobSpec, folder: Path) -> list[str]:
         found.append(f"the script {script} is a folder")
     except (SyntaxError, ValueError) as error:
         found.append(f"the script {script} does not compile: {error}")
-    if spec.output and not (folder / spec.output).parent.is_dir():
-        found.append(f"the folder of the output, {(folder / spec.output).parent}, does not exist")
+    parent = (folder / spec.output).parent
+    if spec.output and "%" not in str(parent) and not parent.is_dir():
+        found.append(f"the folder of the output, {parent}, does not exist")
+    if not spec.output and "\\" in str(folder):
+        found.append(f"Slurm cannot write output below {folder}: it has a backslash in its name")
     if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
         found.append(f"there is no virtual environment in {folder / spec.venv}")
     return found
@@ -79,7 +84,8 @@ def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpe
     frozen = replace(
         spec,
         chdir=spec.chdir or str(folder),
-        output=spec.output or str(run.logs / "job-%j.out"),
+        # Slurm reads % in the folder's name as well.
+        output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
         # Every line says which task it is from.
         env={"SLURM_LABELIO": "1", **spec.env},
     )
@@ -110,28 +116,35 @@ def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Att
     job_id = cluster.submit(run.script, run_id=run.run_id, environ=environ)
     number = run.claim_attempt()
     submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
-    record = {"job_id": job_id, "submitted": submitted}
+    output = cluster.job(job_id, run_id=run.run_id).output
+    record = {"job_id": job_id, "submitted": submitted, "output": output}
     write_atomic(run.attempt(number) / "job.json", json.dumps(record) + "\n")
-    return Attempt(number=number, job_id=job_id, submitted=submitted)
+    return Attempt(number=number, **record)
 
 
 def attempts(run: RunDir) -> list[Attempt]:
     """Return a run's attempts, the first one first."""
+    folders = run.attempts.iterdir() if run.attempts.is_dir() else ()
     found = []
-    for folder in sorted(run.attempts.iterdir(), key=lambda path: int(path.name)):
-        record = folder / "job.json"
-        if record.is_file():
-            found.append(Attempt(number=int(folder.name), **json.loads(record.read_text())))
+    for number in sorted(int(folder.name) for folder in folders if folder.name.isdecimal()):
+        try:
+            record = json.loads((run.attempt(number) / "job.json").read_text())
+            facts = {key: str(record[key]) for key in ("job_id", "submitted", "output")}
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            continue  # claimed but not queued, or damaged: no job to speak of
+        found.append(Attempt(number=number, **facts))
     return found
 
 
 def list_runs(runs: Path) -> list[RunDir]:
-    """Return all runs of a folder, the oldest first."""
-    folders = (
-        [path for path in runs.iterdir() if (path / "spec.toml").is_file()] if runs.is_dir() else []
-    )
-    folders.sort(key=lambda path: (path / "spec.toml").stat().st_mtime_ns)
-    return [RunDir.open(path) for path in folders]
+    """Return all runs of a folder that are this user's, the oldest first."""
+    found = []
+    for path in runs.iterdir() if runs.is_dir() else ():
+        try:
+            found.append((path.joinpath("spec.toml").stat().st_mtime_ns, RunDir.open(path)))
+        except (OSError, EchelonError):
+            continue  # something else that lies there
+    return [run for _, run in sorted(found, key=lambda entry: entry[0])]
 
 
 def find_run(runs: Path, name: str) -> RunDir:
@@ -167,4 +180,4 @@ def current_job(run: RunDir, cluster: Cluster) -> Job:
     """Return the job of a run's last attempt."""
     if not (known := attempts(run)):
         return Job(id="", state="UNSUBMITTED", reason="it was prepared, but never queued")
-    return cluster.job(known[-1].job_id)
+    return cluster.job(known[-1].job_id, run_id=run.run_id)

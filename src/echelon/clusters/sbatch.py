@@ -92,7 +92,8 @@ def render_options(spec: JobSpec) -> dict[str, str]:
         "nodes": nodes,
         "ntasks-per-node": str(spec.tasks_per_node),
         **_gpu_options(spec),
-        "cpus-per-task": str(spec.cpus_per_task or ""),
+        # Ours are per rank; a launcher's task holds all ranks of its node.
+        "cpus-per-task": str(spec.cpus_per_task * spec.ranks_per_task or ""),
         "cpus-per-gpu": str(spec.cpus_per_gpu or ""),
         "mem": format_memory(spec.mem_mib) if spec.mem_mib else "",
         "mem-per-cpu": format_memory(spec.mem_per_cpu_mib) if spec.mem_per_cpu_mib else "",
@@ -107,8 +108,7 @@ def render_options(spec: JobSpec) -> dict[str, str]:
         "mail-user": spec.mail_user,
         "mail-type": ",".join(spec.mail_type),
         "wait-all-nodes": "1" if spec.wait_all_nodes else "",
-        # To the batch script alone: what it means to the ranks is the launcher's business.
-        "signal": f"B:USR1@{spec.signal_lead_s}" if spec.signal_lead_s else "",
+        "signal": f"USR1@{spec.signal_lead_s}" if spec.signal_lead_s else "",
     }
     options = {name: value for name, value in options.items() if value}
     extra = dict(spec.slurm_extra)
@@ -235,12 +235,19 @@ def parse_directives(script: str) -> dict[str, object]:
         values["nodes"] = options.pop("nodes").replace("-", ":")
     if "wait-all-nodes" in options:
         values["wait_all_nodes"] = options.pop("wait-all-nodes")
-    if "signal" in options:
-        values["signal_lead"] = int(options.pop("signal").partition("@")[2] or 60)
+    if match := re.fullmatch(r"USR1@(\d+)", options.get("signal", "")):
+        values["signal_lead"] = int(match[1])
+        del options["signal"]
+    if values.get("mem") == "0":  # all that a node has: a word of Slurm's, not an amount
+        options["mem"] = str(values.pop("mem"))
     tasks = _take_tasks(options, values)
     values |= _take_gpus(options, values, tasks)
     if tasks > 1 or (tasks == 1 and not values.get("gpus")):
         values["procs"] = tasks
+    elif "cpus_per_task" in values:
+        # One task beside several GPUs: its CPUs are those of all ranks that it will start.
+        cpus, gpus = _number(str(values["cpus_per_task"]), "cpus-per-task"), values.get("gpus", 1)
+        values["cpus_per_task"] = max(1, cpus // int(str(gpus)))
     if options:
         values["slurm.extra"] = options
     return values
@@ -250,16 +257,36 @@ def _take_tasks(options: dict[str, str], values: Mapping[str, object]) -> int:
     """Return the tasks per node; 0 when the script does not say."""
     per_node, total = options.pop("ntasks-per-node", ""), options.pop("ntasks", "")
     if per_node:
-        return int(per_node)
-    nodes = str(values.get("nodes", "1")).rpartition(":")[2]
-    return max(1, int(total) // int(nodes)) if total else 0
+        return _number(per_node, "ntasks-per-node")
+    return _share(total, _nodes(values), "ntasks") if total else 0
+
+
+def _nodes(values: Mapping[str, object]) -> int:
+    return _number(str(values.get("nodes", "1")).rpartition(":")[2], "nodes")
+
+
+def _number(text: str, option: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text)):
+        raise UsageError(f"--{option}={text} is not a number", hint="write it as a whole number")
+    return int(text)
+
+
+def _share(text: str, nodes: int, option: str) -> int:
+    """Return what each node gets of a total."""
+    total = _number(text, option)
+    if total % nodes:
+        raise UsageError(
+            f"--{option}={total} cannot be shared evenly by {nodes} nodes",
+            hint="ranks are counted per node: change the one or the other",
+        )
+    return total // nodes
 
 
 def _take_gpus(
     options: dict[str, str], values: Mapping[str, object], tasks: int
 ) -> dict[str, object]:
     """Take the options that ask for GPUs. Where scripts use two, the one per node decides."""
-    nodes = int(str(values.get("nodes", "1")).rpartition(":")[2])
+    nodes = _nodes(values)
     found: dict[str, object] = {}
     gres = [entry for entry in options.pop("gres", "").split(",") if entry]
     gpu_gres = [entry for entry in gres if entry.split(":")[0] == "gpu"]
@@ -276,9 +303,13 @@ def _take_gpus(
         kind, _, amount = text.rpartition(":")
         if not amount.isdecimal():
             kind, amount = amount, "1"
-        count = int(amount)
+        if "," in text or len(gpu_gres) > 1:
+            raise UsageError(
+                f"GPUs of several kinds in one job: {text}", hint="ask for one kind of GPU"
+            )
+        count = _number(amount, option)
         if option == "gpus":
-            count = max(1, count // nodes)
+            count = _share(amount, nodes, option)
         elif option == "gpus-per-task":
             count *= max(1, tasks)
         found = {"gpus": count, "gpu_option": option, **({"gpu_type": kind} if kind else {})}

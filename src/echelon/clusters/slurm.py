@@ -75,13 +75,16 @@ class SlurmCluster:
         jobs = (line.partition("|") for line in shown.stdout.splitlines())
         return next((job for job, _, said in jobs if said.strip() == comment), "")
 
-    def job(self, job_id: str) -> Job:
+    def job(self, job_id: str, *, run_id: str) -> Job:
         try:
             shown = self._ask(["scontrol", "--oneliner", "show", "job", job_id])
         except CommandError as error:
             if "Invalid job id" not in error.stderr:
                 raise
             return self._from_accounting(job_id)
+        if f" Comment=echelon:{run_id} " not in shown.stdout:
+            # Ids begin anew when a cluster is set up again, as a sandbox often is.
+            return Job(id=job_id, state="UNKNOWN", reason="another job has this id by now")
         return parse_job(shown.stdout)
 
     def _from_accounting(self, job_id: str) -> Job:
@@ -97,7 +100,9 @@ class SlurmCluster:
             id=found, state=state.split()[0], nodes=_no_nodes(nodes), exit_code=_exit_code(code)
         )
 
-    def cancel(self, job_id: str) -> None:
+    def cancel(self, job_id: str, *, run_id: str) -> None:
+        if self.job(job_id, run_id=run_id).over:
+            return
         try:
             self._ask(["scancel", job_id])
         except CommandError as error:
@@ -167,8 +172,15 @@ def parse_job(text: str) -> Job:
         state=value("JobState"),
         reason="" if reason == "None" else reason,
         nodes=_no_nodes(value("NodeList")),
+        output=_path(text, "StdOut"),
         exit_code=_exit_code(value("ExitCode")),
     )
+
+
+def _path(text: str, name: str) -> str:
+    """Return a value that may hold spaces: it goes on to the next word with a '='."""
+    match = re.search(rf"(?:^|\s){name}=(.*?)(?:\s+\w+=|\s*$)", text)
+    return match[1] if match else ""
 
 
 def parse_partition(line: str) -> tuple[str, dict[str, str]]:

@@ -71,6 +71,10 @@ _RENDEZVOUS = """\
 # node is reached: host names may not resolve, and there may be several interfaces.
 peer=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
 PEER_ADDR=$(scontrol show node "$peer" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+if [ -z "$PEER_ADDR" ]; then
+    echo "scontrol does not say where the node '$peer' is" >&2
+    exit 1
+fi
 address_towards() {
     "$python" -c 'import socket, sys
 probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -90,7 +94,7 @@ probe = socket.socket()
 probe.bind(("", 0))
 print(probe.getsockname()[1])'
 }
-scratch=$(mktemp -d)
+scratch=$(mktemp -d) || scratch=$(TMPDIR=/tmp mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 export PORT_TAKEN="$scratch/port-taken"
 """
@@ -121,10 +125,14 @@ fi
 _RUN_WATCHING_PORT = """\
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
 # The first task listens on the port. If somebody else was quicker, the batch script tries another.
+trap : USR1  # for the rank, not for this shell
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
 wait
-if [ $code != 0 ] && grep -q EADDRINUSE "$PORT_TAKEN.stderr"; then touch "$PORT_TAKEN"; fi
+taken="port: $MASTER_PORT,.*EADDRINUSE"
+if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
+    touch "$PORT_TAKEN"
+fi
 exit $code
 """
 
@@ -141,7 +149,8 @@ while kill -0 $launcher 2>/dev/null; do
     wait $launcher
     code=$?
 done
-if [ $code != 0 ] && grep -q EADDRINUSE "$log"; then touch "$PORT_TAKEN"; fi
+taken="port: $MASTER_PORT,.*EADDRINUSE"
+if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$log"; then touch "$PORT_TAKEN"; fi
 exit $code
 """
 

@@ -18,7 +18,8 @@ _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     """Put the whole content under `path` or, whatever happens, leave what was there."""
-    data = content.encode() if isinstance(content, str) else content
+    # What came from a command line may hold bytes that are no text.
+    data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:

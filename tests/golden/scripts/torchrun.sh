@@ -5,7 +5,7 @@
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --gres=gpu:a100:4
-#SBATCH --cpus-per-task=32
+#SBATCH --cpus-per-task=128
 #SBATCH --mem=64G
 #SBATCH --time=02:00:00
 #SBATCH --output=%x-%j.out
@@ -15,7 +15,7 @@ module load cuda/12.4
 source /home/ada/venv/bin/activate
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
-export OMP_NUM_THREADS=4
+export OMP_NUM_THREADS=16
 # Slurm 22.05 to 23.02 does not hand this on to srun.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 python=python3
@@ -25,6 +25,10 @@ python=python3
 # node is reached: host names may not resolve, and there may be several interfaces.
 peer=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
 PEER_ADDR=$(scontrol show node "$peer" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+if [ -z "$PEER_ADDR" ]; then
+    echo "scontrol does not say where the node '$peer' is" >&2
+    exit 1
+fi
 address_towards() {
     "$python" -c 'import socket, sys
 probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -44,7 +48,7 @@ probe = socket.socket()
 probe.bind(("", 0))
 print(probe.getsockname()[1])'
 }
-scratch=$(mktemp -d)
+scratch=$(mktemp -d) || scratch=$(TMPDIR=/tmp mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 export PORT_TAKEN="$scratch/port-taken"
 
@@ -80,7 +84,8 @@ while kill -0 $launcher 2>/dev/null; do
     wait $launcher
     code=$?
 done
-if [ $code != 0 ] && grep -q EADDRINUSE "$log"; then touch "$PORT_TAKEN"; fi
+taken="port: $MASTER_PORT,.*EADDRINUSE"
+if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$log"; then touch "$PORT_TAKEN"; fi
 exit $code
 TASK
 )

@@ -48,6 +48,14 @@ def test_pyproject_is_a_project_file_too_and_parents_count(project):
     assert merged.origins["gpus"] == "pyproject.toml"
 
 
+def test_a_flag_chooses_another_profile_than_the_project_s(project):
+    (project / "echelon.toml").write_text(
+        'cluster = "a"\n[clusters.a]\nqos = "a"\n[clusters.b]\nqos = "b"\n'
+    )
+    assert read(project).spec.qos == "a"
+    assert read(project, cluster="b").spec.qos == "b"
+
+
 def test_a_profile_of_the_project_is_chosen_by_flag(project):
     (project / "echelon.toml").write_text('[clusters.big]\ngpu_option = "gpus-per-node"\n')
     assert read(project).spec.gpu_option == "gres"
@@ -61,6 +69,7 @@ def test_a_profile_of_the_project_is_chosen_by_flag(project):
         ("", {"cluster": "big"}, "no profile for a cluster 'big'; known: none"),
         ("", {"setting": ["nodes"]}, "--set nodes has no '='"),
         ("", {"env": ["A"]}, "--env A has no '='"),
+        ("clusters = 3", {}, "'clusters' is not a table"),
         ("slurm = 3", {}, "unknown key 'slurm'"),
         ("[slurm]\nextr = 3", {}, "unknown key 'slurm.extr'"),
     ],

@@ -3,6 +3,7 @@ import tomllib
 import pytest
 
 from echelon.clusters import runs
+from echelon.clusters.base import Job
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.spec import Layer, merge
@@ -15,6 +16,9 @@ class FakeCluster:
     def submit(self, script, *, run_id, environ):
         self.submitted.append((script, run_id, environ))
         return str(100 + len(self.submitted))
+
+    def job(self, job_id, *, run_id):
+        return Job(id=job_id, state="PENDING", output=f"/out/{run_id}")
 
 
 def spec(**values):
@@ -64,6 +68,19 @@ def test_a_run_is_found_by_whatever_a_user_has_of_it(three):
     assert runs.find_run(folder, "res") == made[2]
     assert runs.find_run(folder, "last") == made[2]
     assert runs.attempts(made[0])[0].job_id == "101"
+
+
+def test_what_else_lies_among_the_runs_does_no_harm(three):
+    folder, made = three
+    (folder / "notes.txt").write_text("mine")
+    (folder / "foreign").mkdir()
+    (folder / "foreign" / "spec.toml").touch()
+    (folder / "foreign").chmod(0o777)
+    (made[0].attempts / ".nfs0001").touch()
+    (made[0].attempts / "2").mkdir()
+    (made[1].attempts / "1" / "job.json").write_text('{"job_')
+    assert runs.list_runs(folder) == made
+    assert [len(runs.attempts(run)) for run in made] == [1, 0, 1]
 
 
 def test_what_is_not_unique_is_told(three):

@@ -100,7 +100,13 @@ def test_what_is_written_is_read_back(spec):
             "#SBATCH --tasks-per-node=1 --gpus-per-node=2",
             {"gpus": 2, "gpu_option": "gpus-per-node"},
         ),
-        ("#SBATCH --signal=B:USR1@90", {"signal_lead": 90}),
+        ("#SBATCH --signal=USR1@90", {"signal_lead": 90}),
+        ("#SBATCH --signal=B:TERM@90", {"slurm.extra": {"signal": "B:TERM@90"}}),
+        ("#SBATCH --mem=0", {"slurm.extra": {"mem": "0"}}),
+        (
+            "#SBATCH --gpus-per-node=4 --ntasks-per-node=1 --cpus-per-task=16",
+            {"gpus": 4, "gpu_option": "gpus-per-node", "cpus_per_task": 4},
+        ),
         (" #SBATCH -N2", {}),
         ("#sbatch -N2", {}),
         ("##SBATCH -N2", {}),
@@ -115,7 +121,19 @@ def test_what_comes_after_the_first_command_is_not_read():
     assert parse_directives(script) == {"nodes": "2"}
 
 
-@pytest.mark.parametrize("line", ['#SBATCH --job-name="a', "#SBATCH gpu"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '#SBATCH --job-name="a',
+        "#SBATCH gpu",
+        "#SBATCH -n x",
+        "#SBATCH -N 3 -n 8",
+        "#SBATCH -N2 --gpus=3",
+        "#SBATCH --nodes=",
+        "#SBATCH --gres=gpu:a100:2,gpu:v100:1",
+        "#SBATCH --gpus-per-node=a100:2,v100:1",
+    ],
+)
 def test_what_slurm_would_not_take_is_an_error(line):
     with pytest.raises(UsageError):
         parse_directives(line)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,23 +89,37 @@ def test_a_controller_that_stays_away_is_told():
 )
 def test_jobs_are_read_from_what_slurm_prints(name, job):
     text = (RECORDED / f"job-{name}.txt").read_text()
-    assert parse_job(text) == job
+    assert replace(parse_job(text), output="") == job
+    assert parse_job(text).output == "/dev/null"
     assert job.over == (job.state not in ("PENDING", "RUNNING"))
 
 
 def test_a_job_that_slurm_forgot_is_asked_of_accounting():
     forgotten = failed("slurm_load_jobs error: Invalid job id specified\n")
     shell = FakeShell(answers={"scontrol": forgotten, "sacct": "7|CANCELLED by 0|node1|0:15\n"})
-    assert cluster(shell).job("7") == Job(
+    assert cluster(shell).job("7", run_id="r-1") == Job(
         id="7", state="CANCELLED", nodes="node1", exit_code=128 + 15
     )
     shell = FakeShell(answers={"scontrol": forgotten, "sacct": failed("no accounting")})
-    assert cluster(shell).job("7").state == "UNKNOWN"
+    assert cluster(shell).job("7", run_id="r-1").state == "UNKNOWN"
 
 
 def test_cancelling_what_is_over_is_no_error():
     over = failed("scancel: error: Kill job error on job id 7: Invalid job id specified\n")
-    cluster(FakeShell(answers={"scancel": over})).cancel("7")
+    running = (RECORDED / "job-running.txt").read_text().replace(" Comment=", " X=")
+    shown = running.replace("JobState", "Comment=echelon:r-1 JobState")
+    shell = FakeShell(answers={"scancel": over, "scontrol": shown})
+    cluster(shell).cancel("5", run_id="r-1")
+    assert shell.calls[-1] == ("scancel", "5")
+
+
+def test_a_job_that_only_has_the_same_id_is_left_alone():
+    """Ids begin anew when a cluster is set up again."""
+    shown = (RECORDED / "job-running.txt").read_text()
+    shell = FakeShell(answers={"scontrol": shown})
+    assert cluster(shell).job("5", run_id="r-1").state == "UNKNOWN"
+    cluster(shell).cancel("5", run_id="r-1")
+    assert {call[0] for call in shell.calls} == {"scontrol"}
 
 
 @pytest.mark.parametrize(
