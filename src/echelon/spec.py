@@ -39,12 +39,15 @@ class NodeCount:
 
 
 _ONE_NODE = NodeCount()
-_RANK_VARIABLES = frozenset(
+_SCRIPT_VARIABLES = frozenset(
     {
         *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
-        *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PEER_ADDR"),
+        *("PORT_TAKEN", "DIST_FILE", "code", "host", "interface", "launcher", "log", "own"),
+        *("peer", "python", "scratch", "taken", "task", "towards", "try"),
     }
 )
+"""What a job's script sets for itself."""
 _OWN_OPTIONS = frozenset(
     {
         *("job-name", "partition", "account", "qos", "nodes", "gpus", "cpus-per-task"),
@@ -282,7 +285,9 @@ class JobSpec:
         if self.signal_lead_s and self.style in ("static", "torchrun"):
             found.append(f"style '{self.style}' does not hand a signal on to its ranks")
         found += [
-            f"{name} is the launcher's to set" for name in self.env if name in _RANK_VARIABLES
+            f"the variable {name} is the job's own"
+            for name in self.env
+            if name in _SCRIPT_VARIABLES
         ]
         found += [
             f"--slurm {name} is a key of the request: use --{name}"

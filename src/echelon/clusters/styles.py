@@ -37,7 +37,7 @@ def render_script(spec: JobSpec) -> str:
 def _head(spec: JobSpec) -> str:
     command = shlex.join(["echelon", "script", "--style", spec.style, spec.script, *spec.args])
     # A line break in an argument must not end the comment.
-    shown = command.replace("\n", "\\n")
+    shown = command.replace("\n", "\\n").replace("\r", "\\r")
     return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}"
 
 
@@ -53,7 +53,7 @@ def _environment(spec: JobSpec) -> str:
     if spec.venv:
         lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
     lines += spec.prologue
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in spec.env.items()]
+    lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
     if "OMP_NUM_THREADS" not in spec.env:
         lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
     if spec.cpus_per_task:
@@ -245,11 +245,23 @@ exit "$code"
 """
 
 
+def _quote(word: str) -> str:
+    """Quote a word for bash.
+
+    Slurm takes a carriage return before a line end for a file from Windows, and refuses it: those
+    are spelled out.
+    """
+    if "\r" not in word:
+        return shlex.quote(word)
+    spelled = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"}
+    return "$'" + "".join(spelled.get(character, character) for character in word) + "'"
+
+
 def _argument(word: str) -> str:
     """Quote an argument for bash; where it holds the placeholder, the file's name goes in."""
     pieces = re.split(f"({re.escape(PLACEHOLDER)})", word)
     if len(pieces) == 1:
-        return shlex.quote(word)
+        return _quote(word)
     return "".join(
-        '"$DIST_FILE"' if piece == PLACEHOLDER else shlex.quote(piece) for piece in pieces if piece
+        '"$DIST_FILE"' if piece == PLACEHOLDER else _quote(piece) for piece in pieces if piece
     )

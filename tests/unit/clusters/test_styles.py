@@ -85,6 +85,7 @@ nasty = st.sampled_from(
             "\nTASK\n)\n",
             "{}",
             "\t",
+            "\r\n",
             "",
         ),
     ]
@@ -143,6 +144,13 @@ def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
     assert launched == expected
     assert f"V={variable}" in (seen / "env").read_bytes().decode().split("\0")
     assert list(work.iterdir()) == []
+
+
+def test_no_line_ends_as_on_windows():
+    text = render_script(spec(script="x.py", args=["a\r\nb"], env={"V": "it's\r\n\\"}))
+    assert "\r" not in text
+    assert r"$'a\r\nb'" in text
+    assert r"export V=$'it\'s\r\n\\'" in text
 
 
 def test_the_placeholder_becomes_the_file(stubs):
