@@ -104,8 +104,12 @@ def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
     None when it is gone, a zombie, or not ours to see.
     """
     try:
-        environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        if not argv:
+            return (
+                None  # a zombie or the kernel's own: where init reaps nothing there are thousands
+            )
+        environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         uid = entry.stat().st_uid
     except OSError:
         return None
