@@ -36,6 +36,8 @@ class Process:
     """Identity of its network namespace; 0 where we may not look."""
     trusted: bool
     """Whether the sandbox's owner runs it, with the owner's own powers and no others."""
+    group: int = 0
+    """Its process group; 0 where we may not look."""
 
     @property
     def program(self) -> str:
@@ -45,6 +47,17 @@ class Process:
 def mark(layout: Layout, host: str) -> dict[str, str]:
     """Return the variables that make a process one of this sandbox's."""
     return {MARK: str(layout.root), HOST: host}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """One look through the kernel's table, which changes while one looks."""
+
+    ours: tuple[Process, ...]
+    groups: frozenset[int]
+    """Process groups in which there is nobody but ours."""
+    dead: frozenset[int]
+    """Pids that vanished meanwhile, or wait for their parent as zombies."""
 
 
 def find_processes(
@@ -57,16 +70,37 @@ def find_processes(
         networks: network namespaces known to be the sandbox's, beside those that are found.
         proc: the kernel's table.
     """
-    ours: list[Process] = []
+    return list(scan_processes(layout, networks=networks, proc=proc).ours)
+
+
+def scan_processes(
+    layout: Layout, *, networks: Iterable[int] = (), proc: Path = Path("/proc")
+) -> Scan:
+    """Look once; arguments as for `find_processes`."""
+    marked: list[Process] = []
     others: list[Process] = []
+    dead = set()
     spared = set(_ancestry(proc, os.getpid()))
+    foreign_groups = {0, *map(_group, spared)}
     for entry in proc.iterdir():
         if not entry.name.isdigit() or int(entry.name) in spared:
             continue
         if (seen := _look(entry, layout)) is not None:
-            (ours if seen[0] else others).append(seen[1])
-    known = {*networks, *find_networks(layout, ours, proc=proc)}
-    return ours + [process for process in others if process.network in known]
+            (marked if seen[0] else others).append(seen[1])
+        else:
+            dead.add(int(entry.name))
+    known = {*networks, *find_networks(layout, marked, proc=proc)}
+    ours = marked + [process for process in others if process.network in known]
+    foreign_groups |= {process.group for process in others if process.network not in known}
+    groups = frozenset(process.group for process in ours) - foreign_groups
+    return Scan(ours=tuple(ours), groups=groups, dead=frozenset(dead))
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
 
 
 def find_networks(
@@ -129,6 +163,7 @@ def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
         argv=tuple(argv),
         host=host,
         network=_namespace(entry, "net"),
+        group=_group(int(entry.name)),
         trusted=uid == _owner(layout) and same_powers,
     )
 
@@ -169,6 +204,9 @@ def _ancestry(proc: Path, pid: int) -> Iterator[int]:
             return
 
 
+_UNSETTLED_LOOKS = 20
+
+
 def end_sandbox_processes(
     layout: Layout, *, host: str | None = None, timeout_s: float = 30.0
 ) -> None:
@@ -179,19 +217,39 @@ def end_sandbox_processes(
     """
     deadline = time.monotonic() + timeout_s
     networks: set[int] = set()
+    dead: frozenset[int] | None = None
+    unsettled = 0
     # A job may fork while we look, and its child carry no mark: the networks seen once are kept.
     while True:
-        found = find_processes(layout, networks=networks)
-        networks |= find_networks(layout, found)
-        pids = [process.pid for process in found if host is None or process.host == host]
+        scan = scan_processes(layout, networks=networks)
+        networks |= find_networks(layout, scan.ours)
+        pids = [process.pid for process in scan.ours if host is None or process.host == host]
         if not pids:
-            return
+            # Who forks and goes may never be met alive: a look counts if nobody died meanwhile. On
+            # a busy machine somebody always does; what is ours would have been met by then.
+            unsettled += 1
+            if (dead is not None and scan.dead <= dead) or unsettled > _UNSETTLED_LOOKS:
+                return
+            dead = scan.dead
+            continue
+        if host is None:
+            # A chain of processes, each forking the next and going, outruns one who signals them
+            # singly. The kernel signals a group all at once, between two forks.
+            for group in scan.groups:
+                _end_group(group)
         if time.monotonic() > deadline:
             raise TimedOutError(
                 f"processes of the sandbox are still there after {timeout_s:g} s: {pids[:5]}",
                 hint=f"see what starts them: ps -o pid,ppid,args -p {pids[0]}",
             )
         end_processes(pids)
+
+
+def _end_group(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
 
 
 def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
