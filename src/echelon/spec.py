@@ -15,7 +15,7 @@ from echelon.core.nodes import compress, expand
 from echelon.core.units import format_duration, format_memory, parse_duration, parse_memory
 from echelon.errors import EchelonError, UsageError
 
-STYLES = ("srun", "spawn", "file", "static", "torchrun")
+STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun")
 """How ranks can be started: docs/styles.md."""
 
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
@@ -175,7 +175,8 @@ class JobSpec:
 
     script: str = _key(_text, "", "the training script")
     args: tuple[str, ...] = _key(_words, (), "its arguments")
-    style: str = _key(_one_of(*STYLES), "srun", "how ranks are started")
+    module: bool = _key(_switch, False, "the script is a module's name, as with python -m")
+    style: str = _key(_one_of(*STYLES), "echelon", "how ranks are started")
     name: str = _key(_text, "", "the job's name; the script's when empty")
 
     partition: str = _key(_text, "", "partition, or several with commas")
@@ -199,6 +200,15 @@ class JobSpec:
     time: str = _key(_duration, "", "time limit")
     wait_all_nodes: bool = _key(_switch, False, "start when all nodes are ready")
     signal_lead_s: int = _key(_seconds, 0, "warn this long before the limit", key="signal_lead")
+
+    restarts: int = _key(_count, 3, "how often ranks are started anew after a failure")
+    hang_timeout_s: int = _key(
+        _seconds, 300, "how long without progress is a hang; 0: never", key="hang_timeout"
+    )
+    on_hang: str = _key(
+        _one_of("report", "restart", "stop"), "report", "what then: report, restart or stop"
+    )
+    preload: tuple[str, ...] = _key(_words, ("torch",), "modules imported once for all ranks")
 
     chdir: str = _key(_text, "", "where the job runs; here when empty")
     output: str = _key(_text, "", "where Slurm puts the output, with %j and the like")
@@ -278,12 +288,14 @@ class JobSpec:
             found.append(f"procs is {self.procs}, but a node has only {self.gpus} GPUs")
         if self.gpu_option == "gpus-per-task" and self.gpus % self.tasks_per_node:
             found.append(f"{self.gpus} GPUs cannot be shared evenly by {self.tasks_per_node} tasks")
-        if self.nodes.low != self.nodes.high and self.style != "torchrun":
+        if self.nodes.low != self.nodes.high and self.style not in ("echelon", "torchrun"):
             found.append(f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}")
         if self.nodes.low != self.nodes.high and self.gpu_option == "gpus":
             found.append(f"a total of GPUs cannot be asked for {self.nodes} nodes")
         if self.signal_lead_s and self.style in ("static", "torchrun"):
             found.append(f"style '{self.style}' does not hand a signal on to its ranks")
+        if self.module and self.style in ("static", "torchrun"):
+            found.append(f"style '{self.style}' takes a script, not a module")
         found += [
             f"the variable {name} is the job's own"
             for name in self.env
@@ -345,7 +357,7 @@ def show_value(key: str, spec: JobSpec) -> str:
         return ", ".join(f"{name}={entry}" for name, entry in value.items())
     if isinstance(value, bool):
         return str(value).lower()
-    return str(value) if value else ""
+    return str(value) if value or value != getattr(JobSpec(), KEYS[key].field) else ""
 
 
 # --- merging --------------------------------------------------------------------------------

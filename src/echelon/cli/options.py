@@ -24,6 +24,8 @@ REPEATED = {
     "prologue": "LINE",
 }
 """Keys whose flag may be given several times, and what each time brings."""
+SWITCHES = {"wait_all_nodes": (), "module": ("-m",)}
+"""Keys whose flag takes no value, and its short forms."""
 SPELLING = {"slurm.extra": "slurm", "modules": "module"}
 """Flags that are not called as their key."""
 
@@ -64,8 +66,9 @@ def _parameters() -> list[inspect.Parameter]:
             flag, help=_sentence(key.help), metavar=REPEATED.get(key.name), show_default=False
         )
         value: Any = list[str] | None if key.name in REPEATED else str | None
-        if key.name == "wait_all_nodes":
-            value, option = bool | None, typer.Option(flag, help=_sentence(key.help))
+        if key.name in SWITCHES:
+            names = [flag, *SWITCHES[key.name]]
+            value, option = bool | None, typer.Option(*names, help=_sentence(key.help))
         name = key.name.replace(".", "_")
         found.append(
             inspect.Parameter(name, kind, default=None, annotation=Annotated[value, option])

@@ -1,10 +1,8 @@
-"""`echelon submit`, `ps`, `status`, `logs`, `cancel`: runs on Slurm."""
+"""`echelon submit`, `run`, `ps`, `status`, `logs`, `stop`, `cancel`: runs, here and on Slurm."""
 
 import os
-import re
 import shutil
-import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,13 +15,11 @@ from echelon.errors import NotFoundError, UsageError
 from echelon.spec import Merged
 
 if TYPE_CHECKING:
-    from echelon.clusters.base import Job
-    from echelon.clusters.slurm import SlurmCluster
+    from echelon.clusters.base import Cluster
     from echelon.core.rundir import RunDir
+    from echelon.spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
-
-_COLOURS = (36, 33, 32, 35, 34, 31)
 
 
 def _complete_run(context: typer.Context, incomplete: str) -> list[str]:
@@ -47,11 +43,65 @@ RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
 
-def _slurm() -> "SlurmCluster":
+PLACES = ("auto", "local", "slurm")
+On = Annotated[
+    str, typer.Option("--on", metavar="PLACE", help="Where: local, or slurm.", show_default=False)
+]
+
+
+def _cluster(place: str, runs: Path, *, tied: bool = False) -> "Cluster":
+    """Return the place where runs are to be: slurm, or here."""
+    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
-    return SlurmCluster(LocalShell(), os.environ)
+    if place not in PLACES:
+        raise UsageError(f"--on {place} is no place", hint="write --on local, or --on slurm")
+    if place == "slurm":
+        return SlurmCluster(LocalShell(), os.environ)
+    return LocalCluster(LocalShell(), runs, tied=tied)
+
+
+def _cluster_of(run: "RunDir") -> "Cluster":
+    """Return the place where a run was started."""
+    from echelon.clusters.local import PREFIX  # noqa: PLC0415
+    from echelon.clusters.runs import attempts  # noqa: PLC0415
+
+    here = any(attempt.job_id.startswith(PREFIX) for attempt in attempts(run))
+    return _cluster("local" if here else "slurm", run.path.parent)
+
+
+def _start(
+    spec: "JobSpec", cluster: "Cluster", runs: Path, environ: Mapping[str, str]
+) -> tuple["RunDir", str]:
+    """Make a run and start it; return it and its job's id."""
+    from echelon.clusters.runs import prepare_run, submit_run  # noqa: PLC0415
+
+    run, _ = prepare_run(spec, runs.absolute(), Path(spec.chdir or Path.cwd()).absolute())
+    try:
+        return run, submit_run(run, cluster, environ).job_id
+    except UsageError:
+        shutil.rmtree(run.path)  # it was refused: there is no run
+        raise
+
+
+def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
+    """Find everything that is wrong with a request before anything is started."""
+    from echelon.clusters.runs import check_files, check_python  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    if not spec.script:
+        raise UsageError(
+            "no training script is named", hint=f"echelon {command} --nodes 2 train.py"
+        )
+    folder = Path(spec.chdir or Path.cwd())
+    problems = [
+        *check_files(spec, folder),
+        *check_python(spec, folder, LocalShell()),
+        *cluster.problems(spec),
+    ]
+    if problems:
+        raise UsageError("; ".join(problems), hint="nothing was started; see echelon config")
 
 
 @app.command(context_settings=UNTIL_SCRIPT)
@@ -60,6 +110,7 @@ def submit(
     *,
     request: Merged,
     runs_dir: RunsDir = RUNS,
+    on: On = "slurm",
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when it is over, with its code.")
     ] = False,
@@ -73,45 +124,49 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
-    from echelon.clusters.runs import (  # noqa: PLC0415
-        check_files,
-        check_python,
-        prepare_run,
-        submit_run,
-    )
+    from echelon.cli.following import exit_code, follow_run  # noqa: PLC0415
+    from echelon.clusters.runs import choose_python  # noqa: PLC0415
     from echelon.clusters.styles import render_script  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
-    spec, cluster = request.spec, _slurm()
-    folder = Path(spec.chdir or Path.cwd())
-    if not spec.script:
-        raise UsageError("no training script is named", hint="echelon submit --nodes 2 train.py")
-    problems = [
-        *check_files(spec, folder),
-        *check_python(spec, folder, LocalShell()),
-        *cluster.problems(spec),
-    ]
-    if problems:
-        raise UsageError("; ".join(problems), hint="nothing was queued; see echelon config")
+    spec, cluster = choose_python(request.spec, os.environ), _cluster(on, runs_dir)
+    _check(spec, cluster, "submit")
     if dry_run:
         console.print_result(render_script(spec).rstrip("\n"))
         return
-    run, _ = prepare_run(spec, runs_dir.absolute(), folder.absolute())
-    try:
-        attempt = submit_run(run, cluster, os.environ)
-    except UsageError:
-        shutil.rmtree(run.path)  # Slurm refuses it: there is no run
-        raise
+    run, job_id = _start(spec, cluster, runs_dir, os.environ)
     if as_json:
-        console.print_json(
-            {"run": run.run_id, "job_id": attempt.job_id, "directory": str(run.path)}
-        )
+        console.print_json({"run": run.run_id, "job_id": job_id, "directory": str(run.path)})
     else:
         console.print_result(run.run_id)
-        console.note(f"queued as job {attempt.job_id}; see: echelon logs -f {run.run_id}")
+        console.note(f"queued as job {job_id}; see: echelon logs -f {run.run_id}")
     if wait or follow:
-        job = _follow(run, cluster, show=follow)
-        raise typer.Exit(_code(job))
+        raise typer.Exit(exit_code(follow_run(run, cluster, show=follow)))
+
+
+@app.command(context_settings=UNTIL_SCRIPT)
+@takes_request
+def run(*, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto") -> None:
+    """Run a script here and now, in the foreground.
+
+    Inside an allocation on all its nodes, otherwise as processes of this machine; with --on slurm
+    as a job that ends with this command.
+
+    Example: echelon run --procs 4 train.py --lr 0.1
+    """
+    from echelon.cli.following import exit_code, follow_to_the_end  # noqa: PLC0415
+    from echelon.clusters.local import fit_allocation  # noqa: PLC0415
+    from echelon.clusters.runs import choose_python  # noqa: PLC0415
+    from echelon.clusters.slurm import scrub  # noqa: PLC0415
+
+    environ = scrub(os.environ) if on == "local" else os.environ
+    spec = choose_python(request.spec, environ)
+    if on != "slurm":
+        spec = fit_allocation(spec, environ, asked=request.origins["nodes"] != "default")
+    cluster = _cluster(on, runs_dir, tied=True)
+    _check(spec, cluster, "run")
+    found, job_id = _start(spec, cluster, runs_dir, environ)
+    console.note(f"{found.run_id}: {spec.script} as {job_id}")
+    raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
 
 
 @app.command()
@@ -122,9 +177,9 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """
     from echelon.clusters.runs import attempts, current_job, list_runs  # noqa: PLC0415
 
-    cluster, rows = _slurm(), []
+    rows = []
     for run in list_runs(runs_dir):
-        job, known = current_job(run, cluster), attempts(run)
+        job, known = current_job(run, _cluster_of(run)), attempts(run)
         rows.append(
             [run.run_id, job.state, job.id, job.nodes, known[-1].submitted if known else ""]
         )
@@ -146,7 +201,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     from echelon.clusters.runs import attempts, current_job, find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    job = current_job(found, _slurm())
+    job = current_job(found, _cluster_of(found))
     facts = {
         "run": found.run_id,
         "state": job.state,
@@ -176,103 +231,77 @@ def logs(
 
     Example: echelon logs -f --rank 3 last
     """
+    from echelon.cli.following import exit_code, follow_run, print_logs  # noqa: PLC0415
     from echelon.clusters.runs import find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     if follow:
-        raise typer.Exit(_code(_follow(found, _slurm(), show=True, rank=rank)))
-    outputs = _outputs(found)
-    if not outputs:
+        job = follow_run(found, _cluster_of(found), show=True, rank=rank)
+        raise typer.Exit(exit_code(job))
+    if not print_logs(found, rank=rank):
         raise NotFoundError(
             f"the run '{found.run_id}' has written nothing yet",
             hint=f"see how it is: echelon status {found.run_id}",
         )
-    for path in outputs:
-        _show(_lines(path.read_bytes()), rank)
+
+
+@app.command()
+def stop(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
+    """Ask a run to stop: its ranks get a moment to save.
+
+    Example: echelon stop last
+    """
+    found, cluster, job_id = _running(runs_dir, run)
+    cluster.stop(job_id, run_id=found.run_id)
+    console.note(f"{found.run_id} is asked to stop; see: echelon status {found.run_id}")
 
 
 @app.command()
 def cancel(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
-    """End a run's job at once.
+    """End a run at once.
 
     Example: echelon cancel last
     """
-    from echelon.clusters.runs import attempts, find_run  # noqa: PLC0415
+    from echelon.clusters.runs import attempts  # noqa: PLC0415
 
-    found, cluster = find_run(runs_dir, run), _slurm()
-    if not (known := attempts(found)):
-        raise NotFoundError(
-            f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
-        )
-    for attempt in known:
+    found, cluster, _ = _running(runs_dir, run)
+    for attempt in attempts(found):
         cluster.cancel(attempt.job_id, run_id=found.run_id)
     console.note(f"{found.run_id} is cancelled")
 
 
-# --- output -----------------------------------------------------------------------------------
+def _running(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster", str]:
+    """Return a run, its place, and the id of its last job."""
+    from echelon.clusters.runs import attempts, find_run  # noqa: PLC0415
+
+    found = find_run(runs_dir, name)
+    if not (known := attempts(found)):
+        raise NotFoundError(
+            f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
+        )
+    return found, _cluster_of(found), known[-1].job_id
 
 
-def _outputs(run: "RunDir") -> list[Path]:
-    from echelon.clusters.runs import attempts  # noqa: PLC0415
+@app.command()
+def why(
+    run: Run = "last",
+    *,
+    runs_dir: RunsDir = RUNS,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a run failed: the first failure, its rank and node, and what it says.
 
-    paths = [Path(attempt.output) for attempt in attempts(run) if attempt.output]
-    return [path for path in paths if path.is_file()]
+    Example: echelon why last
+    """
+    from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
+    from echelon.clusters.why import find_verdict  # noqa: PLC0415
+    from echelon.launch.verdict import render, to_record  # noqa: PLC0415
 
-
-def _follow(
-    run: "RunDir", cluster: "SlurmCluster", *, show: bool, rank: int | None = None
-) -> "Job":
-    """Wait for the run's job to be over, showing what it writes; return the job."""
-    from echelon.clusters.runs import current_job  # noqa: PLC0415
-
-    tails: dict[Path, _Tail] = {}
-    while True:
-        job = current_job(run, cluster)
-        for path in _outputs(run) if show else []:
-            tail = tails.setdefault(path, _Tail(path))
-            _show(tail.read(to_the_end=job.over), rank)
-        if job.over:
-            console.note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
-            return job
-        time.sleep(0.5)
-
-
-class _Tail:
-    """Follows a file by whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self, *, to_the_end: bool) -> list[str]:
-        """Return the lines that came since; at the end also one that was never finished."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            added = file.read()
-        whole = added if to_the_end else added[: added.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return _lines(whole)
-
-
-def _lines(content: bytes) -> list[str]:
-    lines = content.decode(errors="replace").split("\n")
-    return lines[:-1] if lines[-1] == "" else lines
-
-
-def _show(lines: list[str], rank: int | None) -> None:
-    """Print lines of `srun --label`, `3: text`, coloured by task in a terminal."""
-    colour = sys.stdout.isatty()
-    for line in lines:
-        match = re.match(r" *(\d+): ", line)
-        if rank is not None and (not match or int(match[1]) != rank):
-            continue
-        if match and colour:
-            code = _COLOURS[int(match[1]) % len(_COLOURS)]
-            console.print_result(f"\x1b[{code}m{match[0]}\x1b[0m{line[match.end() :]}")
-        else:
-            console.print_result(line)
-
-
-def _code(job: "Job") -> int:
-    """Return the code for whoever waits: the run's own, never 0 unless it completed."""
-    return 0 if job.state == "COMPLETED" else job.exit_code or 1
+    found = find_run(runs_dir, run)
+    verdict = find_verdict(found, current_job(found, _cluster_of(found)))
+    if as_json:
+        console.print_json(to_record(verdict) if verdict else None)
+    elif verdict:
+        console.print_result(f"{found.run_id}\n{render(verdict, whole=True, run=found.path)}")
+    else:
+        console.note(f"{found.run_id} has not failed")

@@ -33,16 +33,19 @@ class Job:
 
 
 class Cluster(Protocol):
-    """Submit, look, cancel."""
+    """Check, submit, look, stop, cancel."""
 
     def problems(self, spec: JobSpec) -> list[str]:
         """Return what the cluster's limits, as they are now, have against a request."""
 
-    def submit(self, script: Path, *, run_id: str, environ: Mapping[str, str]) -> str:
+    def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
         """Queue a script and return the job's id; never twice, whatever the network does."""
 
     def job(self, job_id: str, *, run_id: str) -> Job:
         """Return what has become of a run's job; UNKNOWN when the id is another's by now."""
+
+    def stop(self, job_id: str, *, run_id: str) -> None:
+        """Ask a run's job to stop, which gives its ranks a moment."""
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
         """End a run's job; one that is over already is no error."""

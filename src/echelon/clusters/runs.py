@@ -1,13 +1,17 @@
 """Runs by name: make one, find one, say how it is."""
 
+import importlib.util
 import json
 import re
 import secrets
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import echelon
 from echelon.clusters.base import Cluster, Job
 from echelon.clusters.styles import render_script
 from echelon.core.rundir import RunDir, write_atomic
@@ -39,16 +43,7 @@ def new_run_id(spec: JobSpec) -> str:
 
 def check_files(spec: JobSpec, folder: Path) -> list[str]:
     """Return what is wrong with the files that a request names, seen from the job's folder."""
-    found = []
-    script = folder / spec.script
-    try:
-        compile(script.read_bytes(), str(script), "exec", dont_inherit=True)
-    except FileNotFoundError:
-        found.append(f"the script {script} does not exist")
-    except IsADirectoryError:
-        found.append(f"the script {script} is a folder")
-    except (SyntaxError, ValueError) as error:
-        found.append(f"the script {script} does not compile: {error}")
+    found = [] if spec.module else _check_script(spec, folder / spec.script)
     parent = (folder / spec.output).parent
     if spec.output and "%" not in str(parent) and not parent.is_dir():
         found.append(f"the folder of the output, {parent}, does not exist")
@@ -57,6 +52,22 @@ def check_files(spec: JobSpec, folder: Path) -> list[str]:
     if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
         found.append(f"there is no virtual environment in {folder / spec.venv}")
     return found
+
+
+def _check_script(spec: JobSpec, script: Path) -> list[str]:
+    if script.is_dir():
+        return [f"the script {script} is a folder"]
+    if spec.style == "echelon" and "/" not in spec.script and shutil.which(spec.script):
+        return []  # any program will do
+    try:
+        content = script.read_bytes()
+        if spec.style != "echelon" or script.suffix == ".py":
+            compile(content, str(script), "exec", dont_inherit=True)
+    except FileNotFoundError:
+        return [f"the script {script} does not exist"]
+    except (SyntaxError, ValueError) as error:
+        return [f"the script {script} does not compile: {error}"]
+    return []
 
 
 def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
@@ -78,6 +89,20 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
     return [f"the Python '{python}' has no torch"] if done.code else []
 
 
+def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """Name the ranks' Python where nobody did: the one of an activated environment, else our own.
+
+    Our own only if it has torch: the command may have been installed apart from everything.
+    """
+    if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue:
+        return spec
+    if environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
+        return spec
+    if importlib.util.find_spec("torch") is None:
+        return spec
+    return replace(spec, python=sys.executable)
+
+
 def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpec]:
     """Make a run's directory with its request and its script; nothing is queued yet."""
     run = RunDir.create(runs, new_run_id(spec))
@@ -86,12 +111,47 @@ def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpe
         chdir=spec.chdir or str(folder),
         # Slurm reads % in the folder's name as well.
         output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
-        # Every line says which task it is from.
-        env={"SLURM_LABELIO": "1", **spec.env},
     )
+    if spec.style == "echelon":
+        ship_launcher(run)
+    else:  # every line says which task it is from
+        frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     write_atomic(run.spec, render_spec(frozen))
-    write_atomic(run.script, render_script(frozen), mode=0o700)
+    write_atomic(run.script, render_script(frozen, run=str(run.path.absolute())), mode=0o700)
     return run, frozen
+
+
+_SHIPPED = ("__init__", "_version", "errors", "spec", "world", "core", "launch")
+"""What the programs inside an allocation consist of."""
+_START = '''\
+"""`python launcher controller|agent|zygote …`: a copy of Echelon's job-side programs.
+
+It lies in the run's directory so that it needs to be installed on no node, runs in the ranks' own
+Python, and stays the same for as long as the run lives.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):
+    sys.exit("the ranks' Python is %d.%d; Echelon needs 3.11 or newer" % sys.version_info[:2])
+
+from echelon.launch.__main__ import main
+
+sys.exit(main())
+'''
+
+
+def ship_launcher(run: RunDir) -> None:
+    """Lay a copy of the job-side programs into a run's directory."""
+    source = Path(echelon.__file__).parent
+    target = run.launcher / "echelon"
+    target.mkdir(parents=True)
+    for name in _SHIPPED:
+        for path in (source / name).glob("*.py") if (source / name).is_dir() else [source / name]:
+            file = path.relative_to(source).with_suffix(".py")
+            (target / file).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / file, target / file)
+    (run.launcher / "__main__.py").write_text(_START)
 
 
 def render_spec(spec: JobSpec) -> str:
@@ -113,8 +173,12 @@ def render_spec(spec: JobSpec) -> str:
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:
     """Queue a prepared run, and write down which job it is."""
-    job_id = cluster.submit(run.script, run_id=run.run_id, environ=environ)
     number = run.claim_attempt()
+    try:
+        job_id = cluster.submit(run.script, run_id=run.run_id, attempt=number, environ=environ)
+    except BaseException:
+        run.attempt(number).rmdir()
+        raise
     submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
     output = cluster.job(job_id, run_id=run.run_id).output
     record = {"job_id": job_id, "submitted": submitted, "output": output}

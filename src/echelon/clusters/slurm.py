@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from echelon.clusters.base import Job
+from echelon.clusters.base import WAITING, Job
 from echelon.core.shell import Result, Shell
 from echelon.core.units import parse_duration
 from echelon.errors import CommandError, NotFoundError, UnavailableError, UsageError
@@ -41,7 +41,7 @@ class SlurmCluster:
         self._environ = scrub(environ)
         self._sleep = sleep
 
-    def submit(self, script: Path, *, run_id: str, environ: Mapping[str, str]) -> str:
+    def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
         """Queue a script and return the job's id.
 
         A submission whose answer was lost may have been taken: the run's id in the job's comment
@@ -52,7 +52,7 @@ class SlurmCluster:
             UnavailableError: slurmctld stays away; nothing was queued.
         """
         comment = f"echelon:{run_id}"
-        argv = ["sbatch", "--parsable", f"--comment={comment}", str(script)]
+        argv = ["sbatch", "--parsable", f"--comment={comment}", str(script), str(attempt)]
         for pause_s in (*_PAUSES_S, None):
             done = self._shell.run(argv, env=scrub(environ), timeout_s=120)
             if done.code == 0:
@@ -100,11 +100,21 @@ class SlurmCluster:
             id=found, state=state.split()[0], nodes=_no_nodes(nodes), exit_code=_exit_code(code)
         )
 
+    def stop(self, job_id: str, *, run_id: str) -> None:
+        # The batch script has become the controller, which tells the rest.
+        self._cancel(job_id, run_id, ["--batch", "--signal=TERM"])
+
     def cancel(self, job_id: str, *, run_id: str) -> None:
-        if self.job(job_id, run_id=run_id).over:
+        self._cancel(job_id, run_id, [])
+
+    def _cancel(self, job_id: str, run_id: str, options: Sequence[str]) -> None:
+        job = self.job(job_id, run_id=run_id)
+        if job.over:
             return
+        if job.state in WAITING:
+            options = []  # nobody is there to be asked
         try:
-            self._ask(["scancel", job_id])
+            self._ask(["scancel", *options, job_id])
         except CommandError as error:
             if "Invalid job id" not in error.stderr and "already completing" not in error.stderr:
                 raise

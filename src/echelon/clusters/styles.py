@@ -17,8 +17,16 @@ PLACEHOLDER = "{dist_file}"
 """Stands in an argument for the rendezvous file of style `file`."""
 
 
-def render_script(spec: JobSpec) -> str:
-    """Return the sbatch script of a request, in its style."""
+def render_script(spec: JobSpec, *, run: str = "") -> str:
+    """Return the sbatch script of a request, in its style.
+
+    Args:
+        spec: the request.
+        run: the run's directory, whose launcher the style `echelon` uses; without one, the command
+            of that name on the nodes.
+    """
+    if spec.style == "echelon":
+        return "\n".join([_head(spec), _environment(spec), _launch_echelon(spec, run)])
     task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
     parts = [
         _head(spec),
@@ -38,7 +46,14 @@ def _head(spec: JobSpec) -> str:
     command = shlex.join(["echelon", "script", "--style", spec.style, spec.script, *spec.args])
     # A line break in an argument must not end the comment.
     shown = command.replace("\n", "\\n").replace("\r", "\\r")
-    return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}"
+    extra = _NO_KILL if spec.style == "echelon" else ""
+    return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}{extra}"
+
+
+_NO_KILL = """\
+# Without it Slurm ends the whole job when a node dies.
+#SBATCH --no-kill
+"""
 
 
 def _environment(spec: JobSpec) -> str:
@@ -56,7 +71,7 @@ def _environment(spec: JobSpec) -> str:
     lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
     if "OMP_NUM_THREADS" not in spec.env:
         lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
-    if spec.cpus_per_task:
+    if spec.cpus_per_task and spec.style != "echelon":
         lines += [
             "# Slurm 22.05 to 23.02 does not hand this on to srun.",
             'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
@@ -219,8 +234,37 @@ _TASK_IS = {
 }
 
 
+def _launch_echelon(spec: JobSpec, run: str) -> str:
+    if run:
+        launcher = f'exec "$python" {_quote(f"{run}/launcher")} controller {_quote(run)} "${{1:-}}"'
+        # Slurm goes there by itself; started by hand, or here and now, nobody does.
+        folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
+        return f"""\
+# --- start
+{folder}# The controller gets an agent onto every node, and they start the ranks. $1 is the attempt.
+{launcher}
+"""
+    flags = {
+        "--nodes": str(spec.nodes),
+        "--procs": str(spec.procs_per_node),
+        "--restarts": str(spec.restarts),
+    }
+    if spec.cpus_per_task:
+        flags["--cpus-per-task"] = str(spec.cpus_per_task)
+    options = [word for flag in flags.items() for word in flag]
+    options += ["--module"] if spec.module else []
+    words = " ".join(_quote(word) for word in (spec.script, *spec.args))
+    return f"""\
+# --- start
+# Inside an allocation `echelon run` uses all its nodes.
+exec "$python" -m echelon run {" ".join(options)} {words}
+"""
+
+
 def _launch(spec: JobSpec) -> str:
     program = [] if spec.style in ("static", "torchrun") else ['"$python"']
+    if spec.module:
+        program.append("-m")
     words = " ".join([*program, *(_argument(word) for word in (spec.script, *spec.args))])
     options = f"--ntasks-per-node={spec.tasks_per_node} --kill-on-bad-exit=1"
     step = f'srun --nodes="$SLURM_JOB_NUM_NODES" {options} bash -c "$task" bash \\\n    {words}'

@@ -143,6 +143,15 @@ class RunDir:
     def attempt(self, number: int) -> Path:
         return self.attempts / str(number)
 
+    def outcome(self, attempt: int) -> Path:
+        """How an attempt ended, by its controller."""
+        return self.attempt(attempt) / "outcome.json"
+
+    @property
+    def launcher(self) -> Path:
+        """The programs of the attempts' own side: Python runs this folder."""
+        return self.path / "launcher"
+
     def events_of(self, writer: str) -> Path:
         """One file per writer, so that nobody ever waits for a lock."""
         return self.events / f"{writer}.jsonl"

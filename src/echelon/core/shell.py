@@ -56,8 +56,18 @@ class Shell(Protocol):
             TimedOutError: it took longer than `timeout_s`; it and its children have been killed.
         """
 
-    def start(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> int:
-        """Leave it running in a session of its own, output appended to `log`; return its pid."""
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        keep: Sequence[int] = (),
+    ) -> int:
+        """Leave it running in a session of its own, output appended to `log`; return its pid.
+
+        It inherits the file descriptors in `keep` and no others. Whoever waits for it, may.
+        """
 
     def replace(self, argv: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
         """Become it: signals, terminal and exit code are then its own."""
@@ -105,7 +115,14 @@ class LocalShell:
                 raise
         return Result(argv=tuple(argv), code=child.returncode, stdout=stdout, stderr=stderr)
 
-    def start(self, argv: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None) -> int:
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        keep: Sequence[int] = (),
+    ) -> int:
         with log.open("ab") as output:
             try:
                 child = subprocess.Popen(
@@ -115,6 +132,7 @@ class LocalShell:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
+                    pass_fds=keep,
                 )
             except FileNotFoundError as error:
                 raise MissingProgramError(argv[0]) from error
@@ -183,6 +201,7 @@ class FakeShell:
         *,
         log: Path,  # noqa: ARG002
         env: Mapping[str, str] | None = None,  # noqa: ARG002
+        keep: Sequence[int] = (),  # noqa: ARG002
     ) -> int:
         self.calls.append(tuple(argv))
         return 2**22 + len(self.calls)  # above the kernel's largest pid: never a real process

@@ -82,8 +82,10 @@ def scan_processes(
     dead = set()
     spared = set(_ancestry(proc, os.getpid()))
     foreign_groups = {0, *map(_group, spared)}
-    for entry in proc.iterdir():
-        if not entry.name.isdigit() or int(entry.name) in spared:
+    entries = [entry for entry in proc.iterdir() if entry.name.isdigit()]
+    # The newest first: they may be the soonest to go.
+    for entry in sorted(entries, key=lambda entry: -int(entry.name)):
+        if int(entry.name) in spared:
             continue
         if (seen := _look(entry, layout)) is not None:
             (marked if seen[0] else others).append(seen[1])

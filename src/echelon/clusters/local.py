@@ -1,0 +1,118 @@
+"""A run here and now: on this machine, or in the allocation that one is in.
+
+The same script that Slurm would run; its controller then finds an allocation around it, and uses
+all of that, or none, and plays the nodes by itself.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from echelon.clusters.base import Job
+from echelon.core.rundir import RunDir
+from echelon.core.shell import Shell
+from echelon.errors import UsageError
+from echelon.launch.contract import TIED
+from echelon.spec import JobSpec, NodeCount
+
+PREFIX = "local:"
+
+
+class LocalCluster:
+    """Processes of this machine. A job's id is `local:HOST:PID:START`."""
+
+    def __init__(self, shell: Shell, runs: Path, *, tied: bool = False) -> None:
+        self._shell, self._runs, self._tied = shell, runs, tied
+
+    def problems(self, spec: JobSpec) -> list[str]:
+        if spec.style == "echelon" or "SLURM_JOB_ID" in os.environ:
+            return []
+        return [f"style '{spec.style}' needs Slurm: use --on slurm, or the default style"]
+
+    def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
+        run = RunDir.open(self._runs / run_id)
+        env = {**environ, TIED: str(os.getpid())} if self._tied else dict(environ)
+        argv = ["bash", str(script.absolute()), str(attempt)]
+        pid = self._shell.start(argv, log=_output(run, attempt), env=env)
+        return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"
+
+    def job(self, job_id: str, *, run_id: str) -> Job:
+        run = RunDir.open(self._runs / run_id)
+        attempt, outcome = _attempt_of(run, job_id)
+        host, pid, start = job_id.removeprefix(PREFIX).split(":")
+        job = Job(id=job_id, state="RUNNING", nodes=host, output=str(_output(run, attempt)))
+        if not outcome and host == os.uname().nodename:
+            if _start_time(int(pid)) == start:
+                return job
+            attempt, outcome = _attempt_of(run, job_id)  # it may have ended between the two looks
+        if outcome:
+            return replace(job, state=outcome["state"], exit_code=outcome["exit_code"])
+        if host != os.uname().nodename:
+            return replace(job, state="UNKNOWN", reason=f"it is on {host}: ask there")
+        return replace(job, state="FAILED", exit_code=1, reason="its controller was killed")
+
+    def stop(self, job_id: str, *, run_id: str) -> None:
+        self._signal(job_id, run_id, signal.SIGTERM)
+
+    def cancel(self, job_id: str, *, run_id: str) -> None:
+        self._signal(job_id, run_id, signal.SIGHUP)
+
+    def _signal(self, job_id: str, run_id: str, number: int) -> None:
+        if self.job(job_id, run_id=run_id).state != "RUNNING":
+            return
+        with suppress(ProcessLookupError):
+            handle = os.pidfd_open(int(job_id.split(":")[2]))
+            try:
+                # Its number could have become another's since we looked.
+                if self.job(job_id, run_id=run_id).state == "RUNNING":
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+
+
+def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) -> JobSpec:
+    """Return a request that fits the allocation one is in: all its nodes, unless fewer were asked.
+
+    Ranks are one per GPU that a node was granted; the agents know how many.
+    """
+    nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or ""
+    if "SLURM_JOB_ID" not in environ or not nodes.isdecimal():
+        return spec
+    count = int(nodes)
+    if asked and spec.nodes.low > count:
+        raise UsageError(
+            f"the allocation has {count} nodes, not {spec.nodes.low}",
+            hint=f"leave --nodes out to use all {count}",
+        )
+    return replace(spec, nodes=NodeCount(spec.nodes.low if asked else count, count))
+
+
+def _output(run: RunDir, attempt: int) -> Path:
+    return run.logs / f"job-{attempt}.out"
+
+
+def _attempt_of(run: RunDir, job_id: str) -> tuple[int, dict[str, Any]]:
+    """Return the number of a job's attempt, and its outcome once there is one."""
+    for folder in sorted(run.attempts.iterdir(), key=lambda path: path.name, reverse=True):
+        number = int(folder.name) if folder.name.isdecimal() else 0
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads((folder / "job.json").read_text())["job_id"] != job_id:
+                continue
+            with suppress(OSError, ValueError):
+                return number, json.loads(run.outcome(number).read_text())
+            return number, {}
+    return 1, {}
+
+
+def _start_time(pid: int) -> str:
+    """Return when a process began, in the kernel's ticks; empty when it is gone or a zombie."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
+    except OSError:
+        return ""
+    return "" if words[0] in "ZX" else words[19]

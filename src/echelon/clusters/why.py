@@ -1,0 +1,37 @@
+"""Why a run ended, from what its controller left and what the cluster says."""
+
+import json
+
+from echelon.clusters.base import Job
+from echelon.core.rundir import RunDir
+from echelon.launch.verdict import Failure, Verdict, from_record, judge
+
+_STATES = {
+    "TIMEOUT": ("time limit", "the job reached its time limit"),
+    "PREEMPTED": ("preemption", "another job took the nodes"),
+    "NODE_FAIL": ("lost node", "a node of the job failed"),
+    "OUT_OF_MEMORY": ("out of memory", "Slurm ended the job: its memory was full"),
+    "CANCELLED": ("cancelled", "the job was cancelled"),
+}
+"""Slurm's states that say why better than any process of the job could."""
+
+
+def find_verdict(run: RunDir, job: Job) -> Verdict | None:
+    """Return why a run failed; None when it has not."""
+    if job.state == "COMPLETED":
+        return None
+    own = _read(run)
+    if job.state in _STATES and (own is None or own.failure.cause in ("cancelled", "preemption")):
+        cause, message = _STATES[job.state]
+        return judge([Failure(cause=cause, message=message, exit_code=job.exit_code or 1)])
+    if own is not None or not job.over:
+        return own
+    message = f"the job is {job.state}{f' ({job.reason})' if job.reason else ''}, and left no word"
+    return judge([Failure(cause="exit", message=message, exit_code=job.exit_code or 1)])
+
+
+def _read(run: RunDir) -> Verdict | None:
+    try:
+        return from_record(json.loads(run.verdict.read_text()))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,446 @@
+"""One process per node: starts the node's ranks through its zygote, watches them, and reports.
+
+It obeys the controller for as long as the connection lives; when that is gone, so are the ranks.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echelon.core.ranklogs import LogClock
+from echelon.core.rundir import RunDir
+from echelon.core.shell import LocalShell, Shell
+from echelon.errors import UsageError
+from echelon.launch import addresses
+from echelon.launch.beacon import Beacon
+from echelon.launch.contract import (
+    CONTROLLER,
+    KEY,
+    NODE,
+    RankFiles,
+    common_environment,
+    rank_environment,
+    rank_files,
+)
+from echelon.launch.guard import Guard
+from echelon.launch.link import PULSE_S, SILENCE_S, Link, connect
+from echelon.launch.messages import (
+    Dump,
+    End,
+    Ended,
+    Hello,
+    Leave,
+    Message,
+    Note,
+    Open,
+    Opened,
+    Probe,
+    Pulse,
+    RankExited,
+    RankStarted,
+    Reached,
+    Signalled,
+    Stacks,
+    Start,
+)
+from echelon.launch.nursery import Nursery
+from echelon.launch.rank import DUMP, read_record
+from echelon.launch.request import LaunchRequest, read_request
+from echelon.launch.sampling import OomWatch, describe_process, sample_process, tail
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LOG_POLL_S = 0.2
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One that was asked for and has not gone."""
+
+    rank: int
+    generation: int
+    files: RankFiles
+    beacon: Beacon
+    pid: int = 0
+    warm: bool = False
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        run: RunDir,
+        attempt: int,
+        node: int,
+        request: LaunchRequest,
+        environ: Mapping[str, str],
+        shell: Shell,
+        scratch: Path,
+    ) -> None:
+        self._run, self._attempt, self._node = run, attempt, node
+        self._scratch = scratch
+        self._key = bytes.fromhex(environ[KEY])
+        self._controller = _parse_candidates(environ[CONTROLLER])
+        self._environ = common_environment(
+            environ,
+            run_id=run.run_id,
+            run_dir=run.path,
+            threads=request.threads,
+            restarts=request.restarts,
+        )
+        self._guard = Guard(scratch)
+        self._link: Link | None = None
+        self._ranks: dict[int, _Rank] = {}
+        self._stores: dict[str, socket.socket] = {}
+        self._nursery = Nursery(
+            program=request.program,
+            preload=request.preload,
+            env=self._environ,
+            log=run.logs / f"zygote-{attempt}-{node}.log",
+            shell=shell,
+            guard=self._guard,
+            listener=self,
+        )
+        self._serves_store = False
+        self._waiting_opens: list[Open] | None = []
+        """Orders that wait for the zygote to say whether it can serve; None once it has."""
+        self._clock = LogClock()
+        self._oom = OomWatch()
+        self._done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Serve until told to leave, or until the controller is gone."""
+        loop = asyncio.get_running_loop()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._say, Signalled(signal=number))
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._nursery.start()
+        try:
+            self._link = await connect(self._controller, self._make_link)
+            self._spawn(self._pulse())
+            self._spawn(self._time_logs())
+            await self._done.wait()
+        except OSError as error:
+            sys.stderr.write(f"cannot reach the controller at {self._controller}: {error}\n")
+            return 69
+        finally:
+            self._end_everything()
+        return 0
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the controller -------------------------------------------------------------------------
+
+    def _make_link(self) -> Link:
+        return Link(
+            self._key, "agent", opened=self._greet, received=self._obey, lost=self._lose_controller
+        )
+
+    def _greet(self, link: Link) -> None:
+        self._link = link
+        self._say(
+            Hello(
+                node=self._node,
+                name=os.environ.get("SLURMD_NODENAME") or f"node{self._node}",
+                host=addresses.host_identity(),
+                addresses=addresses.host_addresses(),
+                gpus=_count_gpus(os.environ),
+            )
+        )
+
+    def _lose_controller(self, _link: Link, reason: str) -> None:
+        sys.stderr.write(f"the controller is gone: {reason}\n")
+        self._done.set()
+
+    def _say(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.say(message)
+
+    def _obey(self, _link: Link, message: Message) -> None:
+        match message:
+            case Open():
+                self._open(message)
+            case Probe():
+                self._spawn(self._probe(message))
+            case Start():
+                self._start(message)
+            case End():
+                self._end(message.generation, message.grace_s)
+            case Dump():
+                self._spawn(self._dump(message.generation))
+            case Leave():
+                self._done.set()
+
+    async def _pulse(self) -> None:
+        """Say that we live, and notice when the controller does not."""
+        while True:
+            await asyncio.sleep(PULSE_S)
+            generation = max((r.generation for r in self._ranks.values()), default=0)
+            self._say(
+                Pulse(
+                    generation=generation,
+                    ranks=[
+                        [r.rank, r.beacon.step, *sample_process(r.pid)]
+                        for r in self._ranks.values()
+                        if r.pid
+                    ],
+                )
+            )
+            if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
+                self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+
+    async def _time_logs(self) -> None:
+        while True:
+            await asyncio.sleep(_LOG_POLL_S)
+            self._clock.tick(time.time())
+
+    # --- where the ranks meet -------------------------------------------------------------------
+
+    def _open(self, order: Open) -> None:
+        if self._waiting_opens is not None:
+            self._waiting_opens.append(order)
+            return
+        self._close_stores()
+        ports: dict[str, int] = {}
+        for address in order.addresses:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((address, 0))
+                listener.listen(4096)
+            except OSError as error:
+                self._say(Note(text=f"cannot listen on {address}: {error.strerror}"))
+                listener.close()
+                continue
+            self._stores[address] = listener
+            ports[address] = listener.getsockname()[1]
+        self._say(Opened(generation=order.generation, ports=ports, served=self._serves_store))
+
+    def _close_stores(self) -> None:
+        for listener in self._stores.values():
+            listener.close()
+        self._stores.clear()
+
+    async def _probe(self, order: Probe) -> None:
+        async def reach(address: str, port: int) -> str:
+            try:
+                attempt = asyncio.open_connection(address, port)
+                _, writer = await asyncio.wait_for(attempt, timeout=2.0)
+            except (OSError, TimeoutError):
+                return ""
+            writer.close()
+            return address
+
+        found = await asyncio.gather(*(reach(*target) for target in order.ports.items()))
+        reached = [address for address in found if address]
+        self._say(Reached(generation=order.generation, addresses=reached))
+
+    # --- ranks ----------------------------------------------------------------------------------
+
+    def _start(self, order: Start) -> None:
+        if listener := self._stores.pop(order.address, None):
+            if order.served:
+                self._nursery.tell({"order": "store", "generation": order.generation}, listener)
+            listener.close()
+        self._close_stores()
+        folder = self._run.rank_log(
+            attempt=self._attempt, generation=order.generation, rank=0
+        ).parent
+        folder.mkdir(mode=0o700, exist_ok=True)
+        interface = addresses.interface_towards(order.address)
+        for local_rank in range(order.count):
+            rank = order.first_rank + local_rank
+            log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=rank)
+            files = rank_files(log, self._scratch, rank)
+            env = rank_environment(
+                order, local_rank, files, interface=interface, environ=self._environ
+            )
+            beacon = Beacon.create(files.beacon)
+            self._ranks[rank] = _Rank(
+                rank=rank, generation=order.generation, files=files, beacon=beacon
+            )
+            self._clock.add(log)
+            self._nursery.tell(
+                {
+                    "order": "start",
+                    "generation": order.generation,
+                    "rank": rank,
+                    "env": env,
+                    "log": str(log),
+                    "error": str(files.error),
+                    "stacks": str(files.stacks),
+                }
+            )
+
+    def _end(self, generation: int, grace_s: float) -> None:
+        if not any(r.generation == generation for r in self._ranks.values()):
+            self._finish(generation)
+            return
+        order = {"order": "end", "generation": generation}
+        if grace_s > 0:
+            self._nursery.tell({**order, "signal": signal.SIGTERM})
+            loop = asyncio.get_running_loop()
+            loop.call_later(grace_s, self._nursery.tell, {**order, "signal": signal.SIGKILL})
+        else:
+            self._nursery.tell({**order, "signal": signal.SIGKILL})
+
+    def _finish(self, generation: int) -> None:
+        """Say that a generation is gone; its store goes with it."""
+        self._nursery.tell({"order": "end", "generation": generation, "signal": signal.SIGKILL})
+        self._say(Ended(generation=generation))
+
+    def rank_exited(self, rank: int, status: int) -> None:
+        gone = self._ranks.pop(rank, None)
+        if gone is None:
+            return
+        self._guard.forget(gone.pid)
+        self._clock.finish(gone.files.log, time.time())
+        step = gone.beacon.step
+        gone.beacon.close()
+        failed = status != 0
+        self._say(
+            RankExited(
+                generation=gone.generation,
+                rank=rank,
+                code=max(0, status),
+                signal=max(0, -status),
+                step=step,
+                error=read_record(gone.files.error) if failed else {},
+                tail=tail(gone.files.log) if failed else "",
+                out_of_memory=status == -signal.SIGKILL and self._oom.happened(),
+            )
+        )
+        if not any(r.generation == gone.generation for r in self._ranks.values()):
+            self._finish(gone.generation)
+
+    async def _dump(self, generation: int) -> None:
+        """Have every rank write its stacks, and send what they wrote."""
+        asked = [r for r in self._ranks.values() if r.generation == generation and r.pid]
+        sizes = {r.rank: _size(r.files.stacks) for r in asked}
+        for r in asked:
+            if r.warm:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(r.pid, DUMP)
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            if all(not r.warm or _size(r.files.stacks) > sizes[r.rank] for r in asked):
+                break
+        await asyncio.sleep(0.05)  # the last one may be in the middle of it
+        found = {
+            str(r.rank): tail(r.files.stacks, start=sizes[r.rank]) or describe_process(r.pid)
+            for r in asked
+        }
+        self._say(Stacks(generation=generation, ranks=found))
+
+    # --- what the nursery says ------------------------------------------------------------------
+
+    def zygote_ready(self, serves_store: bool, reason: str) -> None:
+        self._serves_store = serves_store
+        if reason:
+            self._say(Note(text=f"ranks start cold on this node: {reason}"))
+        waiting, self._waiting_opens = self._waiting_opens or [], None
+        for order in waiting:
+            self._open(order)
+
+    def rank_started(self, rank: int, pid: int, warm: bool) -> None:
+        started = self._ranks[rank]
+        started.pid, started.warm = pid, warm
+        self._guard.watch(pid)
+        generation = started.generation
+        self._say(RankStarted(generation=generation, rank=rank, pid=pid, warm=warm))
+
+    def zygote_lost(self) -> None:
+        """Ranks die with their zygote; what they had started, we end. The next comes at once."""
+        self._waiting_opens = []
+        self._nursery.start()
+        for rank in list(self._ranks.values()):
+            if rank.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+            self.rank_exited(rank.rank, -signal.SIGKILL)
+
+    def _reap(self) -> None:
+        """Collect what has died: zygote, guard, and orphans of a killed zygote."""
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._guard.pid and not self._done.is_set():
+                self._guard.start()
+
+    def _end_everything(self) -> None:
+        self._nursery.close()
+        for rank in self._ranks.values():
+            if rank.pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(rank.pid, signal.SIGKILL)
+            self._clock.finish(rank.files.log, time.time())
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _parse_candidates(text: str) -> list[tuple[str, int]]:
+    found = []
+    for part in text.split(","):
+        address, _, port = part.rpartition(":")
+        found.append((address, int(port)))
+    return found
+
+
+def _count_gpus(environ: Mapping[str, str]) -> int:
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+    return len([word for word in visible.split(",") if word not in ("", "-1", "NoDevFiles")])
+
+
+def main(arguments: list[str]) -> int:
+    """`agent RUN ATTEMPT`, with the rest in variables: the key is nobody else's to see."""
+    run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
+    environ = dict(os.environ)
+    if KEY not in environ:
+        raise UsageError("an agent is started by its controller", hint="use: echelon run")
+    node = int(environ.get(NODE) or environ.get("SLURM_NODEID") or 0)
+    os.environ.pop(KEY)
+    shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it
+    place = shared if os.access(shared, os.W_OK) else None
+    scratch = Path(tempfile.mkdtemp(prefix="echelon-", dir=place))
+    request = read_request(run)
+
+    async def serve() -> int:
+        agent = Agent(
+            run=run,
+            attempt=attempt,
+            node=node,
+            request=request,
+            environ=environ,
+            shell=LocalShell(),
+            scratch=scratch,
+        )
+        return await agent.run()
+
+    return asyncio.run(serve())

@@ -1,0 +1,105 @@
+"""The rank contract: the variables that every rank sees, whatever started it. Pure.
+
+They are torchrun's, so that scripts written for it run unmodified; Slurm's own are rewritten to the
+rank's, so that scripts which read those do too. docs/control-plane.md lists them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.launch.beacon import VARIABLE as BEACON
+from echelon.launch.messages import Start
+
+KEY = "ECHELON_KEY"
+CONTROLLER = "ECHELON_CONTROLLER"
+NODE = "ECHELON_NODE"
+TIED = "ECHELON_TIED"
+"""Holds the pid of a command whose end is the controller's end too."""
+PRIVATE = (KEY, CONTROLLER, NODE, TIED)
+"""Between our own processes; no rank sees them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFiles:
+    """The files of one rank in one generation."""
+
+    log: Path
+    error: Path
+    """Where it leaves the record of an exception, in torch's own format."""
+    stacks: Path
+    """Where it writes its stacks when asked."""
+    beacon: Path
+
+
+def rank_files(log: Path, scratch: Path, rank: int) -> RankFiles:
+    """Return a rank's files: its log decides where the others are."""
+    return RankFiles(
+        log=log,
+        error=log.with_suffix(".error.json"),
+        stacks=log.with_suffix(".stacks"),
+        beacon=scratch / f"beacon-{rank}",
+    )
+
+
+def common_environment(
+    environ: Mapping[str, str], *, run_id: str, run_dir: Path, threads: int, restarts: int
+) -> dict[str, str]:
+    """Return what is the same for all ranks of a node, from their agent's own environment.
+
+    The zygote starts with it: libraries read some of it when they are imported, and never again.
+    """
+    found = {name: value for name, value in environ.items() if name not in PRIVATE}
+    defaults = {
+        "OMP_NUM_THREADS": str(threads),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # A print before a crash must not die in a buffer.
+        "PYTHONUNBUFFERED": "1",
+    }
+    own = {
+        "ECHELON_RUN_DIR": str(run_dir),
+        "ROLE_NAME": "default",
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+    }
+    return {**defaults, **found, **own}
+
+
+def rank_environment(
+    start: Start, local_rank: int, files: RankFiles, *, interface: str, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what one rank has beside its node's common variables, which are `environ`."""
+    rank, size = start.first_rank + local_rank, start.world_size
+    found = {
+        "RANK": rank,
+        "LOCAL_RANK": local_rank,
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": start.count,
+        "GROUP_RANK": start.node_rank,
+        "GROUP_WORLD_SIZE": start.nodes,
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": size,
+        "MASTER_ADDR": start.address,
+        "MASTER_PORT": start.port,
+        "TORCHELASTIC_RESTART_COUNT": start.generation,
+        "TORCHELASTIC_USE_AGENT_STORE": start.served,
+        "TORCHELASTIC_ERROR_FILE": files.error,
+        "ECHELON_GENERATION": start.generation,
+        BEACON: files.beacon,
+    }
+    if interface:
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            found[name] = environ.get(name) or interface
+    if "SLURM_JOB_ID" in environ:
+        found |= {
+            "SLURM_PROCID": rank,
+            "SLURM_LOCALID": local_rank,
+            "SLURM_NODEID": start.node_rank,
+            "SLURM_NTASKS": size,
+            "SLURM_NPROCS": size,
+            "SLURM_NNODES": start.nodes,
+            "SLURM_STEP_NUM_TASKS": size,
+            "SLURM_STEP_NUM_NODES": start.nodes,
+            "SLURM_STEP_TASKS_PER_NODE": f"{start.count}(x{start.nodes})",
+        }
+    return {name: str(value) for name, value in found.items()}

@@ -1,0 +1,227 @@
+"""The agents of an attempt, as their controller has them: who is there, and what has happened.
+
+Everything that happens (a message, a lost agent, a signal, a hang) becomes an entry of one queue,
+so that the controller can take them out one by one and be read from top to bottom.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from echelon.launch.contract import CONTROLLER, KEY
+from echelon.launch.hang import HangWatch
+from echelon.launch.link import PULSE_S, SILENCE_S, Link
+from echelon.launch.messages import Hello, Leave, Message, Note, Pulse
+from echelon.launch.starting import Started, Starter, agent_command
+
+LEAVE_S = 10.0
+"""How long agents may take to go, once they are told to."""
+
+
+@dataclass(slots=True)
+class Agent:
+    """One that has joined."""
+
+    hello: Hello
+    link: Link
+
+    @property
+    def node(self) -> int:
+        return self.hello.node
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """An agent is gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A process that brings up agents has ended."""
+
+    started: Started
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Somebody wants the run to stop."""
+
+    cause: str
+    message: str
+    exit_code: int
+    at_once: bool
+    """Whether ranks get no time to react."""
+
+
+Entry = tuple[Agent | None, Any]
+"""Who says it, if an agent does, and what has happened."""
+
+
+class NoteTaker(Protocol):
+    """Writes an event down."""
+
+    def __call__(self, kind: str, **data: Any) -> None: ...
+
+
+class Crew:
+    """See the module."""
+
+    def __init__(self, starter: Starter, watch: HangWatch, note: NoteTaker) -> None:
+        self.agents: dict[int, Agent] = {}
+        """By node; those that are here."""
+        self.started: list[Started] = []
+        self._starter, self._watch, self._note = starter, watch, note
+        self._key = secrets.token_bytes(32)
+        self._queue: asyncio.Queue[Entry] = asyncio.Queue()
+        self._servers: list[asyncio.Server] = []
+        self._pulse: asyncio.Task[None] | None = None
+        self._strangers = 0
+        self._signals = 0
+
+    async def start(self, run: Path, attempt: int, folder: Path, env: Mapping[str, str]) -> None:
+        """Listen where agents can reach us, and have them started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._be_signalled, number)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        heard = []
+        for address in self._starter.candidates():
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                listener.bind((address, 0))
+            except OSError:
+                listener.close()
+                continue
+            heard.append(f"{address}:{listener.getsockname()[1]}")
+            server = await loop.create_server(self._make_link, sock=listener, backlog=4096)
+            self._servers.append(server)
+        private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard)}
+        self.started = self._starter.start(agent_command(run, attempt), {**env, **private}, folder)
+        self._pulse = loop.create_task(self._keep_pulse())
+
+    async def next(self, deadline_s: float | None = None) -> Entry | None:
+        """Return the next thing that happened; None when the time is over."""
+        try:
+            left = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            async with asyncio.timeout(left):
+                agent, what = await self._queue.get()
+        except TimeoutError:
+            return None
+        match what:
+            case Hello() if agent:
+                self.agents[what.node] = agent
+                self._note("joined", node=what.node, name=what.name, gpus=what.gpus)
+            case Lost() if agent and self.has(agent):
+                del self.agents[agent.node]
+                self._note("lost", node=agent.node, name=agent.name, reason=what.reason)
+            case Note() if agent:
+                self._note("note", node=agent.node, text=what.text)
+        return agent, what
+
+    def has(self, agent: Agent) -> bool:
+        return self.agents.get(agent.node) is agent
+
+    async def leave(self) -> None:
+        """Send the agents away, and wait for what brought them."""
+        if self._pulse is not None:
+            self._pulse.cancel()
+        for agent in self.agents.values():
+            agent.link.say(Leave())
+        deadline = time.monotonic() + LEAVE_S
+        left = {started.pid for started in self.started}
+        while left and time.monotonic() < deadline:
+            left = {pid for pid in left if _is_there(pid)}
+            await asyncio.sleep(0.005)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+        for server in self._servers:
+            server.close()
+
+    # --- what becomes an entry ------------------------------------------------------------------
+
+    def _make_link(self) -> Link:
+        agent: Agent | None = None
+
+        def received(link: Link, message: Message) -> None:
+            nonlocal agent
+            if agent is None and isinstance(message, Hello):
+                agent = Agent(hello=message, link=link)
+            if isinstance(message, Pulse):
+                self._feel(message)
+            elif agent is not None:
+                self._queue.put_nowait((agent, message))
+
+        def lost(link: Link, reason: str) -> None:
+            if agent is not None:
+                self._queue.put_nowait((agent, Lost(reason)))
+            else:
+                self._turn_away(link, reason)
+
+        return Link(self._key, "controller", opened=_nothing, received=received, lost=lost)
+
+    def _turn_away(self, link: Link, reason: str) -> None:
+        """Log the first stranger, and then every thousandth: one who floods us fills no disk."""
+        self._strangers += 1
+        if self._strangers == 1 or self._strangers % 1000 == 0:
+            self._note("stranger", address=link.peer_address, reason=reason, count=self._strangers)
+
+    def _feel(self, pulse: Pulse) -> None:
+        for rank, step, state, cpu_s in pulse.ranks:
+            self._watch.feel(
+                time.monotonic(),
+                generation=pulse.generation,
+                rank=rank,
+                step=step,
+                state=state,
+                cpu_s=cpu_s,
+            )
+
+    async def _keep_pulse(self) -> None:
+        while True:
+            await asyncio.sleep(PULSE_S)
+            now_s = time.monotonic()
+            for agent in list(self.agents.values()):
+                agent.link.say(Pulse())
+                if now_s - agent.link.heard_s > SILENCE_S:
+                    agent.link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+            if hang := self._watch.judge(now_s):
+                self._queue.put_nowait((None, hang))
+
+    def _reap(self) -> None:
+        for started in self.started:
+            if not _is_there(started.pid):
+                self._queue.put_nowait((None, Gone(started)))
+
+    def _be_signalled(self, number: int) -> None:
+        self._signals += 1
+        name = signal.Signals(number).name
+        message = "interrupted" if number == signal.SIGINT else f"the controller got {name}"
+        # A second signal is impatience; a hang-up means that nobody is there to wait.
+        at_once = self._signals > 1 or number == signal.SIGHUP
+        self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once)))
+
+
+def _is_there(pid: int) -> bool:
+    """Tell whether a child is still there, and collect it if not."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
+
+
+_nothing: Callable[[Link], None] = lambda _link: None  # noqa: E731  shorter than a function

@@ -1,0 +1,116 @@
+"""Where the ranks of a generation meet: an address that all nodes reach, and a port nobody takes.
+
+The first node's agent binds a socket and keeps it until a store is served on it, so there is no
+moment at which somebody else could take the port. The address is one of that node's own which all
+other nodes have reached: a name may lead elsewhere, and there may be several interfaces.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from echelon.launch import addresses
+from echelon.launch.crew import Agent, Crew, Lost, Stop
+from echelon.launch.messages import Message, Open, Opened, Probe, Reached
+from echelon.launch.verdict import Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    address: str
+    port: int
+    served: bool
+    """Whether a store is served there; else rank 0 opens its own."""
+
+
+class MeetingError(Exception):
+    """Ranks cannot be brought together."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class StopError(Exception):
+    """Somebody wants the run to stop, while something else was waited for."""
+
+    def __init__(self, stop: Stop) -> None:
+        super().__init__(stop.message)
+        self.stop = stop
+
+
+M = TypeVar("M", bound=Message)
+
+
+async def collect(
+    crew: Crew, agents: Sequence[Agent], kind: type[M], generation: int
+) -> dict[int, M]:
+    """Return one answer of a kind from each of these agents, by node.
+
+    Raises:
+        MeetingError: one of them was lost.
+        StopError: the run is to stop.
+    """
+    answers: dict[int, Any] = {}
+    wanted = {agent.node for agent in agents}
+    while wanted - answers.keys():
+        entry = await crew.next()
+        assert entry is not None, "there is no deadline"
+        match entry:
+            case (Agent() as agent, Lost() as lost) if agent.node in wanted:
+                message = f"{agent.name}: {lost.reason}"
+                raise MeetingError(Failure(cause="lost node", message=message, node=agent.name))
+            case (_, Stop() as stop):
+                raise StopError(stop)
+            case (Agent() as agent, what) if isinstance(what, kind):
+                if getattr(what, "generation", generation) == generation:
+                    answers[agent.node] = what
+    return answers
+
+
+class MeetingPlace:
+    """Finds meetings, and remembers which address the nodes could reach."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._known: dict[tuple[int, ...], str] = {}
+
+    async def find(self, agents: Sequence[Agent], generation: int) -> Meeting:
+        """Return where the ranks of these agents meet.
+
+        Raises:
+            MeetingError: no address is reached by all, or an agent was lost meanwhile.
+            StopError: the run is to stop.
+        """
+        first, others = agents[0], agents[1:]
+        nodes = tuple(agent.node for agent in agents)
+        known = self._known.get(nodes)
+        choices = [known] if known else choose_addresses(first, others)
+        first.link.say(Open(generation=generation, addresses=choices))
+        opened = (await collect(self._crew, [first], Opened, generation))[first.node]
+        ports = opened.ports
+        if not known and len(ports) > 1:
+            for agent in others:
+                agent.link.say(Probe(generation=generation, ports=ports))
+            answers = (await collect(self._crew, others, Reached, generation)).values()
+            ports = {
+                address: port
+                for address, port in ports.items()
+                if all(address in answer.addresses for answer in answers)
+            }
+        if not ports:
+            message = f"no address of {first.name} is reached by all nodes: {', '.join(choices)}"
+            raise MeetingError(Failure(cause="start", message=message, exit_code=69))
+        address = next(iter(ports))
+        self._known[nodes] = address
+        return Meeting(address=address, port=ports[address], served=opened.served)
+
+
+def choose_addresses(first: Agent, others: Sequence[Agent]) -> list[str]:
+    """Return addresses of the first node where the others may reach it, the likeliest first."""
+    if all(agent.hello.host == first.hello.host for agent in others):
+        return [addresses.LOOPBACK]
+    seen = {agent.link.own_address for agent in others}
+    if first.hello.host == addresses.host_identity() and len(seen) == 1:
+        return list(seen)  # the address at which all of them reached this very host
+    return list(dict.fromkeys([first.link.peer_address, *first.hello.addresses]))

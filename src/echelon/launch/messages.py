@@ -1,0 +1,191 @@
+"""What controller and agents say to each other: these dataclasses are the protocol."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from echelon.launch.wire import WireError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all; it has no fields of its own."""
+
+
+# --- agent → controller -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """An agent introduces itself."""
+
+    node: int
+    """Its place among the nodes of the allocation."""
+    name: str
+    """What people call the node."""
+    host: str
+    """Equal for processes that share one network stack."""
+    addresses: list[str]
+    gpus: int = 0
+    """How many this node was granted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened(Message):
+    """Sockets for the ranks' meeting are bound."""
+
+    generation: int
+    ports: dict[str, int]
+    """Address → port."""
+    served: bool
+    """Whether a store will be served there; else rank 0 opens its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached(Message):
+    """Which of the probed addresses this node can reach."""
+
+    generation: int
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStarted(Message):
+    generation: int
+    rank: int
+    pid: int
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExited(Message):
+    """A rank has gone, and all that it had started."""
+
+    generation: int
+    rank: int
+    code: int = 0
+    signal: int = 0
+    """What killed it; 0 for an ordinary exit."""
+    step: int = -1
+    """The last one it spoke of; -1 when it spoke of none."""
+    error: dict[str, Any] = field(default_factory=dict)
+    """Its own record of an exception: type, message, traceback."""
+    tail: str = ""
+    """The end of its log."""
+    out_of_memory: bool = False
+    """Whether the kernel killed it for memory, as far as this node can tell."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Message):
+    """All ranks of a generation are gone from this node."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse(Message):
+    """I live. From an agent: and so do these ranks."""
+
+    generation: int = 0
+    ranks: list[list[Any]] = field(default_factory=list)
+    """Rank, step, state (R, S, T, D …), CPU seconds used by it and its children."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled(Message):
+    """Somebody, mostly Slurm, has signalled the agent."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks(Message):
+    """Python stacks of a node's ranks, or what else can be said of them."""
+
+    generation: int
+    ranks: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note(Message):
+    """Something for the log."""
+
+    text: str
+
+
+# --- controller → agent -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open(Message):
+    """Bind sockets on these addresses for the ranks' meeting."""
+
+    generation: int
+    addresses: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe(Message):
+    """Try to reach these."""
+
+    generation: int
+    ports: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start(Message):
+    """Start a node's ranks."""
+
+    generation: int
+    node_rank: int
+    nodes: int
+    first_rank: int
+    count: int
+    world_size: int
+    address: str
+    port: int
+    served: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End(Message):
+    """End a generation's ranks: ask first, if there is time."""
+
+    generation: int
+    grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dump(Message):
+    """Send the stacks of all ranks."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(Message):
+    """End everything, and go."""
+
+
+_KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}
+
+
+def encode(message: Message) -> dict[str, Any]:
+    return {"kind": type(message).__name__, **asdict(message)}
+
+
+def decode(record: Mapping[str, Any]) -> Message:
+    """Return the message.
+
+    Raises:
+        WireError: there is no such kind, or it has other fields.
+    """
+    values = dict(record)
+    kind = _KINDS.get(str(values.pop("kind", "")))
+    if kind is None or not values.keys() <= {f.name for f in fields(kind)}:
+        raise WireError(f"the peer sent a message we do not know: {str(record)[:80]}")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise WireError(f"the peer sent half a message: {str(record)[:80]}") from error

@@ -1,0 +1,127 @@
+"""An agent's end of its zygote: starts it, gives it orders, and hears of the ranks."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from echelon.core.shell import Shell
+from echelon.launch.guard import Guard
+from echelon.launch.rank import Program
+from echelon.launch.zygote import MESSAGE_SIZE
+
+_FORGIVEN = 2
+"""Zygotes that may die before they are ready; the next one imports nothing."""
+
+
+class Listener(Protocol):
+    """Who is told what happens."""
+
+    def zygote_ready(self, serves_store: bool, reason: str) -> None:
+        """Ranks can be started; the reason says why they start cold, if they do."""
+
+    def zygote_lost(self) -> None:
+        """Hear that it is gone, and its ranks with it."""
+
+    def rank_started(self, rank: int, pid: int, warm: bool) -> None: ...
+
+    def rank_exited(self, rank: int, status: int) -> None:
+        """Hear that it is gone with all that it had started; a signal's status is negative."""
+
+
+class Nursery:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        program: Program,
+        preload: tuple[str, ...],
+        env: Mapping[str, str],
+        log: Path,
+        shell: Shell,
+        guard: Guard,
+        listener: Listener,
+    ) -> None:
+        self._program, self._preload, self._log = program, preload, log
+        self._shell, self._guard, self._listener = shell, guard, listener
+        self._env = {
+            **env,
+            # OpenBLAS would start threads, and a process with threads cannot be forked safely.
+            "OPENBLAS_NUM_THREADS": env.get("OPENBLAS_NUM_THREADS", "1"),
+            # Else a library that asks for CUDA while it is imported spoils it for the ranks.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        }
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._stillborn = 0
+
+    def start(self) -> None:
+        """Start the zygote; `zygote_ready` comes when it has imported everything."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        launcher = Path(__file__).resolve().parents[2]
+        preload = self._preload if self._stillborn < _FORGIVEN else ()
+        argv = [sys.executable, str(launcher), "zygote", str(theirs.fileno())]
+        argv += [self._program.kind, ",".join(preload), *self._program.argv]
+        self._pid = self._shell.start(argv, log=self._log, env=self._env, keep=[theirs.fileno()])
+        theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+        self._stillborn += 1  # until it says otherwise
+        self._guard.watch(self._pid)
+        asyncio.get_running_loop().add_reader(ours, self._hear)
+
+    def tell(self, order: Mapping[str, Any], listener: socket.socket | None = None) -> None:
+        """Give an order, with a socket if there is one to hand over."""
+        if self._socket is None:
+            return
+        handles = [listener.fileno()] if listener else []
+        # An order is small and the zygote quick: better to wait than to keep a queue of our own.
+        self._socket.setblocking(True)
+        try:
+            socket.send_fds(self._socket, [json.dumps(order).encode()], handles)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # its end is about to be noticed
+        finally:
+            self._socket.setblocking(False)
+
+    def close(self) -> None:
+        """End the zygote, which ends its ranks."""
+        self._forget()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _forget(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+            self._guard.forget(self._pid)
+
+    def _hear(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(MESSAGE_SIZE)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._forget()
+            self._listener.zygote_lost()
+            return
+        said = json.loads(data)
+        match said["what"]:
+            case "ready":
+                self._stillborn = 0
+                self._listener.zygote_ready(said["store"], said["reason"])
+            case "started":
+                self._listener.rank_started(said["rank"], said["pid"], said["warm"])
+            case "exited":
+                self._listener.rank_exited(said["rank"], said["status"])

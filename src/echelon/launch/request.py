@@ -1,0 +1,62 @@
+"""What the launcher needs of a run's frozen request."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.core.rundir import RunDir
+from echelon.launch.rank import Program
+from echelon.spec import JobSpec, Layer, merge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """The request, as controller and agents read it."""
+
+    program: Program
+    low: int
+    """Fewest nodes that the run may go on with."""
+    high: int
+    procs: int
+    """Ranks per node; 0 for one per GPU that the node was granted."""
+    threads: int
+    restarts: int
+    preload: tuple[str, ...]
+    hang_timeout_s: int
+    """0 for: do not watch."""
+    on_hang: str
+
+
+def read_request(run: RunDir) -> LaunchRequest:
+    """Read the frozen request of a run."""
+    values = tomllib.loads(run.spec.read_text())
+    if extra := values.pop("slurm", None):
+        values |= {f"slurm.{name}": table for name, table in extra.items()}
+    return from_spec(merge([Layer(source=str(run.spec), values=values)]).spec)
+
+
+def from_spec(spec: JobSpec) -> LaunchRequest:
+    return LaunchRequest(
+        program=Program(argv=(spec.script, *spec.args), kind=_kind(spec)),
+        low=spec.nodes.low,
+        high=spec.nodes.high,
+        procs=spec.procs or spec.gpus,
+        threads=spec.omp_threads,
+        restarts=spec.restarts,
+        preload=spec.preload,
+        hang_timeout_s=spec.hang_timeout_s,
+        on_hang=spec.on_hang,
+    )
+
+
+def _kind(spec: JobSpec) -> str:
+    if spec.module:
+        return "module"
+    if spec.script.endswith(".py"):
+        return "script"
+    try:
+        with Path(spec.chdir, spec.script).open("rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return "binary"
+    return "script" if first.startswith(b"#!") and b"python" in first else "binary"

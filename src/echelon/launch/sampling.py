@@ -1,0 +1,98 @@
+"""What can be seen of a rank from outside, in the kernel's own tables."""
+
+import os
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_TAIL = 4096
+
+
+def sample_process(pid: int) -> tuple[str, float]:
+    """Return a process's state (R, S, D, T, Z; X when it is gone) and its main thread's CPU time.
+
+    The scheduler counts nanoseconds, where `stat` counts ticks: a wait that was interrupted for a
+    moment can be told from one that was not.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        words = text.rpartition(") ")[2].split()
+        ran = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
+        return words[0], int(ran[0]) / 1e9
+    except FileNotFoundError:
+        return ("X", 0.0) if not Path(f"/proc/{pid}").exists() else _by_ticks(pid)
+    except OSError:
+        return "X", 0.0
+
+
+def _by_ticks(pid: int) -> tuple[str, float]:
+    """Do without schedstat, which a kernel may lack."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
+    except OSError:
+        return "X", 0.0
+    return words[0], (int(words[11]) + int(words[12])) / _TICKS
+
+
+def describe_process(pid: int) -> str:
+    """Say what a process is doing, for one whose own stacks cannot be had."""
+    state, cpu_s = sample_process(pid)
+    try:
+        waits = Path(f"/proc/{pid}/wchan").read_text().strip("\0 \n")
+    except OSError:
+        waits = ""
+    words = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}
+    doing = words.get(state, f"in state {state}")
+    return f"process {pid} is {doing}, CPU time {cpu_s:.1f} s, in {waits or 'its own code'}"
+
+
+def tail(path: Path, *, start: int = -1, size: int = _TAIL) -> str:
+    """Return the end of a file, or what was added after `start`; empty when there is none."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            begin = max(0, end - size) if start < 0 else start
+            file.seek(begin)
+            return file.read(max(size, 16 * size if start >= 0 else 0)).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class OomWatch:
+    """Tells whether the kernel has killed for memory since it was last asked.
+
+    It counts kills in this process's own cgroup where it may look, else on the whole machine.
+    """
+
+    def __init__(self) -> None:
+        self._source = next((path for path in _oom_counters() if _count(path) >= 0), None)
+        self._seen = _count(self._source) if self._source else 0
+
+    def happened(self) -> bool:
+        if self._source is None:
+            return False
+        before, self._seen = self._seen, _count(self._source)
+        return self._seen > before
+
+
+def _oom_counters() -> list[Path]:
+    found = []
+    try:
+        groups = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        groups = []
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            found.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
+        elif "memory" in controllers.split(","):
+            found.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    return [*found, Path("/proc/vmstat")]
+
+
+def _count(path: Path) -> int:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return -1
+    found = [line.split() for line in lines]
+    return next((int(words[1]) for words in found if words and words[0] == "oom_kill"), -1)

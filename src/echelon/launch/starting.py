@@ -1,0 +1,134 @@
+"""How a controller gets one agent onto every node: by itself, or through srun in an allocation."""
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from echelon.core.nodes import expand
+from echelon.core.shell import Shell
+from echelon.launch import addresses
+from echelon.launch.contract import NODE
+
+_SHAPE = re.compile(
+    r"S(?:LURM|RUN)_(?:.*PER_TASK|.*PER_GPU|NTASKS.*|NPROCS|TASKS_PER_NODE|GPUS.*|CPU_BIND.*|MEM_.*|"
+    r"DISTRIBUTION|STEP_.*|EXACT|OVERLAP|LABELIO|JOB_NUM_NODES_FOR_STEP)"
+)
+"""Variables by which the shape of the job, or of a step around us, would become our step's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A process that was started to bring up some of the agents."""
+
+    pid: int
+    nodes: frozenset[int]
+    log: Path
+
+
+class Starter(Protocol):
+    """Where agents come from."""
+
+    nodes: int
+    """How many there will be."""
+
+    def candidates(self) -> list[str]:
+        """Return our own addresses at which they may reach us, the best first."""
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> list[Started]:
+        """Start them all."""
+
+
+class LocalStarter:
+    """Several agents on this host: each plays a node."""
+
+    def __init__(self, shell: Shell, nodes: int) -> None:
+        self._shell, self.nodes = shell, nodes
+
+    def candidates(self) -> list[str]:
+        return [addresses.LOOPBACK]
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> list[Started]:
+        found = []
+        for node in range(self.nodes):
+            log = logs / f"agent-{node}.log"
+            pid = self._shell.start(argv, log=log, env={**env, NODE: str(node)})
+            found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
+        return found
+
+
+class SlurmStarter:
+    """One agent on every node of the allocation that we are in, whatever shape it has."""
+
+    def __init__(self, shell: Shell, environ: Mapping[str, str]) -> None:
+        self._shell, self._environ = shell, environ
+        self._job = environ["SLURM_JOB_ID"]
+        self._hosts = expand(environ["SLURM_JOB_NODELIST"])
+        self.nodes = len(self._hosts)
+
+    def candidates(self) -> list[str]:
+        """Ask Slurm where the nodes are, and the kernel which way leads there."""
+        if self.nodes == 1:
+            return [addresses.LOOPBACK, *addresses.host_addresses()]
+        shown = self._shell.run(["scontrol", "show", "node", ",".join(self._hosts)], timeout_s=60)
+        peers = re.findall(r"NodeAddr=(\S+)", shown.stdout)
+        towards = [addresses.address_towards(peer) for peer in peers]
+        found = [a for a in towards if a and not a.startswith("127.")]
+        return list(dict.fromkeys([*found, *addresses.host_addresses()]))
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> list[Started]:
+        clean = {name: value for name, value in env.items() if not _SHAPE.fullmatch(name)}
+        found = []
+        for gpus, nodes in self._gpus().items():
+            log = logs / f"srun-{gpus}.log"
+            hosts = ",".join(self._hosts[node] for node in nodes)
+            step = [
+                *("srun", f"--jobid={self._job}", f"--nodelist={hosts}"),
+                *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+                *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill"),
+                *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none"),
+                f"--gres=gpu:{gpus}" if gpus else "--gres=none",
+            ]
+            pid = self._shell.start([*step, *argv], log=log, env=clean)
+            found.append(Started(pid=pid, nodes=frozenset(nodes), log=log))
+        return found
+
+    def _gpus(self) -> dict[int, list[int]]:
+        """Return how many GPUs were granted → on which nodes; they need not be even."""
+        shown = self._shell.run(
+            ["scontrol", "--details", "--oneliner", "show", "job", self._job], timeout_s=60
+        )
+        granted = parse_granted(shown.stdout)
+        found: dict[int, list[int]] = {}
+        for node, host in enumerate(self._hosts):
+            found.setdefault(granted.get(host, 0), []).append(node)
+        return found
+
+
+def parse_granted(text: str) -> dict[str, int]:
+    """Read how many GPUs each node gives, from `scontrol --details show job`."""
+    found: dict[str, int] = {}
+    for hosts, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", text):
+        counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres)
+        for host in expand(hosts):
+            found[host] = sum(map(int, counts))
+    return found
+
+
+def choose_starter(shell: Shell, environ: Mapping[str, str], *, nodes: int) -> Starter:
+    """Return the way that fits: an allocation is used if we are in one."""
+    if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
+        return SlurmStarter(shell, environ)
+    return LocalStarter(shell, nodes)
+
+
+def agent_command(run: Path, attempt: int) -> list[str]:
+    launcher = Path(__file__).resolve().parents[2]
+    return [sys.executable, str(launcher), "agent", str(run), str(attempt)]
+
+
+def host_name() -> str:
+    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename

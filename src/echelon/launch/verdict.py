@@ -1,0 +1,306 @@
+"""Why a run ended: the first failure across all nodes, told apart from those that it caused. Pure.
+
+When a rank dies its peers die of the broken connection, often within milliseconds and each with a
+traceback of its own. What a rank says of itself decides whether it is the cause or a victim; among
+causes, the one that reached the controller first.
+"""
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from echelon.core.nodes import compress
+
+CAUSES = {
+    "exception": "a Python exception",
+    "import error": "an import that failed",
+    "bad arguments": "arguments that the script refused",
+    "exit": "an exit code other than 0",
+    "cuda out of memory": "the GPU's memory was full",
+    "out of memory": "killed, for the node's or the job's memory was full",
+    "signal": "killed by a signal",
+    "port taken": "a port that somebody else had",
+    "collective time-out": "a collective that not all ranks joined in time",
+    "lost peer": "a connection to another rank broke, and no rank says why",
+    "disk full": "no space left on a disk, or no quota",
+    "hang": "ranks that made no progress",
+    "lost node": "a node that was lost",
+    "time limit": "the time limit of the job",
+    "preemption": "another job took the nodes",
+    "cancelled": "somebody cancelled it",
+    "start": "ranks that could not be started",
+    "ended": "ended because another rank had failed",
+}
+"""Every cause, and what it means."""
+
+NEVER_RETRIED = frozenset({"import error", "bad arguments", "time limit", "cancelled", "start"})
+
+_PATTERNS = (
+    ("cuda out of memory", r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
+    ("disk full", r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
+    ("port taken", r"EADDRINUSE|Address already in use"),
+    (
+        "collective time-out",
+        (
+            r"Watchdog caught collective operation timeout|"
+            r"Timed out waiting \d+ms for|"
+            r"wait timeout after \d+ms|"
+            r"Timed out after \d+ seconds waiting for clients"
+        ),
+    ),
+    (
+        "lost peer",
+        (
+            r"Connection closed by peer|"
+            r"Connection reset by peer|"
+            r"Broken pipe|"
+            r"remote process exited|"
+            r"NCCL error.*(?:remote|unhandled system error)|"
+            r"DistNetworkError|"
+            r"failed to recv, got 0 bytes|"
+            r"Socket Timeout|"
+            r"Connection was likely closed"
+        ),
+    ),
+)
+_VICTIMS = ("lost peer", "collective time-out", "ended")
+_SYSTEM_EXIT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One thing that went wrong: of a rank, or of a node."""
+
+    cause: str
+    message: str
+    rank: int | None = None
+    node: str = ""
+    step: int | None = None
+    exit_code: int = 1
+    """What a shell would see: 128 + the number of a signal."""
+    error_type: str = ""
+    traceback: str = ""
+    log: str = ""
+    """The rank's log, seen from the run's directory."""
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a run ended."""
+
+    failure: Failure
+    victims: tuple[Failure, ...] = ()
+    not_retried: str = ""
+    """Why it was not tried again."""
+    advice: str = ""
+    stacks: Mapping[str, str] = field(default_factory=dict)
+    """Of a hang: each rank's."""
+
+
+def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
+    *,
+    code: int,
+    number: int,
+    error: Mapping[str, Any],
+    tail: str,
+    out_of_memory: bool,
+) -> tuple[str, str]:
+    """Return the cause and the message of a rank's end.
+
+    Args:
+        code: its exit code.
+        number: the signal that killed it, or 0.
+        error: its own record of an exception, or nothing.
+        tail: the end of its log, for what its record does not tell.
+        out_of_memory: whether the kernel has just killed for memory on that node.
+    """
+    if number:
+        name = _signal_name(number)
+        if out_of_memory:
+            return "out of memory", f"killed by the kernel ({name}): memory was full"
+        if number == signal.SIGABRT and (found := _match(tail, _PATTERNS)):
+            return found
+        return "signal", f"killed by {name}"
+    kind, message = str(error.get("type", "")), str(error.get("message", ""))
+    if not kind or kind == "SystemExit":
+        kind_in_log, message_in_log = _last_exception(tail)
+        if code == _SYSTEM_EXIT and not kind_in_log and "usage:" in tail:
+            return "bad arguments", _last_line(tail)
+        if kind_in_log and kind != "SystemExit":
+            kind, message = kind_in_log, message_in_log
+        else:
+            return "exit", f"exit code {code}" + (f": {_last_line(tail)}" if tail.strip() else "")
+    text = f"{kind}: {message}".rstrip(": ")
+    if kind in ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"):
+        return "import error", text
+    found = _match(text, _PATTERNS)
+    return (found[0], text) if found else ("exception", text)
+
+
+def _match(text: str, patterns: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    for cause, pattern in patterns:
+        for line in reversed(text.splitlines()):
+            if re.search(pattern, line):
+                return cause, line.strip()
+    return None
+
+
+_EXCEPTION = re.compile(
+    r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Warning|Exit))(?:: (.*))?$"
+)
+
+
+def _last_exception(text: str) -> tuple[str, str]:
+    """Return type and message of the last traceback in a log."""
+    start = text.rfind("Traceback (most recent call last)")
+    if start < 0:
+        return "", ""
+    for line in text[start:].splitlines():
+        if match := _EXCEPTION.match(line):
+            return match[1], match[2] or ""
+    return "", ""
+
+
+def last_traceback(text: str) -> str:
+    """Return the last traceback in a log."""
+    start = text.rfind("Traceback (most recent call last)")
+    return text[start:] if start >= 0 else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+# --- judging ----------------------------------------------------------------------------------
+
+
+def is_victim(failure: Failure) -> bool:
+    """Tell whether a failure is of the kind that another rank's death causes."""
+    return failure.cause in _VICTIMS
+
+
+def judge(failures: Sequence[Failure], *, not_retried: str = "") -> Verdict:
+    """Return the verdict on a generation's failures, which come in the order of their arrival."""
+    assert failures, "without a failure there is nothing to judge"
+    first = next((f for f in failures if not is_victim(f)), failures[0])
+    victims = tuple(f for f in failures if f is not first)
+    return Verdict(failure=first, victims=victims, not_retried=not_retried, advice=advise(first))
+
+
+def advise(failure: Failure) -> str:
+    """Return what to do about a failure, where that is known."""
+    return {
+        "cuda out of memory": "use a smaller batch, or more GPUs",
+        "out of memory": "ask for more memory (--mem), or start fewer DataLoader workers",
+        "import error": "check the environment of the ranks: echelon config shows python and venv",
+        "collective time-out": "some rank did not come: look at the logs of the others",
+        "port taken": "try again; if it stays, set no MASTER_PORT of your own",
+        "disk full": "make room, or write elsewhere",
+        "lost node": "allow fewer nodes (--nodes MIN:MAX), and the run goes on without it",
+        "time limit": "ask for more time (--time)",
+        "hang": "see where each rank waits: echelon why --json",
+    }.get(failure.cause, "")
+
+
+def decide_retry(
+    failure: Failure,
+    earlier: Sequence[Failure],
+    *,
+    restarts: int,
+    nodes: int,
+    low: int,
+    stop_on_hang: bool = False,
+) -> str:
+    """Return why another generation makes no sense; empty when it does.
+
+    Args:
+        failure: what ended this generation.
+        earlier: what ended those before it.
+        restarts: how many are allowed.
+        nodes: how many are left.
+        low: how many the run needs.
+        stop_on_hang: whether a hang is the end.
+    """
+    if failure.cause in NEVER_RETRIED:
+        return f"{CAUSES[failure.cause]} will not mend itself"
+    if failure.cause == "hang" and stop_on_hang:
+        return "a hang is to stop the run"
+    if nodes < low:
+        return f"{nodes} nodes are left, and it needs {low}"
+    if earlier and _same(failure, earlier[-1]):
+        return "the same error came at the same place again"
+    if len(earlier) >= restarts:
+        return f"all {restarts} restarts are used up" if restarts else "restarts are switched off"
+    return ""
+
+
+def _same(one: Failure, other: Failure) -> bool:
+    """Tell whether a failure repeats: by its own doing, not by a signal or a lost node."""
+    if one.cause not in ("exception", "exit", "cuda out of memory", "disk full"):
+        return False
+    keys = [(f.cause, f.error_type, f.message, f.step) for f in (one, other)]
+    return keys[0] == keys[1]
+
+
+# --- rendering --------------------------------------------------------------------------------
+
+
+def to_record(verdict: Verdict) -> dict[str, Any]:
+    """Return what verdict.json holds."""
+    return asdict(verdict)
+
+
+def from_record(record: Mapping[str, Any]) -> Verdict:
+    values = dict(record)
+    values["failure"] = Failure(**values["failure"])
+    values["victims"] = tuple(Failure(**victim) for victim in values["victims"])
+    return Verdict(**values)
+
+
+def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) -> str:
+    """Return a verdict for people.
+
+    Args:
+        verdict: what to tell.
+        whole: with all of the traceback, not only its end.
+        run: the run's directory, for names of files that can be pasted.
+    """
+    failure = verdict.failure
+    who = "" if failure.rank is None else f"rank {failure.rank}"
+    where = f" on {failure.node}" if failure.node else ""
+    step = f" at step {failure.step}" if failure.step is not None else ""
+    head = f"{(who + where + step).strip() or 'the run'}: {failure.message}"
+    lines = [head, f"  cause: {failure.cause} ({CAUSES[failure.cause]})"]
+    trace = failure.traceback.rstrip().splitlines()
+    if trace:
+        shown = trace if whole or len(trace) <= 8 else ["  …", *trace[-7:]]
+        lines += [f"  | {line}" for line in shown]
+    if verdict.victims:
+        ranks = sorted(v.rank for v in verdict.victims if v.rank is not None)
+        lines.append(f"  victims: {_ranks(ranks)}" if ranks else "")
+    if verdict.not_retried:
+        lines.append(f"  not tried again: {verdict.not_retried}")
+    if verdict.advice:
+        lines.append(f"  hint: {verdict.advice}")
+    if failure.log:
+        lines.append(f"  log: {run / failure.log if run else failure.log}")
+    return "\n".join(line for line in lines if line)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Write 0, 1, 2, 5 as `ranks 0-2,5`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    folded = compress([f"r{rank}" for rank in ranks])
+    return f"ranks {folded.removeprefix('r').strip('[]')}"

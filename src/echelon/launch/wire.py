@@ -1,0 +1,160 @@
+"""Authenticated frames between controller and agents. Bytes in, messages out: no sockets here.
+
+Whoever may connect is a stranger until he has answered a challenge with the run's key:
+
+    controller → agent   greeting, nonce
+    agent → controller   greeting, nonce, HMAC(key, "agent", both nonces)
+    controller → agent   HMAC(key, "controller", both nonces)
+    either way           length, HMAC(session key, direction, counter, payload), payload
+
+The counter makes a replayed, dropped or reordered frame one with a wrong HMAC; the nonces make a
+session's frames worthless in another. Payloads are JSON objects; nothing is ever unpickled.
+"""
+
+import hmac
+import json
+import os
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from echelon.errors import EchelonError
+
+GREETING = b"echelon wire 1\n"
+"""Says which protocol this is, and its version."""
+MAX_PAYLOAD = 1 << 20
+_NONCE = 32
+_MAC = 32
+_HEAD = struct.Struct(">I")
+_COUNTER = struct.Struct(">Q")
+
+Role = Literal["controller", "agent"]
+
+
+class WireError(EchelonError):
+    """What came is not from a peer of this run, or not whole."""
+
+
+class Channel:
+    """One end of a connection. `receive` what came, then send what `take_outgoing` returns."""
+
+    def __init__(
+        self, key: bytes, role: Role, *, random: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self._key = key
+        self._role: Role = role
+        self._nonce = random(_NONCE)
+        self._incoming = bytearray()
+        self._outgoing = bytearray()
+        self._session = b""
+        self._sent = 0
+        self._received = 0
+        self._expect: Callable[[], bool] = self._expect_greeting
+        self.open = False
+        """Whether the peer has shown that it knows the key."""
+        self._proof = b""
+        if role == "controller":
+            self._outgoing += GREETING + self._nonce
+
+    def receive(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the messages that are whole by now.
+
+        Raises:
+            WireError: the connection is to be dropped.
+        """
+        self._incoming += data
+        self._messages: list[dict[str, Any]] = []
+        while self._expect():
+            pass
+        return self._messages
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Put a message into what goes out next."""
+        assert self.open, "nothing is said to a stranger"
+        payload = json.dumps(message, separators=(",", ":")).encode()
+        if len(payload) > MAX_PAYLOAD:
+            raise WireError(f"a message of {len(payload)} bytes is too long to send")
+        mac = self._mac(self._role, self._sent, payload)
+        self._sent += 1
+        self._outgoing += _HEAD.pack(len(payload)) + mac + payload
+
+    def take_outgoing(self) -> bytes:
+        """Return what is to be sent, once."""
+        data = bytes(self._outgoing)
+        self._outgoing.clear()
+        return data
+
+    # --- one method per thing that may come next; each returns whether it came ------------------
+
+    def _expect_greeting(self) -> bool:
+        start = bytes(self._incoming[: len(GREETING)])
+        if not GREETING.startswith(start):
+            if start.startswith(GREETING[:13]):
+                raise WireError(f"the peer speaks another version: {start[:40]!r}")
+            raise WireError("the peer does not speak our protocol")
+        size = len(GREETING) + _NONCE + (_MAC if self._role == "controller" else 0)
+        if len(self._incoming) < size:
+            return False
+        peer = self._take(size)[len(GREETING) :]
+        nonce, proof = peer[:_NONCE], peer[_NONCE:]
+        if hmac.compare_digest(nonce, self._nonce):
+            raise WireError("the peer sends back what it was sent")
+        pair = self._nonce + nonce if self._role == "controller" else nonce + self._nonce
+        self._session = self._sign(b"session" + pair)
+        own = self._sign(self._role.encode() + pair)
+        if self._role == "agent":
+            self._outgoing += GREETING + self._nonce + own
+            self._proof = self._sign(b"controller" + pair)
+            self._expect = self._expect_proof
+            return True
+        if not hmac.compare_digest(proof, self._sign(b"agent" + pair)):
+            raise WireError("the peer does not know the run's key")
+        self._outgoing += own
+        self._be_open()
+        return True
+
+    def _expect_proof(self) -> bool:
+        if len(self._incoming) < _MAC:
+            return False
+        if not hmac.compare_digest(self._take(_MAC), self._proof):
+            raise WireError("the controller does not know the run's key")
+        self._be_open()
+        return True
+
+    def _expect_frame(self) -> bool:
+        if len(self._incoming) < _HEAD.size:
+            return False
+        (size,) = _HEAD.unpack_from(self._incoming)
+        if size > MAX_PAYLOAD:
+            raise WireError(f"a frame of {size} bytes is too long")
+        if len(self._incoming) < _HEAD.size + _MAC + size:
+            return False
+        frame = self._take(_HEAD.size + _MAC + size)[_HEAD.size :]
+        mac, payload = frame[:_MAC], frame[_MAC:]
+        peer: Role = "agent" if self._role == "controller" else "controller"
+        if not hmac.compare_digest(mac, self._mac(peer, self._received, payload)):
+            raise WireError("a frame was altered, repeated or left out")
+        self._received += 1
+        message = json.loads(payload)
+        if not isinstance(message, dict):
+            raise WireError("a frame holds no message")
+        self._messages.append(message)
+        return True
+
+    # --- keys -----------------------------------------------------------------------------------
+
+    def _be_open(self) -> None:
+        self.open = True
+        self._expect = self._expect_frame
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._incoming[:size])
+        del self._incoming[:size]
+        return taken
+
+    def _sign(self, text: bytes) -> bytes:
+        return hmac.digest(self._key, text, "sha256")
+
+    def _mac(self, sender: Role, counter: int, payload: bytes) -> bytes:
+        text = sender.encode() + _COUNTER.pack(counter) + payload
+        return hmac.digest(self._session, text, "sha256")

@@ -1,0 +1,27 @@
+#!/bin/bash
+# Made by: echelon script --style echelon train.py --epochs 14 --note 'it'"'"'s a test'
+#SBATCH --job-name=train
+#SBATCH --partition=gpu
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:4
+#SBATCH --cpus-per-task=128
+#SBATCH --mem=64G
+#SBATCH --time=02:00:00
+#SBATCH --output=%x-%j.out
+# Without it Slurm ends the whole job when a node dies.
+#SBATCH --no-kill
+
+# --- environment
+module load cuda/12.4
+source /home/ada/venv/bin/activate
+export NCCL_DEBUG=INFO
+export DATA_DIR='/data/tiny imagenet'
+export OMP_NUM_THREADS=16
+# Slurm 22.05 to 23.02 does not hand this on to srun.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+python=python3
+
+# --- start
+# Inside an allocation `echelon run` uses all its nodes.
+exec "$python" -m echelon run --nodes 2 --procs 4 --restarts 3 --cpus-per-task 32 train.py --epochs 14 --note 'it'"'"'s a test'
