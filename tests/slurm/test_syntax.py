@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from echelon.clusters.sbatch import parse_directives
 from echelon.core.nodes import compress, expand
 from echelon.core.units import format_duration, parse_duration, parse_memory
 from echelon.errors import UsageError
@@ -62,3 +63,21 @@ def test_time_limits_are_what_slurm_makes_of_them(cluster, text):
     shown = cluster.exec("scontrol", "show", "job", done.check().stdout.strip())
     minutes = None if seconds is None else -(-seconds // 60) * 60
     assert re.search(r"TimeLimit=(\S+)", shown)[1] == format_duration(minutes)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("part=low", "tas=1", "hol", "exclusiv=user", "mem-per-c=1G", "quie", "nod=1", "n=1"),
+        *("mem-per=1G", "re", "ntasks=1", "ntasks-p=1"),
+    ],
+)
+def test_abbreviations_are_taken_or_refused_as_slurm_does(cluster, option):
+    done = cluster.box.run(["sbatch", "--test-only", f"--{option}", "--wrap=true"])
+    try:
+        parse_directives(f"#SBATCH --{option}")
+    except UsageError as error:
+        meant = re.findall(r"'(--[a-z-]+)'", done.stderr.partition("possibilities:")[2])
+        assert f"may be any of {', '.join(sorted(meant))}" in str(error)
+    else:
+        assert done.code == 0

@@ -43,17 +43,46 @@ _SHORT = {
     "S": "core-spec",
     "m": "distribution",
     "W": "wait",
+    "Q": "quiet",
+    "v": "verbose",
+    "V": "version",
+    "h": "help",
 }
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir"}
 
+# sbatch's options as 22.05 has them, for what they are short for and whether they take a value.
 _SWITCHES = frozenset(
     {
-        *("contiguous", "exclusive", "get-user-env", "hold", "ignore-pbs", "nice", "no-kill"),
-        *("no-requeue", "overcommit", "oversubscribe", "parsable", "propagate", "quiet"),
-        *("reboot", "requeue", "spread-job", "test-only", "use-min-nodes", "verbose", "wait"),
+        *("contiguous", "help", "hold", "ignore-pbs", "no-requeue", "overcommit"),
+        *("oversubscribe", "parsable", "quiet", "reboot", "requeue", "spread-job", "test-only"),
+        *("usage", "use-min-nodes", "verbose", "version", "wait"),
     }
 )
-"""Options that may stand without a value."""
+"""Options without a value."""
+_OPTIONAL = frozenset({"exclusive", "get-user-env", "nice", "no-kill", "propagate"})
+"""Options with a value behind = or none."""
+_VALUED = frozenset(
+    {
+        *("account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster"),
+        *("cluster-constraint", "clusters", "comment", "constraint", "container", "context"),
+        *("core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "cpus-per-task"),
+        *("deadline", "delay-boot", "dependency", "distribution", "error", "exclude", "export"),
+        *("export-file", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus"),
+        *("gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint"),
+        *("input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user"),
+        *("mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network"),
+        *("nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu"),
+        *("ntasks-per-node", "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output"),
+        *("partition", "power", "prefer", "priority", "profile", "qos", "reservation", "signal"),
+        *("sockets-per-node", "switches", "tasks-per-node", "thread-spec", "threads-per-core"),
+        *("time", "time-min", "tmp", "uid", "wait-all-nodes", "wckey", "wrap"),
+        "extra",  # 23.02's, and no longer short for extra-node-info
+    }
+)
+
+_HOW_TO_SUBMIT = frozenset({"ignore-pbs", "parsable", "quiet", "verbose", "wait"})
+"""Say how sbatch itself should behave, not what the job should be like."""
+_NO_JOB = frozenset({"help", "test-only", "usage", "version"})
 
 # Option ⇄ key of the request, where the value is the same text on both sides.
 _TEXT_OPTIONS = {
@@ -205,18 +234,42 @@ def parse_options(words: Sequence[str]) -> dict[str, str]:
     rest = list(words)
     while rest:
         word = rest.pop(0)
+        if word == "--":  # the end of the options: nothing may follow
+            continue
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
+            name = _complete(name)
         elif word.startswith("-") and word[1:2] in _SHORT:
             name, value = _SHORT[word[1]], word[2:]
+            if name in _SWITCHES and value:  # -HQ is -H -Q
+                rest.insert(0, f"-{value}")
+                value = ""
             equals = value
         else:
             raise UsageError(f"'{word}' is not an sbatch option", hint="options begin with - or --")
         name = _ALIASES.get(name, name)
-        if not equals and name not in _SWITCHES and rest and not rest[0].startswith("-"):
+        alone = name in _SWITCHES | _OPTIONAL
+        if not equals and not alone and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
         options[name] = value
     return options
+
+
+def _complete(name: str) -> str:
+    """Return the option that a name is, or is the one beginning of, as getopt_long has it.
+
+    Others are left as they are: a newer Slurm or a plugin may know them.
+    """
+    known = _SWITCHES | _OPTIONAL | _VALUED
+    found = sorted(option for option in known if option.startswith(name))
+    if name in known or not found:
+        return name
+    if len(found) > 1:
+        raise UsageError(
+            f"--{name} may be any of {', '.join(f'--{option}' for option in found)}",
+            hint="write more of it",
+        )
+    return found[0]
 
 
 def parse_directives(script: str) -> dict[str, object]:
@@ -228,6 +281,12 @@ def parse_directives(script: str) -> dict[str, object]:
     options: dict[str, str] = {}
     for words in directives(script):
         options.update(parse_options(words))
+    if asked := sorted(_NO_JOB & options.keys()):
+        raise UsageError(
+            f"with --{asked[0]} in it sbatch would queue nothing",
+            hint="take it out; --dry-run shows what would be queued",
+        )
+    options = {name: value for name, value in options.items() if name not in _HOW_TO_SUBMIT}
     values: dict[str, object] = {
         key: options.pop(name) for name, key in _TEXT_OPTIONS.items() if name in options
     }

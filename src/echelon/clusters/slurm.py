@@ -1,6 +1,7 @@
 """Slurm, through its own commands; without accounting too, and while slurmctld is away a moment.
 
-Tried with Slurm 22.05, whose output the tests hold.
+Where scontrol has JSON (from 23.02 on) a job is read from that, else from text. Tried with Slurm
+22.05, whose output the tests hold; what newer ones say was only read about (`slurm_json.py`).
 """
 
 import re
@@ -9,6 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from echelon.clusters.base import WAITING, Job
+from echelon.clusters.slurm_json import (
+    parse_accounting_json,
+    parse_comment_json,
+    parse_job_json,
+    read_jobs,
+)
 from echelon.core.shell import Result, Shell
 from echelon.core.units import parse_duration
 from echelon.errors import CommandError, NotFoundError, UnavailableError, UsageError
@@ -40,6 +47,7 @@ class SlurmCluster:
         self._shell = shell
         self._environ = scrub(environ)
         self._sleep = sleep
+        self._has_json = True  # until scontrol shows that it has none
 
     def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
         """Queue a script and return the job's id.
@@ -69,6 +77,7 @@ class SlurmCluster:
         raise self._away(done)
 
     def _find(self, comment: str) -> str:
+        # In text on purpose: in JSON squeue lists all there are, whatever it is asked for (22.05).
         shown = self._shell.run(
             ["squeue", "--me", "--noheader", "--format=%i|%k"], env=self._environ, timeout_s=60
         )
@@ -76,19 +85,44 @@ class SlurmCluster:
         return next((job for job, _, said in jobs if said.strip() == comment), "")
 
     def job(self, job_id: str, *, run_id: str) -> Job:
+        comment = f"echelon:{run_id}"
+        if found := self._in_json(job_id, comment):
+            return found
         try:
             shown = self._ask(["scontrol", "--oneliner", "show", "job", job_id])
         except CommandError as error:
             if "Invalid job id" not in error.stderr:
                 raise
-            return self._from_accounting(job_id)
-        if f" Comment=echelon:{run_id} " not in shown.stdout:
-            # Ids begin anew when a cluster is set up again, as a sandbox often is.
-            return Job(id=job_id, state="UNKNOWN", reason="another job has this id by now")
+            return self._from_accounting(job_id, comment)
+        if f" Comment={comment} " not in shown.stdout:
+            return _anothers(job_id)
         return parse_job(shown.stdout)
 
-    def _from_accounting(self, job_id: str) -> Job:
+    def _in_json(self, job_id: str, comment: str) -> Job | None:
+        """Ask for JSON, and take from it a job and nothing else.
+
+        With none to show, scontrol ends well and lists nothing, whether the job is unknown or
+        slurmctld away: text tells which.
+        """
+        if not self._has_json:
+            return None
+        argv = ["scontrol", "--json", "show", "job", job_id]
+        shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+        if read_jobs(shown.stdout) is None:
+            # An unknown option, a plugin that is not there: it will be so the next time too.
+            self._has_json = bool(_AWAY.search(shown.stderr))
+            return None
+        job = parse_job_json(shown.stdout)
+        return _anothers(job_id) if job and parse_comment_json(shown.stdout) != comment else job
+
+    def _from_accounting(self, job_id: str, comment: str) -> Job:
         """Ask accounting, where there is any: Slurm itself forgets a job soon after its end."""
+        if self._has_json:
+            argv = ["sacct", "--json", f"--jobs={job_id}"]
+            shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+            if job := parse_accounting_json(shown.stdout):
+                kept = parse_comment_json(shown.stdout)
+                return _anothers(job_id) if kept not in ("", comment) else job
         fields = "--format=jobid,state,nodelist,exitcode"
         argv = ["sacct", "--noheader", "--parsable2", "--allocations", fields, f"--jobs={job_id}"]
         shown = self._shell.run(argv, env=self._environ, timeout_s=60)
@@ -148,6 +182,11 @@ class SlurmCluster:
             f"slurmctld did not answer for {sum(_PAUSES_S):g} s: {_last_line(done.stderr)}",
             hint="try again later; scontrol ping tells whether it is back",
         )
+
+
+def _anothers(job_id: str) -> Job:
+    # Ids begin anew when a cluster is set up again, as a sandbox often is.
+    return Job(id=job_id, state="UNKNOWN", reason="another job has this id by now")
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:

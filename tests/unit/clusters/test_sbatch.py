@@ -107,6 +107,20 @@ def test_what_is_written_is_read_back(spec):
             "#SBATCH --gpus-per-node=4 --ntasks-per-node=1 --cpus-per-task=16",
             {"gpus": 4, "gpu_option": "gpus-per-node", "cpus_per_task": 4},
         ),
+        ("#SBATCH --part=gpu --tas 4", {"partition": "gpu", "procs": 4}),
+        ("#SBATCH --mem-per-c 1G --mem=0", {"mem_per_cpu": "1G", "slurm.extra": {"mem": "0"}}),
+        (
+            "#SBATCH --exclusiv --hol -N2",
+            {"nodes": "2", "slurm.extra": {"exclusive": "", "hold": ""}},
+        ),
+        ("#SBATCH --exclusiv=user", {"slurm.extra": {"exclusive": "user"}}),
+        ("#SBATCH --extra=a", {"slurm.extra": {"extra": "a"}}),
+        ("#SBATCH --container-image a.sqsh", {"slurm.extra": {"container-image": "a.sqsh"}}),
+        ("#SBATCH -Q -N2 --verbose --wait", {"nodes": "2"}),
+        ("#SBATCH -vvHN2", {"nodes": "2", "slurm.extra": {"hold": ""}}),
+        ("#SBATCH -k -N2", {"nodes": "2", "slurm.extra": {"no-kill": ""}}),
+        ("#SBATCH -koff -N2", {"nodes": "2", "slurm.extra": {"no-kill": "off"}}),
+        ("#SBATCH -N2 --", {"nodes": "2"}),
         (" #SBATCH -N2", {}),
         ("#sbatch -N2", {}),
         ("##SBATCH -N2", {}),
@@ -132,11 +146,28 @@ def test_what_comes_after_the_first_command_is_not_read():
         "#SBATCH --nodes=",
         "#SBATCH --gres=gpu:a100:2,gpu:v100:1",
         "#SBATCH --gpus-per-node=a100:2,v100:1",
+        "#SBATCH -Hy",
+        "#SBATCH -- gpu",
+        "#SBATCH --test-only",
+        "#SBATCH -V",
     ],
 )
 def test_what_slurm_would_not_take_is_an_error(line):
     with pytest.raises(UsageError):
         parse_directives(line)
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates"),
+    [
+        ("nod", "--nodefile, --nodelist, --nodes"),
+        ("mem-per", "--mem-per-cpu, --mem-per-gpu"),
+        ("ntasks-per-", "--ntasks-per-core, --ntasks-per-gpu, --ntasks-per-node, "),
+    ],
+)
+def test_an_abbreviation_of_several_options_is_refused_with_their_names(name, candidates):
+    with pytest.raises(UsageError, match=f"--{name} may be any of {candidates}"):
+        parse_directives(f"#SBATCH --{name}=2")
 
 
 def test_a_line_break_is_refused_by_name():

@@ -1,0 +1,129 @@
+"""What newer Slurm's commands say in JSON. Pure.
+
+The layouts change with every release (data_parser v0.0.39 is of 23.02, v0.0.43 of 25.05), so
+whatever may be of two kinds is read as either. Seen in operation is only 22.05, which has JSON in
+squeue and sacct but not in scontrol; the layouts of 23.02 and later are read about: in Slurm's
+source, and in the answers that others have recorded.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from echelon.clusters.base import Job
+
+# A job has one state and any of these; where it has one, text shows it instead of the state, the
+# first of this list.
+_FLAGS = (
+    *("COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED"),
+    *("REQUEUE_HOLD", "SPECIAL_EXIT", "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING"),
+)
+
+
+def read_jobs(text: str) -> list[Mapping[str, Any]] | None:
+    """Return the jobs of an answer; None when the text is no answer in JSON at all."""
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    jobs = answer.get("jobs") if isinstance(answer, Mapping) else None
+    if not isinstance(jobs, list):
+        return None
+    return [job for job in jobs if isinstance(job, Mapping)]
+
+
+def parse_job_json(text: str) -> Job | None:
+    """Read the first job of `scontrol --json show job`, as text would show it.
+
+    None where it holds none, or not all that text would say: text has to be asked then.
+    """
+    job = _first(text)
+    number, state = _number(job.get("job_id")), _state(job.get("job_state"))
+    filled_in, output = _text(job.get("stdout_expanded")), _text(job.get("standard_output"))
+    if not number or not state:
+        return None
+    if not filled_in and "%" in output:  # as the user wrote it, in some versions
+        return None
+    # Text shows the description, where there is one, without blanks.
+    description = _text(job.get("state_description")).replace(" ", "_")
+    return Job(
+        id=str(number),
+        state=state,
+        reason=description or _reason(job.get("state_reason")),
+        nodes=_nodes(job.get("nodes")),
+        output=filled_in or output,
+        exit_code=_exit_code(job.get("exit_code")),
+    )
+
+
+def parse_accounting_json(text: str) -> Job | None:
+    """Read the first job of `sacct --json`; None where it holds none, or none to rely on."""
+    job = _first(text)
+    now, code = _mapping(job.get("state")), _mapping(job.get("exit_code"))
+    number, state = _number(job.get("job_id")), _state(now.get("current"))
+    # Before 23.11 the status is one word, and every job that exited is a SUCCESS with code 0.
+    if not number or not state or not isinstance(code.get("status"), list):
+        return None
+    return Job(
+        id=str(number),
+        state=state,
+        reason=_reason(now.get("reason")),
+        nodes=_nodes(job.get("nodes")),
+        output=_text(job.get("stdout_expanded")),
+        exit_code=_exit_code(code),
+    )
+
+
+def parse_comment_json(text: str) -> str:
+    """Return the first job's comment, of either command; accounting may not have kept it."""
+    comment = _first(text).get("comment")
+    return _text(comment) or _text(_mapping(comment).get("job"))
+
+
+def _first(text: str) -> Mapping[str, Any]:
+    return next(iter(read_jobs(text) or ()), {})
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    """Return a bare number, or one of the kind {set, infinite, number}; 0 when it is not set."""
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set") else 0
+    return int(value) if isinstance(value, int | float) and abs(value) < 2**63 else 0
+
+
+def _state(value: object) -> str:
+    """Return the one word of text for one word, or for a list of the state and its flags."""
+    given = value if isinstance(value, list) else [value]
+    words = [word.split()[0] for word in given if isinstance(word, str) and word.strip()]
+    return next((word for word in (*_FLAGS, *words) if word in words), "")
+
+
+def _reason(value: object) -> str:
+    return "" if value == "None" else _text(value)
+
+
+def _nodes(value: object) -> str:
+    if isinstance(value, Mapping):  # as steps have them
+        value = value.get("range") or value.get("list")
+    if isinstance(value, list):
+        value = ",".join(_text(name) for name in value)
+    return "" if value in ("(null)", "None assigned") else _text(value)
+
+
+def _exit_code(value: object) -> int:
+    """Return the exit code, 128 + signal when one killed it; a bare number is a wait status."""
+    parts = _mapping(value)
+    if "return_code" not in parts:
+        status = _number(value)
+        return 128 + (status & 0x7F) if status & 0x7F else status >> 8 & 0xFF
+    signal = _mapping(parts.get("signal"))
+    number = _number(signal.get("id")) or _number(signal.get("signal_id"))
+    return 128 + number if number else _number(parts["return_code"])
