@@ -233,7 +233,7 @@ class JobSpec:
     @property
     def tasks_per_node(self) -> int:
         """Slurm's tasks: where a launcher on each node starts the ranks, one."""
-        return self.procs_per_node if self.style in ("srun", "file") else 1
+        return self.procs_per_node if self.style in ("echelon", "srun", "file") else 1
 
     @property
     def ranks_per_task(self) -> int:

@@ -3,9 +3,9 @@
 #SBATCH --job-name=train
 #SBATCH --partition=gpu
 #SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
+#SBATCH --ntasks-per-node=4
 #SBATCH --gres=gpu:a100:4
-#SBATCH --cpus-per-task=128
+#SBATCH --cpus-per-task=32
 #SBATCH --mem=64G
 #SBATCH --time=02:00:00
 #SBATCH --output=%x-%j.out
@@ -18,8 +18,6 @@ source /home/ada/venv/bin/activate
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
 export OMP_NUM_THREADS=16
-# Slurm 22.05 to 23.02 does not hand this on to srun.
-export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 python=python3
 
 # --- start

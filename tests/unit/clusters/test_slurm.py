@@ -29,7 +29,7 @@ def cluster(shell, slept=None):
 
 
 def submit(shell, slept=None):
-    return cluster(shell, slept).submit(Path("job.sh"), run_id="r-1", environ={})
+    return cluster(shell, slept).submit(Path("job.sh"), run_id="r-1", attempt=1, environ={})
 
 
 def spec(**values):
@@ -39,7 +39,7 @@ def spec(**values):
 def test_a_submission_returns_the_jobs_id():
     shell = FakeShell(answers={"sbatch": "42\n"})
     assert submit(shell) == "42"
-    assert shell.calls == [("sbatch", "--parsable", "--comment=echelon:r-1", "job.sh")]
+    assert shell.calls == [("sbatch", "--parsable", "--comment=echelon:r-1", "job.sh", "1")]
 
 
 def test_a_federated_answer_has_the_cluster_behind_the_id():

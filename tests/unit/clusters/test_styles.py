@@ -51,7 +51,9 @@ def test_an_elastic_torchrun_says_how_few_nodes_it_takes():
 STUBS = {
     "srun": """printf '%s\\0' "$@" > "$SEEN/argv"; env -0 > "$SEEN/env" """,
     "scontrol": "echo NodeAddr=127.0.0.1 x",
-    "stub-python": "echo 1",
+    # Asked for a port it prints one; as the launcher of style echelon it is what is started.
+    "stub-python": """if [ "$2" = echelon ]; then printf '%s\\0' "$@" > "$SEEN/argv"
+env -0 > "$SEEN/env"; else echo 1; fi""",
 }
 ENVIRONMENT = {
     "SLURM_JOB_NODELIST": "node1",
@@ -137,9 +139,9 @@ def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
     )
     assert done.returncode == 0, done.stderr
     argv = (seen / "argv").read_bytes().decode().split("\0")[:-1]
-    launched = argv[argv.index("-c") + 3 :]
+    launched = argv[argv.index("3") + 1 :] if style == "echelon" else argv[argv.index("-c") + 3 :]
     expected = [script, *args]
-    if style not in ("static", "torchrun"):
+    if style not in ("echelon", "static", "torchrun"):
         expected.insert(0, "stub-python")
     assert launched == expected
     assert f"V={variable}" in (seen / "env").read_bytes().decode().split("\0")
