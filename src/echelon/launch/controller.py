@@ -321,7 +321,7 @@ class Controller:
         for agent in here:
             agent.link.say(Dump(generation=generation.number))
         try:
-            answers = await collect(self._crew, here, StacksOfNode, generation.number)
+            answers = await collect(self._crew, here, StacksOfNode, generation.number, needed=here)
         except MeetingError as error:
             generation.failures.append(error.failure)
             return

@@ -43,21 +43,21 @@ M = TypeVar("M", bound=Message)
 
 
 async def collect(
-    crew: Crew, agents: Sequence[Agent], kind: type[M], generation: int
+    crew: Crew, asked: Sequence[Agent], kind: type[M], generation: int, *, needed: Sequence[Agent]
 ) -> dict[int, M]:
-    """Return one answer of a kind from each of these agents, by node.
+    """Return one answer of a kind from each agent that was asked, by node.
 
     Raises:
-        MeetingError: one of them was lost.
+        MeetingError: an agent that is needed was lost, asked or not.
         StopError: the run is to stop.
     """
     answers: dict[int, Any] = {}
-    wanted = {agent.node for agent in agents}
+    wanted = {agent.node for agent in asked}
     while wanted - answers.keys():
         entry = await crew.next()
         assert entry is not None, "there is no deadline"
         match entry:
-            case (Agent() as agent, Lost() as lost) if agent.node in wanted:
+            case (Agent() as agent, Lost() as lost) if agent in needed:
                 message = f"{agent.name}: {lost.reason}"
                 raise MeetingError(Failure(cause="lost node", message=message, node=agent.name))
             case (_, Stop() as stop):
@@ -87,16 +87,16 @@ class MeetingPlace:
         known = self._known.get(nodes)
         choices = [known] if known else choose_addresses(first, others)
         first.link.say(Open(generation=generation, addresses=choices))
-        opened = (await collect(self._crew, [first], Opened, generation))[first.node]
+        opened = (await collect(self._crew, [first], Opened, generation, needed=agents))[first.node]
         ports = opened.ports
         if not known and len(ports) > 1:
             for agent in others:
                 agent.link.say(Probe(generation=generation, ports=ports))
-            answers = (await collect(self._crew, others, Reached, generation)).values()
+            answers = await collect(self._crew, others, Reached, generation, needed=agents)
             ports = {
                 address: port
                 for address, port in ports.items()
-                if all(address in answer.addresses for answer in answers)
+                if all(address in answer.addresses for answer in answers.values())
             }
         if not ports:
             message = f"no address of {first.name} is reached by all nodes: {', '.join(choices)}"
