@@ -49,7 +49,9 @@ On = Annotated[
 ]
 
 
-def _cluster(place: str, runs: Path, *, tied: bool = False) -> "Cluster":
+def _cluster(
+    place: str, runs: Path, *, tied: bool = False, environ: Mapping[str, str] = os.environ
+) -> "Cluster":
     """Return the place where runs are to be: slurm, or here."""
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
@@ -59,7 +61,7 @@ def _cluster(place: str, runs: Path, *, tied: bool = False) -> "Cluster":
         raise UsageError(f"--on {place} is no place", hint="write --on local, or --on slurm")
     if place == "slurm":
         return SlurmCluster(LocalShell(), os.environ)
-    return LocalCluster(LocalShell(), runs, tied=tied)
+    return LocalCluster(LocalShell(), environ, runs, tied=tied)
 
 
 def _cluster_of(run: "RunDir") -> "Cluster":
@@ -162,7 +164,7 @@ def run(*, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto") -> None:
     spec = choose_python(request.spec, environ)
     if on != "slurm":
         spec = fit_allocation(spec, environ, asked=request.origins["nodes"] != "default")
-    cluster = _cluster(on, runs_dir, tied=True)
+    cluster = _cluster(on, runs_dir, tied=True, environ=environ)
     _check(spec, cluster, "run")
     found, job_id = _start(spec, cluster, runs_dir, environ)
     console.note(f"{found.run_id}: {spec.script} as {job_id}")

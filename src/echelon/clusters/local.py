@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.clusters.base import Job
+from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.errors import UsageError
@@ -21,23 +22,40 @@ from echelon.launch.contract import TIED
 from echelon.spec import JobSpec, NodeCount
 
 PREFIX = "local:"
+_WITH_OUTCOME = """\
+outcome=$1; shift
+bash "$@"; code=$?
+if [ $code = 0 ]; then state=COMPLETED; else state=FAILED; fi
+printf '{"state": "%s", "exit_code": %d}\\n' $state $code > "$outcome.tmp"
+mv "$outcome.tmp" "$outcome"
+"""
 
 
 class LocalCluster:
     """Processes of this machine. A job's id is `local:HOST:PID:START`."""
 
-    def __init__(self, shell: Shell, runs: Path, *, tied: bool = False) -> None:
-        self._shell, self._runs, self._tied = shell, runs, tied
+    def __init__(
+        self, shell: Shell, environ: Mapping[str, str], runs: Path, *, tied: bool = False
+    ) -> None:
+        self._shell, self._environ, self._runs, self._tied = shell, environ, runs, tied
 
     def problems(self, spec: JobSpec) -> list[str]:
-        if spec.style == "echelon" or "SLURM_JOB_ID" in os.environ:
+        if spec.style == "echelon":
             return []
-        return [f"style '{spec.style}' needs Slurm: use --on slurm, or the default style"]
+        if "SLURM_JOB_ID" not in self._environ:
+            return [f"style '{spec.style}' needs Slurm: use --on slurm, or the default style"]
+        first = expand(self._environ.get("SLURM_JOB_NODELIST", ""))[:1]
+        if [self._environ.get("SLURMD_NODENAME")] != first:
+            where = f"on {first[0]}, the first node of the allocation" if first else "in a job"
+            return [f"style '{spec.style}' has to be started {where}: use the default style"]
+        return []
 
     def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
         run = RunDir.open(self._runs / run_id)
         env = {**environ, TIED: str(os.getpid())} if self._tied else dict(environ)
         argv = ["bash", str(script.absolute()), str(attempt)]
+        if not run.launcher.exists():  # a plain style has no controller to say how it ended
+            argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
         pid = self._shell.start(argv, log=_output(run, attempt), env=env)
         return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"
 

@@ -266,8 +266,12 @@ def _launch(spec: JobSpec) -> str:
     if spec.module:
         program.append("-m")
     words = " ".join([*program, *(_argument(word) for word in (spec.script, *spec.args))])
-    options = f"--ntasks-per-node={spec.tasks_per_node} --kill-on-bad-exit=1"
-    step = f'srun --nodes="$SLURM_JOB_NUM_NODES" {options} bash -c "$task" bash \\\n    {words}'
+    # With --ntasks and --overlap it does the same in a job of another shape, and inside a step.
+    tasks = f'--ntasks="$((SLURM_JOB_NUM_NODES * {spec.tasks_per_node}))"'
+    step = f"""\
+srun --nodes="$SLURM_JOB_NUM_NODES" {tasks} \\
+    --ntasks-per-node={spec.tasks_per_node} --overlap --kill-on-bad-exit=1 \\
+    bash -c "$task" bash {words}"""
     if spec.style == "file":
         return f"# --- start\n{step}\n"
     return f"""\

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echelon.core.nodes import expand
 from echelon.core.ranklogs import LogClock
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell, Shell
@@ -418,13 +419,19 @@ def _count_gpus(environ: Mapping[str, str]) -> int:
     return len([word for word in visible.split(",") if word not in ("", "-1", "NoDevFiles")])
 
 
+def _node_in_job(environ: Mapping[str, str]) -> int:
+    """Return our node's place in the job; in a step that spans part of it, Slurm counts anew."""
+    hosts = expand(environ["SLURM_JOB_NODELIST"])
+    return hosts.index(environ["SLURMD_NODENAME"])
+
+
 def main(arguments: list[str]) -> int:
     """`agent RUN ATTEMPT`, with the rest in variables: the key is nobody else's to see."""
     run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
     environ = dict(os.environ)
     if KEY not in environ:
         raise UsageError("an agent is started by its controller", hint="use: echelon run")
-    node = int(environ.get(NODE) or environ.get("SLURM_NODEID") or 0)
+    node = int(environ[NODE]) if NODE in environ else _node_in_job(environ)
     os.environ.pop(KEY)
     shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it
     place = shared if os.access(shared, os.W_OK) else None

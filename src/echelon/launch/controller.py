@@ -177,7 +177,10 @@ class Controller:
 
     def _start_ranks(self, generation: _Generation, meeting: Meeting) -> None:
         agents = generation.agents
-        counts = [self._request.procs or agent.hello.gpus or 1 for agent in agents]
+        counts = [
+            self._request.procs or agent.hello.gpus or self._starter.ranks(agent.node)
+            for agent in agents
+        ]
         first = 0
         for node_rank, (agent, count) in enumerate(zip(agents, counts, strict=True)):
             generation.ranks |= dict.fromkeys(range(first, first + count), agent)

@@ -35,6 +35,9 @@ class Starter(Protocol):
     nodes: int
     """How many there will be."""
 
+    def ranks(self, node: int) -> int:
+        """Return how many a node is to have, where neither the request nor GPUs say."""
+
     def candidates(self) -> list[str]:
         """Return our own addresses at which they may reach us, the best first."""
 
@@ -47,6 +50,9 @@ class LocalStarter:
 
     def __init__(self, shell: Shell, nodes: int) -> None:
         self._shell, self.nodes = shell, nodes
+
+    def ranks(self, node: int) -> int:  # noqa: ARG002  all are alike
+        return 1
 
     def candidates(self) -> list[str]:
         return [addresses.LOOPBACK]
@@ -69,6 +75,11 @@ class SlurmStarter:
         self._hosts = expand(environ["SLURM_JOB_NODELIST"])
         self.nodes = len(self._hosts)
 
+    def ranks(self, node: int) -> int:
+        """Return as many as srun would start tasks."""
+        counts = parse_tasks(self._environ.get("SLURM_TASKS_PER_NODE", ""))
+        return counts[node] if node < len(counts) else 1
+
     def candidates(self) -> list[str]:
         """Ask Slurm where the nodes are, and the kernel which way leads there."""
         if self.nodes == 1:
@@ -82,30 +93,43 @@ class SlurmStarter:
     def start(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> list[Started]:
         clean = {name: value for name, value in env.items() if not _SHAPE.fullmatch(name)}
         found = []
-        for gpus, nodes in self._gpus().items():
-            log = logs / f"srun-{gpus}.log"
+        for number, (nodes, gpus) in enumerate(self._steps()):
+            log = logs / f"srun-{number}.log"
             hosts = ",".join(self._hosts[node] for node in nodes)
             step = [
                 *("srun", f"--jobid={self._job}", f"--nodelist={hosts}"),
                 *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
                 *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill"),
                 *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none"),
-                f"--gres=gpu:{gpus}" if gpus else "--gres=none",
+                gpus,
             ]
             pid = self._shell.start([*step, *argv], log=log, env=clean)
             found.append(Started(pid=pid, nodes=frozenset(nodes), log=log))
         return found
 
-    def _gpus(self) -> dict[int, list[int]]:
-        """Return how many GPUs were granted → on which nodes; they need not be even."""
+    def _steps(self) -> list[tuple[list[int], str]]:
+        """Return which nodes to reach by one srun, and its option for all their GPUs.
+
+        Where nodes were granted different numbers, as happens with a total of `--gpus`, Slurm 22.05
+        refuses to give a step more per node than the least: then each node has a step of its own.
+        """
         shown = self._shell.run(
             ["scontrol", "--details", "--oneliner", "show", "job", self._job], timeout_s=60
         )
         granted = parse_granted(shown.stdout)
-        found: dict[int, list[int]] = {}
-        for node, host in enumerate(self._hosts):
-            found.setdefault(granted.get(host, 0), []).append(node)
-        return found
+        counts = [granted.get(host, 0) for host in self._hosts]
+        if len(set(counts)) == 1:
+            option = f"--gres=gpu:{counts[0]}" if counts[0] else "--gres=none"
+            return [(list(range(self.nodes)), option)]
+        return [([node], f"--gpus={count}") for node, count in enumerate(counts)]
+
+
+def parse_tasks(text: str) -> list[int]:
+    """Read SLURM_TASKS_PER_NODE: `2(x3),1`."""
+    found: list[int] = []
+    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
+        found += [int(number)] * int(times or 1)
+    return found
 
 
 def parse_granted(text: str) -> dict[str, int]:

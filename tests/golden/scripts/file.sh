@@ -48,5 +48,6 @@ TASK
 )
 
 # --- start
-srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=4 --kill-on-bad-exit=1 bash -c "$task" bash \
-    "$python" train.py --epochs 14 --note 'it'"'"'s a test'
+srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * 4))" \
+    --ntasks-per-node=4 --overlap --kill-on-bad-exit=1 \
+    bash -c "$task" bash "$python" train.py --epochs 14 --note 'it'"'"'s a test'

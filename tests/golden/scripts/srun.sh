@@ -81,8 +81,9 @@ TASK
 # --- start
 export python
 start_ranks() {
-    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks-per-node=4 --kill-on-bad-exit=1 bash -c "$task" bash \
-    "$python" train.py --epochs 14 --note 'it'"'"'s a test'
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * 4))" \
+    --ntasks-per-node=4 --overlap --kill-on-bad-exit=1 \
+    bash -c "$task" bash "$python" train.py --epochs 14 --note 'it'"'"'s a test'
 }
 for try in 1 2 3 4 5; do
     MASTER_PORT=$(free_port)
