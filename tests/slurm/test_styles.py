@@ -90,11 +90,11 @@ def check(cluster, job, folder, shape, *, binding="all"):
         assert said["arguments"][-len(HOSTILE) :] == HOSTILE
     assert len({said["host"] for said in ranks}) == nodes
     # Nothing of the rendezvous stays in the user's folder.
-    left = {path.name for path in folder.iterdir()}
+    left = {path.name for path in folder.iterdir()} - {"runs"}
     assert left == {"probe.py", "job.sh", "out", *(f"rank-{rank}.json" for rank in range(size))}
 
 
-QUICK = dict(zip(STYLES, [*SHAPES, (2, 2)], strict=True))
+QUICK = dict(zip(STYLES, [(2, 2), *SHAPES, (2, 2)], strict=True))
 """In CI each style once, and each shape once."""
 
 
@@ -152,7 +152,7 @@ def awkward(full):
 
 
 @pytest.mark.parametrize(
-    "style", ["torchrun", *(pytest.param(s, marks=pytest.mark.full) for s in STYLES[:4])]
+    "style", ["echelon", *(pytest.param(s, marks=pytest.mark.full) for s in STYLES[1:])]
 )
 def test_names_that_lead_nowhere_do_not_matter(awkward, tmp_path, style):
     text = script(tmp_path, style, 2, 1, nodelist="node[1-2]")

@@ -1,0 +1,107 @@
+"""What a run on Slurm survives: lost nodes, killed ranks; and what it says when it does not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from echelon.core.waiting import wait_until
+
+# Steps until told to stop; every rank says in which world it steps.
+STEPS = """\
+import os, pathlib, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+rank, size = dist.get_rank(), dist.get_world_size()
+pathlib.Path(f"pid-{generation}-{rank}").write_text(str(os.getpid()))
+while True:
+    over = torch.tensor([float(pathlib.Path("over").exists())])
+    dist.all_reduce(over)
+    pathlib.Path(f"world-{size}-{generation}").touch()
+    if over:
+        break
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def submitted(full, tmp_path):
+    """Submits the stepping script with `--follow`; ended whatever happens."""
+    (tmp_path / "steps.py").write_text(STEPS)
+    environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
+    started = []
+
+    def start(*options):
+        argv = [sys.executable, "-m", "echelon", "submit", "--follow", *options, "steps.py"]
+        process = subprocess.Popen(
+            argv,
+            cwd=tmp_path,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    full.calm()
+
+
+def await_world(folder, size, generation=None):
+    """Wait until ranks step in a world of this size."""
+    pattern = f"world-{size}-{'*' if generation is None else generation}"
+    assert wait_until(lambda: list(folder.glob(pattern)) != [], timeout_s=60)
+
+
+@pytest.mark.parametrize("fault", ["kill", pytest.param("cut", marks=pytest.mark.full)])
+def test_a_run_goes_on_without_a_node_that_it_lost(full, submitted, tmp_path, fault):
+    run = submitted("--nodes=2:3", "--nodelist=node[1-3]", "--gpus=1")
+    await_world(tmp_path, 3)
+    full(fault, "node2")
+    await_world(tmp_path, 2)
+    (tmp_path / "over").touch()
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert "cause: lost node" in said
+
+
+def test_a_run_that_needs_the_node_ends_with_a_verdict(full, submitted, tmp_path):
+    run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1")
+    await_world(tmp_path, 2)
+    full("kill", "node2")
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode != 0
+    assert "1 nodes are left, and it needs 2" in said
+    (folder,) = (tmp_path / "runs").iterdir()
+    failure = json.loads((folder / "verdict.json").read_text())["failure"]
+    assert (failure["cause"], failure["node"]) == ("lost node", "node2")
+
+
+def test_a_killed_rank_is_started_anew_on_another_node_than_ours(full, submitted, tmp_path):
+    run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1")
+    await_world(tmp_path, 2, generation=0)
+    full.box.run(["kill", "-KILL", (tmp_path / "pid-0-1").read_text()], host="node2").check()
+    await_world(tmp_path, 2, generation=1)
+    (tmp_path / "over").touch()
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert "rank 1 on node2: killed by SIGKILL" in said
+
+
+def test_a_run_can_be_asked_to_stop(full, submitted, tmp_path):
+    run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1")
+    await_world(tmp_path, 2)
+    environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
+    argv = [sys.executable, "-m", "echelon", "stop", "last"]
+    subprocess.run(argv, cwd=tmp_path, env=environ, check=True, capture_output=True, timeout=60)
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 143, said
+    assert "cause: cancelled" in said
