@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.clusters.styles import render_script
+from echelon.clusters.runs import prepare_run
 from echelon.spec import Layer, merge
 
 PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
@@ -92,7 +92,7 @@ SCRIPTS = {"lightning": LIGHTNING, "accelerate": ACCELERATE, "tutorial": TUTORIA
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("style", ["srun", "static", "torchrun"])
+@pytest.mark.parametrize("style", ["echelon", "srun", "static", "torchrun"])
 @pytest.mark.parametrize("framework", SCRIPTS)
 def test_scripts_of_other_frameworks_run_unmodified(full, tmp_path, framework, style):
     if not PYTHON.exists():
@@ -109,8 +109,9 @@ def test_scripts_of_other_frameworks_run_unmodified(full, tmp_path, framework, s
         "chdir": str(tmp_path),
         "output": f"{tmp_path}/out",
     }
-    (tmp_path / "job.sh").write_text(render_script(merge([Layer(source="t", values=values)]).spec))
-    job = full.exec("sbatch", "--parsable", f"{tmp_path}/job.sh").strip()
+    spec = merge([Layer(source="t", values=values)]).spec
+    run, _ = prepare_run(spec, tmp_path / "runs", tmp_path)
+    job = full.exec("sbatch", "--parsable", str(run.script)).strip()
     state = full.await_job(job, "COMPLETED", "FAILED", "NODE_FAIL", timeout_s=170)
     assert state["JobState"] == "COMPLETED", (tmp_path / "out").read_text()
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]

@@ -22,7 +22,7 @@ from echelon.launch.link import PULSE_S, SILENCE_S, Link
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse
 from echelon.launch.starting import Started, Starter, agent_command
 
-LEAVE_S = 10.0
+LEAVE_S = 5.0
 """How long agents may take to go, once they are told to."""
 
 
