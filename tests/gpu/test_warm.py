@@ -1,0 +1,71 @@
+"""Warm ranks on a real GPU: CUDA works in a process forked from the zygote, and again after a
+restart; a full GPU is called by its name.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+TRAIN = """\
+import os, sys
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = DDP(torch.nn.Linear(64, 64).cuda())
+for step in range(20):
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    if step == 10 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and "--die" in sys.argv:
+        os.kill(os.getpid(), 9)
+if "--fill" in sys.argv:
+    hoard = [torch.empty(2**33, dtype=torch.uint8, device="cuda") for _ in range(64)]
+torch.cuda.synchronize()
+print("trained on", torch.cuda.get_device_name(), "in generation",
+      os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.destroy_process_group()
+"""
+
+
+def echelon(folder, *arguments):
+    (folder / "train.py").write_text(TRAIN)
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "run", "--procs=1", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    (run,) = (folder / "runs").iterdir()
+    lines = (run / "events" / "controller-1.jsonl").read_text().splitlines()
+    return done, run, [json.loads(line) for line in lines]
+
+
+def test_a_warm_rank_trains_on_its_gpu(tmp_path):
+    done, _, events = echelon(tmp_path, "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0: trained on" in done.stdout
+    assert [event["warm"] for event in events if event["kind"] == "rank"] == [True]
+
+
+def test_a_killed_rank_has_its_gpu_again(tmp_path):
+    done, _, events = echelon(tmp_path, "train.py", "--die")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "in generation 1" in done.stdout
+    assert [event["warm"] for event in events if event["kind"] == "rank"] == [True, True]
+
+
+def test_a_full_gpu_is_called_by_its_name(tmp_path):
+    done, run, _ = echelon(tmp_path, "--restarts=0", "train.py", "--fill")
+    assert done.returncode == 1
+    failure = json.loads((run / "verdict.json").read_text())["failure"]
+    assert (failure["cause"], failure["rank"]) == ("cuda out of memory", 0)
