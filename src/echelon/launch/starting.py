@@ -1,6 +1,5 @@
 """How a controller gets one agent onto every node: by itself, or through srun in an allocation."""
 
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -152,7 +151,3 @@ def choose_starter(shell: Shell, environ: Mapping[str, str], *, nodes: int) -> S
 def agent_command(run: Path, attempt: int) -> list[str]:
     launcher = Path(__file__).resolve().parents[2]
     return [sys.executable, str(launcher), "agent", str(run), str(attempt)]
-
-
-def host_name() -> str:
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
