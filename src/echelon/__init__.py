@@ -11,15 +11,42 @@ from echelon._version import __version__
 
 if TYPE_CHECKING:
     from echelon.errors import EchelonError
+    from echelon.train.process_group import Group, init
+    from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
+    from echelon.world import World, detect
 
-__all__ = ["EchelonError", "__version__"]
+__all__ = [
+    "EchelonError",
+    "ElasticIndexSampler",
+    "ElasticSampler",
+    "Group",
+    "World",
+    "__version__",
+    "detect",
+    "init",
+]
 
-_HOME = {"EchelonError": "echelon.errors"}
+_HOME = {
+    "EchelonError": "echelon.errors",
+    "ElasticIndexSampler": "echelon.train.sampler",
+    "ElasticSampler": "echelon.train.sampler",
+    "Group": "echelon.train.process_group",
+    "World": "echelon.world",
+    "detect": "echelon.world",
+    "init": "echelon.train.process_group",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        try:
+            return getattr(import_module(_HOME[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ModuleNotFoundError(
+                f"echelon.{name} needs torch: pip install 'echelon[train]'", name="torch"
+            ) from error
     raise AttributeError(f"module 'echelon' has no attribute {name!r}")
 
 

@@ -5,7 +5,10 @@ import echelon
 
 
 def test_the_public_api_is_frozen():
-    assert sorted(dir(echelon)) == ["EchelonError", "__version__"]
+    assert sorted(dir(echelon)) == [
+        *("EchelonError", "ElasticIndexSampler", "ElasticSampler", "Group", "World"),
+        *("__version__", "detect", "init"),
+    ]
     assert sorted(echelon.__all__) == sorted(dir(echelon))
 
 

@@ -1,0 +1,218 @@
+"""The order of samples: exact, however often a run is interrupted and on however many ranks.
+
+The contract is the global batch. The order of an epoch is one permutation from (seed, epoch); the
+cursor counts the samples that the training loop has consumed; batch t is the next `global_batch` of
+them, split over whatever ranks there are. So each sample is seen once per epoch, in the same order,
+on any sequence of world sizes.
+"""
+
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from echelon.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's part of one global batch."""
+
+    indices: tuple[int, ...]
+    """What to load: the rank's own samples, or one stand-in when it has none."""
+    size: int
+    """How many of them count; 0 for a stand-in."""
+    total: int
+    """Samples of the whole global batch."""
+    start: int
+    """Where the global batch begins in the epoch's order."""
+
+
+def epoch_order(length: int, *, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
+    """Return the order of an epoch: a function of these values and of nothing else."""
+    if not shuffle:
+        return torch.arange(length)
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(length, generator=generator)
+
+
+def split(count: int, rank: int, world_size: int) -> range:
+    """Return a rank's positions within a global batch of `count`: near-equal, the first not less.
+
+    Rank 0 has a sample whenever there is one.
+    """
+    each, more = divmod(count, world_size)
+    start = rank * each + min(rank, more)
+    return range(start, start + each + (rank < more))
+
+
+class ElasticSampler(Sampler[list[int]]):
+    """A batch sampler over the global batch: `DataLoader(data, batch_sampler=sampler)`.
+
+    The loader may run ahead; what counts is the loop, which says `advance()` after each batch. A
+    rank that has no part in the last batch of an epoch gets a stand-in, so that all ranks take as
+    many steps; `share().size` is 0 then, and the sample must not count.
+    """
+
+    def __init__(
+        self,
+        data: Sized | int,
+        *,
+        global_batch: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.length = data if isinstance(data, int) else len(data)
+        if global_batch < 1:
+            raise UsageError(f"a global batch of {global_batch}", hint="use 1 or more")
+        if not 0 <= rank < world_size:
+            raise UsageError(f"rank {rank} of {world_size}", hint="take both from echelon.init()")
+        if drop_last and 0 < self.length < global_batch:
+            raise UsageError(
+                f"{self.length} samples are less than one global batch of {global_batch}, and "
+                "drop_last drops them all",
+                hint="use a smaller global batch, or drop_last=False",
+            )
+        self.global_batch, self.rank, self.world_size = global_batch, rank, world_size
+        self.seed, self.shuffle, self.drop_last = seed, shuffle, drop_last
+        self.epoch = 0
+        self.cursor = 0
+        """Samples of this epoch that the training loop has consumed, over all ranks."""
+        self._order: tuple[int, torch.Tensor] | None = None
+
+    @property
+    def usable(self) -> int:
+        """Samples of an epoch that belong to some batch."""
+        if self.drop_last:
+            return self.length - self.length % self.global_batch
+        return self.length
+
+    def __len__(self) -> int:
+        """Return how many batches are left in this epoch."""
+        left = max(0, self.usable - self.cursor)
+        return (left + self.global_batch - 1) // self.global_batch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for share in self.shares():
+            yield list(share.indices)
+
+    def shares(self) -> Iterator[Share]:
+        """Return this rank's part of each batch that is left, from the cursor on."""
+        start = self.cursor
+        while start < self.usable:
+            share = self._share(start)
+            yield share
+            start += share.total
+
+    def _share(self, start: int) -> Share:
+        order = self._epoch_order()
+        total = min(self.global_batch, self.usable - start)
+        places = split(total, self.rank, self.world_size)
+        mine = order[start + places.start : start + places.stop].tolist()
+        stand_in = [int(order[start])]
+        return Share(indices=tuple(mine or stand_in), size=len(mine), total=total, start=start)
+
+    def share(self) -> Share:
+        """Return this rank's part of the batch at the cursor."""
+        return self._share(self.cursor)
+
+    def _epoch_order(self) -> torch.Tensor:
+        if self._order is None or self._order[0] != self.epoch:
+            order = epoch_order(self.length, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle)
+            self._order = (self.epoch, order)
+        return self._order[1]
+
+    # --- the loop's side ------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Count the batch at the cursor as consumed."""
+        self.cursor = min(self.usable, self.cursor + self.global_batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch; the one that is under way goes on where it was."""
+        if epoch != self.epoch:
+            self.epoch, self.cursor = epoch, 0
+
+    @property
+    def over(self) -> bool:
+        """Whether every batch of the epoch is consumed."""
+        return self.cursor >= self.usable
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "cursor": self.cursor,
+            "seed": self.seed,
+            "length": self.length,
+            "shuffle": self.shuffle,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where another sampler was, on any number of ranks.
+
+        Raises:
+            UsageError: it was one over other data; the order could not be the same.
+        """
+        for name in ("seed", "length", "shuffle"):
+            if state[name] != getattr(self, name):
+                raise UsageError(
+                    f"the checkpoint's order of samples has {name}={state[name]}, this one "
+                    f"{getattr(self, name)}",
+                    hint=f"use the same data and {name}, or start anew without the checkpoint",
+                )
+        self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])
+
+
+class ElasticIndexSampler(Sampler[int]):
+    """The plain form: `DataLoader(data, batch_size=b, sampler=sampler)` with b samples per rank.
+
+    Its global batch is b × world_size; on another number of ranks the batches differ, but each
+    sample is still seen once. Where the last batch has no sample for a rank, that rank repeats one,
+    for a loader of its own cannot know that it should not count.
+    """
+
+    def __init__(
+        self,
+        data: Sized | int,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        self.batches = ElasticSampler(
+            data,
+            global_batch=batch_size * world_size,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+        )
+
+    def __len__(self) -> int:
+        return sum(len(share.indices) for share in self.batches.shares())
+
+    def __iter__(self) -> Iterator[int]:
+        for share in self.batches.shares():
+            yield from share.indices
+
+    def advance(self) -> None:
+        """Count a batch as consumed."""
+        self.batches.advance()
+
+    def set_epoch(self, epoch: int) -> None:
+        self.batches.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.batches.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.batches.load_state_dict(state)
