@@ -89,7 +89,8 @@ def init(
         UsageError: the launcher's variables contradict each other, or a group is there already.
         UnavailableError: the group formed but does not add up.
     """
-    world = detect(os.environ if environ is None else environ, local_rank=local_rank)
+    variables = os.environ if environ is None else environ
+    world = detect(variables, local_rank=local_rank)
     if dist.is_initialized():
         raise UsageError(
             "there is a process group already", hint="call echelon.init() once, and before others"
@@ -97,7 +98,7 @@ def init(
     gpu = _own_gpu(world)
     if world.world_size == 1 and world.source == "none":
         return _group(world, _device(gpu), backend="")
-    store = _find_store(world, join_timeout_s)
+    store = _find_store(world, variables, join_timeout_s)
     has = _check_in(store, world, _describe_gpu(gpu), join_timeout_s)
     chosen = backend or choose_backend(has)
     device = _device(gpu if chosen == "nccl" or _own_alone(has, world.rank) else None)
@@ -158,20 +159,34 @@ def _own_alone(has: Mapping[int, str], rank: int) -> bool:
 # --- coming together --------------------------------------------------------------------------
 
 
-def _find_store(world: World, timeout_s: float) -> Any:
-    """Return the store where the ranks meet: at an address, or in a file."""
-    try:
-        found = dist.rendezvous(  # type: ignore[attr-defined]
-            world.init_method, world.rank, world.world_size, timeout=timedelta(seconds=timeout_s)
+def _find_store(world: World, environ: Mapping[str, str], timeout_s: float) -> Any:
+    """Return the store where the ranks meet: at an address, or in a file.
+
+    torch's own way waits for all ranks while it makes the store, and cannot say who is missing.
+    """
+    if world.init_method.startswith("file://"):
+        return dist.FileStore(world.init_method.removeprefix("file://"), world.world_size)  # type: ignore[attr-defined]
+    address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if not address or not port.isdecimal():
+        raise UsageError(
+            f"MASTER_ADDR='{address}' and MASTER_PORT='{port}' do not say where ranks meet",
+            hint="start the script with echelon run, torchrun, or a script of echelon's",
         )
-        store, _, _ = next(iter(found))
-    except (ValueError, RuntimeError) as error:
-        where = f"{os.environ.get('MASTER_ADDR', '?')}:{os.environ.get('MASTER_PORT', '?')}"
+    served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            address,
+            int(port),
+            world.world_size,
+            is_master=world.rank == 0 and not served,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:
         raise UnavailableError(
-            f"rank {world.rank} cannot reach the meeting place {where}: {error}",
+            f"rank {world.rank} cannot reach the meeting place {address}:{port}: {error}",
             hint="is rank 0 running, and is nothing between the nodes (a firewall, a proxy)?",
         ) from error
-    return store
 
 
 def _check_in(store: Any, world: World, gpu: str, timeout_s: float) -> dict[int, str]:
