@@ -6,6 +6,7 @@ demand) is restored here; what the zygote already imported stays.
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import io
@@ -27,10 +28,15 @@ from typing import Any, NoReturn
 
 DUMP = signal.SIGRTMIN + 7
 """Makes a warm rank write its stacks, even one that holds the interpreter's lock."""
-_TORCH_SEED = 67280421310721
-"""Where torch's generator begins in every fresh process."""
 _NOT_OURS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What the zygote has handlers for, and a fresh process has not."""
+_OPENBLAS_SETTERS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)
+"""By what names distributions and numpy's own wheels have it."""
 _MAX_TRACEBACK = 16_000
 
 
@@ -58,7 +64,8 @@ def restore_fresh_state(stacks: Path) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(_TORCH_SEED)
+        torch.default_generator.seed()
+    _wake_openblas()
     for number in (*_NOT_OURS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -69,6 +76,25 @@ def restore_fresh_state(stacks: Path) -> None:
     faulthandler.enable()
     handle = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(DUMP, file=handle, all_threads=True)
+
+
+def _wake_openblas() -> None:
+    """Give OpenBLAS the threads that the zygote denied it while it was imported.
+
+    It reads the variables once, when it is loaded.
+    """
+    names = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+    asked = (os.environ.get(name, "") for name in names)
+    count = next((int(text) for text in asked if text.isdecimal() and int(text)), 0)
+    with Path("/proc/self/maps").open(errors="replace") as lines:
+        libraries = {line.split(maxsplit=5)[-1].strip() for line in lines if "openblas" in line}
+    for path in libraries:
+        with contextlib.suppress(OSError):  # a file by that name, but no library
+            library = ctypes.CDLL(path)
+            for name in _OPENBLAS_SETTERS:
+                if setter := getattr(library, name, None):
+                    setter(count or len(os.sched_getaffinity(0)))
+                    break
 
 
 def run_program(program: Program, error_file: Path) -> NoReturn:
@@ -146,9 +172,9 @@ def _show(error: BaseException) -> int:
     except SystemExit as leaving:
         return _exit_code(leaving)
     except BaseException as worse:  # noqa: BLE001  a broken hook must not hide why it was called
-        trace = _without_own_frames(worse.__traceback__)
+        worse = worse.with_traceback(_without_own_frames(worse.__traceback__))
         sys.stderr.write("Error in sys.excepthook:\n")
-        sys.__excepthook__(type(worse), worse, trace)
+        sys.__excepthook__(type(worse), worse, worse.__traceback__)
         sys.stderr.write("\nOriginal exception was:\n")
         sys.__excepthook__(type(error), error, error.__traceback__)
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
@@ -236,21 +262,21 @@ def _leave(code: int) -> NoReturn:
 
 
 def _let_go() -> None:
-    """Drop what the program holds: finalizers run, temporary files go, open files are flushed.
+    """Drop what the program holds: open files are flushed, finalizers run, temporary files go.
 
-    Python takes all modules apart; here only `__main__` is, which is cheap. What others have left
-    open is flushed. The zygote's own objects are frozen, and `gc` does not show them.
+    Python takes all modules apart; here only `__main__` is, which is cheap.
     """
     for name in ("last_type", "last_value", "last_traceback"):
         vars(sys).pop(name, None)
+    # Before anything is collected: of a text file and its buffer, either may be the first to go.
+    # What the zygote had is frozen, and not among these.
+    buffers = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    _flush(*(thing for thing in gc.get_objects() if issubclass(type(thing), buffers)))
     sys.modules.pop("__main__", None)
     gc.collect()
-    file = io.IOBase.__base__  # what every file is made from; the abstract one would ask around
-    assert file is not None
-    _flush(*(thing for thing in gc.get_objects() if issubclass(type(thing), file)))
 
 
 def _flush(*streams: Any) -> None:
     for stream in streams:
-        with contextlib.suppress(Exception):  # closed, or never meant for writing
+        with contextlib.suppress(Exception):  # closed, or nobody reads it
             stream.flush()
