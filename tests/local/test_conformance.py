@@ -76,7 +76,8 @@ FACTS = [
     Fact("threads for OpenMP", "os.environ.get('OMP_NUM_THREADS')"),
     Fact("variables", "sorted(set(os.environ) - EXTRA)"),
     Fact("process name", "open('/proc/self/comm').read()"),
-    Fact("open files", "len(os.listdir('/proc/self/fd'))", "one to write its stacks to"),
+    Fact("open files", "len([path for path in open_files() if not path.endswith('.stacks')])"),
+    Fact("a file for stacks", "len(open_files())", "where it writes them when asked"),
     Fact("fault handler", "faulthandler.is_enabled()", "a crash leaves its stacks in the log"),
     Fact("frozen objects", "gc.get_freeze_count() > 0", "the zygote's; they are never looked at"),
     Fact("session", "os.getsid(0) == os.getpid()", "its own, so that all of it can be ended"),
@@ -119,6 +120,8 @@ _FACTS_SCRIPT = """\
 import faulthandler, gc, locale, os, resource, signal, sys, threading, warnings
 STREAMS = [sys.stdin, sys.stdout, sys.stderr]
 EXTRA = {extra}
+def open_files():
+    return [os.path.realpath(f"/proc/self/fd/{{n}}") for n in os.listdir("/proc/self/fd")]
 {head}
 for name, expression in {facts}:
     print(repr((name, repr(eval(expression)))))
