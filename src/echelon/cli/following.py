@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.cli import console
-from echelon.core.ranklogs import Line, RunLogs
+from echelon.core.ranklogs import RunLogs, Tail
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster, Job
@@ -22,9 +22,12 @@ _ASK_S = 1.0
 
 def follow_run(run: "RunDir", cluster: "Cluster", *, show: bool, rank: int | None = None) -> "Job":
     """Wait for the run's job to be over, showing what it writes; return the job."""
+    return _follow(run, cluster, _Screen(run, rank) if show else None)
+
+
+def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job":
     from echelon.clusters.runs import attempts, current_job  # noqa: PLC0415
 
-    logs, tails = RunLogs(run.logs, rank=rank), dict[Path, _Tail]()
     asked_s = -_ASK_S
     job = None
     while True:
@@ -32,15 +35,8 @@ def follow_run(run: "RunDir", cluster: "Cluster", *, show: bool, rank: int | Non
         ended = bool(known) and run.outcome(known[-1].number).exists()
         if job is None or ended or time.monotonic() - asked_s >= _ASK_S or not _distant(job):
             job, asked_s = current_job(run, cluster), time.monotonic()
-        if show:
-            for attempt in known:
-                path = Path(attempt.output)
-                if attempt.output and path.is_file():
-                    lines = tails.setdefault(path, _Tail(path)).read(to_the_end=job.over)
-                    _show_job(lines, rank, labelled=_labelled(run))
-            for line in logs.read(over=job.over, now_s=time.time()):
-                _show_line(line)
-            sys.stdout.flush()
+        if screen:
+            screen.show(over=job.over)
         if job.over:
             reason = f" ({job.reason})" if job.reason else ""
             console.note(f"{run.run_id}: {job.state}{reason}")
@@ -53,10 +49,11 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
     from echelon.clusters.runs import attempts  # noqa: PLC0415
 
     interrupted = False
+    screen = _Screen(run, None)  # one for all: what was shown before Ctrl-C is not shown again
     try:
         while True:
             try:
-                return follow_run(run, cluster, show=True)
+                return _follow(run, cluster, screen)
             except KeyboardInterrupt:
                 job_id = attempts(run)[-1].job_id
                 if interrupted:
@@ -82,58 +79,47 @@ def exit_code(job: "Job") -> int:
 
 def print_logs(run: "RunDir", *, rank: int | None) -> bool:
     """Print all that a run has written; return whether there was anything."""
-    from echelon.clusters.runs import attempts  # noqa: PLC0415
-
-    found = False
-    for attempt in attempts(run):
-        path = Path(attempt.output)
-        if attempt.output and path.is_file():
-            lines = _Tail(path).read(to_the_end=True)
-            _show_job(lines, rank, labelled=_labelled(run))
-            found = found or bool(lines)
-    for line in RunLogs(run.logs, rank=rank).read(over=True, now_s=time.time()):
-        _show_line(line)
-        found = True
-    return found
+    return _Screen(run, rank).show(over=True)
 
 
-def _labelled(run: "RunDir") -> bool:
-    """Tell whether srun has put its tasks' numbers before the lines of the job's output."""
-    return not run.launcher.exists()
+class _Screen:
+    """Shows what a run writes, and knows how far it has got."""
+
+    def __init__(self, run: "RunDir", rank: int | None) -> None:
+        self._run, self._rank = run, rank
+        self._logs = RunLogs(run.logs, rank=rank)
+        self._jobs: dict[Path, Tail] = {}
+
+    def show(self, *, over: bool) -> bool:
+        """Show what has come since the last time; return whether anything has."""
+        from echelon.clusters.runs import attempts  # noqa: PLC0415
+
+        found = False
+        # Only the launcher writes ranks' logs; without it srun labels its tasks' lines.
+        labelled = not self._run.launcher.exists()
+        for attempt in attempts(self._run):
+            path = Path(attempt.output)
+            if attempt.output and path.is_file():
+                for _, text in self._jobs.setdefault(path, Tail(path)).read(over=over):
+                    _show_job(text, self._rank, labelled=labelled)
+                    found = True
+        for line in self._logs.read(over=over, now_s=time.time()):
+            _print_labelled(line.rank, line.text)
+            found = True
+        if sys.stdout:  # None when it was closed (>&-)
+            sys.stdout.flush()
+        return found
 
 
-class _Tail:
-    """Follows a file by whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-
-    def read(self, *, to_the_end: bool) -> list[str]:
-        """Return the lines that came since; at the end also one that was never finished."""
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            added = file.read()
-        whole = added if to_the_end else added[: added.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        lines = whole.decode(errors="replace").split("\n")
-        return lines[:-1] if lines[-1] == "" else lines
-
-
-def _show_job(lines: list[str], rank: int | None, *, labelled: bool) -> None:
-    """Print the job's own output: the ranks' where srun labels it, else its controller's."""
-    for line in lines:
-        match = re.match(r" *(\d+): ", line) if labelled else None
-        if not labelled and rank is None:
-            console.note(line)
-        elif rank is None and match is None:
-            console.print_result(line)
-        elif match and rank in (None, int(match[1])):
-            _print_labelled(int(match[1]), line[match.end() :])
-
-
-def _show_line(line: Line) -> None:
-    _print_labelled(line.rank, line.text)
+def _show_job(text: str, rank: int | None, *, labelled: bool) -> None:
+    """Print a line of the job's output: a rank's where srun has labelled it, else its own."""
+    match = re.match(r" *(\d+): ", text) if labelled else None
+    if not labelled and rank is None:
+        console.note(text)
+    elif rank is None and match is None:
+        console.print_result(text)
+    elif match and rank in (None, int(match[1])):
+        _print_labelled(int(match[1]), text[match.end() :])
 
 
 def _print_labelled(rank: int, text: str) -> None:

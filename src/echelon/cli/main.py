@@ -4,6 +4,7 @@ Imports stay light: `echelon --help` must not wait for a library that it does no
 handler imports what it calls, and help texts are plain for the same reason.
 """
 
+import io
 import os
 import signal
 import sys
@@ -64,6 +65,9 @@ def main() -> NoReturn:
         # stays ignored.
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda n, _frame: sys.exit(128 + n))
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A rank may print what this terminal cannot: that is no reason to end a run.
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 

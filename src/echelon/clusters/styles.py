@@ -69,7 +69,8 @@ def _environment(spec: JobSpec) -> str:
         lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
     lines += spec.prologue
     lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
-    if "OMP_NUM_THREADS" not in spec.env:
+    # The style `echelon` sets it for the ranks, unless it is set already.
+    if "OMP_NUM_THREADS" not in spec.env and spec.style != "echelon":
         lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
     if spec.cpus_per_task and spec.style != "echelon":
         lines += [

@@ -5,13 +5,17 @@ between it and the disk. When a line was written, its agent notes down beside it
 holds lines of `time size`, each saying how long the log was then.
 """
 
+import contextlib
 import heapq
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 15
+_LONGEST = 1 << 20
+"""Where a line is cut that does not end."""
 
 
 class LogClock:
@@ -61,68 +65,89 @@ class Line:
     text: str = field(compare=False)
 
 
-class RankLog:
-    """Reads one log, piece by piece, by whole lines."""
+class Tail:
+    """Reads a growing file by whole lines, and no more of it at a time than it must."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self._path = path
+        self.offset = 0
+        """Up to where lines have been taken."""
+
+    def read(self, *, over: bool) -> Iterator[tuple[int, str]]:
+        """Return the lines that have come since the last call, each with where it ends.
+
+        Args:
+            over: whether nobody writes any more, so that an unfinished line is one too.
+        """
+        # What comes while we read is for the next call: a busy writer must not keep us here.
+        size = self._path.stat().st_size
+        start, left = self.offset, b""
+        while chunk := self._piece(start, min(_CHUNK, size - start)):
+            start += len(chunk)
+            *whole, left = (left + chunk).split(b"\n")
+            for line in whole:
+                yield from self._take(line, 1)
+            while len(left) >= _LONGEST:  # a writer that never ends its line
+                yield from self._take(left[:_LONGEST], 0)
+                left = left[_LONGEST:]
+        if over and left:
+            yield from self._take(left, 0)
+
+    def _piece(self, start: int, count: int) -> bytes:
+        # Opened every time: the logs of all ranks are read at once, and a process may not have
+        # a thousand files open.
+        with self._path.open("rb") as file:
+            file.seek(start)
+            return file.read(max(0, count))
+
+    def _take(self, line: bytes, newline: int) -> Iterator[tuple[int, str]]:
+        end = self.offset + len(line) + newline
+        yield end, line.decode(errors="replace").rstrip("\r")
+        # Only now: whoever was interrupted over a line gets it again.
+        self.offset = end
+
+
+class _Times:
+    """Reads what a LogClock has noted down."""
+
+    def __init__(self, log: Path) -> None:
+        self._notes = Tail(_times(log))
+        self._size, self._time_s = 0, 0.0
+
+    def read(self) -> Iterator[tuple[int, float]]:
+        """Return the sizes that the log has had, and when: the last known one first."""
+        yield self._size, self._time_s
+        with contextlib.suppress(FileNotFoundError):
+            for _, note in self._notes.read(over=False):
+                time_s, _, size = note.partition(" ")
+                with contextlib.suppress(ValueError):
+                    self._size, self._time_s = int(size), float(time_s)
+                    yield self._size, self._time_s
+
+
+class RankLog:
+    """Reads one rank's log, with the times of its lines."""
+
+    def __init__(self, path: Path) -> None:
         match = re.search(r"rank-(\d+)\.log$", path.name)
         self.rank = int(match[1]) if match else -1
-        self._offset = 0
+        self._tail, self._times = Tail(path), _Times(path)
         self._number = 0
-        self._times: list[tuple[int, float]] = []
-        self._times_offset = 0
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return what came since the last call.
 
         Args:
-            over: whether nobody writes any more, so that an unfinished line is one too.
+            over: as for `Tail`.
             now_s: the time of lines that nobody has timed yet.
         """
-        self._read_times()
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            left = b""
-            while chunk := file.read(_CHUNK):
-                whole, end, left = (left + chunk).rpartition(b"\n")
-                yield from self._lines(whole + end, now_s)
-                if len(left) > _CHUNK:  # a rank that never ends its line
-                    yield from self._lines(left, now_s)
-                    left = b""
-            if over and left:
-                yield from self._lines(left, now_s)
-
-    def _lines(self, content: bytes, now_s: float) -> Iterator[Line]:
-        for raw in content.split(b"\n")[: -1 if content.endswith(b"\n") else None]:
-            self._offset += len(raw) + 1
+        times = self._times.read()
+        size, time_s = next(times)
+        for end, text in self._tail.read(over=over):
+            while size < end:  # until when the log had first grown past this line
+                size, time_s = next(times, (sys.maxsize, now_s))
             self._number += 1
-            text = raw.decode(errors="replace").rstrip("\r")
-            yield Line(time_s=self._time(now_s), rank=self.rank, number=self._number, text=text)
-        if not content.endswith(b"\n"):
-            self._offset -= 1
-
-    def _time(self, now_s: float) -> float:
-        """Return when the log had first grown past what was read."""
-        while self._times and self._times[0][0] < self._offset:
-            self._times.pop(0)
-        return self._times[0][1] if self._times else now_s
-
-    def _read_times(self) -> None:
-        try:
-            with _times(self.path).open("rb") as file:
-                file.seek(self._times_offset)
-                added = file.read()
-        except OSError:
-            return
-        whole = added[: added.rfind(b"\n") + 1]
-        self._times_offset += len(whole)
-        for line in whole.decode(errors="replace").splitlines():
-            time_s, _, size = line.partition(" ")
-            try:
-                self._times.append((int(size), float(time_s)))
-            except ValueError:
-                continue
+            yield Line(time_s=time_s, rank=self.rank, number=self._number, text=text)
 
 
 class RunLogs:
@@ -135,12 +160,15 @@ class RunLogs:
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return what came since the last call, a generation after the other."""
-        for folder in sorted(self._folder.glob("*.*/"), key=_generation):
+        folders = sorted(self._folder.glob("*.*/"), key=_generation)
+        for folder in folders:
             readers = []
+            # Ranks are started anew only when all earlier ones are gone.
+            ended = over or folder is not folders[-1]
             for path in sorted(folder.glob("rank-*.log")):
                 reader = self._open.setdefault(path, RankLog(path))
                 if self._rank is None or reader.rank == self._rank:
-                    readers.append(reader.read(over=over, now_s=now_s))
+                    readers.append(reader.read(over=ended, now_s=now_s))
             yield from heapq.merge(*readers)
 
 

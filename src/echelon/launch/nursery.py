@@ -51,13 +51,7 @@ class Nursery:
     ) -> None:
         self._program, self._preload, self._log = program, preload, log
         self._shell, self._guard, self._listener = shell, guard, listener
-        self._env = {
-            **env,
-            # OpenBLAS would start threads, and a process with threads cannot be forked safely.
-            "OPENBLAS_NUM_THREADS": env.get("OPENBLAS_NUM_THREADS", "1"),
-            # Else a library that asks for CUDA while it is imported spoils it for the ranks.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        }
+        self._env = env
         self._socket: socket.socket | None = None
         self._pid = 0
         self._stillborn = 0

@@ -6,7 +6,10 @@ demand) is restored here; what the zygote already imported stays.
 
 import atexit
 import contextlib
+import ctypes
 import faulthandler
+import gc
+import io
 import json
 import os
 import random
@@ -25,10 +28,15 @@ from typing import Any, NoReturn
 
 DUMP = signal.SIGRTMIN + 7
 """Makes a warm rank write its stacks, even one that holds the interpreter's lock."""
-_TORCH_SEED = 67280421310721
-"""Where torch's generator begins in every fresh process."""
 _NOT_OURS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What the zygote has handlers for, and a fresh process has not."""
+_OPENBLAS_SETTERS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)
+"""By what names distributions and numpy's own wheels have it."""
 _MAX_TRACEBACK = 16_000
 
 
@@ -56,17 +64,37 @@ def restore_fresh_state(stacks: Path) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(_TORCH_SEED)
+        torch.default_generator.seed()
+    _wake_openblas()
     for number in (*_NOT_OURS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.set_wakeup_fd(-1)
     for stream in (sys.stdout, sys.stderr):
-        # They were made for the zygote's own output; line by line, so that nothing is lost.
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        if not stream.write_through:  # type: ignore[union-attr]
+            # Somebody has unset PYTHONUNBUFFERED: line by line at least, so that little is lost.
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
     handle = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(DUMP, file=handle, all_threads=True)
+
+
+def _wake_openblas() -> None:
+    """Give OpenBLAS the threads that the zygote denied it while it was imported.
+
+    It reads the variables once, when it is loaded.
+    """
+    names = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
+    asked = (os.environ.get(name, "") for name in names)
+    count = next((int(text) for text in asked if text.isdecimal() and int(text)), 0)
+    with Path("/proc/self/maps").open(errors="replace") as lines:
+        libraries = {line.split(maxsplit=5)[-1].strip() for line in lines if "openblas" in line}
+    for path in libraries:
+        with contextlib.suppress(OSError):  # a file by that name, but no library
+            library = ctypes.CDLL(path)
+            for name in _OPENBLAS_SETTERS:
+                if setter := getattr(library, name, None):
+                    setter(count or len(os.sched_getaffinity(0)))
+                    break
 
 
 def run_program(program: Program, error_file: Path) -> NoReturn:
@@ -74,19 +102,30 @@ def run_program(program: Program, error_file: Path) -> NoReturn:
 
     Taking apart an interpreter that holds torch costs over a second for four ranks.
     """
-    code = 0
+    _leave(_run(program, error_file))
+
+
+def _run(program: Program, error_file: Path) -> int:
+    """Run it, tell of an exception as Python does, and return the exit code; a signal's is < 0."""
+    error = _catch(program)
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if code := _exit_code(error):
+            _record(error.with_traceback(None), error_file)
+        return code
+    error = error.with_traceback(_without_own_frames(error.__traceback__))
+    _record(error, error_file)
+    return _show(error)
+
+
+def _catch(program: Program) -> BaseException | None:
+    # A function of its own: hooks must not find themselves inside an `except`.
     try:
         _enter_main(program)()
-    except SystemExit as leaving:
-        code = _exit_code(leaving)
-        if code:
-            _record(leaving.with_traceback(None), error_file)
     except BaseException as error:  # noqa: BLE001  whatever it is, it ends here
-        trace = _without_own_frames(error.__traceback__)
-        _record(error.with_traceback(trace), error_file)
-        sys.excepthook(type(error), error, trace)
-        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-    _leave(code)
+        return error
+    return None
 
 
 def _enter_main(program: Program) -> Callable[[], object]:
@@ -94,17 +133,51 @@ def _enter_main(program: Program) -> Callable[[], object]:
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     vars(main)["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        vars(main)["__annotations__"] = {}
     sys.argv = list(program.argv)
+    sys.orig_argv = program.command(sys.executable)
     if program.kind == "module":
-        sys.path[0] = os.getcwd()  # noqa: PTH109  as Python itself puts it there
+        _lead_path(os.getcwd())  # noqa: PTH109  as Python itself puts it there
         return lambda: runpy._run_module_as_main(program.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001
     path = os.path.abspath(program.argv[0])  # noqa: PTH100  links stay, as Python leaves them
-    sys.path[0] = str(Path(path).resolve().parent)
-    loader = SourceFileLoader("__main__", path)
+    _lead_path(str(Path(path).resolve().parent))
     main.__file__ = path
-    main.__loader__ = loader
+    main.__loader__ = SourceFileLoader("__main__", path)
     vars(main)["__cached__"] = None
-    return lambda: exec(loader.get_code("__main__"), vars(main))  # type: ignore[arg-type]  # noqa: S102
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        why = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {why}\n")
+        raise SystemExit(2) from None
+    # Not the loader's `get_code`: that would read and write bytecode, which a script has none of.
+    code = compile(source, path, "exec", dont_inherit=True)
+    return lambda: exec(code, vars(main))  # noqa: S102
+
+
+def _lead_path(folder: str) -> None:
+    """Put a folder where the launcher's own is, which only its own imports needed."""
+    if sys.flags.safe_path:
+        del sys.path[0]
+    else:
+        sys.path[0] = folder
+
+
+def _show(error: BaseException) -> int:
+    """Tell of an exception by the program's own hook, and return the exit code."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as worse:  # noqa: BLE001  a broken hook must not hide why it was called
+        worse = worse.with_traceback(_without_own_frames(worse.__traceback__))
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(worse), worse, worse.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _exit_code(leaving: SystemExit) -> int:
@@ -174,14 +247,36 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def _leave(code: int) -> NoReturn:
     """Do what a leaving interpreter owes its program, and go."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):  # Ctrl-C ends the wait for threads, and no more
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()  # noqa: SLF001
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
+    _flush(sys.stdout, sys.stderr)
+    with contextlib.suppress(BaseException):
+        _let_go()
+    _flush(sys.stdout, sys.stderr)
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _let_go() -> None:
+    """Drop what the program holds: open files are flushed, finalizers run, temporary files go.
+
+    Python takes all modules apart; here only `__main__` is, which is cheap.
+    """
+    for name in ("last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)
+    # Before anything is collected: of a text file and its buffer, either may be the first to go.
+    # What the zygote had is frozen, and not among these.
+    buffers = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    _flush(*(thing for thing in gc.get_objects() if issubclass(type(thing), buffers)))
+    sys.modules.pop("__main__", None)
+    gc.collect()
+
+
+def _flush(*streams: Any) -> None:
+    for stream in streams:
+        with contextlib.suppress(Exception):  # closed, or nobody reads it
+            stream.flush()

@@ -15,7 +15,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,22 +47,17 @@ class Zygote:
     warm: bool = False
     reason: str = ""
     """Why ranks are started cold, if they are."""
+    wakeup: tuple[int, ...] = ()
+    """The ends of the pipe by which signals wake us; no fork is to have them."""
 
     def preload(self, modules: list[str]) -> None:
         """Import what ranks will want, unless that spoils forking."""
         if self.program.kind == "binary":
             self.reason = "it is not a Python program"
             return
-        for name in modules:
-            try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                if error.name != name:  # it is there, and broken
-                    self.reason = f"'import {name}' failed: {error}"
-                    break
-            except Exception as error:  # noqa: BLE001  the ranks will meet it, and say so better
-                self.reason = f"'import {name}' failed: {type(error).__name__}: {error}"
-                break
+        with _forkable_imports():
+            self.reason = next(filter(None, map(_import, modules)), "")
+        sys.stdout.flush()  # else every fork would write what an import has printed
         if (threads := _count_threads()) > 1:
             self.reason = f"importing {', '.join(modules)} started {threads - 1} threads"
         self.warm = self.reason == ""
@@ -71,7 +66,7 @@ class Zygote:
 
     def serve(self) -> "_Become":
         """Obey until one of our forks is to become something else: then return what, in it."""
-        read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.wakeup = read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in _DEAF_TO:
             # Slurm signals every process of a step. Ours goes when its agent does; a handler,
             # unlike SIG_IGN, is not handed on to what a rank executes.
@@ -107,6 +102,9 @@ class Zygote:
         pid = os.fork()
         if pid == 0:
             self.agent.close()
+            signal.set_wakeup_fd(-1)
+            for end in self.wakeup:
+                os.close(end)
             _die_with(parent)
             os.setsid()
             return _Become(order=order, program=self.program, warm=warm, handle=handle)
@@ -181,6 +179,37 @@ class _Become:
         run_program(self.program, Path(self.order["error"]))
 
 
+@contextlib.contextmanager
+def _forkable_imports() -> Iterator[None]:
+    """Set what keeps imports from spoiling forks; the ranks do not see it."""
+    ours = {
+        # OpenBLAS would start threads, and a process with threads cannot be forked safely.
+        "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"),
+        # Else a library that asks for CUDA while it is imported spoils it for the ranks.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    yield
+    for name, value in before.items():
+        if value is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = value
+
+
+def _import(name: str) -> str:
+    """Import a module if there is one; return what is wrong with it, if anything."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # One that is not there is no loss; one that is there, and broken, is the ranks' to meet.
+        return "" if error.name == name else f"'import {name}' failed: {error}"
+    except Exception as error:  # noqa: BLE001  the ranks will say it better
+        return f"'import {name}' failed: {type(error).__name__}: {error}"
+    return ""
+
+
 def _serve_store(handle: int) -> NoReturn:
     """Serve the ranks' store on a socket that is bound already, until killed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
@@ -213,7 +242,10 @@ def _execute(program: Program) -> NoReturn:
     for number in (*_DEAF_TO, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvp(command[0], command)  # noqa: S606  that there is no shell is the point
+        with contextlib.suppress(FileNotFoundError):
+            os.execvp(command[0], command)  # noqa: S606  that there is no shell is the point
+        # No command is called so; but a file beside us may be.
+        os.execv(os.path.abspath(command[0]), command)  # noqa: PTH100, S606
     except OSError as error:
         os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
         os._exit(126 if isinstance(error, PermissionError) else 127)

@@ -17,7 +17,6 @@ module load cuda/12.4
 source /home/ada/venv/bin/activate
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
-export OMP_NUM_THREADS=16
 python=python3
 
 # --- start
