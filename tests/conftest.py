@@ -13,13 +13,17 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(folder)
 
 
+def _variables():
+    # pytest's own, and one that torch sets when its optimisers are first used.
+    others = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+    return {key: value for key, value in os.environ.items() if key not in others}
+
+
 @pytest.fixture(autouse=True)
 def _no_leaks():
     """Fail a test that leaves variables or threads behind: the next one would inherit them."""
-    variables, threads = dict(os.environ), set(threading.enumerate())
+    variables, threads = _variables(), set(threading.enumerate())
     yield
-    now = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
-    variables.pop("PYTEST_CURRENT_TEST", None)
-    assert now == variables, "the test changed os.environ"
+    assert _variables() == variables, "the test changed os.environ"
     left = {thread for thread in threading.enumerate() if thread.is_alive()} - threads
     assert not left, f"the test left threads behind: {left}"

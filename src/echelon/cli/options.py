@@ -178,7 +178,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
     found: dict[str, object] = {}
     for key in KEYS:
         value = flags.get(key.replace(".", "_"))
-        if value is None or value in ("", []):
+        if value is None or value == [] or (value == "" and key in POSITIONAL):
             continue
         found[key] = _pairs(key, value) if key in ("env", "slurm.extra") else value
     return found

@@ -1,0 +1,276 @@
+import json
+import os
+import random
+import signal
+import subprocess
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.errors import NotFoundError, NotPermittedError, UsageError
+from echelon.train.checkpoint import (
+    Checkpointer,
+    CheckpointError,
+    checkpoint_path,
+    export_weights,
+    load_checkpoint,
+    load_foreign,
+)
+from echelon.train.state import assign_shards, flatten, unflatten
+
+
+def state(step=1):
+    torch.manual_seed(step)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(3, 8)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+
+
+def same(one, other):
+    skeletons = [flatten(each) for each in (one, other)]
+    assert skeletons[0][0] == skeletons[1][0]
+    pairs = zip(skeletons[0][1].items(), skeletons[1][1].items(), strict=True)
+    return all(a == b and torch.equal(x, y) for (a, x), (b, y) in pairs)
+
+
+plain = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.floats() | st.text()
+names = st.text().filter(lambda name: not name.startswith("$"))
+nested = st.recursive(
+    plain,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(names, inner, max_size=3)
+        | st.dictionaries(st.integers(0, 9), inner, max_size=3)
+        | st.tuples(inner, inner)
+    ),
+)
+
+
+@given(nested)
+def test_plain_data_come_back_as_they_were(value):
+    skeleton, tensors = flatten(value)
+    back = unflatten(json.loads(json.dumps(skeleton)), tensors)
+    assert repr(back) == repr(value)  # NaN is not equal to itself
+
+
+def test_what_is_no_data_is_refused_with_its_place():
+    with pytest.raises(UsageError, match="object at '/optimizer/0/hook'"):
+        flatten({"optimizer": [{"hook": object()}]})
+    with pytest.raises(UsageError, match="keys"):
+        flatten({("a", "b"): 1})
+
+
+@given(st.dictionaries(st.text(), st.integers(0, 100)), st.integers(1, 5))
+def test_every_tensor_is_in_one_shard(sizes, count):
+    shards = assign_shards(sizes, count)
+    assert sorted(name for shard in shards for name in shard) == sorted(sizes)
+    assert shards == assign_shards(dict(reversed(sizes.items())), count)
+
+
+def test_a_state_comes_back_whole(tmp_path):
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(state(), step=7, own={"rng": torch.arange(3)}, metrics={"loss": 0.5})
+    checkpointer.wait()
+    found = Checkpointer(tmp_path).load()
+    assert (found.step, found.metrics) == (7, {"loss": 0.5})
+    assert same(found.state, state())
+    assert torch.equal(found.own["rng"], torch.arange(3))
+
+
+def test_the_loop_may_change_its_tensors_at_once(tmp_path):
+    weights = torch.zeros(1000, 1000)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save({"w": weights}, step=1)
+    weights += 1
+    checkpointer.wait()
+    assert checkpointer.load().state["w"].sum() == 0
+
+
+def test_ranks_write_their_parts_and_any_number_of_ranks_reads_them(tmp_path):
+    ranks = [Checkpointer(tmp_path, rank=rank, world_size=3) for rank in range(3)]
+    for checkpointer in ranks:  # without a process group each has a token of its own
+        checkpointer._token = "same"  # noqa: S105
+    for rank, checkpointer in enumerate(ranks):
+        checkpointer.save(state(), step=1, own={"rank": rank})
+    for checkpointer in ranks:
+        checkpointer.wait()
+    shards = sorted(path.name for path in checkpoint_path(tmp_path, 1).glob("*.safetensors"))
+    assert shards == [f"shard-{rank:05}.safetensors" for rank in range(3)]
+    for rank in range(3):
+        found = load_checkpoint(checkpoint_path(tmp_path, 1), rank=rank, world_size=3)
+        assert found.own == {"rank": rank}
+        assert same(found.state, state())
+    alone = load_checkpoint(checkpoint_path(tmp_path, 1))
+    assert alone.own is None
+    assert same(alone.state, state())
+
+
+def saved(folder, *steps):
+    checkpointer = Checkpointer(folder, keep=9)
+    for step in steps:
+        checkpointer.save(state(step), step=step, wait=True)
+    return checkpointer
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "file"),
+    [
+        (truncate, "shard-00000.safetensors"),
+        (flip_a_bit, "shard-00000.safetensors"),
+        (lambda path: path.unlink(), "shard-00000.safetensors"),
+        (lambda path: path.unlink(), "manifest.json"),
+        (truncate, "manifest.json"),
+        (lambda path: path.write_text("{}"), "manifest.json"),
+    ],
+)
+def test_a_damaged_one_is_never_loaded_and_the_one_before_it_is(tmp_path, harm, file):
+    checkpointer = saved(tmp_path, 1, 2)
+    content = (checkpoint_path(tmp_path, 2) / file).read_bytes()
+    harm(checkpoint_path(tmp_path, 2) / file)
+    if file == "manifest.json" and harm is truncate:  # only its line end was lost
+        (checkpoint_path(tmp_path, 2) / file).write_bytes(content[:-3])
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        assert checkpointer.load().step == 1
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpointer.load(step=2)
+
+
+def test_a_newer_format_is_not_guessed_at(tmp_path):
+    checkpointer = saved(tmp_path, 1)
+    manifest = checkpoint_path(tmp_path, 1) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
+    with pytest.raises(CheckpointError, match="version 1"):
+        checkpointer.load(step=1)
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    checkpointer = Checkpointer(tmp_path, keep=2, best="accuracy", larger_is_better=True)
+    for step, accuracy in enumerate([0.1, 0.9, 0.5, 0.6, 0.7], start=1):
+        checkpointer.save({"w": torch.zeros(1)}, step=step, metrics={"accuracy": accuracy})
+    checkpointer.wait()
+    assert checkpointer.steps() == [2, 4, 5]
+    assert checkpointer.best_step() == 2
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_what_is_not_there_is_told(tmp_path):
+    assert Checkpointer(tmp_path).load() is None
+    with pytest.raises(NotFoundError, match="no checkpoint of step 3"):
+        saved(tmp_path, 1).load(step=3)
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_at_once(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotPermittedError, match="no checkpoint can be written"):
+        Checkpointer(tmp_path / "file" / "checkpoints")
+
+
+def test_a_full_disk_is_told_and_the_last_one_stays(tmp_path, full_disk):
+    checkpointer = Checkpointer(full_disk)
+    checkpointer.save({"w": torch.zeros(1000)}, step=1, wait=True)
+    checkpointer.save({"w": torch.zeros(4_000_000)}, step=2)
+    with pytest.warns(RuntimeWarning, match="could not be written.*still there"):
+        checkpointer.wait()
+    assert checkpointer.steps() == [1]
+    assert checkpointer.load().step == 1
+    assert [path.name for path in full_disk.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system of two megabytes."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
+        if os.environ.get("CI") == "true":
+            pytest.fail("needs root to mount a small file system (CI=true)", pytrace=False)
+        pytest.skip("needs root, to mount a small file system")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("kills", [50, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.timeout(3600)
+def test_a_writer_killed_at_any_moment_leaves_a_whole_one(tmp_path, kills):
+    """Writers are forked from one process, so that none has to import torch again."""
+    folder = tmp_path / "checkpoints"
+    newest = 0
+    moments = random.Random(7)  # noqa: S311
+    for _ in range(kills):
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_end)
+            _write_forever(folder, newest, write_end)
+        os.close(write_end)
+        os.read(read_end, 1)  # it has begun
+        os.close(read_end)
+        _pause(moments.random() * 0.02)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        found = Checkpointer(folder, keep=2).load()
+        if found is None:
+            assert newest == 0
+            continue
+        assert found.step >= newest
+        assert torch.equal(found.state["w"], torch.full((50_000,), float(found.step)))
+        newest = found.step
+    assert newest > 0
+
+
+def _write_forever(folder, step, ready):
+    try:
+        torch.set_num_threads(1)
+        checkpointer = Checkpointer(folder, keep=2)
+        os.write(ready, b"!")
+        while True:
+            step += 1
+            checkpointer.save({"w": torch.full((50_000,), float(step))}, step=step, wait=True)
+    finally:
+        os._exit(1)
+
+
+def _pause(seconds):
+    """The moment of a kill is what is tried here."""
+    import time
+
+    time.sleep(seconds)
+
+
+def test_weights_can_be_exported(tmp_path):
+    saved(tmp_path, 3)
+    export_weights(checkpoint_path(tmp_path, 3), tmp_path / "model.safetensors")
+    from safetensors.torch import load_file
+
+    weights = load_file(tmp_path / "model.safetensors")
+    assert weights.keys() == state(3)["model"].keys()
+    assert torch.equal(weights["0.weight"], state(3)["model"]["0.weight"])
+    with pytest.raises(CheckpointError, match="has no 'ema'"):
+        export_weights(checkpoint_path(tmp_path, 3), tmp_path / "x", key="ema")
+
+
+def test_a_foreign_file_is_loaded_as_data_alone(tmp_path):
+    torch.save({"w": torch.ones(2)}, tmp_path / "theirs.pt")
+    with pytest.warns(RuntimeWarning, match="not verified"):
+        assert torch.equal(load_foreign(tmp_path / "theirs.pt")["w"], torch.ones(2))
+    torch.save({"f": subprocess.Popen}, tmp_path / "evil.pt")
+    with (
+        pytest.warns(RuntimeWarning, match="not verified"),
+        pytest.raises(CheckpointError, match="as data"),
+    ):
+        load_foreign(tmp_path / "evil.pt")
