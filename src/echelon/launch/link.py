@@ -79,7 +79,7 @@ class Link(asyncio.Protocol):
         was_open = bool(self._channel.open)
         try:
             messages = [decode(record) for record in self._channel.receive(data)]
-        except (WireError, ValueError, RecursionError) as error:
+        except WireError as error:
             self.drop(str(error))
             return
         self._flush()
