@@ -99,8 +99,8 @@ class Channel:
         start = bytes(self._incoming[: len(GREETING)])
         if not GREETING.startswith(start):
             if start.startswith(_NAME):
-                said, own = (text.decode(errors="replace") for text in (start, GREETING))
-                raise WireError(f"the peer speaks another version: {said!r}, and we {own!r}")
+                said, ours = (text.decode(errors="replace") for text in (start, GREETING))
+                raise WireError(f"the peer speaks another version: {said!r}, and we {ours!r}")
             raise WireError("the peer does not speak our protocol")
         size = len(GREETING) + _NONCE + (_MAC if self._role == "controller" else 0)
         if len(self._incoming) < size:
