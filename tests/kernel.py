@@ -29,22 +29,36 @@ def _read(pid, name):
         return b""
 
 
-def listeners(pid):
-    """Return (address, port) of every socket on which a process listens."""
-    inodes = set()
+def sockets(pid):
+    """Return the inodes of a process's sockets, as the kernel's tables have them."""
+    found = set()
     try:
         for handle in Path(f"/proc/{pid}/fd").iterdir():
-            inodes.add(os.readlink(handle).removeprefix("socket:[").rstrip("]"))  # noqa: PTH115
-    except OSError:
-        return []
-    found = []
+            kind, _, inode = os.readlink(handle).partition(":[")  # noqa: PTH115  it leads nowhere
+            if kind == "socket":
+                found.add(inode.rstrip("]"))
+    except OSError:  # it is gone, or another user's
+        return set()
+    return found
+
+
+def listeners(pid):
+    """Return (address, port) of every socket on which a process listens."""
+    own, found = sockets(pid), []
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in _read(pid, f"net/{table}").decode().splitlines()[1:]:
             words = line.split()
-            if words[3] == LISTEN and words[9] in inodes:
+            if words[3] == LISTEN and words[9] in own:
                 address, port = words[1].split(":")
                 found.append((_address(address, family), int(port, 16)))
     return found
+
+
+def unix_names(pid):
+    """Return inode → name of every local socket that a process could see; '' has none."""
+    lines = _read(pid, "net/unix").decode(errors="replace").splitlines()[1:]
+    rows = [line.split(maxsplit=7) for line in lines]
+    return {row[6]: row[7] if len(row) > 7 else "" for row in rows}
 
 
 def _address(text, family):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -115,18 +116,12 @@ class LocalRun:
         self.command.wait()
 
 
-@pytest.fixture
-def folder():
-    """A folder that is open to all: what another user cannot read in it, a run has closed."""
-    path = Path(tempfile.mkdtemp(prefix="echelon-", dir="/var/tmp"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def start_run(folder):
-    """A function that starts a run; what is left of it at the end of the test is ended."""
+@contextmanager
+def starter():
+    """Give a function that starts a run; what is left of it at the end is ended."""
+    # A folder that is open to all: what another user cannot read in it, a run has closed.
+    folder = Path(tempfile.mkdtemp(prefix="echelon-", dir="/var/tmp"))
+    folder.chmod(0o755)
     runs = []
 
     def start(**environ):
@@ -138,3 +133,21 @@ def start_run(folder):
     finally:
         for run in runs:
             run.end()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def start_run():
+    """A function that starts a run of this test's own."""
+    with starter() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def shared_run():
+    """A run in the middle of its life, for tests that leave it as it is; then it ends well."""
+    with starter() as start:
+        run = start()
+        run.await_ranks()
+        yield run
+        run.finish()

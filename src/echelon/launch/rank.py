@@ -30,6 +30,8 @@ _TORCH_SEED = 67280421310721
 _NOT_OURS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What the zygote has handlers for, and a fresh process has not."""
 _MAX_TRACEBACK = 16_000
+_MAX_NAME, _MAX_BASES = 200, 50
+"""A script may have written the record itself, and it has to fit into a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +164,12 @@ def read_record(path: Path) -> dict[str, Any]:
         message = str(message.get("message", ""))
     else:
         trace = ""
-    kind = str(record.get("type", "")) or str(message).partition(":")[0]
+    kind = (str(record.get("type", "")) or str(message).partition(":")[0])[:_MAX_NAME]
     bases = record.get("modules", [])
+    bases = bases[:_MAX_BASES] if isinstance(bases, Sequence) else []
     return {
         "type": kind,
-        "bases": [str(base) for base in bases] if isinstance(bases, Sequence) else [],
+        "bases": [str(base)[:_MAX_NAME] for base in bases],
         "message": str(message)[:_MAX_TRACEBACK].removeprefix(f"{kind}: "),
         "traceback": trace[-_MAX_TRACEBACK:],
     }

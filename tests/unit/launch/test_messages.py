@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.launch import messages
-from echelon.launch.messages import Hello, Message, Pulse, Start, decode, encode
-from echelon.launch.wire import WireError
+from echelon.launch.messages import Hello, Message, Pulse, RankExited, Stacks, Start, decode, encode
+from echelon.launch.rank import read_record
+from echelon.launch.sampling import fit
+from echelon.launch.wire import MAX_PAYLOAD, WireError
 
 KINDS = [kind for kind in vars(messages).values() if isinstance(kind, type)]
 KINDS = [kind for kind in KINDS if issubclass(kind, Message) and kind is not Message]
@@ -110,3 +112,25 @@ def test_messages_are_values():
         start.port = 2  # type: ignore[misc]
     hello = Hello(node=0, name="n", host="h", addresses=["127.0.0.1"])
     assert encode(hello)["gpus"] == 0
+
+
+def test_stacks_of_many_ranks_fit_into_a_message():
+    """What counts is at their ends: faulthandler writes the main thread last."""
+    for ranks in (1, 8, 64, 512):
+        texts = {str(rank): '"\n' * 40_000 + f"end {rank}" for rank in range(ranks)}
+        stacks = Stacks(generation=9, ranks=fit(texts, MAX_PAYLOAD - 1024))
+        assert len(json.dumps(encode(stacks))) <= MAX_PAYLOAD
+        assert all(text.endswith(f"end {rank}") for rank, text in stacks.ranks.items())
+    assert fit({"0": "short"}, MAX_PAYLOAD) == {"0": "short"}
+    assert fit({}, MAX_PAYLOAD) == {}
+
+
+def test_a_record_that_a_script_wrote_itself_fits_into_a_message(tmp_path):
+    path = tmp_path / "error.json"
+    huge = "\U0001f600" * 100_000  # twelve bytes each, in JSON
+    for message in (huge, {"message": huge, "extraInfo": {"py_callstack": huge}}):
+        path.write_text(
+            json.dumps({"message": message, "type": huge, "modules": [huge, *"abc" * 9999]})
+        )
+        gone = RankExited(generation=0, rank=0, error=read_record(path), tail=huge[:4096])
+        assert len(json.dumps(encode(gone))) <= MAX_PAYLOAD
