@@ -12,9 +12,17 @@ def require(*programs):
     """Skip where a program is missing; in CI that is a failure."""
     path = f"{os.environ.get('PATH', '')}:{SBIN}"
     missing = [program for program in programs if shutil.which(program, path=path) is None]
-    if not missing:
-        return
-    reason = f"needs {', '.join(missing)}: run `make system`"
+    if missing:
+        _do_without(f"needs {', '.join(missing)}: run `make system`")
+
+
+def require_root(reason):
+    """Skip where the tests are not run by root; in CI that is a failure."""
+    if os.geteuid() != 0:
+        _do_without(f"needs root: {reason}")
+
+
+def _do_without(reason):
     if os.environ.get("CI") == "true":
         pytest.fail(f"{reason} (CI=true: nothing may be missing)", pytrace=False)
     pytest.skip(reason)

@@ -12,7 +12,7 @@ import pytest
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.sandbox.lifecycle import open_sandbox
-from rig import SBIN, require
+from rig import SBIN, require, require_root
 
 BIN = Path(sys.executable).parent
 
@@ -146,8 +146,5 @@ def cluster(_cluster):
 @pytest.fixture
 def full(cluster):
     """The cluster, where it has networks of its own."""
-    if os.geteuid() != 0:
-        if os.environ.get("CI") == "true":
-            pytest.fail("needs root (CI=true: nothing may be missing)", pytrace=False)
-        pytest.skip("needs root: networks of their own for the nodes")
+    require_root("networks of their own for the nodes")
     return cluster

@@ -144,8 +144,9 @@ sys.exit(main())
 def ship_launcher(run: RunDir) -> None:
     """Lay a copy of the job-side programs into a run's directory."""
     source = Path(echelon.__file__).parent
+    run.launcher.mkdir(mode=0o700)
     target = run.launcher / "echelon"
-    target.mkdir(parents=True)
+    target.mkdir()
     for name in _SHIPPED:
         for path in (source / name).glob("*.py") if (source / name).is_dir() else [source / name]:
             file = path.relative_to(source).with_suffix(".py")

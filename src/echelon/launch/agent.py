@@ -58,7 +58,8 @@ from echelon.launch.messages import (
 from echelon.launch.nursery import Nursery
 from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
-from echelon.launch.sampling import OomWatch, describe_process, sample_process, tail
+from echelon.launch.sampling import OomWatch, describe_process, fit, sample_process, tail
+from echelon.launch.wire import MAX_PAYLOAD
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG_POLL_S = 0.2
@@ -348,7 +349,7 @@ class Agent:
             str(r.rank): tail(r.files.stacks, start=sizes[r.rank]) or describe_process(r.pid)
             for r in asked
         }
-        self._say(Stacks(generation=generation, ranks=found))
+        self._say(Stacks(generation=generation, ranks=fit(found, MAX_PAYLOAD - 1024)))
 
     # --- what the nursery says ------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +24,10 @@ from echelon.launch.starting import Started, Starter, agent_command
 
 LEAVE_S = 5.0
 """How long agents may take to go, once they are told to."""
+STRANGERS = 64
+"""Connections beyond one per node that may be without a handshake. With more the oldest is dropped:
+else whoever opens enough of them would take all the files that a process may have open."""
+_BACKLOG = 4096
 
 
 @dataclass(slots=True)
@@ -89,6 +93,8 @@ class Crew:
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._servers: list[asyncio.Server] = []
         self._pulse: asyncio.Task[None] | None = None
+        self._unknown: dict[Link, None] = {}
+        """Who has connected and not shown that it knows the key, the oldest first."""
         self._strangers = 0
         self._signals = 0
 
@@ -107,7 +113,9 @@ class Crew:
                 listener.close()
                 continue
             heard.append(f"{address}:{listener.getsockname()[1]}")
-            server = await loop.create_server(self._make_link, sock=listener, backlog=4096)
+            # asyncio accepts as many at once as the backlog says, before it does anything else.
+            server = await loop.create_server(self._make_link, sock=listener, backlog=STRANGERS)
+            listener.listen(_BACKLOG)
             self._servers.append(server)
         private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard)}
         self.started = self._starter.start(agent_command(run, attempt), {**env, **private}, folder)
@@ -167,12 +175,23 @@ class Crew:
                 self._queue.put_nowait((agent, message))
 
         def lost(link: Link, reason: str) -> None:
+            self._know(link)
             if agent is not None:
                 self._queue.put_nowait((agent, Lost(reason)))
             else:
                 self._turn_away(link, reason)
 
-        return Link(self._key, "controller", opened=_nothing, received=received, lost=lost)
+        link = Link(self._key, "controller", opened=self._know, received=received, lost=lost)
+        self._unknown[link] = None
+        if len(self._unknown) > self._starter.nodes + STRANGERS:
+            oldest = next(iter(self._unknown))
+            del self._unknown[oldest]
+            oldest.drop("too many have connected and said nothing")
+        return link
+
+    def _know(self, link: Link) -> None:
+        """Forget that it was unknown: it has shown the key, or is gone."""
+        self._unknown.pop(link, None)
 
     def _turn_away(self, link: Link, reason: str) -> None:
         """Log the first stranger, and then every thousandth: one who floods us fills no disk."""
@@ -222,6 +241,3 @@ def _is_there(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
         return False
-
-
-_nothing: Callable[[Link], None] = lambda _link: None  # noqa: E731  shorter than a function

@@ -35,6 +35,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._reason = "the connection was closed"
+        self._dropped = False
         self.heard_s = time.monotonic()
         """When the peer was last heard."""
         self.own_address = ""
@@ -52,7 +53,7 @@ class Link(asyncio.Protocol):
 
     def drop(self, reason: str) -> None:
         """Close the connection at once."""
-        self._reason = reason
+        self._reason, self._dropped = reason, True
         if self._transport is not None:
             self._transport.abort()
 
@@ -66,6 +67,9 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        if self._dropped:  # before it was made, even
+            transport.abort()
+            return
         with contextlib.suppress(OSError, TypeError):  # the peer may be gone already
             self.own_address = str(transport.get_extra_info("sockname")[0])
             self.peer_address = str(transport.get_extra_info("peername")[0])
@@ -79,7 +83,7 @@ class Link(asyncio.Protocol):
         was_open = bool(self._channel.open)
         try:
             messages = [decode(record) for record in self._channel.receive(data)]
-        except (WireError, ValueError, RecursionError) as error:
+        except WireError as error:
             self.drop(str(error))
             return
         self._flush()

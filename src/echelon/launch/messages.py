@@ -182,10 +182,14 @@ def decode(record: Mapping[str, Any]) -> Message:
         WireError: there is no such kind, or it has other fields.
     """
     values = dict(record)
-    kind = _KINDS.get(str(values.pop("kind", "")))
-    if kind is None or not values.keys() <= {f.name for f in fields(kind)}:
-        raise WireError(f"the peer sent a message we do not know: {str(record)[:80]}")
+    name = values.pop("kind", None)
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    known = {f.name for f in fields(kind)} if kind else set()
+    # Names alone are shown: values may be of any size and depth.
+    if kind is None or not values.keys() <= known:
+        shown = f"{name if isinstance(name, str) else ''}({', '.join(values.keys() - known)})"
+        raise WireError(f"the peer sent a message we do not know: {shown[:80]}")
     try:
         return kind(**values)
     except TypeError as error:
-        raise WireError(f"the peer sent half a message: {str(record)[:80]}") from error
+        raise WireError(f"the peer sent half a message: {kind.__name__}") from error

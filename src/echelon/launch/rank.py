@@ -38,6 +38,8 @@ _OPENBLAS_SETTERS = (
 )
 """By what names distributions and numpy's own wheels have it."""
 _MAX_TRACEBACK = 16_000
+_MAX_NAME, _MAX_BASES = 200, 50
+"""A script may have written the record itself, and it has to fit into a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,11 +237,12 @@ def read_record(path: Path) -> dict[str, Any]:
         message = str(message.get("message", ""))
     else:
         trace = ""
-    kind = str(record.get("type", "")) or str(message).partition(":")[0]
+    kind = (str(record.get("type", "")) or str(message).partition(":")[0])[:_MAX_NAME]
     bases = record.get("modules", [])
+    bases = bases[:_MAX_BASES] if isinstance(bases, Sequence) else []
     return {
         "type": kind,
-        "bases": [str(base) for base in bases] if isinstance(bases, Sequence) else [],
+        "bases": [str(base)[:_MAX_NAME] for base in bases],
         "message": str(message)[:_MAX_TRACEBACK].removeprefix(f"{kind}: "),
         "traceback": trace[-_MAX_TRACEBACK:],
     }

@@ -1,6 +1,7 @@
 """What can be seen of a rank from outside, in the kernel's own tables."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -55,6 +56,15 @@ def tail(path: Path, *, start: int = -1, size: int = _TAIL) -> str:
             return file.read(max(size, 16 * size if start >= 0 else 0)).decode(errors="replace")
     except OSError:
         return ""
+
+
+def fit(texts: Mapping[str, str], room: int) -> dict[str, str]:
+    """Return the ends of texts, each with an equal share of a message's room.
+
+    They are ASCII (faulthandler escapes the rest), which JSON makes twice as long at the most.
+    """
+    share = room // 2 // max(1, len(texts)) - 16  # beside it a rank's number and some punctuation
+    return {name: text[-share:] for name, text in texts.items()}
 
 
 class OomWatch:

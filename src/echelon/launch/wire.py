@@ -9,6 +9,8 @@ Whoever may connect is a stranger until he has answered a challenge with the run
 
 The counter makes a replayed, dropped or reordered frame one with a wrong HMAC; the nonces make a
 session's frames worthless in another. Payloads are JSON objects; nothing is ever unpickled.
+Nothing that comes can raise more than a `WireError`, after which the channel is of no more use, or
+make us keep more than what is expected next: 79 bytes of a stranger's, one frame of a peer's.
 """
 
 import hmac
@@ -20,7 +22,8 @@ from typing import Any, Literal
 
 from echelon.errors import EchelonError
 
-GREETING = b"echelon wire 1\n"
+_NAME = b"echelon wire "
+GREETING = _NAME + b"1\n"
 """Says which protocol this is, and its version."""
 MAX_PAYLOAD = 1 << 20
 _NONCE = 32
@@ -64,8 +67,14 @@ class Channel:
         """
         self._incoming += data
         self._messages: list[dict[str, Any]] = []
-        while self._expect():
-            pass
+        try:
+            while self._expect():
+                pass
+        except WireError:
+            # A frame after a forged one could have the right HMAC: it must not count any more.
+            self._expect = self._expect_nothing
+            self._incoming.clear()
+            raise
         return self._messages
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -89,8 +98,9 @@ class Channel:
     def _expect_greeting(self) -> bool:
         start = bytes(self._incoming[: len(GREETING)])
         if not GREETING.startswith(start):
-            if start.startswith(GREETING[:13]):
-                raise WireError(f"the peer speaks another version: {start[:40]!r}")
+            if start.startswith(_NAME):
+                said, ours = (text.decode(errors="replace") for text in (start, GREETING))
+                raise WireError(f"the peer speaks another version: {said!r}, and we {ours!r}")
             raise WireError("the peer does not speak our protocol")
         size = len(GREETING) + _NONCE + (_MAC if self._role == "controller" else 0)
         if len(self._incoming) < size:
@@ -135,11 +145,11 @@ class Channel:
         if not hmac.compare_digest(mac, self._mac(peer, self._received, payload)):
             raise WireError("a frame was altered, repeated or left out")
         self._received += 1
-        message = json.loads(payload)
-        if not isinstance(message, dict):
-            raise WireError("a frame holds no message")
-        self._messages.append(message)
+        self._messages.append(_parse(payload))
         return True
+
+    def _expect_nothing(self) -> bool:
+        raise WireError("the connection is of no more use")
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -158,3 +168,14 @@ class Channel:
     def _mac(self, sender: Role, counter: int, payload: bytes) -> bytes:
         text = sender.encode() + _COUNTER.pack(counter) + payload
         return hmac.digest(self._session, text, "sha256")
+
+
+def _parse(payload: bytes) -> dict[str, Any]:
+    try:
+        # Decoded here: json would guess at UTF-16 and UTF-32 as well.
+        message = json.loads(payload.decode())
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"a frame holds no JSON: {type(error).__name__}") from error
+    if not isinstance(message, dict):
+        raise WireError(f"a frame holds no message but a {type(message).__name__}")
+    return message
