@@ -53,6 +53,7 @@ from echelon.launch.messages import (
     Signalled,
     Stacks,
     Start,
+    ZygoteLost,
 )
 from echelon.launch.nursery import Nursery
 from echelon.launch.rank import DUMP, read_record
@@ -61,6 +62,8 @@ from echelon.launch.sampling import OomWatch, describe_process, sample_process, 
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG_POLL_S = 0.2
+_MAX_STACKS = 1 << 18
+"""Characters of all ranks together: they have to fit into one message, escaped as they may be."""
 
 
 @dataclass(slots=True)
@@ -192,10 +195,10 @@ class Agent:
         """Say that we live, and notice when the controller does not."""
         while True:
             await asyncio.sleep(PULSE_S)
-            generation = max((r.generation for r in self._ranks.values()), default=0)
+            self._oom.look(time.monotonic())
             self._say(
                 Pulse(
-                    generation=generation,
+                    generation=self._generation(),
                     ranks=[
                         [r.rank, r.beacon.step, *sample_process(r.pid)]
                         for r in self._ranks.values()
@@ -205,6 +208,9 @@ class Agent:
             )
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+
+    def _generation(self) -> int:
+        return max((r.generation for r in self._ranks.values()), default=0)
 
     async def _time_logs(self) -> None:
         while True:
@@ -324,7 +330,7 @@ class Agent:
                 step=step,
                 error=read_record(gone.files.error) if failed else {},
                 tail=tail(gone.files.log) if failed else "",
-                out_of_memory=status == -signal.SIGKILL and self._oom.happened(),
+                out_of_memory=self._oom.happened(time.monotonic()),
             )
         )
         if not any(r.generation == gone.generation for r in self._ranks.values()):
@@ -343,8 +349,9 @@ class Agent:
             if all(not r.warm or _size(r.files.stacks) > sizes[r.rank] for r in asked):
                 break
         await asyncio.sleep(0.05)  # the last one may be in the middle of it
+        room = _MAX_STACKS // max(1, len(asked))
         found = {
-            str(r.rank): tail(r.files.stacks, start=sizes[r.rank]) or describe_process(r.pid)
+            str(r.rank): tail(r.files.stacks, start=sizes[r.rank])[:room] or describe_process(r.pid)
             for r in asked
         }
         self._say(Stacks(generation=generation, ranks=found))
@@ -366,10 +373,19 @@ class Agent:
         generation = started.generation
         self._say(RankStarted(generation=generation, rank=rank, pid=pid, warm=warm))
 
-    def zygote_lost(self) -> None:
+    def zygote_lost(self, status: int) -> None:
         """Ranks die with their zygote; what they had started, we end. The next comes at once."""
         self._waiting_opens = []
         self._nursery.start()
+        if self._ranks:
+            self._say(
+                ZygoteLost(
+                    generation=self._generation(),
+                    code=max(0, status),
+                    signal=max(0, -status),
+                    out_of_memory=self._oom.happened(time.monotonic()),
+                )
+            )
         for rank in list(self._ranks.values()):
             if rank.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -380,11 +396,12 @@ class Agent:
         """Collect what has died: zygote, guard, and orphans of a killed zygote."""
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            self._nursery.collected(pid, status)
             if pid == self._guard.pid and not self._done.is_set():
                 self._guard.start()
 

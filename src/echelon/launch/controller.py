@@ -24,7 +24,16 @@ from echelon.launch.contract import TIED
 from echelon.launch.crew import Agent, Crew, Entry, Gone, Lost, Stop
 from echelon.launch.hang import Hang, HangWatch, script_frames
 from echelon.launch.meeting import Meeting, MeetingError, MeetingPlace, StopError, collect
-from echelon.launch.messages import Dump, End, Ended, RankExited, RankStarted, Signalled, Start
+from echelon.launch.messages import (
+    Dump,
+    End,
+    Ended,
+    RankExited,
+    RankStarted,
+    Signalled,
+    Start,
+    ZygoteLost,
+)
 from echelon.launch.messages import Stacks as StacksOfNode
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
@@ -231,6 +240,8 @@ class Controller:
                 )
                 if gone.code or gone.signal:
                     generation.failures.append(self._failure(agent, gone))
+            case (Agent() as agent, ZygoteLost() as lost) if lost.generation == generation.number:
+                generation.failures.append(_bereaved(agent, lost))
             case (Agent() as agent, Lost() as lost) if agent in generation.agents:
                 self._lose(generation, agent, lost.reason)
             case (Agent() as agent, Signalled(signal=signal.SIGTERM)):
@@ -246,11 +257,10 @@ class Controller:
         for rank in lost:
             del generation.ranks[rank]
         if lost:
-            message = f"{agent.name}: {reason}"
             generation.failures.append(
                 Failure(
                     cause="lost node",
-                    message=message,
+                    message=f"its agent is gone: {reason}",
                     node=agent.name,
                     generation=generation.number,
                 )
@@ -348,6 +358,20 @@ class Controller:
         if self._request.on_hang != "report":
             generation.failures.append(failure)
             generation.stacks = stacks
+
+
+def _bereaved(agent: Agent, lost: ZygoteLost) -> Failure:
+    """Return the failure of a node whose ranks have died with their zygote."""
+    cause, how = classify_exit(
+        code=lost.code, number=lost.signal, error={}, tail="", out_of_memory=lost.out_of_memory
+    )
+    return Failure(
+        cause=cause,
+        message=f"its zygote is gone, and its ranks with it: {how}",
+        node=agent.name,
+        exit_code=128 + lost.signal if lost.signal else lost.code,
+        generation=lost.generation,
+    )
 
 
 def _stopped(stop: Stop) -> Failure:
