@@ -386,7 +386,14 @@ train()
     Fault(
         name="an exception in a Python that we did not start ourselves",
         script=f"#!/bin/bash\nexec {shlex.quote(sys.executable)} inner.py\n",
-        files={"inner.py": f"{PREAMBLE}begin(); step()\nif rank == 1: raise ValueError('boom')"},
+        files={
+            # Python's own end with torch's threads is an abort now and then, of any rank.
+            "inner.py": f"""\
+{PREAMBLE}begin(); step()
+if rank == 1: dist.destroy_process_group(); raise ValueError("boom")
+train()
+"""
+        },
         raw=True,
         cause="exception",
         ranks=rank(1),
@@ -532,7 +539,8 @@ step()
         script="""\
 import ctypes
 begin(); step()
-if rank == 2: ctypes.PyDLL(None).sleep(600)
+# Of all calls that wait, one that goes on when a signal has made it write its stacks.
+if rank == 2: ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 train()
 """,
         options=HANG,

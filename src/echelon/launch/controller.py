@@ -51,8 +51,11 @@ from echelon.launch.verdict import (
 
 JOIN_S = 120.0
 """How long agents may take to come; on a large cluster some start late."""
-CONFESS_S = 1.0
-"""How long a victim's report waits for the cause's own, which may be busy cleaning up."""
+CONFESS_S = 2.0
+"""How long a victim's report waits for the cause's own, which may be busy cleaning up.
+
+Taking apart an interpreter that holds torch is over a second of it, where we did not start it.
+"""
 STOP_GRACE_S = 3.0
 """What ranks get between being asked to stop and being killed."""
 END_S = 10.0

@@ -74,8 +74,7 @@ class OomWatch:
     def look(self, now_s: float) -> None:
         count = _count(self._source) if self._source else 0
         if count > self._seen:
-            self._last_s = now_s
-        self._seen = count
+            self._seen, self._last_s = count, now_s
 
     def happened(self, now_s: float) -> bool:
         """Tell whether it did a moment ago: a rank may be some time in noticing a dead worker."""

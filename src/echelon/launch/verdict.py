@@ -49,7 +49,8 @@ _PATTERNS = (
             r"Watchdog caught collective operation timeout|"
             r"Timed out waiting \d+ms for|"
             r"Application timeout caused pair closure|"
-            r"monitoredBarrier|"
+            r"failed to pass monitoredBarrier|"
+            r"timed out in monitoredBarrier|"
             r"wait timeout after \d+ms|"
             r"Timed out after \d+ seconds waiting for clients"
         ),
@@ -129,15 +130,10 @@ def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
         tail: the end of its log, for what its record does not tell.
         out_of_memory: whether the kernel has just killed for memory on that node.
     """
-    if number:
-        name = _signal_name(number)
-        if out_of_memory:
-            return "out of memory", f"killed by the kernel ({name}): memory was full"
-        if number == signal.SIGABRT and (found := _match(tail, _PATTERNS)):
-            return found
-        return "signal", f"killed by {name}"
+    if number and (found := _classify_signal(number, error, tail, out_of_memory)):
+        return found
     kind, message = str(error.get("type", "")), str(error.get("message", ""))
-    if not kind and code == _UNCAUGHT:
+    if not kind and (number or code == _UNCAUGHT):
         kind, message = _last_exception(tail)
     if kind in ("", "SystemExit"):
         if code == _REFUSED and "usage:" in tail:
@@ -154,6 +150,24 @@ def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
     return cause, text
 
 
+def _classify_signal(
+    number: int, error: Mapping[str, Any], tail: str, out_of_memory: bool
+) -> tuple[str, str] | None:
+    """Return what a signal means; None where the rank was leaving anyway, and something else is.
+
+    Torch's threads may abort a process that is taken apart.
+    """
+    name = _signal_name(number)
+    if out_of_memory and number == signal.SIGKILL:
+        return "out of memory", f"killed by the kernel ({name}): memory was full"
+    if number == signal.SIGABRT:
+        if found := _match(tail, _PATTERNS):
+            return found
+        if error.get("type", "SystemExit") != "SystemExit" or _LEAVING.search(tail):
+            return None
+    return "signal", f"killed by {name}"
+
+
 def _is_torchs(kind: str, error: Mapping[str, Any]) -> bool:
     """Tell whether an exception can be of torch's communication, which is written in C++."""
     return "RuntimeError" in (kind, *error.get("bases", ())) or kind.startswith("Dist")
@@ -168,6 +182,8 @@ def _match(text: str, patterns: Sequence[tuple[str, str]]) -> tuple[str, str] | 
 
 
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?(\w+)(?:: (.*))?$")
+_LEAVING = re.compile(r"^(?:\[rank\d+\]: )?[\w.]+(?:: .*)?\nterminate called", re.MULTILINE)
+"""The last line of a traceback, and an abort right after it."""
 _LABEL = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """What torch puts before each line of a traceback once ranks have met."""
 
