@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.hang import Hang, HangWatch, script_frames
+from echelon.launch.hang import Hang, HangWatch, find_odd, place_of, script_frames
 
 STACKS = Path(__file__).parents[2] / "golden" / "stacks"
 TIMEOUT_S = 10
