@@ -25,10 +25,9 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests")]
 
+from echelon.core.waiting import wait_until  # noqa: E402
 from local.leftovers import KINDS, SCRIPT, await_end, kill  # noqa: E402
 from local.liverun import START_S, find_processes, live_run  # noqa: E402
-
-from echelon.core.waiting import wait_until  # noqa: E402
 
 RESULTS = HERE / "results" / "leftovers.json"
 GONE_S = 2.0

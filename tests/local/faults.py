@@ -174,6 +174,22 @@ finally:
         code=1,
     ),
     Fault(
+        name="an exception whose owner does much at its exit",
+        script="""\
+import atexit
+begin(); step()
+if rank == 1:
+    atexit.register(time.sleep, 60)
+    atexit.register(dist.destroy_process_group)
+    raise KeyError("epoch")
+train()
+""",
+        cause="exception",
+        ranks=rank(1),
+        code=1,
+        says="KeyError",
+    ),
+    Fault(
         name="exceptions in two ranks, one after the other",
         script="""\
 begin(); step()

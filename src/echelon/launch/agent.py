@@ -62,8 +62,6 @@ from echelon.launch.sampling import OomWatch, describe_process, sample_process, 
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG_POLL_S = 0.2
-_MAX_STACKS = 1 << 18
-"""Characters of all ranks together: they have to fit into one message, escaped as they may be."""
 
 
 @dataclass(slots=True)
@@ -349,9 +347,8 @@ class Agent:
             if all(not r.warm or _size(r.files.stacks) > sizes[r.rank] for r in asked):
                 break
         await asyncio.sleep(0.05)  # the last one may be in the middle of it
-        room = _MAX_STACKS // max(1, len(asked))
         found = {
-            str(r.rank): tail(r.files.stacks, start=sizes[r.rank])[:room] or describe_process(r.pid)
+            str(r.rank): tail(r.files.stacks, start=sizes[r.rank]) or describe_process(r.pid)
             for r in asked
         }
         self._say(Stacks(generation=generation, ranks=found))

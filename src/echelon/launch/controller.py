@@ -320,9 +320,14 @@ class Controller:
         """Add ranks that fell after the first: by themselves, or because we ended them."""
         if not (gone.code or gone.signal) or generation.stop:
             return
-        failure = self._failure(agent, gone)
-        if gone.signal == signal.SIGKILL:
-            failure = replace(failure, cause="ended", message="ended with its generation")
+        ours = gone.signal == signal.SIGKILL
+        if ours and gone.error:
+            # It had failed by itself, and we ended what it did at its exit.
+            failure = self._failure(agent, replace(gone, code=1, signal=0))
+        else:
+            failure = self._failure(agent, gone)
+            if ours:
+                failure = replace(failure, cause="ended", message="ended with its generation")
         if gone.rank not in {known.rank for known in generation.failures}:
             generation.failures.append(failure)
 

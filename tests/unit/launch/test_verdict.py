@@ -275,6 +275,7 @@ def test_an_abort_of_one_that_was_about_to_leave_is_not_why_it_left():
         assert classify(number=6, tail=tail) == ("signal", "killed by SIGABRT")
     # Any other signal is its own cause, whatever came before.
     assert classify(number=11, tail=traceback_of("ValueError: boom") + abort)[0] == "signal"
+    assert classify(number=11, kind="ValueError")[0] == "signal"
 
 
 # --- judging ------------------------------------------------------------------------------------
