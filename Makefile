@@ -38,6 +38,8 @@ test-all: setup peers system  ## the full matrices too
 
 bench: setup system  ## measure; results under benchmarks/results/
 	@$(BIN)/python benchmarks/sandbox.py
+	@$(BIN)/python benchmarks/faultmatrix.py
+	@$(BIN)/python benchmarks/leftovers.py
 
 constraints:  ## resolve constraints.txt anew, at the newest versions
 	@tools/constraints.sh

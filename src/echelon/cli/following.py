@@ -1,8 +1,10 @@
 """Watching a run from outside: what it writes, and how it ends. Files, and the cluster's word."""
 
 import re
+import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +55,7 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
     try:
         while True:
             try:
-                return _follow(run, cluster, screen)
+                job = _follow(run, cluster, screen)
             except KeyboardInterrupt:
                 job_id = attempts(run)[-1].job_id
                 if interrupted:
@@ -62,6 +64,10 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
                     console.note("stopping; again to stop at once")
                     cluster.stop(job_id, run_id=run.run_id)
                 interrupted = True
+            else:
+                # Whoever calls us expects what any interrupted command returns.
+                stopped = interrupted and job.state == "CANCELLED"
+                return replace(job, exit_code=128 + signal.SIGINT) if stopped else job
     except BaseException:
         cluster.cancel(attempts(run)[-1].job_id, run_id=run.run_id)
         raise

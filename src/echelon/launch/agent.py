@@ -54,6 +54,7 @@ from echelon.launch.messages import (
     Signalled,
     Stacks,
     Start,
+    ZygoteLost,
 )
 from echelon.launch.nursery import Nursery
 from echelon.launch.rank import DUMP, read_record
@@ -194,10 +195,10 @@ class Agent:
         """Say that we live, and notice when the controller does not."""
         while True:
             await asyncio.sleep(PULSE_S)
-            generation = max((r.generation for r in self._ranks.values()), default=0)
+            self._oom.look(time.monotonic())
             self._say(
                 Pulse(
-                    generation=generation,
+                    generation=self._generation(),
                     ranks=[
                         [r.rank, r.beacon.step, *sample_process(r.pid)]
                         for r in self._ranks.values()
@@ -207,6 +208,9 @@ class Agent:
             )
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+
+    def _generation(self) -> int:
+        return max((r.generation for r in self._ranks.values()), default=0)
 
     async def _time_logs(self) -> None:
         while True:
@@ -326,7 +330,7 @@ class Agent:
                 step=step,
                 error=read_record(gone.files.error) if failed else {},
                 tail=tail(gone.files.log) if failed else "",
-                out_of_memory=status == -signal.SIGKILL and self._oom.happened(),
+                out_of_memory=self._oom.happened(time.monotonic()),
             )
         )
         if not any(r.generation == gone.generation for r in self._ranks.values()):
@@ -368,10 +372,19 @@ class Agent:
         generation = started.generation
         self._say(RankStarted(generation=generation, rank=rank, pid=pid, warm=warm))
 
-    def zygote_lost(self) -> None:
+    def zygote_lost(self, status: int) -> None:
         """Ranks die with their zygote; what they had started, we end. The next comes at once."""
         self._waiting_opens = []
         self._nursery.start()
+        if self._ranks:
+            self._say(
+                ZygoteLost(
+                    generation=self._generation(),
+                    code=max(0, status),
+                    signal=max(0, -status),
+                    out_of_memory=self._oom.happened(time.monotonic()),
+                )
+            )
         for rank in list(self._ranks.values()):
             if rank.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -382,11 +395,12 @@ class Agent:
         """Collect what has died: zygote, guard, and orphans of a killed zygote."""
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            self._nursery.collected(pid, status)
             if pid == self._guard.pid and not self._done.is_set():
                 self._guard.start()
 

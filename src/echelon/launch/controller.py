@@ -24,7 +24,16 @@ from echelon.launch.contract import TIED
 from echelon.launch.crew import Agent, Crew, Entry, Gone, Lost, Stop
 from echelon.launch.hang import Hang, HangWatch, script_frames
 from echelon.launch.meeting import Meeting, MeetingError, MeetingPlace, StopError, collect
-from echelon.launch.messages import Dump, End, Ended, RankExited, RankStarted, Signalled, Start
+from echelon.launch.messages import (
+    Dump,
+    End,
+    Ended,
+    RankExited,
+    RankStarted,
+    Signalled,
+    Start,
+    ZygoteLost,
+)
 from echelon.launch.messages import Stacks as StacksOfNode
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
@@ -42,8 +51,11 @@ from echelon.launch.verdict import (
 
 JOIN_S = 120.0
 """How long agents may take to come; on a large cluster some start late."""
-CONFESS_S = 1.0
-"""How long a victim's report waits for the cause's own, which may be busy cleaning up."""
+CONFESS_S = 2.0
+"""How long a victim's report waits for the cause's own, which may be busy cleaning up.
+
+Taking apart an interpreter that holds torch is over a second of it, where we did not start it.
+"""
 STOP_GRACE_S = 3.0
 """What ranks get between being asked to stop and being killed."""
 END_S = 10.0
@@ -234,6 +246,8 @@ class Controller:
                 )
                 if gone.code or gone.signal:
                     generation.failures.append(self._failure(agent, gone))
+            case (Agent() as agent, ZygoteLost() as lost) if lost.generation == generation.number:
+                generation.failures.append(_bereaved(agent, lost))
             case (Agent() as agent, Lost() as lost) if agent in generation.agents:
                 self._lose(generation, agent, lost.reason)
             case (Agent() as agent, Signalled(signal=signal.SIGTERM)):
@@ -249,11 +263,10 @@ class Controller:
         for rank in lost:
             del generation.ranks[rank]
         if lost:
-            message = f"{agent.name}: {reason}"
             generation.failures.append(
                 Failure(
                     cause="lost node",
-                    message=message,
+                    message=f"its agent is gone: {reason}",
                     node=agent.name,
                     generation=generation.number,
                 )
@@ -310,9 +323,14 @@ class Controller:
         """Add ranks that fell after the first: by themselves, or because we ended them."""
         if not (gone.code or gone.signal) or generation.stop:
             return
-        failure = self._failure(agent, gone)
-        if gone.signal == signal.SIGKILL:
-            failure = replace(failure, cause="ended", message="ended with its generation")
+        ours = gone.signal == signal.SIGKILL
+        if ours and gone.error:
+            # It had failed by itself, and we ended what it did at its exit.
+            failure = self._failure(agent, replace(gone, code=1, signal=0))
+        else:
+            failure = self._failure(agent, gone)
+            if ours:
+                failure = replace(failure, cause="ended", message="ended with its generation")
         if gone.rank not in {known.rank for known in generation.failures}:
             generation.failures.append(failure)
 
@@ -351,6 +369,20 @@ class Controller:
         if self._request.on_hang != "report":
             generation.failures.append(failure)
             generation.stacks = stacks
+
+
+def _bereaved(agent: Agent, lost: ZygoteLost) -> Failure:
+    """Return the failure of a node whose ranks have died with their zygote."""
+    cause, how = classify_exit(
+        code=lost.code, number=lost.signal, error={}, tail="", out_of_memory=lost.out_of_memory
+    )
+    return Failure(
+        cause=cause,
+        message=f"its zygote is gone, and its ranks with it: {how}",
+        node=agent.name,
+        exit_code=128 + lost.signal if lost.signal else lost.code,
+        generation=lost.generation,
+    )
 
 
 def _stopped(stop: Stop) -> Failure:

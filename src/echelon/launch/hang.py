@@ -48,6 +48,8 @@ class _Seen:
     """When its main thread last used CPU."""
     state: str
     state_since_s: float
+    felt_s: float
+    """When it was last looked at: what has come since is not known, so nothing is said of it."""
 
 
 class HangWatch:
@@ -77,8 +79,9 @@ class HangWatch:
             return
         seen = self._ranks.get(rank)
         if seen is None:
-            self._ranks[rank] = _Seen(step, now_s, cpu_s, now_s, state, now_s)
+            self._ranks[rank] = _Seen(step, now_s, cpu_s, now_s, state, now_s, now_s)
             return
+        seen.felt_s = now_s
         if step != seen.step:
             seen.step, seen.step_since_s = step, now_s
         if cpu_s - seen.cpu_s > _ASLEEP_S:
@@ -99,10 +102,9 @@ class HangWatch:
         return hang
 
     def _find(self, now_s: float) -> Hang | None:
-        since_s = now_s - self._timeout_s
         ranks = self._ranks
         for rank, seen in ranks.items():
-            if seen.state in _STOPPED and seen.state_since_s <= since_s:
+            if seen.state in _STOPPED and self._is_long(seen, seen.state_since_s):
                 return Hang(
                     rank=rank,
                     message=f"it is stopped (SIGSTOP), for {now_s - seen.state_since_s:.0f} s",
@@ -123,19 +125,24 @@ class HangWatch:
             )
         return Hang(rank=waiting[0], message=f"all ranks wait: {waits}")
 
+    def _is_long(self, seen: _Seen, since_s: float) -> bool:
+        """Tell whether what has been so since then is known to have lasted the time allowed."""
+        return seen.felt_s - since_s >= self._timeout_s
+
     def _split(self, now_s: float) -> tuple[list[int], list[int]]:
         """Return the ranks that wait and those that compute; none of either while some do neither.
 
         Pulses of different nodes come at different times: a rank that has just begun to wait is
         no sign of anything.
         """
-        waiting = [r for r, seen in self._ranks.items() if seen.awake_s <= now_s - self._timeout_s]
+        waiting = [r for r, seen in self._ranks.items() if self._is_long(seen, seen.awake_s)]
         busy = [r for r, seen in self._ranks.items() if seen.awake_s > now_s - _RECENT_S]
         return (waiting, busy) if len(waiting) + len(busy) == len(self._ranks) else ([], [])
 
     def _find_by_steps(self, now_s: float) -> Hang | None:
-        ranks, since_s = self._ranks, now_s - self._timeout_s
-        if any(seen.step_since_s > since_s for seen in ranks.values()):
+        # Where only some speak of their steps, those who do not are not behind.
+        ranks = {rank: seen for rank, seen in self._ranks.items() if seen.step >= 0}
+        if not all(self._is_long(seen, seen.step_since_s) for seen in ranks.values()):
             return None
         behind = min(ranks, key=lambda rank: (ranks[rank].step, ranks[rank].awake_s))
         low, high = ranks[behind].step, max(seen.step for seen in ranks.values())

@@ -58,7 +58,7 @@ async def collect(
         assert entry is not None, "there is no deadline"
         match entry:
             case (Agent() as agent, Lost() as lost) if agent in needed:
-                message = f"{agent.name}: {lost.reason}"
+                message = f"its agent is gone: {lost.reason}"
                 raise MeetingError(Failure(cause="lost node", message=message, node=agent.name))
             case (_, Stop() as stop):
                 raise StopError(stop)

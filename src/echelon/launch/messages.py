@@ -73,7 +73,19 @@ class RankExited(Message):
     tail: str = ""
     """The end of its log."""
     out_of_memory: bool = False
-    """Whether the kernel killed it for memory, as far as this node can tell."""
+    """Whether the kernel has just killed for memory on this node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteLost(Message):
+    """A zygote has died while it had ranks; they go with it, and are told of afterwards."""
+
+    generation: int
+    code: int = 0
+    signal: int = 0
+    """What killed it; 0 for an ordinary exit."""
+    out_of_memory: bool = False
+    """As with a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ class Listener(Protocol):
     def zygote_ready(self, serves_store: bool, reason: str) -> None:
         """Ranks can be started; the reason says why they start cold, if they do."""
 
-    def zygote_lost(self) -> None:
-        """Hear that it is gone, and its ranks with it."""
+    def zygote_lost(self, status: int) -> None:
+        """Hear that it is gone, and its ranks with it; a signal's status is negative."""
 
     def rank_started(self, rank: int, pid: int, warm: bool) -> None: ...
 
@@ -54,6 +54,7 @@ class Nursery:
         self._env = env
         self._socket: socket.socket | None = None
         self._pid = 0
+        self._status: int | None = None
         self._stillborn = 0
 
     def start(self) -> None:
@@ -64,6 +65,7 @@ class Nursery:
         argv = [sys.executable, str(launcher), "zygote", str(theirs.fileno())]
         argv += [self._program.kind, ",".join(preload), *self._program.argv]
         self._pid = self._shell.start(argv, log=self._log, env=self._env, keep=[theirs.fileno()])
+        self._status = None
         theirs.close()
         ours.setblocking(False)
         self._socket = ours
@@ -91,6 +93,19 @@ class Nursery:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
 
+    def collected(self, pid: int, status: int) -> None:
+        """Take note of a dead child, if it is ours; the end of its socket may be yet to come."""
+        if pid == self._pid:
+            self._status = status
+
+    def _collect(self) -> int:
+        """Return how the zygote ended. Its socket is closed, so it has, or is about to."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if self._status is None:
+                os.kill(self._pid, signal.SIGKILL)
+                _, self._status = os.waitpid(self._pid, 0)
+        return os.waitstatus_to_exitcode(self._status or 0)
+
     def _forget(self) -> None:
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket)
@@ -108,7 +123,7 @@ class Nursery:
             data = b""
         if not data:
             self._forget()
-            self._listener.zygote_lost()
+            self._listener.zygote_lost(self._collect())
             return
         said = json.loads(data)
         match said["what"]:

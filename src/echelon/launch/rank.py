@@ -203,7 +203,7 @@ def _record(error: BaseException, path: Path) -> None:
     """Leave a record of an exception where torchrun's scripts leave theirs, in their format."""
     record = {
         "message": {
-            "message": f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK],
+            "message": f"{type(error).__name__}: {_text(error)}"[:_MAX_TRACEBACK],
             "extraInfo": {
                 "py_callstack": _format(error),
                 "timestamp": str(int(time.time())),
@@ -216,6 +216,13 @@ def _record(error: BaseException, path: Path) -> None:
         # The script may have left a better one itself, with torch's @record.
         if not path.exists():
             path.write_text(json.dumps(record))
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  it is the script's own code that fails here
+        return "<exception str() failed>"
 
 
 def _format(error: BaseException) -> str:

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-_TAIL = 4096
+_TAIL = 1 << 16
+"""When NCCL aborts a process, what it says is followed by every thread's stack, twice."""
+_RECENT_S = 5.0
 
 
 def sample_process(pid: int) -> tuple[str, float]:
@@ -53,7 +55,7 @@ def tail(path: Path, *, start: int = -1, size: int = _TAIL) -> str:
             end = file.seek(0, os.SEEK_END)
             begin = max(0, end - size) if start < 0 else start
             file.seek(begin)
-            return file.read(max(size, 16 * size if start >= 0 else 0)).decode(errors="replace")
+            return file.read(size).decode(errors="replace")
     except OSError:
         return ""
 
@@ -68,20 +70,26 @@ def fit(texts: Mapping[str, str], room: int) -> dict[str, str]:
 
 
 class OomWatch:
-    """Tells whether the kernel has killed for memory since it was last asked.
+    """Tells whether the kernel has just killed for memory.
 
-    It counts kills in this process's own cgroup where it may look, else on the whole machine.
+    It counts kills in this process's own cgroup where it may look, else on the whole machine; it
+    has to look now and then, for one that was survived an hour ago explains no death of today.
     """
 
     def __init__(self) -> None:
         self._source = next((path for path in _oom_counters() if _count(path) >= 0), None)
         self._seen = _count(self._source) if self._source else 0
+        self._last_s = float("-inf")
 
-    def happened(self) -> bool:
-        if self._source is None:
-            return False
-        before, self._seen = self._seen, _count(self._source)
-        return self._seen > before
+    def look(self, now_s: float) -> None:
+        count = _count(self._source) if self._source else 0
+        if count > self._seen:
+            self._seen, self._last_s = count, now_s
+
+    def happened(self, now_s: float) -> bool:
+        """Tell whether it did a moment ago: a rank may be some time in noticing a dead worker."""
+        self.look(now_s)
+        return now_s - self._last_s <= _RECENT_S
 
 
 def _oom_counters() -> list[Path]:

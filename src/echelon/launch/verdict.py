@@ -8,7 +8,7 @@ causes, the one that reached the controller first.
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ CAUSES = {
     "bad arguments": "arguments that the script refused",
     "exit": "an exit code other than 0",
     "cuda out of memory": "the GPU's memory was full",
-    "out of memory": "killed, for the node's or the job's memory was full",
+    "out of memory": "the node's or the job's memory was full",
     "signal": "killed by a signal",
     "port taken": "a port that somebody else had",
     "collective time-out": "a collective that not all ranks joined in time",
@@ -40,6 +40,7 @@ NEVER_RETRIED = frozenset({"import error", "bad arguments", "time limit", "cance
 
 _PATTERNS = (
     ("cuda out of memory", r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
+    ("out of memory", r"^MemoryError|can't allocate memory|\[Errno 12\]"),
     ("disk full", r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
     ("port taken", r"EADDRINUSE|Address already in use"),
     (
@@ -47,6 +48,9 @@ _PATTERNS = (
         (
             r"Watchdog caught collective operation timeout|"
             r"Timed out waiting \d+ms for|"
+            r"Application timeout caused pair closure|"
+            r"failed to pass monitoredBarrier|"
+            r"timed out in monitoredBarrier|"
             r"wait timeout after \d+ms|"
             r"Timed out after \d+ seconds waiting for clients"
         ),
@@ -67,7 +71,15 @@ _PATTERNS = (
     ),
 )
 _VICTIMS = ("lost peer", "collective time-out", "ended")
-_SYSTEM_EXIT = 2
+_FAILED_IMPORTS = (
+    *("ImportError", "ModuleNotFoundError"),
+    *("SyntaxError", "IndentationError", "TabError"),
+)
+_UNCAUGHT = 1
+"""With what Python ends when nobody caught an exception."""
+_REFUSED = 2
+"""With what argparse ends."""
+_KILLED_WORKER = re.compile(r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,27 +130,47 @@ def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
         tail: the end of its log, for what its record does not tell.
         out_of_memory: whether the kernel has just killed for memory on that node.
     """
-    if number:
-        name = _signal_name(number)
-        if out_of_memory:
-            return "out of memory", f"killed by the kernel ({name}): memory was full"
-        if number == signal.SIGABRT and (found := _match(tail, _PATTERNS)):
-            return found
-        return "signal", f"killed by {name}"
+    if number and (found := _classify_signal(number, error, tail, out_of_memory)):
+        return found
     kind, message = str(error.get("type", "")), str(error.get("message", ""))
-    if not kind or kind == "SystemExit":
-        kind_in_log, message_in_log = _last_exception(tail)
-        if code == _SYSTEM_EXIT and not kind_in_log and "usage:" in tail:
+    if not kind and (number or code == _UNCAUGHT):
+        kind, message = _last_exception(tail)
+    if kind in ("", "SystemExit"):
+        if code == _REFUSED and "usage:" in tail:
             return "bad arguments", _last_line(tail)
-        if kind_in_log and kind != "SystemExit":
-            kind, message = kind_in_log, message_in_log
-        else:
-            return "exit", f"exit code {code}" + (f": {_last_line(tail)}" if tail.strip() else "")
+        return "exit", f"exit code {code}" + (f": {_last_line(tail)}" if tail.strip() else "")
     text = f"{kind}: {message}".rstrip(": ")
-    if kind in ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError"):
+    if kind in _FAILED_IMPORTS:
         return "import error", text
-    found = _match(text, _PATTERNS)
-    return (found[0], text) if found else ("exception", text)
+    if out_of_memory and _KILLED_WORKER.search(text):
+        return "out of memory", text
+    cause, _ = _match(text, _PATTERNS) or ("exception", "")
+    if cause in _VICTIMS and not _is_torchs(kind, error):
+        return "exception", text  # a connection of the script's own: to a data base, say
+    return cause, text
+
+
+def _classify_signal(
+    number: int, error: Mapping[str, Any], tail: str, out_of_memory: bool
+) -> tuple[str, str] | None:
+    """Return what a signal means; None where the rank was leaving anyway, and something else is.
+
+    Torch's threads may abort a process that is taken apart.
+    """
+    name = _signal_name(number)
+    if out_of_memory and number == signal.SIGKILL:
+        return "out of memory", f"killed by the kernel ({name}): memory was full"
+    if number == signal.SIGABRT:
+        if found := _match(tail, _PATTERNS):
+            return found
+        if error.get("type", "SystemExit") != "SystemExit" or _LEAVING.search(tail):
+            return None
+    return "signal", f"killed by {name}"
+
+
+def _is_torchs(kind: str, error: Mapping[str, Any]) -> bool:
+    """Tell whether an exception can be of torch's communication, which is written in C++."""
+    return "RuntimeError" in (kind, *error.get("bases", ())) or kind.startswith("Dist")
 
 
 def _match(text: str, patterns: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
@@ -149,26 +181,27 @@ def _match(text: str, patterns: Sequence[tuple[str, str]]) -> tuple[str, str] | 
     return None
 
 
-_EXCEPTION = re.compile(
-    r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt|Warning|Exit))(?:: (.*))?$"
-)
+_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?(\w+)(?:: (.*))?$")
+_LEAVING = re.compile(r"^(?:\[rank\d+\]: )?[\w.]+(?:: .*)?\nterminate called", re.MULTILINE)
+"""The last line of a traceback, and an abort right after it."""
+_LABEL = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+"""What torch puts before each line of a traceback once ranks have met."""
 
 
 def _last_exception(text: str) -> tuple[str, str]:
     """Return type and message of the last traceback in a log."""
-    start = text.rfind("Traceback (most recent call last)")
-    if start < 0:
-        return "", ""
-    for line in text[start:].splitlines():
-        if match := _EXCEPTION.match(line):
-            return match[1], match[2] or ""
-    return "", ""
+    # Everything of a traceback is indented, but for its first line and the exception.
+    lines = [line for line in last_traceback(text).splitlines()[1:] if line[:1].strip()]
+    # Of a script that cannot be parsed there is no traceback.
+    lines = lines or [_last_line(text)] * _last_line(text).startswith(_FAILED_IMPORTS)
+    match = _EXCEPTION.match(lines[0]) if lines else None
+    return (match[1], match[2] or "") if match else ("", "")
 
 
 def last_traceback(text: str) -> str:
-    """Return the last traceback in a log."""
+    """Return the last traceback in a log, and what follows it."""
     start = text.rfind("Traceback (most recent call last)")
-    return text[start:] if start >= 0 else ""
+    return _LABEL.sub("", text[start:]) if start >= 0 else ""
 
 
 def _signal_name(number: int) -> str:
@@ -193,9 +226,23 @@ def is_victim(failure: Failure) -> bool:
 def judge(failures: Sequence[Failure], *, not_retried: str = "") -> Verdict:
     """Return the verdict on a generation's failures, which come in the order of their arrival."""
     assert failures, "without a failure there is nothing to judge"
-    first = next((f for f in failures if not is_victim(f)), failures[0])
-    victims = tuple(f for f in failures if f is not first)
+    first = next((f for f in failures if not is_victim(f)), None) or _find_absent(failures)
+    victims = tuple(
+        f for f in failures if f is not first and (f.rank is None or f.rank != first.rank)
+    )
     return Verdict(failure=first, victims=victims, not_retried=not_retried, advice=advise(first))
+
+
+def _find_absent(victims: Sequence[Failure]) -> Failure:
+    """Return what to say where there are victims alone: who kept them waiting, if it can be told.
+
+    That is the one which was still running when all others had given up, and had to be ended.
+    """
+    first, absent = victims[0], [failure for failure in victims if failure.cause == "ended"]
+    if len(absent) != 1 or first is absent[0]:
+        return first
+    gave_up = f"it alone was still running when rank {first.rank} had given up: {first.message}"
+    return replace(absent[0], cause=first.cause, message=gave_up, exit_code=first.exit_code)
 
 
 def advise(failure: Failure) -> str:
@@ -277,10 +324,10 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
         run: the run's directory, for names of files that can be pasted.
     """
     failure = verdict.failure
-    who = "" if failure.rank is None else f"rank {failure.rank}"
-    where = f" on {failure.node}" if failure.node else ""
+    who = failure.node if failure.rank is None else f"rank {failure.rank}"
+    where = f" on {failure.node}" if failure.node and failure.rank is not None else ""
     step = f" at step {failure.step}" if failure.step is not None else ""
-    head = f"{(who + where + step).strip() or 'the run'}: {failure.message}"
+    head = f"{(who + where + step) or 'the run'}: {failure.message}"
     lines = [head, f"  cause: {failure.cause} ({CAUSES[failure.cause]})"]
     trace = failure.traceback.rstrip().splitlines()
     if trace:

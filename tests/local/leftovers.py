@@ -1,0 +1,70 @@
+"""Killing one process of a run, of every kind, and looking at what outlives it."""
+
+import os
+import signal
+import time
+
+from echelon.core.waiting import wait_until
+from local.liverun import PREAMBLE, find_processes
+
+SCRIPT = f"""\
+{PREAMBLE}
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 1 << 30
+    def __getitem__(self, index): return index
+
+begin()
+loader = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=2))
+next(loader); step()
+if "ECHELON_BEACON" in os.environ:
+    Path(f"scratch-{{rank}}").write_text(str(Path(os.environ["ECHELON_BEACON"]).parent))
+ready()
+for batch in loader: step(); time.sleep(0.02)
+"""
+KINDS = ("rank", "agent", "zygote", "guard", "controller", "command")
+WORKERS = 8
+"""Of four ranks with two each."""
+
+
+def kill(run, kind, number=0):
+    """Kill one of a kind; when there are several, the number says which."""
+    pids = run.await_ranks()
+    node = number % 2
+    if kind == "rank":
+        victim = pids[number % 4]
+    elif kind == "command":
+        victim = run.command.pid
+    else:
+        victim = run.find(kind, None if kind == "controller" else node)
+    os.kill(victim, signal.SIGKILL)
+    if kind == "guard":
+        # Alone it is missed by nobody but its agent, which needs one when its own turn comes.
+        assert wait_until(lambda: _has_another(run, node, victim), timeout_s=10)
+        os.kill(run.find("agent", node), signal.SIGKILL)
+
+
+def _has_another(run, node, old):
+    guards = [process.pid for process in run.processes() if process.role == "guard"]
+    return len(guards) == 2 and old not in guards and run.find("guard", node) in guards
+
+
+def count_workers(run):
+    """Return how many processes the ranks have started."""
+    found = {process.pid: process for process in run.processes()}
+    ranks = set(run.await_ranks())
+    return sum(process.parent in ranks for process in found.values())
+
+
+def await_end(run, *, timeout_s):
+    """Return what is left of a run after that time at most, and how long it took to go."""
+    began_s = time.monotonic()
+    wait_until(lambda: not find_left(run), timeout_s=timeout_s)
+    return find_left(run), time.monotonic() - began_s
+
+
+def find_left(run):
+    """Return processes and folders in memory that are still there."""
+    processes = [f"{p.role} {p.pid}: {p.line}" for p in find_processes(run.folder / "runs")]
+    command = [] if run.command.poll() is not None else ["echelon run"]
+    scratch = {path.read_text() for path in run.folder.glob("scratch-*")}
+    return processes + command + [path for path in scratch if os.path.exists(path)]  # noqa: PTH110

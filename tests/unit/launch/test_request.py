@@ -1,0 +1,71 @@
+"""What the launcher makes of a run's frozen request."""
+
+import pytest
+
+from echelon.core.rundir import RunDir
+from echelon.launch.rank import Program
+from echelon.launch.request import from_spec, read_request
+from echelon.spec import Layer, merge
+
+
+def request(**values):
+    return from_spec(merge([Layer(source="test", values=values)]).spec)
+
+
+def test_a_request_is_read_from_the_runs_file(tmp_path):
+    run = RunDir.create(tmp_path, "x")
+    run.spec.write_text(
+        """
+script = "train.py"
+args = ["--lr", "0.1"]
+nodes = "2:4"
+procs = 3
+restarts = 7
+preload = ["torch", "numpy"]
+hang_timeout = "90s"
+on_hang = "stop"
+
+[slurm.extra]
+licenses = "matlab"
+"""
+    )
+    found = read_request(run)
+    assert found.program == Program(argv=("train.py", "--lr", "0.1"), kind="script")
+    assert (found.low, found.high, found.procs, found.restarts) == (2, 4, 3, 7)
+    assert found.preload == ("torch", "numpy")
+    assert (found.hang_timeout_s, found.on_hang) == (90, "stop")
+
+
+def test_without_a_number_there_is_a_rank_for_each_gpu():
+    assert request(script="a.py", gpus="4").procs == 4
+    assert request(script="a.py", gpus="4", procs="2").procs == 2
+    assert request(script="a.py").procs in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "kind"),
+    [
+        ("train.py", "import torch", "script"),
+        ("train", "#!/usr/bin/env python3", "script"),
+        ("train", "#!/bin/bash", "binary"),
+        ("train.sh", "python train.py", "binary"),
+        ("train", "\x7fELF", "binary"),
+    ],
+)
+def test_what_kind_of_program_it_is(tmp_path, name, first, kind):
+    (tmp_path / name).write_text(f"{first}\n")
+    assert request(script=name, chdir=str(tmp_path)).program.kind == kind
+
+
+def test_modules_and_what_is_not_there():
+    assert request(script="my.train", module=True).program.kind == "module"
+    assert request(script="hostname").program.kind == "binary"
+
+
+def test_how_a_program_is_started_plainly():
+    def command(kind):
+        return Program(argv=("x", "1"), kind=kind).command("/usr/bin/python3")
+
+    assert command("script") == ["/usr/bin/python3", "x", "1"]
+    assert command("module") == ["/usr/bin/python3", "-m", "x", "1"]
+    assert command("binary") == ["x", "1"]
