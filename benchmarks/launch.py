@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 
 import measuring
 from measuring import ECHELON, SCRIPTS, TORCHRUN, ratio, run_timed, sandbox, summary, workshop
@@ -23,6 +24,7 @@ RANKS = 4
 OURS = "echelon run --procs 4"
 THEIRS = "torchrun --standalone --nproc-per-node=4"
 BY_HAND = "4 plain processes by hand"
+RAY = "Ray Train, 4 workers"
 
 
 def run_ours(folder):
@@ -42,15 +44,13 @@ def run_by_hand(folder):
         subprocess.Popen(
             [sys.executable, SCRIPT],
             cwd=folder,
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": str(RANKS),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-                # As both launchers set it.
-                "OMP_NUM_THREADS": "1",
-            },
+            env=measuring.environ(
+                RANK=str(rank),
+                WORLD_SIZE=str(RANKS),
+                MASTER_ADDR="127.0.0.1",
+                MASTER_PORT=str(port),
+                OMP_NUM_THREADS="1",  # as both launchers set it
+            ),
         )
         for rank in range(RANKS)
     ]
@@ -58,9 +58,17 @@ def run_by_hand(folder):
     return time.monotonic() - began
 
 
+def run_ray(folder):
+    return run_timed([sys.executable, str(SCRIPTS / "ray_first.py"), str(RANKS)], folder)
+
+
 def measure_here(folder, trials):
     """Return seconds of each whole command; they take turns, for the machine's mood changes."""
     ways = {OURS: run_ours, THEIRS: run_torchrun, BY_HAND: run_by_hand}
+    if find_spec("ray"):
+        ways[RAY] = run_ray
+    else:
+        print(f"{RAY}: not installed")
     for run in ways.values():
         run(folder)  # the first of each also reads the disk
     taken = {name: [] for name in ways}
@@ -95,15 +103,16 @@ def main():
     with workshop() as folder:
         rows = measure_here(folder, trials)
         goals = {"ours / torchrun": (ratio(rows[OURS], rows[THEIRS]), 0.4)}
-        more = {"ours_to_by_hand": ratio(rows[OURS], rows[BY_HAND])}
+        ratios = {name: ratio(rows[OURS], rows[name]) for name in rows if name != OURS}
         if os.geteuid() == 0:
             slurm = measure_on_slurm(folder, trials)
             rows |= {f"submit, 2 nodes × 2, style {style}": slurm[style] for style in slurm}
             goals["submit, ours / srun"] = (ratio(slurm["echelon"], slurm["srun"]), 0.6)
         else:
             print("on Slurm: not measured, a sandbox whose nodes have addresses needs root")
-    measuring.write_results("launch", rows, goals, **more)
-    print(f"ours / by hand: {more['ours_to_by_hand']}")
+    measuring.write_results("launch", rows, goals, ratio_to=ratios)
+    for name, value in ratios.items():
+        print(f"ours / {name}: {value}")
 
 
 if __name__ == "__main__":

@@ -24,15 +24,14 @@ SCRIPTS = Path(__file__).parent / "scripts"
 RESULTS = Path(__file__).parent / "results"
 ECHELON = [sys.executable, "-m", "echelon"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
-MARK = "ECHELON_BENCHMARK"
-"""A variable that everything we start inherits, so that everything can be found and ended."""
+_MARK = ("ECHELON_BENCHMARK", str(os.getpid()))
+"""A variable that all ranks and launchers inherit, so that each can be found and ended."""
 
 
 @contextmanager
 def workshop():
     """Give a folder that all nodes of a sandbox see, and end what was started in it."""
     folder = Path(tempfile.mkdtemp(prefix="echelon-bench-", dir="/var/tmp"))
-    os.environ[MARK] = str(folder)
     try:
         yield folder
     finally:
@@ -40,9 +39,14 @@ def workshop():
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def environ(**more):
+    """Return the environment for ranks and launchers; a sandbox's daemons must not have it."""
+    return {**os.environ, **dict([_MARK]), **more}
+
+
 def end_marked():
-    """Kill whatever we started and has not gone: launchers killed on purpose leave orphans."""
-    wanted = f"{MARK}={os.environ[MARK]}\0".encode()
+    """Kill the ranks and launchers that have not gone: some were orphaned on purpose."""
+    wanted = f"{'='.join(_MARK)}\0".encode()
 
     def left():
         found = []
@@ -63,10 +67,11 @@ def end_marked():
 
 
 @contextmanager
-def started(argv, folder, **options):
+def started(argv, folder, **variables):
     """Run a command while the block lasts; its output is in folder/output."""
+    env = environ(**variables)
     with (folder / "output").open("ab") as output:
-        process = subprocess.Popen(argv, cwd=folder, stdout=output, stderr=output, **options)
+        process = subprocess.Popen(argv, cwd=folder, stdout=output, stderr=output, env=env)
     try:
         yield process
     finally:
@@ -78,11 +83,17 @@ def started(argv, folder, **options):
         process.wait()
 
 
-def run_timed(argv, folder, **options):
+def run_timed(argv, folder):
     """Run a command to its end, and return how long that took."""
     began = time.monotonic()
     done = subprocess.run(
-        argv, cwd=folder, capture_output=True, text=True, timeout=120, check=False, **options
+        argv,
+        cwd=folder,
+        env=environ(),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, f"{argv}\n{done.stdout}\n{done.stderr}"
     return time.monotonic() - began

@@ -33,7 +33,7 @@ def all_stepped(folder, generation):
     return len(steps(folder, generation, RANKS)) == RANKS
 
 
-def kill_repeatedly(argv, folder, kills, chance, **options):
+def kill_repeatedly(argv, folder, kills, chance, **variables):
     """Start 4 ranks and kill one after the other; return seconds to recover, inf where it did not.
 
     A launcher that did not recover is not asked again: fewer are returned.
@@ -41,7 +41,7 @@ def kill_repeatedly(argv, folder, kills, chance, **options):
     folder.mkdir()
     delays = []
     script = [str(SCRIPTS / "steps.py"), str(folder), str(PERIOD_S)]
-    with started([*argv, *script], folder, **options):
+    with started([*argv, *script], folder, **variables):
         assert wait_until(lambda: all_stepped(folder, 0), timeout_s=120)
         for generation in range(kills):
             time.sleep(chance.uniform(0.1, 0.5))  # meet the steps at different points
@@ -64,7 +64,7 @@ def measure(folder, trials, peer_trials, chance):
     """Return seconds to recover, for each side; they take turns."""
     ours = [*ECHELON, "run", "--procs", str(RANKS), "--restarts", "100000"]
     theirs = [*TORCHRUN, "--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=1000"]
-    unshared = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    unshared = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     taken = {OURS: [], THEIRS: [], THEIRS_UNSHARED: []}
     blocks = min(BLOCKS, trials)
     for block in range(blocks):
@@ -77,7 +77,7 @@ def measure(folder, trials, peer_trials, chance):
             number = len(taken[THEIRS])
             taken[THEIRS] += kill_repeatedly(theirs, folder / f"theirs-{number}", 1, chance)
             place = folder / f"unshared-{number}"
-            taken[THEIRS_UNSHARED] += kill_repeatedly(theirs, place, 1, chance, env=unshared)
+            taken[THEIRS_UNSHARED] += kill_repeatedly(theirs, place, 1, chance, **unshared)
     return taken
 
 
