@@ -37,9 +37,8 @@ test-all: setup peers system  ## the full matrices too
 	@$(BIN)/pytest --durations=10 $(ARGS)
 
 bench: setup system  ## measure; results under benchmarks/results/
-	@$(BIN)/python benchmarks/sandbox.py
-	@$(BIN)/python benchmarks/faultmatrix.py
-	@$(BIN)/python benchmarks/leftovers.py
+	@set -e; for name in sandbox launch restart nodeloss rendezvous idle faultmatrix leftovers; do \
+	    echo "--- $$name"; $(BIN)/python benchmarks/$$name.py; done
 
 constraints:  ## resolve constraints.txt anew, at the newest versions
 	@tools/constraints.sh

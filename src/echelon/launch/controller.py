@@ -132,7 +132,7 @@ class Controller:
         """Wait for the agents; return a verdict when too few come."""
         deadline = time.monotonic() + JOIN_S
         awaited = set(range(self._starter.nodes))
-        while awaited - self._crew.agents.keys():
+        while not self._crew.agents.keys() >= awaited:
             match await self._crew.next(deadline):
                 case None:
                     break

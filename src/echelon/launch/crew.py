@@ -7,6 +7,7 @@ so that the controller can take them out one by one and be read from top to bott
 import asyncio
 import contextlib
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -119,14 +120,13 @@ class Crew:
             self._servers.append(server)
         private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard)}
         self.started = self._starter.start(agent_command(run, attempt), {**env, **private}, folder)
+        _allow_many_files()  # now, so that agents and ranks have the user's own limit
         self._pulse = loop.create_task(self._keep_pulse())
 
     async def next(self, deadline_s: float | None = None) -> Entry | None:
         """Return the next thing that happened; None when the time is over."""
         try:
-            left = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            async with asyncio.timeout(left):
-                agent, what = await self._queue.get()
+            agent, what = await self._take(deadline_s)
         except TimeoutError:
             return None
         match what:
@@ -139,6 +139,13 @@ class Crew:
             case Note() if agent:
                 self._note("note", node=agent.node, text=what.text)
         return agent, what
+
+    async def _take(self, deadline_s: float | None) -> Entry:
+        if not self._queue.empty():  # no timer for each of thousands that come at once
+            return self._queue.get_nowait()
+        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        async with asyncio.timeout(left_s):
+            return await self._queue.get()
 
     def has(self, agent: Agent) -> bool:
         return self.agents.get(agent.node) is agent
@@ -233,6 +240,13 @@ class Crew:
         # A second signal is impatience; a hang-up means that nobody is there to wait.
         at_once = self._signals > 1 or number == signal.SIGHUP
         self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once)))
+
+
+def _allow_many_files() -> None:
+    """Make room for a connection to each of thousands of agents: 1024 files are usual."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _is_there(pid: int) -> bool:

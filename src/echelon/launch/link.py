@@ -105,7 +105,9 @@ class Link(asyncio.Protocol):
     def _flush(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        self._transport.write(self._channel.take_outgoing())
+        if not (data := self._channel.take_outgoing()):
+            return
+        self._transport.write(data)
         if self._transport.get_write_buffer_size() > _UNSENT:
             self.drop("it does not read what it is sent")
 

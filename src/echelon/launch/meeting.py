@@ -52,8 +52,8 @@ async def collect(
         StopError: the run is to stop.
     """
     answers: dict[int, Any] = {}
-    wanted = {agent.node for agent in asked}
-    while wanted - answers.keys():
+    left = {agent.node for agent in asked}
+    while left:
         entry = await crew.next()
         assert entry is not None, "there is no deadline"
         match entry:
@@ -65,6 +65,7 @@ async def collect(
             case (Agent() as agent, what) if isinstance(what, kind):
                 if getattr(what, "generation", generation) == generation:
                     answers[agent.node] = what
+                    left.discard(agent.node)
     return answers
 
 

@@ -30,6 +30,7 @@ _NONCE = 32
 _MAC = 32
 _HEAD = struct.Struct(">I")
 _COUNTER = struct.Struct(">Q")
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 Role = Literal["controller", "agent"]
 
@@ -80,7 +81,7 @@ class Channel:
     def send(self, message: Mapping[str, Any]) -> None:
         """Put a message into what goes out next."""
         assert self.open, "nothing is said to a stranger"
-        payload = json.dumps(message, separators=(",", ":")).encode()
+        payload = _to_json(message).encode()
         if len(payload) > MAX_PAYLOAD:
             raise WireError(f"a message of {len(payload)} bytes is too long to send")
         mac = self._mac(self._role, self._sent, payload)

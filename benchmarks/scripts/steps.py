@@ -1,0 +1,28 @@
+"""All-reduce at every step, until ended: `steps.py FOLDER SECONDS_PER_STEP`.
+
+After its first step each rank leaves a file g<generation>-w<world size>-r<rank> with the time of
+that step and its own pid; from then on it writes nothing.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+folder, period_s = Path(sys.argv[1]), float(sys.argv[2])
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+total = torch.ones(1)
+dist.all_reduce(total)
+name = f"g{generation}-w{world}-r{rank}"
+part = folder / f".{name}.{os.getpid()}"
+part.write_text(f"{time.monotonic()} {os.getpid()}\n")
+part.rename(folder / name)
+while True:
+    time.sleep(period_s)
+    total.fill_(1)
+    dist.all_reduce(total)
