@@ -63,6 +63,8 @@ from echelon.launch.sampling import OomWatch, describe_process, fit, sample_proc
 from echelon.launch.wire import MAX_PAYLOAD
 
 _PR_SET_CHILD_SUBREAPER = 36
+_PATIENCE_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Pauses before each try to reach the controller."""
 _LOG_POLL_S = 0.2
 
 
@@ -123,6 +125,7 @@ class Agent:
         self._oom = OomWatch()
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._let_in: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
         """Serve until told to leave, or until the controller is gone."""
@@ -133,7 +136,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         self._nursery.start()
         try:
-            self._link = await connect(self._controller, self._make_link)
+            await self._reach_controller()
             self._spawn(self._pulse())
             self._spawn(self._time_logs())
             await self._done.wait()
@@ -151,6 +154,25 @@ class Agent:
 
     # --- the controller -------------------------------------------------------------------------
 
+    async def _reach_controller(self) -> None:
+        """Connect and be let in; one who floods the controller may have us turned away at first.
+
+        Raises:
+            OSError: it cannot be reached, or does not let us in.
+        """
+        failure: OSError = ConnectionRefusedError("it did not let us in")
+        for pause_s in _PATIENCE_S:
+            await asyncio.sleep(pause_s)
+            self._let_in = asyncio.get_running_loop().create_future()
+            try:
+                await connect(self._controller, self._make_link)
+            except OSError as error:
+                failure = error
+            else:
+                if await self._let_in:
+                    return
+        raise failure
+
     def _make_link(self) -> Link:
         return Link(
             self._key, "agent", opened=self._greet, received=self._obey, lost=self._lose_controller
@@ -158,6 +180,7 @@ class Agent:
 
     def _greet(self, link: Link) -> None:
         self._link = link
+        self._let_in.set_result(True)
         self._say(
             Hello(
                 node=self._node,
@@ -170,7 +193,10 @@ class Agent:
 
     def _lose_controller(self, _link: Link, reason: str) -> None:
         sys.stderr.write(f"the controller is gone: {reason}\n")
-        self._done.set()
+        if self._link is not None:
+            self._done.set()
+        elif not self._let_in.done():
+            self._let_in.set_result(False)
 
     def _say(self, message: Message) -> None:
         if self._link is not None:

@@ -29,8 +29,11 @@ class Guard:
         read_end, self._pipe = os.pipe2(os.O_CLOEXEC)
         self.pid = os.fork()
         if self.pid == 0:
-            os.close(self._pipe)
-            _watch(read_end, self._scratch)
+            try:
+                os.close(self._pipe)
+                _watch(read_end, self._scratch)
+            finally:
+                os._exit(1)  # never back into the agent's own code
         os.close(read_end)
         for group in self._groups:
             self._tell(f"+{group}\n")
