@@ -174,7 +174,7 @@ def write_results(name, rows, goals, **more):
     """
     for what, figures in rows.items():
         shown = "   ".join(f"{_title(key)} {value}" for key, value in figures.items())
-        print(f"{what:44} {shown}")
+        print(f"{what:48} {shown}")
     judged = {}
     for what, (value, limit) in goals.items():
         # A figure that could not be had is no goal met.
