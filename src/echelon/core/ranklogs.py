@@ -157,11 +157,15 @@ class RunLogs:
         self._folder = logs
         self._rank = rank
         self._open: dict[Path, RankLog] = {}
+        self._done: set[Path] = set()
+        """Generations that were read to their end."""
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return what came since the last call, a generation after the other."""
         folders = sorted(self._folder.glob("*.*/"), key=_generation)
         for folder in folders:
+            if folder in self._done:
+                continue
             readers = []
             # Ranks are started anew only when all earlier ones are gone.
             ended = over or folder is not folders[-1]
@@ -170,6 +174,9 @@ class RunLogs:
                 if self._rank is None or reader.rank == self._rank:
                     readers.append(reader.read(over=ended, now_s=now_s))
             yield from heapq.merge(*readers)
+            if folder is not folders[-1]:
+                self._done.add(folder)
+                self._open = {p: log for p, log in self._open.items() if p.parent != folder}
 
 
 def _generation(folder: Path) -> tuple[int, int]:

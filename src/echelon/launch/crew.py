@@ -222,7 +222,8 @@ class Crew:
             await asyncio.sleep(PULSE_S)
             now_s = time.monotonic()
             for agent in list(self.agents.values()):
-                agent.link.say(Pulse())
+                if now_s - agent.link.said_s > PULSE_S / 2:  # else it knows that we live
+                    agent.link.say(Pulse())
                 if now_s - agent.link.heard_s > SILENCE_S:
                     agent.link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
             if hang := self._watch.judge(now_s):

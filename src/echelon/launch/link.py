@@ -38,6 +38,8 @@ class Link(asyncio.Protocol):
         self._dropped = False
         self.heard_s = time.monotonic()
         """When the peer was last heard."""
+        self.said_s = 0.0
+        """When it was last told something."""
         self.own_address = ""
         """Our address, as the peer reached it."""
         self.peer_address = ""
@@ -48,6 +50,7 @@ class Link(asyncio.Protocol):
         """Send a message; to one who is gone it is said in vain."""
         if self._transport is None or not self._channel.open:
             return
+        self.said_s = time.monotonic()
         self._channel.send(encode(message))
         self._flush()
 
