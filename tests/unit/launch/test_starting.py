@@ -80,15 +80,15 @@ def test_the_step_takes_every_node_and_all_its_gpus_once():
     assert calls == [
         (
             *("srun", "--jobid=42", "--nodelist=node1", "--nodes=1", "--ntasks=1"),
-            *(*fixed, "--gres=gpu:2", *AGENT),
+            *(*fixed, "--gpus=2", *AGENT),
         ),
         (
             *("srun", "--jobid=42", "--nodelist=node3", "--nodes=1", "--ntasks=1"),
-            *(*fixed, "--gres=gpu:1", *AGENT),
+            *(*fixed, "--gpus=1", *AGENT),
         ),
     ]
     assert [one.nodes for one in started] == [{0}, {1}]
-    assert [one.log for one in started] == [Path("logs/srun-2.log"), Path("logs/srun-1.log")]
+    assert [one.log for one in started] == [Path("logs/srun-0.log"), Path("logs/srun-1.log")]
 
 
 def test_nodes_that_give_the_same_share_one_step():
