@@ -11,15 +11,21 @@ from echelon._version import __version__
 
 if TYPE_CHECKING:
     from echelon.errors import EchelonError
+    from echelon.train.checkpoint import Checkpoint, Checkpointer
     from echelon.train.process_group import Group, init
     from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
+    from echelon.train.trainer import Result, Trainer
     from echelon.world import World, detect
 
 __all__ = [
+    "Checkpoint",
+    "Checkpointer",
     "EchelonError",
     "ElasticIndexSampler",
     "ElasticSampler",
     "Group",
+    "Result",
+    "Trainer",
     "World",
     "__version__",
     "detect",
@@ -27,10 +33,14 @@ __all__ = [
 ]
 
 _HOME = {
+    "Checkpoint": "echelon.train.checkpoint",
+    "Checkpointer": "echelon.train.checkpoint",
     "EchelonError": "echelon.errors",
     "ElasticIndexSampler": "echelon.train.sampler",
     "ElasticSampler": "echelon.train.sampler",
     "Group": "echelon.train.process_group",
+    "Result": "echelon.train.trainer",
+    "Trainer": "echelon.train.trainer",
     "World": "echelon.world",
     "detect": "echelon.world",
     "init": "echelon.train.process_group",

@@ -6,8 +6,8 @@ import echelon
 
 def test_the_public_api_is_frozen():
     assert sorted(dir(echelon)) == [
-        *("EchelonError", "ElasticIndexSampler", "ElasticSampler", "Group", "World"),
-        *("__version__", "detect", "init"),
+        *("Checkpoint", "Checkpointer", "EchelonError", "ElasticIndexSampler", "ElasticSampler"),
+        *("Group", "Result", "Trainer", "World", "__version__", "detect", "init"),
     ]
     assert sorted(echelon.__all__) == sorted(dir(echelon))
 

@@ -1,0 +1,103 @@
+"""MNIST with the CNN that everybody knows, on any number of ranks.
+
+laptop:  echelon run --procs 4 examples/mnist/train.py --epochs 2
+Slurm:   echelon submit --nodes 2 --gpus 4 examples/mnist/train.py --epochs 14
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import Dataset
+
+import echelon
+from echelon.train.data import read_idx
+
+HERE = Path(__file__).parent
+
+
+class Net(nn.Module):
+    """Two convolutions, two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
+        )
+        self.classifier = nn.Sequential(
+            nn.Dropout(0.25), nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5),
+            nn.Linear(128, 10), nn.LogSoftmax(dim=1),
+        )  # fmt: skip
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.convolutions(images))
+
+
+class Digits(Dataset):
+    """One half of MNIST, as bytes in memory; normalised when they are asked for."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self.images = read_idx(folder / f"{kind}-images-idx3-ubyte")
+        self.labels = read_idx(folder / f"{kind}-labels-idx1-ubyte").long()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        image = (self.images[index].float() / 255 - 0.1307) / 0.3081
+        return image.unsqueeze(0), self.labels[index]
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch-size", type=int, default=64, help="per rank")
+    parser.add_argument("--test-batch-size", type=int, default=1000)
+    parser.add_argument("--epochs", type=int, default=14)
+    parser.add_argument("--lr", type=float, default=1.0)
+    parser.add_argument("--gamma", type=float, default=0.7, help="of the learning rate, per epoch")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log-interval", type=int, default=10, help="steps")
+    parser.add_argument("--dry-run", action="store_true", help="one step, to see that it works")
+    parser.add_argument("--save-model", action="store_true", help="as mnist_cnn.safetensors")
+    parser.add_argument("--no-cuda", action="store_true")
+    parser.add_argument("--data-dir", type=Path, default=HERE / "data")
+    return parser.parse_args()
+
+
+def main() -> None:
+    wanted = parse_arguments()
+    if wanted.no_cuda:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    run = os.environ.get("ECHELON_RUN_DIR")
+    with echelon.init() as world:
+        trainer = echelon.Trainer(
+            world,
+            Net(),
+            loss=nn.functional.nll_loss,
+            optimizer=lambda parameters: torch.optim.Adadelta(parameters, lr=wanted.lr),
+            scheduler=lambda optimizer: StepLR(optimizer, step_size=1, gamma=wanted.gamma),
+            global_batch=wanted.batch_size * world.world_size,
+            epochs=wanted.epochs,
+            max_steps=1 if wanted.dry_run else None,
+            seed=wanted.seed,
+            checkpoints=Path(run) / "checkpoints" if run else None,
+            save_every=100,
+            best="accuracy",
+            larger_is_better=True,
+            log_every=wanted.log_interval,
+        )
+        result = trainer.fit(Digits(wanted.data_dir, "train"), Digits(wanted.data_dir, "t10k"))
+        if world.is_main:
+            accuracy = result.metrics.get("accuracy", 0.0)
+            print(f"test accuracy {accuracy:.2%} after {result.step} steps, {result.train_s:.1f} s")
+        if wanted.save_model and world.is_main:
+            from safetensors.torch import save_file
+
+            save_file(trainer.module.state_dict(), "mnist_cnn.safetensors")
+
+
+if __name__ == "__main__":
+    main()
