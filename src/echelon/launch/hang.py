@@ -102,17 +102,21 @@ class HangWatch:
         return hang
 
     def _find(self, now_s: float) -> Hang | None:
-        ranks = self._ranks
-        for rank, seen in ranks.items():
-            if seen.state in _STOPPED and self._is_long(seen, seen.state_since_s):
-                return Hang(
-                    rank=rank,
-                    message=f"it is stopped (SIGSTOP), for {now_s - seen.state_since_s:.0f} s",
-                    step=seen.step,
-                    sure=True,
-                )
-        if any(seen.step >= 0 for seen in ranks.values()):
-            return self._find_by_steps(now_s)
+        stopped = [rank for rank, seen in self._ranks.items() if seen.state in _STOPPED]
+        for rank in stopped:
+            if self._is_long(self._ranks[rank], self._ranks[rank].state_since_s):
+                return self._blame_stopped(rank, now_s)
+        speak = any(seen.step >= 0 for seen in self._ranks.values())
+        found = self._find_by_steps(now_s) if speak else self._find_by_waits(now_s)
+        # That it was stopped may be seen later than that nothing moves.
+        return self._blame_stopped(stopped[0], now_s) if found and stopped else found
+
+    def _blame_stopped(self, rank: int, now_s: float) -> Hang:
+        seen = self._ranks[rank]
+        message = f"it is stopped (SIGSTOP), for {now_s - seen.state_since_s:.0f} s"
+        return Hang(rank=rank, message=message, step=seen.step, sure=True)
+
+    def _find_by_waits(self, now_s: float) -> Hang | None:
         waiting, busy = self._split(now_s)
         if not waiting:
             return None

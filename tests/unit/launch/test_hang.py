@@ -58,6 +58,16 @@ def test_a_rank_that_was_stopped():
     assert when_s == 3 + TIMEOUT_S
 
 
+def test_a_rank_that_was_stopped_after_everything_had_come_to_rest():
+    """It is the one, although all have waited for longer than it has been stopped."""
+    stopped = lambda rank, now_s: "T" if rank == 2 and now_s >= 3 else "S"  # noqa: E731
+    for step in (lambda _rank, _now_s: -1, lambda _rank, _now_s: 5):
+        hang, when_s = Bench().run(60, state=stopped, cpu=asleep, step=step)
+        assert (hang.rank, hang.sure) == (2, True)
+        assert "SIGSTOP" in hang.message
+        assert when_s == TIMEOUT_S
+
+
 def test_a_rank_that_is_stopped_for_a_moment_is_none():
     bench = Bench()
     state = lambda _rank, now_s: "T" if now_s % 8 < 7 else "R"  # noqa: E731
