@@ -6,7 +6,7 @@ export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
 
-.PHONY: help setup peers system check format test test-all bench constraints clean
+.PHONY: help setup peers system check format test test-all demo bench constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -35,6 +35,14 @@ peers: setup  ## .venv-peers with other people's frameworks, for test-all
 
 test-all: setup peers system  ## the full matrices too
 	@$(BIN)/pytest --durations=10 $(ARGS)
+
+demo: setup  ## MNIST on two simulated nodes, and a crash that it survives
+	@$(BIN)/echelon run --nodes 2 --procs 2 examples/mnist/train.py \
+	    --epochs 1 --batch-size 16 --crash-at 250
+	@echo; echo "What it left is in $$(ls -td runs/train-* | head -1). Try next:"
+	@echo "  $(BIN)/echelon logs last              what each rank said"
+	@echo "  $(BIN)/echelon status last            how it ended"
+	@echo "  sudo $(BIN)/echelon sandbox up        a Slurm cluster on this machine, to do the same on"
 
 bench: setup system  ## measure; results under benchmarks/results/
 	@set -e; for name in sandbox launch restart nodeloss rendezvous idle faultmatrix leftovers; do \

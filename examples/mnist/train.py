@@ -6,6 +6,7 @@ Slurm:   echelon submit --nodes 2 --gpus 4 examples/mnist/train.py --epochs 14
 
 import argparse
 import os
+import signal
 from pathlib import Path
 
 import torch
@@ -51,6 +52,20 @@ class Digits(Dataset):
         return image.unsqueeze(0), self.labels[index]
 
 
+class Crash:
+    """Kills the last rank once, as a bad night would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_ended(self, trainer: echelon.Trainer) -> None:
+        world = trainer.world
+        first_time = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if first_time and trainer.step == self.step and world.rank == world.world_size - 1:
+            print(f"rank {world.rank} kills itself at step {self.step}", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
@@ -63,6 +78,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--dry-run", action="store_true", help="one step, to see that it works")
     parser.add_argument("--save-model", action="store_true", help="as mnist_cnn.safetensors")
     parser.add_argument("--no-cuda", action="store_true")
+    parser.add_argument("--crash-at", type=int, default=0, help="step, to see a restart")
     parser.add_argument("--data-dir", type=Path, default=HERE / "data")
     return parser.parse_args()
 
@@ -88,6 +104,7 @@ def main() -> None:
             best="accuracy",
             larger_is_better=True,
             log_every=wanted.log_interval,
+            callbacks=[Crash(wanted.crash_at)] if wanted.crash_at else [],
         )
         result = trainer.fit(Digits(wanted.data_dir, "train"), Digits(wanted.data_dir, "t10k"))
         if world.is_main:

@@ -268,6 +268,7 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, data: Dataset[Any], *, batch: int = 1000) -> dict[str, float]:
         """Measure on all data, each sample once: every rank a part, the sums over all ranks."""
+        self._share_buffers()
         self.module.eval()
         length = len(data)  # type: ignore[arg-type]
         mine = range(self.world.rank, length, self.world.world_size)
@@ -320,6 +321,15 @@ class Trainer:
             return [float(value) for value in moved.tolist()]
         return [float(value) for value in sums.tolist()]
 
+    def _share_buffers(self) -> None:
+        """Give all ranks rank 0's buffers, as DDP does before each forward pass.
+
+        A rank's own BatchNorm has seen its part of the last batch alone.
+        """
+        if isinstance(self.model, DistributedDataParallel):
+            for value in self.module.buffers():
+                dist.broadcast(value, src=0)
+
     def _settle(self, share: Share, batch: Any) -> None:
         """Let DDP arrange its buckets before the first step that counts.
 
@@ -343,6 +353,7 @@ class Trainer:
         """Save everything that a resume needs."""
         if self._checkpointer is None:
             return
+        self._share_buffers()
         self._checkpointer.save(
             {
                 "model": self.module.state_dict(),
