@@ -1,0 +1,109 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from echelon.train.process_group import Group
+from echelon.train.trainer import Trainer, _split
+
+
+class Points(Dataset):
+    def __init__(self, count):
+        draw = torch.Generator().manual_seed(1)
+        self.x = torch.randn(count, 4, generator=draw)
+        self.y = (self.x.sum(1) > 0).long()
+        self.seen = []
+
+    def __len__(self):
+        return len(self.y)
+
+    def __getitem__(self, index):
+        self.seen.append(index)
+        return self.x[index], self.y[index]
+
+
+def trainer(**options):
+    world = Group(device=torch.device("cpu"), backend="")
+    return Trainer(
+        world,
+        nn.Linear(4, 2),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        **{"loss": nn.functional.cross_entropy, "global_batch": 8, **options},
+    )
+
+
+def test_it_learns_and_tells_so():
+    result = trainer(epochs=10).fit(Points(100), Points(100))
+    assert result.metrics["accuracy"] > 0.9
+    assert (result.step, result.epoch) == (10 * 13, 10)
+
+
+def test_each_sample_is_seen_once_per_epoch():
+    data = Points(50)
+    trainer(epochs=2).fit(data)
+    assert sorted(data.seen) == sorted(list(range(50)) * 2)
+
+
+def weights(model_trainer):
+    return [parameter.detach().clone() for parameter in model_trainer.module.parameters()]
+
+
+def test_the_gradient_is_that_of_the_mean_however_it_is_accumulated():
+    found = []
+    for parts in (1, 3):
+        made = trainer(epochs=1, accumulate=parts, max_steps=3)
+        made.fit(Points(24))
+        found.append(weights(made))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_training_goes_on_from_its_checkpoint(tmp_path):
+    whole = trainer(epochs=2)
+    whole.fit(Points(50))
+    first = trainer(epochs=2, checkpoints=tmp_path, save_every=1, max_steps=5)
+    assert first.fit(Points(50)).step == 5
+    second = trainer(epochs=2, checkpoints=tmp_path, save_every=1)
+    assert second.fit(Points(50)).step == 14
+    for one, other in zip(weights(whole), weights(second), strict=True):
+        assert torch.equal(one, other)
+    third = trainer(epochs=2, checkpoints=tmp_path)  # it is done already
+    data = Points(50)
+    assert third.fit(data).step == 14
+    assert data.seen == []
+
+
+def test_a_step_of_ones_own_is_used():
+    def step(model, batch):
+        x, y = batch
+        return nn.functional.cross_entropy(model(x), y, reduction="sum"), len(y)
+
+    made = trainer(loss=None, train_step=step, epochs=1)
+    made.fit(Points(24))
+    usual = trainer(epochs=1)
+    usual.fit(Points(24))
+    for one, other in zip(weights(made), weights(usual), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_are_clipped():
+    made = trainer(epochs=1, max_steps=1, clip_norm=1e-6)
+    before = weights(made)
+    made.fit(Points(8))
+    for one, other in zip(before, weights(made), strict=True):
+        assert (one - other).abs().max() <= 1e-6
+
+
+def test_validation_does_not_depend_on_its_batches():
+    made = trainer(epochs=1)
+    assert made.evaluate(Points(37), batch=5) == pytest.approx(made.evaluate(Points(37)))
+    assert made.evaluate(Points(0)) == {}
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_batches_of_any_shape_are_divided(parts):
+    batch = {"x": torch.arange(10), "y": [torch.arange(10), torch.arange(10)]}
+    divided = _split(batch, parts)
+    assert len(divided) == parts
+    assert torch.cat([part["x"] for part in divided]).tolist() == list(range(10))
+    assert torch.cat([part["y"][1] for part in divided]).tolist() == list(range(10))
