@@ -71,16 +71,18 @@ def _check_script(spec: JobSpec, script: Path) -> list[str]:
 
 
 def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
-    """Return whether the ranks' Python lacks torch, where that can be known from here.
+    """Return whether the ranks' Python is missing or lacks torch, where it can be known from here.
 
     With conda, modules or lines of bash of the user's own, only the job will know.
     """
     script = folder / spec.script
     if spec.conda or spec.modules or spec.prologue or not script.is_file():
         return []
+    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    if shell.which(str(folder / python) if "/" in python else python) is None:
+        return [f"the Python '{python}' is not there"]
     if b"torch" not in script.read_bytes():
         return []
-    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     try:
         done = shell.run([python, "-c", look], timeout_s=60)

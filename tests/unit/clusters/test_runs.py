@@ -4,7 +4,7 @@ import pytest
 
 from echelon.clusters import runs
 from echelon.clusters.base import Job
-from echelon.core.shell import FakeShell, Result
+from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.spec import Layer, merge
 
@@ -111,6 +111,13 @@ def test_a_python_without_torch_is_noticed_where_it_can_be(tmp_path, source, val
     shell = FakeShell(answers={"": Result(argv=("python",), code=code)})
     found = runs.check_python(spec(script="train.py", **values), tmp_path, shell)
     assert (problem in found[0]) if problem else found == []
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "nowhere/python", "python-that-is-not"])
+def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_path, python):
+    (tmp_path / "train.py").write_text("pass")
+    found = runs.check_python(spec(script="train.py", python=python), tmp_path, LocalShell())
+    assert found == [f"the Python '{python}' is not there"]
 
 
 @pytest.mark.parametrize(
