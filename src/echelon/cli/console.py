@@ -17,6 +17,11 @@ def print_result(text: str) -> None:
     print(text)  # noqa: T201
 
 
+def is_terminal() -> bool:
+    """Tell whether a person reads our results as they come."""
+    return bool(sys.stdout) and sys.stdout.isatty()  # None when it was closed (>&-)
+
+
 def print_table(headings: list[str], rows: list[list[str]]) -> None:
     """Print columns: framed in a terminal, plain where a program reads them."""
     from rich import box  # noqa: PLC0415  only here is rich worth its 60 ms
@@ -25,7 +30,7 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     # Into a text first: rich would hide it when the reader of a pipe has left.
-    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty())
+    console = Console(file=sys.stdout, soft_wrap=not is_terminal())
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,
@@ -42,11 +47,12 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
 
 def note(text: str) -> None:
     """Tell a person what is going on."""
-    print(text, file=sys.stderr)  # noqa: T201
+    if sys.stderr:  # None when it was closed (2>&-); print would then use stdout
+        print(text, file=sys.stderr)  # noqa: T201
 
 
 def print_error(error: EchelonError) -> None:
     """Say what happened in one line, and what to do in another."""
-    print(f"error: {error.message}", file=sys.stderr)  # noqa: T201
+    note(f"error: {error.message}")
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201
+        note(f"hint: {error.hint}")

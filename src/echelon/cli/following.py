@@ -131,6 +131,6 @@ def _show_job(text: str, rank: int | None, *, labelled: bool) -> None:
 def _print_labelled(rank: int, text: str) -> None:
     """Print `3: text`, coloured by rank in a terminal."""
     label = f"{rank}: "
-    if sys.stdout.isatty():
+    if console.is_terminal():
         label = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
     console.print_result(f"{label}{text}")
