@@ -30,14 +30,17 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     # Into a text first: rich would hide it when the reader of a pipe has left.
-    console = Console(file=sys.stdout, soft_wrap=not is_terminal())
+    # A pipe has no width: what a program reads must not be cut.
+    console = Console(file=sys.stdout, width=None if is_terminal() else 1_000_000)
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,
         show_header=any(headings),
     )
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
+    for number, heading in enumerate(headings):
+        # The first is what one copies into the next command: other columns make room for it.
+        whole = max(map(len, (heading, *(row[number] for row in rows)))) if number == 0 else None
+        table.add_column(heading, no_wrap=True, min_width=whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     with console.capture() as captured:

@@ -17,7 +17,7 @@ from echelon.clusters.base import Job
 from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
-from echelon.errors import UsageError
+from echelon.errors import UnavailableError, UsageError
 from echelon.launch.contract import TIED
 from echelon.spec import JobSpec, NodeCount
 
@@ -88,7 +88,13 @@ class LocalCluster:
         self._signal(job_id, run_id, signal.SIGHUP)
 
     def _signal(self, job_id: str, run_id: str, number: int) -> None:
-        if self.job(job_id, run_id=run_id).state != "RUNNING":
+        job = self.job(job_id, run_id=run_id)
+        if job.state == "UNKNOWN":
+            raise UnavailableError(
+                f"the run '{run_id}' is on {job.nodes}, and cannot be reached from here",
+                hint=f"go there and ask again: ssh {job.nodes}",
+            )
+        if job.state != "RUNNING":
             return
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(int(job_id.split(":")[2]))

@@ -8,6 +8,7 @@ import pytest
 from echelon.clusters.local import LocalCluster
 from echelon.clusters.runs import current_job, prepare_run, submit_run
 from echelon.core.shell import FakeShell
+from echelon.errors import UnavailableError
 from echelon.spec import JobSpec
 
 
@@ -47,3 +48,11 @@ def test_whoever_started_it_knows_how_it_ended(tmp_path, code, state, exit_code)
     job = _submit(shell, tmp_path)
     os.waitpid(int(job.id.split(":")[2]), 0)
     assert (job.state, job.exit_code) == (state, exit_code)
+
+
+def test_a_run_of_another_machine_is_not_said_to_be_stopped(tmp_path):
+    cluster = LocalCluster(FakeShell(), {}, tmp_path)
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    for end in (cluster.stop, cluster.cancel):
+        with pytest.raises(UnavailableError, match="is on elsewhere"):
+            end("local:elsewhere:12:34", run_id=run.run_id)
