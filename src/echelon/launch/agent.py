@@ -330,7 +330,8 @@ class Agent:
         """Tell why a rank cannot be started: a full disk, say. Those that were end with it."""
         ranks = range(order.first_rank, order.first_rank + order.count)
         rank = next((rank for rank in ranks if rank not in self._ranks), order.first_rank)
-        message = f"it cannot be started: {error}"
+        places = f"it has files in {self._run.logs} and {self._scratch.parent}"
+        message = f"it cannot be started: {error}; {places}"
         record = {"type": type(error).__name__, "message": message}
         self._say(RankExited(generation=order.generation, rank=rank, code=1, error=record))
 
