@@ -100,9 +100,13 @@ def _duration(raw: object) -> str:
 def _seconds(raw: object) -> int:
     if isinstance(raw, int) or (isinstance(raw, str) and raw.isdecimal()):
         return _count(raw)
-    seconds = parse_duration(str(raw))
+    hint = "write 90 (seconds), 2m or 1h30m"  # where Slurm's own durations count in minutes
+    try:
+        seconds = parse_duration(str(raw))
+    except UsageError as error:
+        raise UsageError(error.message, hint=hint) from error
     if seconds is None:
-        raise UsageError("it cannot be unlimited", hint="write seconds, or for example 2m")
+        raise UsageError("it cannot be unlimited", hint=hint)
     return seconds
 
 

@@ -51,6 +51,25 @@ def test_what_was_shown_before_ctrl_c_is_not_shown_again(tmp_path):
     assert "stopping; again to stop at once" in told
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_run_does_not_need_anybody_to_talk_to(tmp_path, closed):
+    (tmp_path / "train.py").write_text("print('said')\n")
+    echelon = f"{sys.executable} -m echelon"
+    ran = subprocess.run(
+        f"{echelon} run {NO_TORCH} train.py {closed} && {echelon} status {closed}",
+        shell=True,
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "a fault of Echelon's" not in ran.stderr
+    assert "train.py as" not in ran.stdout  # what is not a result
+
+
 def test_what_a_terminal_cannot_show_ends_no_run(tmp_path):
     (tmp_path / "train.py").write_text("print('caf\\u00e9')\n")
     env = clean_environment(PYTHONIOENCODING="ascii:strict")

@@ -137,3 +137,10 @@ def test_values_are_shown_as_they_are_written():
         "wait_all_nodes": "true",
     }
     assert all(show_value(key, JobSpec()) in USUAL for key in KEYS)
+
+
+def test_a_hang_is_counted_in_seconds_and_the_hint_says_so():
+    with pytest.raises(UsageError) as caught:
+        merge([Layer(source="flags", values={"hang_timeout": "x"})])
+    assert "90 (seconds)" in f"{caught.value.message} {caught.value.hint}"
+    assert merge([Layer(source="flags", values={"hang_timeout": "90"})]).spec.hang_timeout_s == 90

@@ -17,6 +17,11 @@ def print_result(text: str) -> None:
     print(text)  # noqa: T201
 
 
+def is_terminal() -> bool:
+    """Tell whether a person reads our results as they come."""
+    return bool(sys.stdout) and sys.stdout.isatty()  # None when it was closed (>&-)
+
+
 def print_table(headings: list[str], rows: list[list[str]]) -> None:
     """Print columns: framed in a terminal, plain where a program reads them."""
     from rich import box  # noqa: PLC0415  only here is rich worth its 60 ms
@@ -25,14 +30,17 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     from rich.text import Text  # noqa: PLC0415
 
     # Into a text first: rich would hide it when the reader of a pipe has left.
-    console = Console(file=sys.stdout, soft_wrap=not sys.stdout.isatty())
+    # A pipe has no width: what a program reads must not be cut.
+    console = Console(file=sys.stdout, width=None if is_terminal() else 1_000_000)
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
         pad_edge=False,
         show_header=any(headings),
     )
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
+    for number, heading in enumerate(headings):
+        # The first is what one copies into the next command: other columns make room for it.
+        whole = max(map(len, (heading, *(row[number] for row in rows)))) if number == 0 else None
+        table.add_column(heading, no_wrap=True, min_width=whole)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     with console.capture() as captured:
@@ -42,11 +50,12 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
 
 def note(text: str) -> None:
     """Tell a person what is going on."""
-    print(text, file=sys.stderr)  # noqa: T201
+    if sys.stderr:  # None when it was closed (2>&-); print would then use stdout
+        print(text, file=sys.stderr)  # noqa: T201
 
 
 def print_error(error: EchelonError) -> None:
     """Say what happened in one line, and what to do in another."""
-    print(f"error: {error.message}", file=sys.stderr)  # noqa: T201
+    note(f"error: {error.message}")
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)  # noqa: T201
+        note(f"hint: {error.hint}")

@@ -4,12 +4,14 @@ import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.cli import console
 from echelon.core.ranklogs import RunLogs, Tail
+from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster, Job
@@ -20,6 +22,9 @@ _LOOK_S = 0.05
 """How often files are looked at."""
 _ASK_S = 1.0
 """How often Slurm is asked."""
+_EAGER_S = 5.0
+"""For how long it is asked all the time once a controller has left its outcome: a job that is
+queued again keeps that until it runs."""
 
 
 def follow_run(run: "RunDir", cluster: "Cluster", *, show: bool, rank: int | None = None) -> "Job":
@@ -30,13 +35,15 @@ def follow_run(run: "RunDir", cluster: "Cluster", *, show: bool, rank: int | Non
 def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job":
     from echelon.clusters.runs import attempts, current_job  # noqa: PLC0415
 
-    asked_s = -_ASK_S
+    asked_s, ended_s = -_ASK_S, float("inf")
     job = None
     while True:
-        known = attempts(run)
+        known, now_s = attempts(run), time.monotonic()
         ended = bool(known) and run.outcome(known[-1].number).exists()
-        if job is None or ended or time.monotonic() - asked_s >= _ASK_S or not _distant(job):
-            job, asked_s = current_job(run, cluster), time.monotonic()
+        ended_s = min(ended_s, now_s) if ended else float("inf")
+        due = now_s - asked_s >= _ASK_S or 0 <= now_s - ended_s < _EAGER_S
+        if job is None or due or not _distant(job):
+            job, asked_s = current_job(run, cluster), now_s
         if screen:
             screen.show(over=job.over)
         if job.over:
@@ -50,6 +57,7 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
     """Follow a run that belongs to this command: Ctrl-C stops it, and a second one at once."""
     from echelon.clusters.runs import attempts  # noqa: PLC0415
 
+    job_id = attempts(run)[-1].job_id
     interrupted = False
     screen = _Screen(run, None)  # one for all: what was shown before Ctrl-C is not shown again
     try:
@@ -57,7 +65,6 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
             try:
                 job = _follow(run, cluster, screen)
             except KeyboardInterrupt:
-                job_id = attempts(run)[-1].job_id
                 if interrupted:
                     cluster.cancel(job_id, run_id=run.run_id)
                 else:
@@ -66,10 +73,12 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
                 interrupted = True
             else:
                 # Whoever calls us expects what any interrupted command returns.
-                stopped = interrupted and job.state == "CANCELLED"
+                asked = job.state == "CANCELLED" or job.exit_code == 128 + signal.SIGTERM
+                stopped = interrupted and asked
                 return replace(job, exit_code=128 + signal.SIGINT) if stopped else job
     except BaseException:
-        cluster.cancel(attempts(run)[-1].job_id, run_id=run.run_id)
+        with suppress(NotFoundError):  # its directory is gone, which is why we are here
+            cluster.cancel(job_id, run_id=run.run_id)
         raise
 
 
@@ -131,6 +140,6 @@ def _show_job(text: str, rank: int | None, *, labelled: bool) -> None:
 def _print_labelled(rank: int, text: str) -> None:
     """Print `3: text`, coloured by rank in a terminal."""
     label = f"{rank}: "
-    if sys.stdout.isatty():
+    if console.is_terminal():
         label = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
     console.print_result(f"{label}{text}")

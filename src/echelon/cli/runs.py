@@ -241,8 +241,9 @@ def logs(
         job = follow_run(found, _cluster_of(found), show=True, rank=rank)
         raise typer.Exit(exit_code(job))
     if not print_logs(found, rank=rank):
+        who = "" if rank is None else f"rank {rank} of "
         raise NotFoundError(
-            f"the run '{found.run_id}' has written nothing yet",
+            f"{who}the run '{found.run_id}' has written nothing yet",
             hint=f"see how it is: echelon status {found.run_id}",
         )
 
@@ -254,8 +255,9 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
     Example: echelon stop last
     """
     found, cluster, job_id = _running(runs_dir, run)
-    cluster.stop(job_id, run_id=found.run_id)
-    console.note(f"{found.run_id} is asked to stop; see: echelon status {found.run_id}")
+    if not _is_over(found, cluster):
+        cluster.stop(job_id, run_id=found.run_id)
+        console.note(f"{found.run_id} is asked to stop; see: echelon status {found.run_id}")
 
 
 @app.command()
@@ -267,9 +269,22 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
     from echelon.clusters.runs import attempts  # noqa: PLC0415
 
     found, cluster, _ = _running(runs_dir, run)
+    if _is_over(found, cluster):
+        return
     for attempt in attempts(found):
         cluster.cancel(attempt.job_id, run_id=found.run_id)
     console.note(f"{found.run_id} is cancelled")
+
+
+def _is_over(run: "RunDir", cluster: "Cluster") -> bool:
+    """Tell whether there is nothing left to end, and say so."""
+    from echelon.clusters.runs import current_job  # noqa: PLC0415
+
+    job = current_job(run, cluster)
+    if job.over and job.state not in FORGOTTEN:
+        console.note(f"{run.run_id} is over already: {job.state}")
+        return True
+    return False
 
 
 def _running(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster", str]:

@@ -17,7 +17,7 @@ from echelon.clusters.base import Job
 from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
-from echelon.errors import UsageError
+from echelon.errors import UnavailableError, UsageError
 from echelon.launch.contract import TIED
 from echelon.spec import JobSpec, NodeCount
 
@@ -65,14 +65,21 @@ class LocalCluster:
         host, pid, start = job_id.removeprefix(PREFIX).split(":")
         job = Job(id=job_id, state="RUNNING", nodes=host, output=str(_output(run, attempt)))
         if not outcome and host == os.uname().nodename:
-            if _start_time(int(pid)) == start:
+            # Without a start it was gone before anybody could look.
+            if start and _start_time(int(pid)) == start:
                 return job
             attempt, outcome = _attempt_of(run, job_id)  # it may have ended between the two looks
         if outcome:
             return replace(job, state=outcome["state"], exit_code=outcome["exit_code"])
         if host != os.uname().nodename:
             return replace(job, state="UNKNOWN", reason=f"it is on {host}: ask there")
-        return replace(job, state="FAILED", exit_code=1, reason="its controller was killed")
+        code = _own_child(int(pid))
+        return replace(
+            job,
+            state="FAILED" if code else "COMPLETED",
+            exit_code=code,
+            reason="it was killed, could not start, or the disk is full" if code else "",
+        )
 
     def stop(self, job_id: str, *, run_id: str) -> None:
         self._signal(job_id, run_id, signal.SIGTERM)
@@ -81,7 +88,13 @@ class LocalCluster:
         self._signal(job_id, run_id, signal.SIGHUP)
 
     def _signal(self, job_id: str, run_id: str, number: int) -> None:
-        if self.job(job_id, run_id=run_id).state != "RUNNING":
+        job = self.job(job_id, run_id=run_id)
+        if job.state == "UNKNOWN":
+            raise UnavailableError(
+                f"the run '{run_id}' is on {job.nodes}, and cannot be reached from here",
+                hint=f"go there and ask again: ssh {job.nodes}",
+            )
+        if job.state != "RUNNING":
             return
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(int(job_id.split(":")[2]))
@@ -125,6 +138,17 @@ def _attempt_of(run: RunDir, job_id: str) -> tuple[int, dict[str, Any]]:
                 return number, json.loads(run.outcome(number).read_text())
             return number, {}
     return 1, {}
+
+
+def _own_child(pid: int) -> int:
+    """Return the exit code of a dead process where it is our own child; else 1: nobody knows."""
+    try:
+        gone = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 1
+    if gone is None or gone.si_pid != pid:
+        return 1
+    return gone.si_status if gone.si_code == os.CLD_EXITED else 128 + gone.si_status
 
 
 def _start_time(pid: int) -> str:

@@ -71,16 +71,18 @@ def _check_script(spec: JobSpec, script: Path) -> list[str]:
 
 
 def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
-    """Return whether the ranks' Python lacks torch, where that can be known from here.
+    """Return whether the ranks' Python is missing or lacks torch, where it can be known from here.
 
     With conda, modules or lines of bash of the user's own, only the job will know.
     """
     script = folder / spec.script
     if spec.conda or spec.modules or spec.prologue or not script.is_file():
         return []
+    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    if shell.which(str(folder / python) if "/" in python else python) is None:
+        return [f"the Python '{python}' is not there"]
     if b"torch" not in script.read_bytes():
         return []
-    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     try:
         done = shell.run([python, "-c", look], timeout_s=60)
@@ -106,6 +108,15 @@ def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
 def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpec]:
     """Make a run's directory with its request and its script; nothing is queued yet."""
     run = RunDir.create(runs, new_run_id(spec))
+    try:
+        return run, _fill(run, spec, folder)
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
+        raise
+
+
+def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
+    """Write a run's request and script; return the request as it is written."""
     frozen = replace(
         spec,
         chdir=spec.chdir or str(folder),
@@ -118,7 +129,7 @@ def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpe
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     write_atomic(run.spec, render_spec(frozen))
     write_atomic(run.script, render_script(frozen, run=str(run.path.absolute())), mode=0o700)
-    return run, frozen
+    return frozen
 
 
 _SHIPPED = ("__init__", "_version", "errors", "spec", "world", "core", "launch")
@@ -242,7 +253,16 @@ def find_run(runs: Path, name: str) -> RunDir:
 
 
 def current_job(run: RunDir, cluster: Cluster) -> Job:
-    """Return the job of a run's last attempt."""
+    """Return the job of a run's last attempt.
+
+    Raises:
+        NotFoundError: somebody has deleted the run's directory.
+    """
+    if not run.path.is_dir():
+        raise NotFoundError(
+            f"the run's directory is gone: {run.path}",
+            hint="nothing more is known of the run; squeue --me shows whether a job is left",
+        )
     if not (known := attempts(run)):
         return Job(id="", state="UNSUBMITTED", reason="it was prepared, but never queued")
     return cluster.job(known[-1].job_id, run_id=run.run_id)

@@ -2,7 +2,7 @@
 
 import json
 
-from echelon.clusters.base import Job
+from echelon.clusters.base import WAITING, Job
 from echelon.core.rundir import RunDir
 from echelon.launch.verdict import Failure, Verdict, from_record, judge
 
@@ -18,8 +18,8 @@ _STATES = {
 
 def find_verdict(run: RunDir, job: Job) -> Verdict | None:
     """Return why a run failed; None when it has not."""
-    if job.state == "COMPLETED":
-        return None
+    if job.state == "COMPLETED" or job.state in WAITING:
+        return None  # one that waits again is to be tried again, whatever ended it before
     own = _read(run)
     if job.state in _STATES and (own is None or own.failure.cause in ("cancelled", "preemption")):
         cause, message = _STATES[job.state]

@@ -55,7 +55,7 @@ class RunDir:
 
         Raises:
             UsageError: the id is no file name of the kind we use.
-            ConflictError: there is such a run.
+            ConflictError: there is such a run, or a file where the runs should be.
         """
         if not _RUN_ID.fullmatch(run_id):
             raise UsageError(
@@ -67,6 +67,11 @@ class RunDir:
             runs.mkdir(parents=True, exist_ok=True)
             path.mkdir(mode=0o700)
         except FileExistsError as error:
+            if not runs.is_dir():
+                raise ConflictError(
+                    f"runs cannot be kept in {runs}: it is no folder",
+                    hint="name another one: --runs-dir",
+                ) from error
             raise ConflictError(
                 f"there is a run '{run_id}' in {runs} already", hint="choose another id"
             ) from error

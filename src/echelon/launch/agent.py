@@ -35,7 +35,7 @@ from echelon.launch.contract import (
     rank_files,
 )
 from echelon.launch.guard import Guard
-from echelon.launch.link import PULSE_S, SILENCE_S, Link, connect
+from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import (
     Dump,
     End,
@@ -209,7 +209,10 @@ class Agent:
             case Probe():
                 self._spawn(self._probe(message))
             case Start():
-                self._start(message)
+                try:
+                    self._start(message)
+                except OSError as error:
+                    self._fail_start(message, error)
             case End():
                 self._end(message.generation, message.grace_s)
             case Dump():
@@ -220,7 +223,9 @@ class Agent:
     async def _pulse(self) -> None:
         """Say that we live, and notice when the controller does not."""
         while True:
-            await asyncio.sleep(PULSE_S)
+            paused_s = await sleep_a_pulse()
+            if paused_s > SILENCE_S / 2 and self._link:
+                self._link.heard_s = time.monotonic()  # it was we who did not listen
             self._oom.look(time.monotonic())
             self._say(
                 Pulse(
@@ -320,6 +325,15 @@ class Agent:
                     "stacks": str(files.stacks),
                 }
             )
+
+    def _fail_start(self, order: Start, error: OSError) -> None:
+        """Tell why a rank cannot be started: a full disk, say. Those that were end with it."""
+        ranks = range(order.first_rank, order.first_rank + order.count)
+        rank = next((rank for rank in ranks if rank not in self._ranks), order.first_rank)
+        places = f"it has files in {self._run.logs} and {self._scratch.parent}"
+        message = f"it cannot be started: {error}; {places}"
+        record = {"type": type(error).__name__, "message": message}
+        self._say(RankExited(generation=order.generation, rank=rank, code=1, error=record))
 
     def _end(self, generation: int, grace_s: float) -> None:
         if not any(r.generation == generation for r in self._ranks.values()):

@@ -102,6 +102,10 @@ class Controller:
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
         self._note("attempt", attempt=self._attempt, pid=os.getpid())
+        # A job that was queued again is the same attempt; what its first start left is not ours.
+        for stale in (self._run.outcome(self._attempt), self._run.verdict):
+            with contextlib.suppress(OSError):
+                stale.unlink()
         folder = self._run.attempt(self._attempt)
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
@@ -115,7 +119,10 @@ class Controller:
             self._report(f"{self._run.run_id} failed\n{render(verdict, run=self._run.path)}")
         outcome = {"state": _state(verdict), "exit_code": code}
         self._note("ended", **outcome)
-        write_atomic(self._run.outcome(self._attempt), json.dumps(outcome) + "\n")
+        try:
+            write_atomic(self._run.outcome(self._attempt), json.dumps(outcome) + "\n")
+        except OSError as error:  # whoever waits for us has the exit code
+            self._report(f"cannot write how it ended: {error}")
         self._events.close()
         return code
 
@@ -423,8 +430,9 @@ def main(arguments: list[str]) -> int:
     starter = choose_starter(LocalShell(), environ, nodes=request.high)
 
     def report(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # on a full disk too a run goes on, or ends, as it would
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
     async def carry() -> int:
         controller = Controller(

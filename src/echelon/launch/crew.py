@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from echelon.launch.contract import CONTROLLER, KEY
 from echelon.launch.hang import HangWatch
-from echelon.launch.link import PULSE_S, SILENCE_S, Link
+from echelon.launch.link import SILENCE_S, Link, sleep_a_pulse
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse
 from echelon.launch.starting import Started, Starter, agent_command
 
@@ -98,6 +98,8 @@ class Crew:
         """Who has connected and not shown that it knows the key, the oldest first."""
         self._strangers = 0
         self._signals = 0
+        self._paused_s, self._resumed_s = 0.0, float("-inf")
+        """For how long this process last did not run at all, and when that was over."""
 
     async def start(self, run: Path, attempt: int, folder: Path, env: Mapping[str, str]) -> None:
         """Listen where agents can reach us, and have them started."""
@@ -159,6 +161,7 @@ class Crew:
         deadline = time.monotonic() + LEAVE_S
         left = {started.pid for started in self.started}
         while left and time.monotonic() < deadline:
+            self._dismiss_late()
             left = {pid for pid in left if _is_there(pid)}
             await asyncio.sleep(0.005)
         for pid in left:
@@ -166,6 +169,13 @@ class Crew:
                 os.killpg(pid, signal.SIGKILL)
         for server in self._servers:
             server.close()
+
+    def _dismiss_late(self) -> None:
+        """Send away who comes only now: a run may be stopped while its agents still start."""
+        while not self._queue.empty():
+            agent, what = self._queue.get_nowait()
+            if agent and isinstance(what, Hello):
+                agent.link.say(Leave())
 
     # --- what becomes an entry ------------------------------------------------------------------
 
@@ -184,6 +194,8 @@ class Crew:
         def lost(link: Link, reason: str) -> None:
             self._know(link)
             if agent is not None:
+                if time.monotonic() - self._resumed_s < SILENCE_S:
+                    reason = f"it left while this controller was stopped for {self._paused_s:.0f} s"
                 self._queue.put_nowait((agent, Lost(reason)))
             else:
                 self._turn_away(link, reason)
@@ -219,8 +231,10 @@ class Crew:
 
     async def _keep_pulse(self) -> None:
         while True:
-            await asyncio.sleep(PULSE_S)
+            paused_s = await sleep_a_pulse()
             now_s = time.monotonic()
+            if paused_s > SILENCE_S / 2:
+                self._resume(now_s, paused_s)
             for agent in list(self.agents.values()):
                 if now_s - agent.link.said_s > PULSE_S / 2:  # else it knows that we live
                     agent.link.say(Pulse())
@@ -228,6 +242,13 @@ class Crew:
                     agent.link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
             if hang := self._watch.judge(now_s):
                 self._queue.put_nowait((None, hang))
+
+    def _resume(self, now_s: float, paused_s: float) -> None:
+        """Blame no agent for a time in which we ourselves did not run."""
+        self._note("paused", seconds=round(paused_s, 1))
+        self._paused_s, self._resumed_s = paused_s, now_s
+        for agent in self.agents.values():
+            agent.link.heard_s = now_s
 
     def _reap(self) -> None:
         for started in self.started:

@@ -115,6 +115,16 @@ class Link(asyncio.Protocol):
             self.drop("it does not read what it is sent")
 
 
+async def sleep_a_pulse() -> float:
+    """Wait until the next pulse is due; return how much longer it took, in seconds.
+
+    A process may be stopped, or its whole machine, and then has not heard what it was told.
+    """
+    began_s = time.monotonic()
+    await asyncio.sleep(PULSE_S)
+    return time.monotonic() - began_s - PULSE_S
+
+
 async def connect(candidates: list[tuple[str, int]], make: Callable[[], Link]) -> Link:
     """Connect to the first of these that answers.
 

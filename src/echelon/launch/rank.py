@@ -235,9 +235,11 @@ def read_record(path: Path) -> dict[str, Any]:
     """Return a rank's record of its exception, whoever wrote it; empty when there is none."""
     try:
         record = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    message = record.get("message", "") if isinstance(record, Mapping) else ""
+    if not isinstance(record, Mapping):
+        return {}
+    message = record.get("message", "")
     if isinstance(message, Mapping):
         more = message.get("extraInfo", {})
         trace = str(more.get("py_callstack", "")) if isinstance(more, Mapping) else ""

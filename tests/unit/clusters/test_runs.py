@@ -1,10 +1,12 @@
+import shutil
 import tomllib
 
 import pytest
 
 from echelon.clusters import runs
 from echelon.clusters.base import Job
-from echelon.core.shell import FakeShell, Result
+from echelon.clusters.local import LocalCluster
+from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.spec import Layer, merge
 
@@ -113,6 +115,13 @@ def test_a_python_without_torch_is_noticed_where_it_can_be(tmp_path, source, val
     assert (problem in found[0]) if problem else found == []
 
 
+@pytest.mark.parametrize("python", ["/nowhere/python", "nowhere/python", "python-that-is-not"])
+def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_path, python):
+    (tmp_path / "train.py").write_text("pass")
+    found = runs.check_python(spec(script="train.py", python=python), tmp_path, LocalShell())
+    assert found == [f"the Python '{python}' is not there"]
+
+
 @pytest.mark.parametrize(
     ("content", "values", "problem"),
     [
@@ -128,3 +137,18 @@ def test_files_are_looked_at_before_anything_is_queued(tmp_path, content, values
         (tmp_path / "train.py").write_text(content)
     found = runs.check_files(spec(script="train.py", **values), tmp_path)
     assert (problem in found[0]) if problem else found == []
+
+
+def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path):
+    folder = tmp_path / "a\nb"  # which no #SBATCH line can hold
+    folder.mkdir()
+    with pytest.raises(UsageError, match="line break"):
+        runs.prepare_run(spec(script="train.py"), tmp_path / "runs", folder)
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_a_run_whose_directory_was_deleted_was_not_forgotten_to_be_queued(tmp_path):
+    run, _ = runs.prepare_run(spec(script="train.py"), tmp_path, tmp_path)
+    shutil.rmtree(run.path)
+    with pytest.raises(NotFoundError, match="directory is gone"):
+        runs.current_job(run, LocalCluster(FakeShell(), {}, tmp_path))

@@ -85,3 +85,9 @@ def test_a_written_file_has_its_mode_and_bytes(tmp_path):
     write_atomic(tmp_path / "key", b"\x00\xff", mode=0o600)
     assert (tmp_path / "key").read_bytes() == b"\x00\xff"
     assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
+def test_runs_are_not_kept_in_a_file(tmp_path):
+    (tmp_path / "runs").touch()
+    with pytest.raises(ConflictError, match="it is no folder"):
+        RunDir.create(tmp_path / "runs", "one")

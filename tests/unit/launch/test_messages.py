@@ -134,3 +134,10 @@ def test_a_record_that_a_script_wrote_itself_fits_into_a_message(tmp_path):
         )
         gone = RankExited(generation=0, rank=0, error=read_record(path), tail=huge[:4096])
         assert len(json.dumps(encode(gone))) <= MAX_PAYLOAD
+
+
+def test_a_record_that_is_none_says_nothing(tmp_path):
+    path = tmp_path / "error.json"
+    for text in ("[]", '"x"', "null", "{", "[" * 100_000):
+        path.write_text(text)
+        assert read_record(path) == {}

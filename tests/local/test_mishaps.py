@@ -1,0 +1,84 @@
+"""What goes wrong beside the ranks: pauses, places that cannot be written, second starts."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+from echelon.core.waiting import wait_until
+from local.liverun import START_S, live_run
+
+OPTIONS = ["--set=preload=", "--restarts=1"]
+PAUSE_S = 7
+"""Longer than either end waits for the other."""
+READY = """\
+import os, sys, time
+from pathlib import Path
+run = Path(os.environ["ECHELON_RUN_DIR"])
+Path(f"ready-{os.environ['RANK']}").write_text(str(os.getpid()))
+"""
+
+
+def test_a_controller_that_was_stopped_says_so(tmp_path):
+    with live_run(tmp_path, f"{READY}time.sleep(600)\n", OPTIONS) as run:
+        run.await_ranks()
+        controller = run.find("controller")
+        os.kill(controller, signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        os.kill(controller, signal.SIGCONT)
+        assert run.wait() == 1
+        assert "while this controller was stopped for" in run.verdict()["failure"]["message"]
+        assert wait_until(lambda: not run.processes(), timeout_s=2)
+
+
+def test_a_machine_that_stands_still_for_a_while_loses_no_run(tmp_path):
+    with live_run(tmp_path, f"{READY}time.sleep({PAUSE_S + 3})\n", OPTIONS) as run:
+        run.await_ranks()
+        everybody = [process.pid for process in run.processes() if process.role != "command"]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in everybody:
+                os.kill(pid, number)
+            time.sleep(PAUSE_S if number == signal.SIGSTOP else 0)
+        assert run.wait() == 0, run.output
+        assert "restart" not in run.output
+
+
+def test_a_rank_that_cannot_be_started_says_why(tmp_path):
+    """A file lies where the second start wants to have its folder."""
+    script = f"{READY}(run / 'logs' / '1.1').touch()\nsys.exit(3)\n"
+    with live_run(tmp_path, script, OPTIONS) as run:
+        assert run.wait() == 1
+        message = run.verdict()["failure"]["message"]
+        assert "it cannot be started" in message
+        assert "File exists" in message
+
+
+def test_an_outcome_that_cannot_be_written_changes_none(tmp_path):
+    script = f"{READY}(run / 'attempts' / '1' / 'outcome.json').mkdir(exist_ok=True)\n"
+    with live_run(tmp_path, script, OPTIONS) as run:
+        assert run.wait() == 0, run.output
+        assert "cannot write how it ended" in run.output
+
+
+def test_a_run_is_stopped_at_once_while_its_agents_start(tmp_path):
+    with live_run(tmp_path, "pass\n", OPTIONS) as run:
+        events = "*/events/controller-1.jsonl"
+        assert wait_until(lambda: any((tmp_path / "runs").glob(events)), timeout_s=START_S)
+        os.kill(run.command.pid, signal.SIGINT)
+        began_s = time.monotonic()
+        assert run.wait() in (0, 130), run.output
+        assert time.monotonic() - began_s < 4
+
+
+def test_a_second_start_of_a_job_leaves_nothing_of_the_first(tmp_path):
+    """As Slurm does it with a job that is queued again."""
+    script = f"{READY}sys.exit(0 if Path('again').exists() else 3)\n"
+    with live_run(tmp_path, script, ["--set=preload=", "--restarts=0"]) as run:
+        assert run.wait() == 3
+        assert run.verdict()["failure"]["exit_code"] == 3
+        (tmp_path / "again").touch()
+        subprocess.run(["bash", run.path / "job.sbatch", "1"], check=True, timeout=START_S)
+        outcome = json.loads((run.path / "attempts" / "1" / "outcome.json").read_text())
+        assert outcome == {"state": "COMPLETED", "exit_code": 0}
+        assert not (run.path / "verdict.json").exists()

@@ -1,0 +1,83 @@
+"""Watching a run, with a cluster and a clock of the tests' own."""
+
+import shutil
+import time
+
+import pytest
+
+from echelon.cli import following
+from echelon.clusters.base import Job
+from echelon.clusters.runs import prepare_run, submit_run
+from echelon.spec import JobSpec
+
+
+class _Cluster:
+    """Says what it is told to say, one job for each time it is asked; the last one for ever."""
+
+    def __init__(self, *jobs):
+        self._jobs, self.asked, self.cancelled = list(jobs), 0, []
+
+    def submit(self, *_, **__):
+        return "7"
+
+    def job(self, *_, **__):
+        self.asked += 1
+        return self._jobs.pop(0) if len(self._jobs) > 1 else self._jobs[0]
+
+    def cancel(self, job_id, **_):
+        self.cancelled.append(job_id)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Make time go on only where somebody sleeps."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda s: now.__setitem__(0, now[0] + s))
+    return now
+
+
+def _start(cluster, tmp_path):
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    submit_run(run, cluster, {})
+    cluster.asked = 0
+    return run
+
+
+def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_path, clock):
+    class _Later(_Cluster):
+        def job(self, *_, **__):
+            super().job()
+            return Job(id="7", state="PENDING" if clock[0] < 120 else "COMPLETED")
+
+    cluster = _Later(Job(id="7", state="PENDING"))
+    run = _start(cluster, tmp_path)
+    run.outcome(1).write_text("{}")  # from before it was queued again
+    assert following.follow_run(run, cluster, show=False).state == "COMPLETED"
+    assert cluster.asked < 120 + 5 / following._LOOK_S + 5
+
+
+def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
+    cluster = _Cluster(Job(id="7", state="RUNNING"))
+    run = _start(cluster, tmp_path)
+    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run.path, ignore_errors=True))
+    with pytest.raises(following.NotFoundError, match="directory is gone"):
+        following.follow_to_the_end(run, cluster)
+    assert cluster.cancelled == ["7"]
+
+
+def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, monkeypatch):
+    ended = Job(id="7", state="FAILED", exit_code=143)
+    answers = iter([KeyboardInterrupt, ended])
+
+    def follow(*_):
+        answer = next(answers)
+        if answer is KeyboardInterrupt:
+            raise KeyboardInterrupt
+        return answer
+
+    cluster = _Cluster(Job(id="7", state="RUNNING"))
+    cluster.stop = lambda *_, **__: None
+    run = _start(cluster, tmp_path)
+    monkeypatch.setattr(following, "_follow", follow)
+    assert following.follow_to_the_end(run, cluster).exit_code == 130
