@@ -150,7 +150,13 @@ class Agent:
     def _spawn(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            sys.stderr.write(f"a fault of Echelon's own: {type(error).__name__}: {error}\n")
+            self._done.set()
 
     # --- the controller -------------------------------------------------------------------------
 

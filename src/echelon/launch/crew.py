@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from echelon.launch.contract import CONTROLLER, KEY
 from echelon.launch.hang import HangWatch
-from echelon.launch.link import SILENCE_S, Link, sleep_a_pulse
+from echelon.launch.link import PULSE_S, SILENCE_S, Link, sleep_a_pulse
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse
 from echelon.launch.starting import Started, Starter, agent_command
 
@@ -124,6 +124,7 @@ class Crew:
         self.started = self._starter.start(agent_command(run, attempt), {**env, **private}, folder)
         _allow_many_files()  # now, so that agents and ranks have the user's own limit
         self._pulse = loop.create_task(self._keep_pulse())
+        self._pulse.add_done_callback(self._end_with)
 
     async def next(self, deadline_s: float | None = None) -> Entry | None:
         """Return the next thing that happened; None when the time is over."""
@@ -242,6 +243,12 @@ class Crew:
                     agent.link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
             if hang := self._watch.judge(now_s):
                 self._queue.put_nowait((None, hang))
+
+    def _end_with(self, pulse: asyncio.Task[None]) -> None:
+        """End the run when its pulse has a fault: without one no agent stays, and nobody says why."""
+        if not pulse.cancelled() and (error := pulse.exception()):
+            message = f"a fault of Echelon's own: {type(error).__name__}: {error}"
+            self._queue.put_nowait((None, Stop("start", message, 70, at_once=True)))
 
     def _resume(self, now_s: float, paused_s: float) -> None:
         """Blame no agent for a time in which we ourselves did not run."""
