@@ -245,7 +245,7 @@ class Crew:
                 self._queue.put_nowait((None, hang))
 
     def _end_with(self, pulse: asyncio.Task[None]) -> None:
-        """End the run when its pulse has a fault: without one no agent stays, and nobody says why."""
+        """End the run when its pulse has a fault: no agent stays without one, nor says why."""
         if not pulse.cancelled() and (error := pulse.exception()):
             message = f"a fault of Echelon's own: {type(error).__name__}: {error}"
             self._queue.put_nowait((None, Stop("start", message, 70, at_once=True)))
