@@ -97,13 +97,13 @@ class _Variables:
     def gpu(self, local_rank: int) -> int | None:
         """Return this rank's index among the GPUs it sees: with one GPU per task, always 0."""
         visible = self.environ.get("CUDA_VISIBLE_DEVICES", "")
-        count = _devices(visible)
+        count = count_devices(visible)
         if count == 0:
             return None
         return 0 if count == 1 else local_rank
 
 
-def _devices(visible: str) -> int:
+def count_devices(visible: str) -> int:
     """Count the GPUs of CUDA_VISIBLE_DEVICES; Slurm says NoDevFiles for none, and others -1."""
     entries = [entry.strip() for entry in visible.split(",")]
     return len([entry for entry in entries if entry and entry not in ("-1", "NoDevFiles")])
@@ -214,7 +214,7 @@ def _spawned(variables: _Variables, local_rank: int) -> World:
         raise UsageError(f"local_rank={local_rank} is negative", hint="count from 0")
     size_here = variables.number("LOCAL_WORLD_SIZE", default=0)
     visible = variables.environ.get("CUDA_VISIBLE_DEVICES", "")
-    size_here = size_here or _devices(visible)
+    size_here = size_here or count_devices(visible)
     if not size_here:
         raise UsageError(
             "LOCAL_WORLD_SIZE and CUDA_VISIBLE_DEVICES are not set: how many ranks has this node?",

@@ -9,7 +9,6 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -34,6 +33,7 @@ from echelon.launch.contract import (
     rank_environment,
     rank_files,
 )
+from echelon.launch.doors import Doors, try_doors
 from echelon.launch.guard import Guard
 from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import (
@@ -61,6 +61,7 @@ from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.sampling import OomWatch, describe_process, fit, sample_process, tail
 from echelon.launch.wire import MAX_PAYLOAD
+from echelon.world import count_devices
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
@@ -108,7 +109,7 @@ class Agent:
         self._guard = Guard(scratch)
         self._link: Link | None = None
         self._ranks: dict[int, _Rank] = {}
-        self._stores: dict[str, socket.socket] = {}
+        self._doors = Doors()
         self._nursery = Nursery(
             program=request.program,
             preload=request.preload,
@@ -193,7 +194,7 @@ class Agent:
                 name=os.environ.get("SLURMD_NODENAME") or f"node{self._node}",
                 host=addresses.host_identity(),
                 addresses=addresses.host_addresses(),
-                gpus=_count_gpus(os.environ),
+                gpus=count_devices(os.environ.get("CUDA_VISIBLE_DEVICES", "")),
             )
         )
 
@@ -260,49 +261,20 @@ class Agent:
         if self._waiting_opens is not None:
             self._waiting_opens.append(order)
             return
-        self._close_stores()
-        ports: dict[str, int] = {}
-        for address in order.addresses:
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((address, 0))
-                listener.listen(4096)
-            except OSError as error:
-                self._say(Note(text=f"cannot listen on {address}: {error.strerror}"))
-                listener.close()
-                continue
-            self._stores[address] = listener
-            ports[address] = listener.getsockname()[1]
+        ports = self._doors.open(order.addresses)
         self._say(Opened(generation=order.generation, ports=ports, served=self._serves_store))
 
-    def _close_stores(self) -> None:
-        for listener in self._stores.values():
-            listener.close()
-        self._stores.clear()
-
     async def _probe(self, order: Probe) -> None:
-        async def reach(address: str, port: int) -> str:
-            try:
-                attempt = asyncio.open_connection(address, port)
-                _, writer = await asyncio.wait_for(attempt, timeout=2.0)
-            except (OSError, TimeoutError):
-                return ""
-            writer.close()
-            return address
-
-        found = await asyncio.gather(*(reach(*target) for target in order.ports.items()))
-        reached = [address for address in found if address]
+        reached = await try_doors(order.ports)
         self._say(Reached(generation=order.generation, addresses=reached))
 
     # --- ranks ----------------------------------------------------------------------------------
 
     def _start(self, order: Start) -> None:
-        if listener := self._stores.pop(order.address, None):
+        if door := self._doors.take(order.address):
             if order.served:
-                self._nursery.tell({"order": "store", "generation": order.generation}, listener)
-            listener.close()
-        self._close_stores()
+                self._nursery.tell({"order": "store", "generation": order.generation}, door)
+            door.close()
         folder = self._run.rank_log(
             attempt=self._attempt, generation=order.generation, rank=0
         ).parent
@@ -473,11 +445,6 @@ def _parse_candidates(text: str) -> list[tuple[str, int]]:
         address, _, port = part.rpartition(":")
         found.append((address, int(port)))
     return found
-
-
-def _count_gpus(environ: Mapping[str, str]) -> int:
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-    return len([word for word in visible.split(",") if word not in ("", "-1", "NoDevFiles")])
 
 
 def _node_in_job(environ: Mapping[str, str]) -> int:

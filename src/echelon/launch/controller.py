@@ -74,10 +74,6 @@ class _Generation:
     stop: Stop | None = None
     stacks: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def in_trouble(self) -> bool:
-        return self.stop is not None or bool(self.failures)
-
 
 class Controller:
     """See the module."""
