@@ -81,7 +81,7 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
     python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
     if shell.which(str(folder / python) if "/" in python else python) is None:
         return [f"the Python '{python}' is not there"]
-    if b"torch" not in script.read_bytes():
+    if b"torch" not in script.read_bytes() or _is_own(python):
         return []
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     try:
@@ -89,6 +89,11 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
     except MissingProgramError:
         return [f"the Python '{python}' is not there"]
     return [f"the Python '{python}' has no torch"] if done.code else []
+
+
+def _is_own(python: str) -> bool:
+    """Tell whether it is the Python that runs this very command, and has torch."""
+    return python == sys.executable and importlib.util.find_spec("torch") is not None
 
 
 def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
@@ -161,8 +166,13 @@ def ship_launcher(run: RunDir) -> None:
     for name in _SHIPPED:
         for path in (source / name).glob("*.py") if (source / name).is_dir() else [source / name]:
             file = path.relative_to(source).with_suffix(".py")
-            (target / file).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source / file, target / file)
+            (target / file).parent.mkdir(exist_ok=True, mode=0o700)
+            shutil.copy2(source / file, target / file)
+            # What Python has compiled already, it need not compile on every node.
+            compiled = Path(importlib.util.cache_from_source(str(file)))
+            if (source / compiled).is_file():
+                (target / compiled).parent.mkdir(exist_ok=True, mode=0o700)
+                shutil.copy2(source / compiled, target / compiled)
     (run.launcher / "__main__.py").write_text(_START)
 
 

@@ -55,14 +55,17 @@ class Zygote:
         if self.program.kind == "binary":
             self.reason = "it is not a Python program"
             return
+        # Nothing that a module makes is garbage: to look for some, time and again, is an eighth of
+        # what importing torch takes.
+        gc.disable()
         with _forkable_imports():
             self.reason = next(filter(None, map(_import, modules)), "")
         sys.stdout.flush()  # else every fork would write what an import has printed
         if (threads := _count_threads()) > 1:
             self.reason = f"importing {', '.join(modules)} started {threads - 1} threads"
         self.warm = self.reason == ""
-        gc.collect()
         gc.freeze()
+        gc.enable()
 
     def serve(self) -> "_Become":
         """Obey until one of our forks is to become something else: then return what, in it."""
