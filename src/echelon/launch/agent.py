@@ -463,10 +463,11 @@ def main(arguments: list[str]) -> int:
     os.environ.pop(KEY)
     shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it
     place = shared if os.access(shared, os.W_OK) else None
-    scratch = Path(tempfile.mkdtemp(prefix="echelon-", dir=place))
     request = read_request(run)
 
     async def serve() -> int:
+        # Only now: until the agent has its guard, nobody would remove it.
+        scratch = Path(tempfile.mkdtemp(prefix="echelon-", dir=place))
         agent = Agent(
             run=run,
             attempt=attempt,
