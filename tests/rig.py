@@ -13,16 +13,17 @@ def require(*programs):
     path = f"{os.environ.get('PATH', '')}:{SBIN}"
     missing = [program for program in programs if shutil.which(program, path=path) is None]
     if missing:
-        _do_without(f"needs {', '.join(missing)}: run `make system`")
+        do_without(f"needs {', '.join(missing)}: run `make system`")
 
 
 def require_root(reason):
     """Skip where the tests are not run by root; in CI that is a failure."""
     if os.geteuid() != 0:
-        _do_without(f"needs root: {reason}")
+        do_without(f"needs root: {reason}")
 
 
-def _do_without(reason):
+def do_without(reason):
+    """Skip a test for want of something; in CI that is a failure."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"{reason} (CI=true: nothing may be missing)", pytrace=False)
     pytest.skip(reason)

@@ -192,15 +192,21 @@ def _slurm(variables: _Variables, source: str) -> World:
     )
 
 
+def parse_counts(text: str) -> list[int]:
+    """Read Slurm's numbers per node: `2(x3),1` is 2, 2, 2, 1."""
+    found: list[int] = []
+    for part in text.split(","):
+        number, _, times = part.partition("(x")
+        if number.isdecimal():
+            found += [int(number)] * (int(times.rstrip(")")) if times else 1)
+    return found
+
+
 def _tasks_here(variables: _Variables, node_rank: int, size: int) -> int:
     """SLURM_STEP_TASKS_PER_NODE counts the tasks on each node: `2(x3),1`."""
     environ = variables.environ
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
-    counts: list[int] = []
-    for part in text.split(","):
-        number, _, times = part.partition("(x")
-        if number.isdecimal():
-            counts += [int(number)] * (int(times.rstrip(")")) if times else 1)
+    counts = parse_counts(text)
     return counts[node_rank] if node_rank < len(counts) else size
 
 

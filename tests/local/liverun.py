@@ -2,9 +2,11 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -73,10 +75,12 @@ class LiveRun:
         argv = [*wrapper, sys.executable, "-m", "echelon", "run", "--nodes=2", "--procs=2"]
         argv += ["--runs-dir", str(folder / "runs"), *options, f"./{name}"]
         self._output = (folder / "output").open("wb")
+        # A killed rank cannot remove what multiprocessing keeps there; short, for it holds sockets.
+        self.scratch = Path(tempfile.mkdtemp(prefix="live-"))
         self.command = subprocess.Popen(
             argv,
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(SOURCE)},
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "TMPDIR": str(self.scratch)},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -160,6 +164,7 @@ def live_run(folder, script, options=(), *, wrapper=()):
         yield run
     finally:
         run.clear()
+        shutil.rmtree(run.scratch, ignore_errors=True)
 
 
 def find_processes(runs):

@@ -3,6 +3,7 @@
 import pytest
 
 from local.faults import FAULTS, can_limit_memory, try_fault
+from rig import do_without
 
 QUICK = [fault for fault in FAULTS if fault.quick]
 REST = [fault for fault in FAULTS if not fault.quick]
@@ -10,7 +11,7 @@ REST = [fault for fault in FAULTS if not fault.quick]
 
 def check(fault, folder):
     if fault.limited and not can_limit_memory():
-        pytest.skip("needs root, and a memory cgroup of its own")
+        do_without("needs root, and a memory cgroup of its own")
     wrong = try_fault(fault, folder)
     assert not wrong, "; ".join(wrong)
 

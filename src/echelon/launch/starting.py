@@ -11,6 +11,7 @@ from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.launch import addresses
 from echelon.launch.contract import NODE
+from echelon.world import parse_counts
 
 _SHAPE = re.compile(
     r"S(?:LURM|RUN)_(?:.*PER_TASK|.*PER_GPU|NTASKS.*|NPROCS|TASKS_PER_NODE|GPUS.*|CPU_BIND.*|MEM_.*|"
@@ -76,7 +77,7 @@ class SlurmStarter:
 
     def ranks(self, node: int) -> int:
         """Return as many as srun would start tasks."""
-        counts = parse_tasks(self._environ.get("SLURM_TASKS_PER_NODE", ""))
+        counts = parse_counts(self._environ.get("SLURM_TASKS_PER_NODE", ""))
         return counts[node] if node < len(counts) else 1
 
     def candidates(self) -> list[str]:
@@ -121,14 +122,6 @@ class SlurmStarter:
             option = f"--gres=gpu:{counts[0]}" if counts[0] else "--gres=none"
             return [(list(range(self.nodes)), option)]
         return [([node], f"--gpus={count}") for node, count in enumerate(counts)]
-
-
-def parse_tasks(text: str) -> list[int]:
-    """Read SLURM_TASKS_PER_NODE: `2(x3),1`."""
-    found: list[int] = []
-    for number, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", text):
-        found += [int(number)] * int(times or 1)
-    return found
 
 
 def parse_granted(text: str) -> dict[str, int]:

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from echelon.core.rundir import write_atomic
+from echelon.core.rundir import sync_folder, write_atomic
 from echelon.errors import EchelonError, NotFoundError, NotPermittedError, UnavailableError
 from echelon.train.state import assign_shards, dumps, flatten, unflatten
 
@@ -321,7 +321,7 @@ class _Write:
         if final.exists():  # written before, by a generation that got further than its successor
             shutil.rmtree(final)
         self.temporary.rename(final)
-        _sync(self.folder)
+        sync_folder(self.folder)
         return final
 
 
@@ -392,14 +392,6 @@ def _checksum(path: Path, *, sync: bool = False) -> str:
         if sync:
             os.fsync(file.fileno())
     return digest
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def export_weights(path: Path, target: Path, *, key: str = "model") -> None:

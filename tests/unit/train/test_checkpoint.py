@@ -19,6 +19,7 @@ from echelon.train.checkpoint import (
     load_foreign,
 )
 from echelon.train.state import assign_shards, flatten, unflatten
+from rig import do_without
 
 
 def state(step=1):
@@ -197,9 +198,7 @@ def full_disk(tmp_path):
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
-        if os.environ.get("CI") == "true":
-            pytest.fail("needs root to mount a small file system (CI=true)", pytrace=False)
-        pytest.skip("needs root, to mount a small file system")
+        do_without("needs root, to mount a small file system")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 
