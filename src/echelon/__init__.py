@@ -11,7 +11,8 @@ from echelon._version import __version__
 
 if TYPE_CHECKING:
     from echelon.errors import EchelonError
-    from echelon.train.checkpoint import Checkpoint, Checkpointer
+    from echelon.train.checkpoint import Checkpointer
+    from echelon.train.checkpoint_files import Checkpoint
     from echelon.train.process_group import Group, init
     from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
     from echelon.train.trainer import Result, Trainer
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Checkpoint": "echelon.train.checkpoint",
+    "Checkpoint": "echelon.train.checkpoint_files",
     "Checkpointer": "echelon.train.checkpoint",
     "EchelonError": "echelon.errors",
     "ElasticIndexSampler": "echelon.train.sampler",

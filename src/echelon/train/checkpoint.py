@@ -7,51 +7,32 @@ collectives, which belong to the training loop. docs/checkpoints.md has the form
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import threading
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from safetensors.torch import load_file, save_file
 
-from echelon.core.rundir import sync_folder, write_atomic
-from echelon.errors import EchelonError, NotFoundError, NotPermittedError, UnavailableError
-from echelon.train.state import assign_shards, dumps, flatten, unflatten
-
-FORMAT = "echelon checkpoint"
-VERSION = 1
-GATHER_S = 600.0
-"""How long rank 0 waits for the other ranks' parts before it gives a checkpoint up."""
-_NAME = re.compile(r"step-(\d{9,})")
-
-
-class CheckpointError(EchelonError):
-    """A checkpoint that is not whole, or not ours."""
-
-    exit_code = 66
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """One that was loaded, and verified."""
-
-    step: int
-    state: Any
-    own: Any
-    """This rank's own state; None when it was saved by another number of ranks."""
-    metrics: Mapping[str, float]
-    path: Path
+from echelon.core.rundir import write_atomic
+from echelon.errors import NotFoundError, NotPermittedError
+from echelon.train.agreement import least_over_ranks, number_of_rank_0
+from echelon.train.checkpoint_files import (
+    Checkpoint,
+    CheckpointError,
+    Part,
+    checkpoint_path,
+    load_checkpoint,
+    read_manifest,
+    step_of,
+)
+from echelon.train.state import assign_shards, dumps, flatten
 
 
 class Checkpointer:
@@ -87,7 +68,7 @@ class Checkpointer:
         self._error: Exception | None = None
         self.last_stall_s = 0.0
         """How long the last `save` kept the loop waiting."""
-        self._token = _agree_on_token(world_size)
+        self._token = f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
         self._prepare()
 
     def _prepare(self) -> None:
@@ -133,7 +114,7 @@ class Checkpointer:
         mine = assign_shards(sizes, self._size)[self._rank]
         part = self._copy({**{name: tensors[name] for name in mine}, **own_tensors})
         manifest = {"step": step, "state": skeleton, "metrics": dict(metrics or {})}
-        job = _Write(
+        job = Part(
             folder=self.folder,
             temporary=self.folder / f".step-{step:09}-{self._token}",
             rank=self._rank,
@@ -167,7 +148,7 @@ class Checkpointer:
             torch.cuda.current_stream().synchronize()
         return kept
 
-    def _write(self, job: "_Write") -> None:
+    def _write(self, job: Part) -> None:
         try:
             job.write_part()
             if self._rank == 0:
@@ -207,7 +188,7 @@ class Checkpointer:
                     shutil.rmtree(doomed, ignore_errors=True)
 
     def _note_best(self, path: Path) -> None:
-        metrics = _read_manifest(path)["metrics"]
+        metrics = read_manifest(path)["metrics"]
         if self._best not in metrics:
             return
         value, pointer = float(metrics[self._best]), self.folder / "best.json"
@@ -216,7 +197,7 @@ class Checkpointer:
         except (OSError, ValueError, KeyError, TypeError):
             known = float("-inf") if self._larger else float("inf")
         if value > known if self._larger else value < known:
-            record = {"step": _step_of(path), "metric": self._best, "value": value}
+            record = {"step": step_of(path), "metric": self._best, "value": value}
             write_atomic(pointer, dumps(record) + "\n")
 
     # --- loading --------------------------------------------------------------------------------
@@ -225,8 +206,8 @@ class Checkpointer:
         """Return the steps of which there are checkpoints, the oldest first."""
         if not self.folder.is_dir():
             return []
-        found = [_step_of(path) for path in self.folder.iterdir() if _NAME.fullmatch(path.name)]
-        return sorted(found)
+        found = [step_of(path) for path in self.folder.iterdir()]
+        return sorted(step for step in found if step is not None)
 
     def best_step(self) -> int | None:
         try:
@@ -252,16 +233,15 @@ class Checkpointer:
                     hint=f"there are: {known}",
                 )
             return load_checkpoint(path, rank=self._rank, world_size=self._size)
-        while True:
-            found = self._newest_whole()
-            agreed = _agree_on_least(-1 if found is None else found.step, self._size)
-            if agreed < 0:
-                return None
-            if found is not None and found.step == agreed:
-                return found
-            # Another rank could not read ours: all fall back to what all have.
-            path = checkpoint_path(self.folder, agreed)
-            return load_checkpoint(path, rank=self._rank, world_size=self._size)
+        found = self._newest_whole()
+        agreed = least_over_ranks(-1 if found is None else found.step)
+        if agreed < 0:
+            return None
+        if found is not None and found.step == agreed:
+            return found
+        # Another rank could not read ours: all fall back to what all have.
+        path = checkpoint_path(self.folder, agreed)
+        return load_checkpoint(path, rank=self._rank, world_size=self._size)
 
     def _newest_whole(self) -> Checkpoint | None:
         for step in reversed(self.steps()):
@@ -271,186 +251,3 @@ class Checkpointer:
             except CheckpointError as error:
                 warnings.warn(f"{error}; the one before it is tried", RuntimeWarning, stacklevel=3)
         return None
-
-
-# --- one checkpoint's files -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Write:
-    """One rank's part in writing one checkpoint."""
-
-    folder: Path
-    temporary: Path
-    rank: int
-    world_size: int
-    tensors: Mapping[str, torch.Tensor]
-    own: Any
-    manifest: Mapping[str, Any]
-
-    def write_part(self) -> None:
-        """Write this rank's tensors, then, with one rename, the record that they are whole."""
-        self.temporary.mkdir(exist_ok=True, mode=0o700)
-        name = f"shard-{self.rank:05}.safetensors"
-        path = self.temporary / name
-        save_file(dict(self.tensors), path)
-        digest = _checksum(path, sync=True)
-        record = {"file": name, "sha256": digest, "bytes": path.stat().st_size, "own": self.own}
-        write_atomic(self.temporary / f"shard-{self.rank:05}.json", dumps(record))
-
-    def complete(self) -> Path:
-        """Wait for all parts, write the manifest, and give the checkpoint its name."""
-        records = [self.temporary / f"shard-{rank:05}.json" for rank in range(self.world_size)]
-        deadline = time.monotonic() + GATHER_S
-        while not all(record.exists() for record in records):
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"not all ranks wrote their part within {GATHER_S:g} s",
-                    hint="see the logs of the others",
-                )
-            time.sleep(0.01)
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            **self.manifest,
-            "world_size": self.world_size,
-            "shards": [json.loads(record.read_text()) for record in records],
-        }
-        write_atomic(self.temporary / "manifest.json", dumps(manifest) + "\n")
-        final = checkpoint_path(self.folder, int(self.manifest["step"]))
-        if final.exists():  # written before, by a generation that got further than its successor
-            shutil.rmtree(final)
-        self.temporary.rename(final)
-        sync_folder(self.folder)
-        return final
-
-
-def checkpoint_path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:09}"
-
-
-def _step_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
-    assert match is not None, path
-    return int(match[1])
-
-
-def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkpoint:
-    """Load one checkpoint, and verify every byte of it first.
-
-    Raises:
-        CheckpointError: it is damaged, or of a format that we do not know.
-    """
-    manifest = _read_manifest(path)
-    tensors: dict[str, torch.Tensor] = {}
-    for shard in manifest["shards"]:
-        file = path / Path(str(shard["file"])).name
-        try:
-            size, digest = file.stat().st_size, _checksum(file)
-        except OSError as error:
-            raise _damaged(path, f"{file.name}: {error.strerror}") from error
-        if (size, digest) != (shard["bytes"], shard["sha256"]):
-            raise _damaged(path, f"{file.name} is not what was written")
-        tensors |= {n: tensor for n, tensor in load_file(file).items() if n.startswith("state")}
-    own = None
-    if manifest["world_size"] == world_size:
-        shard = manifest["shards"][rank]
-        own = unflatten(shard["own"], load_file(path / Path(str(shard["file"])).name))
-    return Checkpoint(
-        step=int(manifest["step"]),
-        state=unflatten(manifest["state"], tensors),
-        own=own,
-        metrics=manifest["metrics"],
-        path=path,
-    )
-
-
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        known = (manifest["format"], manifest["version"]) == (FORMAT, VERSION)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, f"its manifest cannot be read ({error})") from error
-    if not known:
-        raise CheckpointError(
-            f"the checkpoint {path} is of format {manifest['format']} {manifest['version']}, and "
-            f"this is version {VERSION}",
-            hint="load it with the Echelon that wrote it",
-        )
-    return dict(manifest)
-
-
-def _damaged(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {path} is damaged: {why}", hint="remove it, or restore it from a copy"
-    )
-
-
-def _checksum(path: Path, *, sync: bool = False) -> str:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if sync:
-            os.fsync(file.fileno())
-    return digest
-
-
-def export_weights(path: Path, target: Path, *, key: str = "model") -> None:
-    """Write the model of a checkpoint as one safetensors file, for others to load.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged, or has nothing of that name.
-    """
-    state = load_checkpoint(path).state
-    if not isinstance(state, Mapping) or key not in state:
-        raise CheckpointError(
-            f"the checkpoint {path} has no '{key}'",
-            hint=f"there are: {', '.join(state) if isinstance(state, Mapping) else 'none'}",
-        )
-    _, tensors = flatten(state[key], "")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    save_file({name.removeprefix("/"): t for name, t in tensors.items()}, temporary)
-    temporary.rename(target)
-
-
-def load_foreign(path: Path) -> Any:
-    """Load a file of `torch.save`, by others: data alone, and nothing that could run.
-
-    Raises:
-        CheckpointError: it is none, or holds more than data.
-    """
-    warnings.warn(
-        f"{path} was written by torch.save: it is not verified, and only its data are loaded",
-        RuntimeWarning,
-        stacklevel=2,
-    )
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"{path} cannot be loaded as data: {error}",
-            hint="save a state_dict() of tensors and plain values",
-        ) from error
-
-
-# --- what ranks have to agree on --------------------------------------------------------------
-
-
-def _agree_on_token(world_size: int) -> str:
-    """Return a text that is one generation's own, and the same on all its ranks."""
-    number = torch.tensor([random.SystemRandom().getrandbits(62)])
-    if world_size > 1 and dist.is_initialized():
-        number = number.to(_collective_device())
-        dist.broadcast(number, src=0)
-    return f"{int(number.item()):x}"
-
-
-def _agree_on_least(value: int, world_size: int) -> int:
-    number = torch.tensor([value])
-    if world_size > 1 and dist.is_initialized():
-        number = number.to(_collective_device())
-        dist.all_reduce(number, op=dist.ReduceOp.MIN)
-    return int(number.item())
-
-
-def _collective_device() -> str:
-    return "cuda" if dist.get_backend() == "nccl" else "cpu"

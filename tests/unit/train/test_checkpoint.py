@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.errors import NotFoundError, NotPermittedError, UsageError
-from echelon.train.checkpoint import (
-    Checkpointer,
+from echelon.train.checkpoint import Checkpointer
+from echelon.train.checkpoint_files import (
     CheckpointError,
     checkpoint_path,
     export_weights,

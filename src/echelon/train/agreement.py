@@ -1,0 +1,56 @@
+"""What ranks find out together; alone, a rank agrees with itself.
+
+Every call is a collective: all ranks make it, in the same order.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+
+def is_alone() -> bool:
+    """Whether there is no process group, or nobody else in it."""
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
+def collective_device() -> torch.device:
+    """Return where a tensor must be for the others: NCCL takes what is on the GPU, gloo not."""
+    return torch.device("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu")
+
+
+def sum_over_ranks(values: torch.Tensor) -> list[float]:
+    """Return the sums of numbers that each rank has its own of."""
+    if is_alone():
+        return [float(value) for value in values.tolist()]
+    moved = values.to(collective_device(), copy=True)
+    dist.all_reduce(moved)
+    return [float(value) for value in moved.tolist()]
+
+
+def least_over_ranks(value: int) -> int:
+    """Return the smallest of the ranks' numbers."""
+    if is_alone():
+        return value
+    number = torch.tensor([value], device=collective_device())
+    dist.all_reduce(number, op=dist.ReduceOp.MIN)
+    return int(number.item())
+
+
+def number_of_rank_0(value: int) -> int:
+    """Return rank 0's number, on all ranks."""
+    if is_alone():
+        return value
+    number = torch.tensor([value], device=collective_device())
+    dist.broadcast(number, src=0)
+    return int(number.item())
+
+
+def names_over_ranks(names: Iterable[str]) -> list[str]:
+    """Return the ranks' names, sorted; a rank that knows none learns them from the others."""
+    mine = sorted(names)
+    if is_alone():
+        return mine
+    found: list[list[str]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(found, mine)
+    return sorted({name for theirs in found for name in theirs})

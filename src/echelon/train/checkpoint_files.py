@@ -1,0 +1,203 @@
+"""One checkpoint as files: how its parts are written, completed, verified and read.
+
+docs/checkpoints.md has the format. Nothing here knows of other checkpoints, or of a training.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from echelon.core.rundir import sync_folder, write_atomic
+from echelon.errors import EchelonError, UnavailableError
+from echelon.train.state import dumps, flatten, unflatten
+
+FORMAT = "echelon checkpoint"
+VERSION = 1
+GATHER_S = 600.0
+"""How long rank 0 waits for the other ranks' parts before it gives a checkpoint up."""
+_NAME = re.compile(r"step-(\d{9,})")
+
+
+class CheckpointError(EchelonError):
+    """A checkpoint that is not whole, or not ours."""
+
+    exit_code = 66
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One that was loaded, and verified."""
+
+    step: int
+    state: Any
+    own: Any
+    """This rank's own state; None when it was saved by another number of ranks."""
+    metrics: Mapping[str, float]
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One rank's part in writing one checkpoint."""
+
+    folder: Path
+    temporary: Path
+    rank: int
+    world_size: int
+    tensors: Mapping[str, torch.Tensor]
+    own: Any
+    manifest: Mapping[str, Any]
+
+    def write_part(self) -> None:
+        """Write this rank's tensors, then, with one rename, the record that they are whole."""
+        self.temporary.mkdir(exist_ok=True, mode=0o700)
+        name = f"shard-{self.rank:05}.safetensors"
+        path = self.temporary / name
+        save_file(dict(self.tensors), path)
+        digest = _checksum(path, sync=True)
+        record = {"file": name, "sha256": digest, "bytes": path.stat().st_size, "own": self.own}
+        write_atomic(self.temporary / f"shard-{self.rank:05}.json", dumps(record))
+
+    def complete(self) -> Path:
+        """Wait for all parts, write the manifest, and give the checkpoint its name."""
+        records = [self.temporary / f"shard-{rank:05}.json" for rank in range(self.world_size)]
+        deadline = time.monotonic() + GATHER_S
+        while not all(record.exists() for record in records):
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"not all ranks wrote their part within {GATHER_S:g} s",
+                    hint="see the logs of the others",
+                )
+            time.sleep(0.01)
+        manifest = {
+            "format": FORMAT,
+            "version": VERSION,
+            **self.manifest,
+            "world_size": self.world_size,
+            "shards": [json.loads(record.read_text()) for record in records],
+        }
+        write_atomic(self.temporary / "manifest.json", dumps(manifest) + "\n")
+        final = checkpoint_path(self.folder, int(self.manifest["step"]))
+        if final.exists():  # written before, by a generation that got further than its successor
+            shutil.rmtree(final)
+        self.temporary.rename(final)
+        sync_folder(self.folder)
+        return final
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:09}"
+
+
+def step_of(path: Path) -> int | None:
+    """Return the step of a checkpoint's folder; None for a folder that is none."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
+
+
+def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkpoint:
+    """Load one checkpoint, and verify every byte of it first.
+
+    Raises:
+        CheckpointError: it is damaged, or of a format that we do not know.
+    """
+    manifest = read_manifest(path)
+    tensors: dict[str, torch.Tensor] = {}
+    for shard in manifest["shards"]:
+        file = path / Path(str(shard["file"])).name
+        try:
+            size, digest = file.stat().st_size, _checksum(file)
+        except OSError as error:
+            raise _damaged(path, f"{file.name}: {error.strerror}") from error
+        if (size, digest) != (shard["bytes"], shard["sha256"]):
+            raise _damaged(path, f"{file.name} is not what was written")
+        tensors |= {n: tensor for n, tensor in load_file(file).items() if n.startswith("state")}
+    own = None
+    if manifest["world_size"] == world_size:
+        shard = manifest["shards"][rank]
+        own = unflatten(shard["own"], load_file(path / Path(str(shard["file"])).name))
+    return Checkpoint(
+        step=int(manifest["step"]),
+        state=unflatten(manifest["state"], tensors),
+        own=own,
+        metrics=manifest["metrics"],
+        path=path,
+    )
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        known = (manifest["format"], manifest["version"]) == (FORMAT, VERSION)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, f"its manifest cannot be read ({error})") from error
+    if not known:
+        raise CheckpointError(
+            f"the checkpoint {path} is of format {manifest['format']} {manifest['version']}, and "
+            f"this is version {VERSION}",
+            hint="load it with the Echelon that wrote it",
+        )
+    return dict(manifest)
+
+
+def _damaged(path: Path, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint {path} is damaged: {why}", hint="remove it, or restore it from a copy"
+    )
+
+
+def _checksum(path: Path, *, sync: bool = False) -> str:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if sync:
+            os.fsync(file.fileno())
+    return digest
+
+
+def export_weights(path: Path, target: Path, *, key: str = "model") -> None:
+    """Write the model of a checkpoint as one safetensors file, for others to load.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or has nothing of that name.
+    """
+    state = load_checkpoint(path).state
+    if not isinstance(state, Mapping) or key not in state:
+        raise CheckpointError(
+            f"the checkpoint {path} has no '{key}'",
+            hint=f"there are: {', '.join(state) if isinstance(state, Mapping) else 'none'}",
+        )
+    _, tensors = flatten(state[key], "")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    save_file({name.removeprefix("/"): t for name, t in tensors.items()}, temporary)
+    temporary.rename(target)
+
+
+def load_foreign(path: Path) -> Any:
+    """Load a file of `torch.save`, by others: data alone, and nothing that could run.
+
+    Raises:
+        CheckpointError: it is none, or holds more than data.
+    """
+    warnings.warn(
+        f"{path} was written by torch.save: it is not verified, and only its data are loaded",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            f"{path} cannot be loaded as data: {error}",
+            hint="save a state_dict() of tensors and plain values",
+        ) from error
