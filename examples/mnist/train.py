@@ -87,7 +87,6 @@ def main() -> None:
     wanted = parse_arguments()
     if wanted.no_cuda:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    run = os.environ.get("ECHELON_RUN_DIR")
     with echelon.init() as world:
         trainer = echelon.Trainer(
             world,
@@ -99,10 +98,8 @@ def main() -> None:
             epochs=wanted.epochs,
             max_steps=1 if wanted.dry_run else None,
             seed=wanted.seed,
-            checkpoints=Path(run) / "checkpoints" if run else None,
+            eval_batch=wanted.test_batch_size,
             save_every=100,
-            best="accuracy",
-            larger_is_better=True,
             log_every=wanted.log_interval,
             callbacks=[Crash(wanted.crash_at)] if wanted.crash_at else [],
         )

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from echelon.errors import EchelonError
     from echelon.train.checkpoint import Checkpointer
     from echelon.train.checkpoint_files import Checkpoint
+    from echelon.train.images import ImageTransform
+    from echelon.train.loading import ResumableLoader
+    from echelon.train.metrics import top_k
     from echelon.train.process_group import Group, init
     from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
     from echelon.train.trainer import Result, Trainer
@@ -25,12 +28,15 @@ __all__ = [
     "ElasticIndexSampler",
     "ElasticSampler",
     "Group",
+    "ImageTransform",
     "Result",
+    "ResumableLoader",
     "Trainer",
     "World",
     "__version__",
     "detect",
     "init",
+    "top_k",
 ]
 
 _HOME = {
@@ -40,11 +46,14 @@ _HOME = {
     "ElasticIndexSampler": "echelon.train.sampler",
     "ElasticSampler": "echelon.train.sampler",
     "Group": "echelon.train.process_group",
+    "ImageTransform": "echelon.train.images",
+    "ResumableLoader": "echelon.train.loading",
     "Result": "echelon.train.trainer",
     "Trainer": "echelon.train.trainer",
     "World": "echelon.world",
     "detect": "echelon.world",
     "init": "echelon.train.process_group",
+    "top_k": "echelon.train.metrics",
 }
 
 

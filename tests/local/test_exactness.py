@@ -37,8 +37,8 @@ class Watch:
     def step_ended(self, trainer):
         if generation < len(kill_at) and trainer.step == kill_at[generation]:
             if trainer.world.rank == trainer.step % trainer.world.world_size:
-                if trainer._checkpointer:
-                    trainer._checkpointer.wait()
+                if trainer.checkpointer:
+                    trainer.checkpointer.wait()
                 os.kill(os.getpid(), 9)
     def epoch_ended(self, trainer, metrics):
         if trainer.world.is_main:
@@ -48,8 +48,8 @@ class Watch:
 with echelon.init() as world:
     trainer = echelon.Trainer(
         world, make(), loss=nn.functional.cross_entropy, seed=3, global_batch=12, epochs=4,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), save_every=1, keep=99,
-        checkpoints=Path(os.environ["ECHELON_RUN_DIR"]) / "checkpoints", callbacks=[Watch()])
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), save_every=1,
+        callbacks=[Watch()])
     result = trainer.fit(Data(), Data())
     if world.is_main:
         torch.save(trainer.module.state_dict(), "weights.pt")

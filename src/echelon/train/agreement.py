@@ -3,8 +3,6 @@
 Every call is a collective: all ranks make it, in the same order.
 """
 
-from collections.abc import Iterable
-
 import torch
 import torch.distributed as dist
 
@@ -44,13 +42,3 @@ def number_of_rank_0(value: int) -> int:
     number = torch.tensor([value], device=collective_device())
     dist.broadcast(number, src=0)
     return int(number.item())
-
-
-def names_over_ranks(names: Iterable[str]) -> list[str]:
-    """Return the ranks' names, sorted; a rank that knows none learns them from the others."""
-    mine = sorted(names)
-    if is_alone():
-        return mine
-    found: list[list[str]] = [[] for _ in range(dist.get_world_size())]
-    dist.all_gather_object(found, mine)
-    return sorted({name for theirs in found for name in theirs})

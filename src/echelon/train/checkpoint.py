@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from echelon.core.rundir import write_atomic
 from echelon.errors import NotFoundError, NotPermittedError
@@ -42,8 +43,8 @@ class Checkpointer:
         self,
         folder: Path,
         *,
-        rank: int = 0,
-        world_size: int = 1,
+        rank: int | None = None,
+        world_size: int | None = None,
         keep: int = 3,
         best: str = "",
         larger_is_better: bool = False,
@@ -52,8 +53,8 @@ class Checkpointer:
 
         Args:
             folder: where checkpoints are; all ranks share it.
-            rank: this rank.
-            world_size: how many there are.
+            rank: this rank; the process group's when None.
+            world_size: how many there are; likewise.
             keep: how many of the newest stay; the best one stays besides.
             best: the metric that decides which is best; none when empty.
             larger_is_better: whether more of it is better, as with accuracy.
@@ -61,7 +62,10 @@ class Checkpointer:
         Raises:
             NotPermittedError: nothing can be written there.
         """
-        self.folder, self._rank, self._size = folder, rank, world_size
+        grouped = dist.is_initialized()
+        self.folder = folder
+        self._rank = (dist.get_rank() if grouped else 0) if rank is None else rank
+        self._size = (dist.get_world_size() if grouped else 1) if world_size is None else world_size
         self._keep, self._best, self._larger = max(1, keep), best, larger_is_better
         self._buffers: dict[str, torch.Tensor] = {}
         self._thread: threading.Thread | None = None

@@ -1,18 +1,18 @@
-"""How a training tells of itself: a bar in a terminal, lines elsewhere, JSON for programs.
+"""How a training tells of itself: a bar in a terminal, lines elsewhere, and files for programs.
 
-Rank 0 alone speaks. In a run of Echelon's the JSON lines go to the run's events.
+Rank 0 alone speaks. Of what a restart does again there are two records; the later one counts.
 """
 
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from echelon.core.events import EventWriter
-from echelon.train.process_group import Group
+from echelon.core.progressbar import Standing, render_standing
+from echelon.train.tensorboard import ScalarWriter
 
-_BAR = 24
 _LINE_S = 5.0
 """Between two lines where there is no terminal to draw a bar in."""
 
@@ -20,66 +20,120 @@ _LINE_S = 5.0
 class Progress:
     """Tells how far a training is."""
 
-    def __init__(self, world: Group, *, epochs: int, samples: int) -> None:
-        self._speaks = world.rank == 0
-        self._epochs, self._samples = epochs, samples
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        speaks: bool,
+        epochs: int,
+        length: int,
+        unit: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Begin to tell.
+
+        Args:
+            folder: where `metrics.jsonl` and `tensorboard/` go; nowhere when None.
+            speaks: whether this is the rank that does.
+            epochs: how many there are.
+            length: of an epoch.
+            unit: what a length is of.
+            clock: the time of day.
+        """
+        self._speaks = speaks
+        self._epochs, self._length, self._unit = epochs, length, unit
+        self._clock = clock
         self._terminal = sys.stderr.isatty()
-        self._began_s = self._told_s = time.monotonic()
-        self._seen = 0
-        self._last_done = -1
-        run = os.environ.get("ECHELON_RUN_DIR", "")
-        folder = Path(run) / "events"
-        self._events = None
-        if self._speaks and run and folder.is_dir():
-            self._events = EventWriter(folder / f"rank-{world.rank}.jsonl", clock=time.time)
+        self._told_s = time.monotonic()
+        self._since_s, self._since = self._told_s, 0
+        self._metrics: EventWriter | None = None
+        self._scalars: ScalarWriter | None = None
+        if speaks and folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._metrics = EventWriter(folder / "metrics.jsonl", clock=clock)
+            self._scalars = ScalarWriter(folder / "tensorboard", now_s=clock())
 
-    def update(self, *, step: int, epoch: int, done: int, loss: float) -> None:
-        """Tell of a step; `done` counts the samples of this epoch."""
+    def begin(self, done: int) -> None:
+        """Begin to measure the speed: at the start of an epoch, or in the middle of one."""
+        self._since_s, self._since = time.monotonic(), done
+
+    def update(
+        self, *, step: int, epoch: int, done: int, means: Mapping[str, float], data_wait: float
+    ) -> None:
+        """Tell of the steps since the last time.
+
+        Args:
+            step: how many there were, over all.
+            epoch: counted from 0.
+            done: of this epoch.
+            means: of what was measured, `loss` among them.
+            data_wait: share of the time that the loop waited for data.
+        """
         if not self._speaks:
             return
-        if self._last_done < 0 or done < self._last_done:
-            self._last_done, self._began_s, self._seen = done, time.monotonic(), 0
-        self._seen += done - self._last_done
-        self._last_done = done
         now_s = time.monotonic()
-        rate = self._seen / max(1e-9, now_s - self._began_s)
-        if self._events:
-            self._events.write("step", step=step, epoch=epoch, loss=loss, rate=round(rate, 1))
-        last = done >= self._samples
-        if not self._terminal and now_s - self._told_s < _LINE_S and not last:
-            return
-        self._told_s = now_s
-        left_s = (self._samples - done) / rate if rate else 0.0
-        share = done / max(1, self._samples)
-        bar = f"[{'#' * int(_BAR * share):<{_BAR}}] " if self._terminal else ""
-        self._show(
-            f"epoch {epoch + 1}/{self._epochs} {bar}{share:4.0%}  loss {loss:.4f}  "
-            f"{rate:,.0f} samples/s  {left_s:.0f} s left",
-            over=last,
+        rate = (done - self._since) / max(1e-9, now_s - self._since_s)
+        left = self._length - done + (self._epochs - epoch - 1) * self._length
+        standing = Standing(
+            epoch=epoch + 1,
+            epochs=self._epochs,
+            done=done,
+            length=self._length,
+            rate=rate,
+            left_s=left / rate if rate else 0.0,
+            loss=means.get("loss", float("nan")),
+            unit=self._unit,
         )
+        shown = {"rate": round(rate, 1), "data_wait": round(data_wait, 4)}
+        self._record(
+            "step",
+            step,
+            {**means, **shown},
+            {"epoch": epoch, "epochs": self._epochs, "done": done, "length": self._length,
+             "left_s": round(standing.left_s, 1), "unit": self._unit},
+        )  # fmt: skip
+        last = done >= self._length
+        if self._terminal or last or now_s - self._told_s >= _LINE_S:
+            self._told_s = now_s
+            self._show(render_standing(standing, bar=self._terminal), over=last)
 
-    def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+    def end_epoch(self, *, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """Tell what validation found."""
-        if not self._speaks:
+        if not metrics or not self._speaks:
             return
-        if self._events:
-            self._events.write("epoch", epoch=epoch, metrics=dict(metrics))
+        self._record("validation", step, metrics, {"epoch": epoch})
         shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
-        if shown:
-            self.tell(f"epoch {epoch}/{self._epochs}: {shown}")
+        self.tell(f"epoch {epoch}/{self._epochs}: {shown}")
+
+    def _record(
+        self, kind: str, step: int, values: Mapping[str, float], more: Mapping[str, float | str]
+    ) -> None:
+        try:
+            if self._metrics:
+                self._metrics.write(kind, step=step, **more, metrics=dict(values))
+            if self._scalars:
+                prefix = "train" if kind == "step" else "validation"
+                scalars = {f"{prefix}/{name}": value for name, value in values.items()}
+                self._scalars.write(scalars, step=step, now_s=self._clock())
+        except OSError as error:  # a full disk must not end a training that can go on
+            self._metrics = self._scalars = None
+            self.tell(f"no more metrics are written: {error}")
 
     def tell(self, text: str) -> None:
-        if self._speaks:
-            self._show(text, over=True)
+        """Say something, in a line of its own."""
+        self._show(text, over=True)
 
     def _show(self, text: str, *, over: bool) -> None:
+        if not self._speaks:
+            return
         if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{text}{chr(10) if over else ''}")
+            sys.stderr.write(f"\r\x1b[K{text}{os.linesep if over else ''}")
         else:
             sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
     def close(self) -> None:
-        if self._events:
-            self._events.close()
-            self._events = None
+        for file in (self._metrics, self._scalars):
+            if file:
+                file.close()
+        self._metrics = self._scalars = None

@@ -3,8 +3,9 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from echelon.train.loading import divide
 from echelon.train.process_group import Group
-from echelon.train.trainer import Trainer, _split
+from echelon.train.trainer import Trainer
 
 
 class Points(Dataset):
@@ -76,7 +77,7 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path):
 def test_a_step_of_ones_own_is_used():
     def step(model, batch):
         x, y = batch
-        return nn.functional.cross_entropy(model(x), y, reduction="sum"), len(y)
+        return {"loss": nn.functional.cross_entropy(model(x), y, reduction="sum"), "count": len(y)}
 
     made = trainer(loss=None, train_step=step, epochs=1)
     made.fit(Points(24))
@@ -95,15 +96,16 @@ def test_gradients_are_clipped():
 
 
 def test_validation_does_not_depend_on_its_batches():
-    made = trainer(epochs=1)
-    assert made.evaluate(Points(37), batch=5) == pytest.approx(made.evaluate(Points(37)))
-    assert made.evaluate(Points(0)) == {}
+    small, whole = trainer(eval_batch=5), trainer()
+    small.module.load_state_dict(whole.module.state_dict())
+    assert small.evaluate(Points(37)) == pytest.approx(whole.evaluate(Points(37)))
+    assert whole.evaluate(Points(0)) == {}
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_batches_of_any_shape_are_divided(parts):
     batch = {"x": torch.arange(10), "y": [torch.arange(10), torch.arange(10)]}
-    divided = _split(batch, parts)
+    divided = divide(batch, parts)
     assert len(divided) == parts
     assert torch.cat([part["x"] for part in divided]).tolist() == list(range(10))
     assert torch.cat([part["y"][1] for part in divided]).tolist() == list(range(10))

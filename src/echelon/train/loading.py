@@ -1,0 +1,341 @@
+"""Where a rank's batches come from, and how far the training has got in them.
+
+Two sources: a data set, of which the `ElasticSampler` gives each rank its part of every global
+batch, on any number of ranks; or a `DataLoader` of your own, which goes on at the batch where it
+was interrupted.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from echelon.errors import UsageError
+from echelon.train.randomness import sample_keys, seed_generators, undisturbed
+from echelon.train.sampler import ElasticSampler
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """A rank's part of one step."""
+
+    batch: Any
+    total: int | None
+    """Samples of the step over all ranks; None where each rank's mean counts alike."""
+    size: int = 1
+    """This rank's samples among them; 0 for a stand-in, which must not count."""
+    indices: Sequence[int] | None = None
+    """Its samples' places in the data set; None where a loader of the user's does not say."""
+
+
+class Source(Protocol):
+    """Gives a rank its portions of an epoch, and knows how many the training has consumed."""
+
+    unit: str
+    """What an epoch is counted in."""
+
+    @property
+    def done(self) -> int: ...
+
+    @property
+    def length(self) -> int: ...
+
+    def portions(self) -> Iterator[Portion]: ...
+
+    def advance(self) -> None: ...
+
+    def begin(self, epoch: int) -> None: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+# --- a data set -------------------------------------------------------------------------------
+
+
+class DatasetSource:
+    """Portions of a data set, by the order of its sampler."""
+
+    unit = "samples"
+
+    def __init__(
+        self,
+        data: Dataset[Any],
+        sampler: ElasticSampler,
+        *,
+        workers: int = 0,
+        pin: bool = False,
+    ) -> None:
+        self._data, self._sampler = data, sampler
+        self._workers, self._pin = workers, pin
+
+    @property
+    def done(self) -> int:
+        return self._sampler.cursor
+
+    @property
+    def length(self) -> int:
+        return self._sampler.usable
+
+    def portions(self) -> Iterator[Portion]:
+        sampler = self._sampler
+        fetch = Fetch(self._data, seed=sampler.seed, epoch=sampler.epoch)
+        shares, asked = itertools.tee(sampler.shares())
+        batches = fetch_all(
+            fetch, (share.indices for share in asked), workers=self._workers, pin=self._pin
+        )
+        for share, batch in zip(shares, batches, strict=True):
+            yield Portion(batch, share.total, share.size, share.indices)
+
+    def advance(self) -> None:
+        self._sampler.advance()
+
+    def begin(self, epoch: int) -> None:
+        self._sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
+
+
+class Fetch(Dataset[Any]):
+    """Whole batches of a data set: by its own `batch(indices)` if it has one, else one by one.
+
+    Whatever its transforms draw is keyed: by (seed, epoch, sample), not by which worker draws it.
+    """
+
+    def __init__(self, data: Dataset[Any], *, seed: int = 0, epoch: int = 0) -> None:
+        self._data, self._seed, self._epoch = data, seed, epoch
+        self._whole: Callable[[Sequence[int]], Any] | None = getattr(data, "batch", None)
+
+    def __getitem__(self, indices: Sequence[int]) -> Any:
+        alone = torch.utils.data.get_worker_info() is None
+        if alone and self._whole is not None:
+            return self._whole(indices)  # what it draws is the training's own, and saved with it
+        if alone:
+            with undisturbed(_CPU):
+                return self._fetch(indices)
+        return self._fetch(indices)
+
+    def _fetch(self, indices: Sequence[int]) -> Any:
+        keys = sample_keys(torch.tensor(indices), seed=self._seed, epoch=self._epoch).tolist()
+        if self._whole is not None:
+            seed_generators(keys[0] % 2**63)
+            return self._whole(indices)
+        return default_collate([self._one(i, key) for i, key in zip(indices, keys, strict=True)])
+
+    def _one(self, index: int, key: int) -> Any:
+        seed_generators(key % 2**63)
+        return self._data[index]
+
+
+def fetch_all(
+    fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int, pin: bool
+) -> Iterator[Any]:
+    """Fetch batch after batch, ahead of the loop if there are workers."""
+    if not workers and not pin:
+        return (fetch[indices] for indices in batches)
+    return iter(
+        DataLoader(
+            fetch,
+            batch_size=None,
+            sampler=cast("Iterable[Any]", batches),
+            num_workers=workers,
+            pin_memory=pin,
+            generator=torch.Generator().manual_seed(0),  # else it draws from the training's own
+        )
+    )
+
+
+# --- a loader of one's own ----------------------------------------------------------------------
+
+
+class ResumableLoader:
+    """Any DataLoader, with or without workers, that goes on where the loop was.
+
+    A batch counts as consumed when the loop has it, however far the workers are ahead: save after
+    its step. What the sampler draws is a function of (seed, epoch). Each rank has its own loader;
+    in an `IterableDataset` what was consumed has to be read again to be passed over.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int = 0) -> None:
+        self.consumed = 0
+        """Batches of this epoch that the loop has had."""
+        self.epoch = 0
+        self._seed, self._given = seed, loader
+        self._iterable = isinstance(loader.dataset, IterableDataset)
+
+    def __len__(self) -> int:
+        """Return how many batches an epoch has."""
+        return len(self._given)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch; the one that is under way goes on where it was."""
+        if epoch != self.epoch:
+            self.epoch, self.consumed = epoch, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.consumed and not self._iterable and self.consumed >= len(self):
+            return
+        with undisturbed(_CPU):
+            batches = iter(self._loader())
+        skip = self.consumed if self._iterable else 0
+        for number, batch in enumerate(batches):
+            if number >= skip:
+                self.consumed += 1
+                yield batch
+
+    def _loader(self) -> DataLoader[Any]:
+        """Return a loader like the given one, of which the first batches are passed over."""
+        given, key = self._given, _epoch_key(self._seed, self.epoch)
+        if hasattr(given.sampler, "set_epoch"):
+            given.sampler.set_epoch(self.epoch)
+        seed_generators(key)
+        choice: dict[str, Any] = {}
+        if self._iterable:
+            choice = {"batch_size": given.batch_size, "drop_last": given.drop_last}
+        elif given.batch_sampler is not None:
+            _reseed(given.batch_sampler, key)
+            choice = {"batch_sampler": _passed_over(given.batch_sampler, self.consumed)}
+        else:
+            _reseed(given.sampler, key)
+            choice = {"batch_size": None, "sampler": _passed_over(given.sampler, self.consumed)}
+        return DataLoader(
+            given.dataset,
+            **choice,
+            num_workers=given.num_workers,
+            collate_fn=given.collate_fn,
+            pin_memory=given.pin_memory,
+            timeout=given.timeout,
+            worker_init_fn=given.worker_init_fn,
+            multiprocessing_context=given.multiprocessing_context,
+            prefetch_factor=given.prefetch_factor,
+            generator=torch.Generator().manual_seed(key),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "consumed": self.consumed, "seed": self._seed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another loader was.
+
+        Raises:
+            UsageError: its order was another.
+        """
+        if state.get("seed") != self._seed:
+            raise UsageError(
+                f"the checkpoint's order of samples has seed={state.get('seed')}, this one "
+                f"{self._seed}",
+                hint="use the same seed, or start anew without the checkpoint",
+            )
+        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
+
+
+def _epoch_key(seed: int, epoch: int) -> int:
+    return int(sample_keys(torch.zeros(1, dtype=torch.long), seed=seed, epoch=epoch)) % 2**63
+
+
+def _reseed(sampler: object, key: int) -> None:
+    """Seed a sampler's own generator, if it has one, or that of what it draws batches from."""
+    for owner in (sampler, getattr(sampler, "sampler", None)):
+        generator = getattr(owner, "generator", None)
+        if isinstance(generator, torch.Generator):
+            generator.manual_seed(key)
+
+
+def _passed_over(order: Iterable[Any], count: int) -> list[Any]:
+    """Return an epoch's order without its beginning. Drawn now: nobody else seeds in between."""
+    return list(itertools.islice(order, count, None))
+
+
+class LoaderSource:
+    """Portions of a loader: each rank's mean counts alike."""
+
+    unit = "batches"
+
+    def __init__(self, loader: ResumableLoader) -> None:
+        self._loader = loader
+        self.done = loader.consumed
+        try:
+            self.length = len(loader)
+        except TypeError as error:
+            raise UsageError(
+                "the loader has no length, and an epoch needs one",
+                hint="give its IterableDataset a __len__",
+            ) from error
+
+    def portions(self) -> Iterator[Portion]:
+        for batch in self._loader:
+            yield Portion(batch, None)
+
+    def advance(self) -> None:
+        self.done = self._loader.consumed
+
+    def begin(self, epoch: int) -> None:
+        self._loader.set_epoch(epoch)
+        self.done = self._loader.consumed
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+        self.done = self._loader.consumed
+
+
+def length_of(data: object) -> int:
+    """Return how many samples a data set has.
+
+    Raises:
+        UsageError: it cannot say.
+    """
+    if not isinstance(data, Sized):
+        raise UsageError(
+            f"{type(data).__name__} has no length, so its samples cannot be divided over ranks",
+            hint="give it __len__ and __getitem__, or pass a DataLoader of your own",
+        )
+    return len(data)
+
+
+# --- batches ----------------------------------------------------------------------------------
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Move a batch, whatever its shape, to a device."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named one takes its own way
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def samples_in(batch: Any) -> int:
+    """Return how many samples a batch has: the length of its first tensor."""
+    while not isinstance(batch, torch.Tensor):
+        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+    return len(batch)
+
+
+def divide(batch: Any, parts: int) -> list[Any]:
+    """Divide a batch of tensors into parts of about the same size, none of them empty."""
+    if parts == 1:
+        return [batch]
+    if isinstance(batch, torch.Tensor):
+        return list(batch.chunk(parts))
+    if isinstance(batch, Mapping):
+        columns = {key: divide(value, parts) for key, value in batch.items()}
+        count = len(next(iter(columns.values())))
+        return [{key: column[n] for key, column in columns.items()} for n in range(count)]
+    return [list(row) for row in zip(*(divide(value, parts) for value in batch), strict=True)]

@@ -1,0 +1,73 @@
+"""What a training counts: sums over samples, on the device, and means over all ranks.
+
+A mean of means is wrong when batches are of different sizes; sums and their count never are.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from echelon.train.agreement import sum_over_ranks
+
+Sums = Mapping[str, torch.Tensor | float]
+"""Sums over the samples of a batch: `loss`, `count`, and whatever else is to be told."""
+Step = Callable[[nn.Module, Any], Sums]
+"""Model and batch → sums. What trains, and what measures, are both of this form."""
+Metrics = Callable[[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]
+"""Outputs and targets → sums over the samples."""
+
+
+class Tally:
+    """Adds up, and tells the means. Nothing waits for the device before `means`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, torch.Tensor] = {}
+        self._count = 0.0
+
+    def add(self, sums: Sums, *, unit: float = 1.0) -> None:
+        """Add a batch's sums; with `unit`, its means over so many samples.
+
+        What must not count is added as zeros: for the means, all ranks have to know all names.
+        """
+        for name, value in sums.items():
+            if name == "count":
+                self._count += float(value)
+                continue
+            if name not in self._sums:
+                self._sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
+            held = value.detach() if isinstance(value, torch.Tensor) else value
+            self._sums[name].add_(held, alpha=unit)
+
+    def means(self) -> dict[str, float]:
+        """Return the means over all ranks' samples, and begin anew. A collective."""
+        names = sorted(self._sums)
+        counted = torch.tensor([self._count], dtype=torch.float64, device=self._device)
+        values = [self._sums[name] for name in names]
+        *sums, count = sum_over_ranks(
+            torch.cat([torch.stack(values), counted]) if names else counted
+        )
+        self._count = 0.0
+        for value in values:
+            value.zero_()
+        return {name: value / count for name, value in zip(names, sums, strict=True) if count}
+
+
+def top_k(*ks: int) -> Metrics:
+    """Return the usual metrics of a classifier: how often the target is among the first k.
+
+    The first is called `accuracy`, others `top5` and so on.
+    """
+
+    def measure(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
+        best = min(max(ks), outputs.shape[1])
+        hits = outputs.topk(best, dim=1).indices == targets.unsqueeze(1)
+        return {"accuracy" if k == 1 else f"top{k}": hits[:, :k].sum() for k in ks}
+
+    return measure
+
+
+def no_metrics(_outputs: torch.Tensor, _targets: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {}

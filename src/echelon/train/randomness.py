@@ -1,0 +1,94 @@
+"""Random numbers that a resume gets again.
+
+Two kinds. Generators have a state, which is saved with a checkpoint. Keyed numbers have none: they
+are a function of what they are for (seed, epoch, sample), so they are the same on whatever rank, in
+whatever worker and after whatever interruption they are drawn, on any device.
+"""
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+"""splitmix64's constants, as signed numbers."""
+
+
+def mix(values: torch.Tensor) -> torch.Tensor:
+    """Return a hash of each 64-bit number (splitmix64's finisher)."""
+    values = (values ^ _shift(values, 30)) * _MIX[0]
+    values = (values ^ _shift(values, 27)) * _MIX[1]
+    return values ^ _shift(values, 31)
+
+
+def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Shift to the right without the sign, which torch's own shift copies."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def sample_keys(indices: torch.Tensor, *, seed: int, epoch: int) -> torch.Tensor:
+    """Return one 64-bit key per sample of an epoch."""
+    start = mix(mix(torch.tensor(seed)) + torch.tensor(epoch) * _GOLDEN)
+    return mix(start.to(indices.device) + indices.long() * _GOLDEN)
+
+
+def uniform(keys: torch.Tensor, draw: int) -> torch.Tensor:
+    """Return for each key its number `draw`, between 0 and 1, 1 not among them."""
+    step = torch.tensor(draw + 1, device=keys.device) * _GOLDEN
+    return _shift(mix(keys + step), 40).float() / 2**24
+
+
+# --- generators -------------------------------------------------------------------------------
+
+
+def random_states(device: torch.device) -> dict[str, Any]:
+    """Return the states of all generators that a training may draw from."""
+    state: Any = np.random.get_state()  # noqa: NPY002  what people's transforms draw from
+    kind, words, position, has_gauss, gauss = state
+    found = {
+        "cpu": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": [kind, torch.from_numpy(words.astype(np.int64)), position, has_gauss, gauss],
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def restore_random_states(states: Mapping[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, numbers, *rest = states["numpy"]
+    np.random.set_state((kind, numbers.numpy().astype(np.uint32), *rest))  # noqa: NPY002
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+@contextmanager
+def undisturbed(device: torch.device) -> Iterator[None]:
+    """Leave all generators as they were."""
+    states = random_states(device)
+    try:
+        yield
+    finally:
+        restore_random_states(states, device)
+
+
+def seed_generators(key: int) -> None:
+    """Seed the generators that a data set's transforms may draw from."""
+    random.seed(key)
+    torch.default_generator.manual_seed(key)
+    np.random.seed(key % 2**32)  # noqa: NPY002
+
+
+def be_deterministic() -> None:
+    """Have torch choose algorithms that give the same bits every time, on a GPU too."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(mode=True)

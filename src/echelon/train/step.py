@@ -1,0 +1,171 @@
+"""One step of a training: the gradient of the mean over the global batch, and the optimiser's move.
+
+DDP averages over ranks, so a rank's loss counts with n·W/N for its n of N samples on W ranks. A
+stand-in counts nothing, and gives zeros, not NaN.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from echelon.errors import UsageError
+from echelon.train.loading import Portion, divide
+from echelon.train.metrics import Metrics, Step, Sums, Tally
+from echelon.train.randomness import undisturbed
+
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+
+Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, int, int, Sums]]
+"""Model and batch → loss, over how many samples it is a mean (1 for a sum), how many samples there
+are, and further sums."""
+
+
+def objective_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics) -> Objective:
+    """Return what trains on (inputs, targets) with a loss that is a mean."""
+
+    def judge(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int, int, Sums]:
+        inputs, targets = batch
+        outputs = model(inputs)
+        count = len(targets)
+        return loss(outputs, targets), count, count, metrics(outputs.detach(), targets)
+
+    return judge
+
+
+def objective_of_step(step: Step) -> Objective:
+    """Return what trains with a step of the user's, which gives sums.
+
+    Raises:
+        UsageError: it does not give what it must.
+    """
+
+    def judge(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int, int, Sums]:
+        sums = step(model, batch)
+        loss, count = sums.get("loss"), sums.get("count")
+        if not isinstance(loss, torch.Tensor) or count is None:
+            raise UsageError(
+                f"train_step gave {', '.join(sums) or 'nothing'}, and must give 'loss' and 'count'",
+                hint="return {'loss': the sum of the losses, 'count': how many samples, …}",
+            )
+        return loss, 1, int(count), {k: v for k, v in sums.items() if k not in ("loss", "count")}
+
+    return judge
+
+
+class EagerStep:
+    """Takes steps one operation after the other, on any device."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        objective: Objective,
+        *,
+        world_size: int,
+        device: torch.device,
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        precision: str = "auto",
+    ) -> None:
+        """Prepare.
+
+        Args:
+            model: wrapped in DDP where there are several ranks.
+            optimizer: of its parameters.
+            objective: what is to become small.
+            world_size: how many ranks there are.
+            device: where the model is.
+            clip_norm: largest norm of the gradient.
+            accumulate: into how many parts a batch is divided, to need less memory.
+            precision: one of PRECISIONS.
+        """
+        self._model, self._optimizer, self._objective = model, optimizer, objective
+        self._world_size, self._device = world_size, device
+        self._clip, self._accumulate = clip_norm, accumulate
+        self._cast = _choose_precision(precision, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
+        """Keeps fp16's small gradients from becoming 0; does nothing in other precisions."""
+
+    def take(self, portion: Portion, tally: Tally) -> None:
+        """Take one step, and count what it saw."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._backward(portion, tally)
+        if self._clip is not None:
+            self.scaler.unscale_(self._optimizer)
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+        if self._cast == torch.float16:
+            self.scaler.step(self._optimizer)
+            self.scaler.update()
+        else:
+            self._optimizer.step()
+
+    def _backward(self, portion: Portion, tally: Tally | None) -> None:
+        parts = divide(portion.batch, self._accumulate)
+        for number, part in enumerate(parts):
+            with self._hold_reduction(number < len(parts) - 1):
+                with self.autocast():
+                    loss, unit, count, sums = self._objective(self._model, part)
+                factor = self._factor(portion, unit, count, len(parts))
+                scaled = loss if factor == 1.0 else loss * factor
+                self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+            if tally is not None and portion.size:
+                tally.add({"loss": loss}, unit=unit)
+                tally.add({"count": count, **sums})
+            elif tally is not None:
+                tally.add(dict.fromkeys(("loss", *sums), 0.0))
+
+    def _factor(self, portion: Portion, unit: int, count: int, parts: int) -> float:
+        """Return what a loss counts in the gradient, before DDP divides by the number of ranks."""
+        if not portion.size:
+            return 0.0
+        if portion.total is None:  # nobody knows the others' counts: each rank's mean is one vote
+            return unit / (count * parts)
+        return unit * self._world_size / portion.total
+
+    def _hold_reduction(self, hold: bool) -> AbstractContextManager[Any]:
+        if hold and isinstance(self._model, DistributedDataParallel):
+            return self._model.no_sync()
+        return nullcontext()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Compute in the chosen precision."""
+        if self._cast is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, dtype=self._cast)
+
+    def settle(self, portion: Portion) -> None:
+        """Let DDP arrange its buckets before the first step that counts.
+
+        It does so after its first backward pass, in the order in which gradients came; sums in
+        another order differ in the last bit, and so would a run that was interrupted.
+        """
+        if not isinstance(self._model, DistributedDataParallel):
+            return
+        module = self._model.module
+        buffers = {name: value.clone() for name, value in module.named_buffers()}
+        with undisturbed(self._device):
+            for _ in range(2):
+                self._backward(portion, None)
+        self._optimizer.zero_grad(set_to_none=True)
+        for name, value in module.named_buffers():
+            value.copy_(buffers[name])
+
+
+def _choose_precision(name: str, device: torch.device) -> torch.dtype | None:
+    """Return what to compute in; None for the weights' own type.
+
+    Raises:
+        UsageError: there is no such precision.
+    """
+    if name not in PRECISIONS:
+        raise UsageError(f"precision '{name}'", hint=f"use one of: {', '.join(PRECISIONS)}")
+    if name == "auto":
+        # Emulated bf16, as on a V100, is slower than fp32.
+        cuda = device.type == "cuda"
+        fast = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if fast else None
+    return {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

@@ -1,0 +1,49 @@
+"""Measuring a model on all data: each rank a part, each sample once, the means over all ranks."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from echelon.train.loading import Fetch, fetch_all, length_of
+from echelon.train.metrics import Metrics, Step, Sums, top_k
+
+
+def rank_parts(
+    data: Dataset[Any] | DataLoader[Any], *, rank: int, world_size: int, batch: int, workers: int
+) -> Iterator[tuple[Any, bool]]:
+    """Return a rank's batches, and whether each counts.
+
+    Of a data set each rank gets as many, so that all ranks may stop in the middle of it; where
+    nothing is left for a rank, sample 0 stands in. Of a loader it is whatever the loader gives.
+    """
+    if isinstance(data, DataLoader):
+        yield from ((given, True) for given in data)
+        return
+    length, stride = length_of(data), world_size * batch
+    mine = [
+        range(start + rank, min(start + stride, length), world_size)
+        for start in range(0, length, stride)
+    ]
+    batches = fetch_all(
+        Fetch(data), [part or range(1) for part in mine], workers=workers, pin=False
+    )
+    yield from zip(batches, map(bool, mine), strict=True)
+
+
+def measure_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics) -> Step:
+    """Return what is counted for data of (inputs, targets): loss, accuracy, and the metrics."""
+    accuracy = top_k(1)
+
+    def measure(model: nn.Module, batch: Any) -> Sums:
+        inputs, targets = batch
+        outputs = model(inputs)
+        found: dict[str, torch.Tensor | float] = {"count": len(targets)}
+        found["loss"] = loss(outputs, targets) * len(targets)
+        if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point():
+            found |= accuracy(outputs, targets)
+        return {**found, **metrics(outputs, targets)}
+
+    return measure
