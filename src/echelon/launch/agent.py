@@ -37,6 +37,7 @@ from echelon.launch.doors import Doors, try_doors
 from echelon.launch.guard import Guard
 from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import (
+    Commit,
     Dump,
     End,
     Ended,
@@ -47,6 +48,7 @@ from echelon.launch.messages import (
     Open,
     Opened,
     Probe,
+    Propose,
     Pulse,
     RankExited,
     RankStarted,
@@ -60,6 +62,7 @@ from echelon.launch.nursery import Nursery
 from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.sampling import OomWatch, describe_process, fit, sample_process, tail
+from echelon.launch.stopping import await_place
 from echelon.launch.wire import MAX_PAYLOAD
 from echelon.world import count_devices
 
@@ -222,6 +225,8 @@ class Agent:
                     self._fail_start(message, error)
             case End():
                 self._end(message.generation, message.grace_s)
+            case Propose() | Commit():
+                self._steer(message)
             case Dump():
                 self._spawn(self._dump(message.generation))
             case Leave():
@@ -353,6 +358,26 @@ class Agent:
         )
         if not any(r.generation == gone.generation for r in self._ranks.values()):
             self._finish(gone.generation)
+
+    def _beacons(self, generation: int) -> list[Beacon]:
+        return [r.beacon for r in self._ranks.values() if r.generation == generation]
+
+    def _steer(self, order: Propose | Commit) -> None:
+        """Have the ranks wait at a place, or stop there."""
+        for beacon in self._beacons(order.generation):
+            if isinstance(order, Commit):
+                beacon.committed = order.place
+            elif order.place:
+                beacon.proposed = order.place
+        if isinstance(order, Propose):
+            self._spawn(self._tell_place(order))
+
+    async def _tell_place(self, order: Propose) -> None:
+        here = await await_place(
+            lambda: self._beacons(order.generation), order.generation, order.place
+        )
+        if here:
+            self._say(here)
 
     async def _dump(self, generation: int) -> None:
         """Have every rank write its stacks, and send what they wrote."""

@@ -25,9 +25,12 @@ from echelon.launch.crew import Agent, Crew, Entry, Gone, Lost, Stop
 from echelon.launch.hang import Hang, HangWatch, script_frames
 from echelon.launch.meeting import Meeting, MeetingError, MeetingPlace, StopError, collect
 from echelon.launch.messages import (
+    Commit,
     Dump,
     End,
     Ended,
+    Place,
+    Propose,
     RankExited,
     RankStarted,
     Signalled,
@@ -37,6 +40,7 @@ from echelon.launch.messages import (
 from echelon.launch.messages import Stacks as StacksOfNode
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
+from echelon.launch.stopping import Accord
 from echelon.launch.verdict import (
     Failure,
     Verdict,
@@ -56,6 +60,10 @@ CONFESS_S = 2.0
 
 Taking apart an interpreter that holds torch is over a second of it, where we did not start it.
 """
+AGREE_S = 30.0
+"""How long ranks may take to come to the place where they stop."""
+SAVE_S = 120.0
+"""How long they may take to save, and go."""
 STOP_GRACE_S = 3.0
 """What ranks get between being asked to stop and being killed."""
 END_S = 10.0
@@ -229,6 +237,8 @@ class Controller:
             if generation.failures:
                 deadline = deadline or time.monotonic() + CONFESS_S
         self._watch.end()
+        if generation.stop and not generation.stop.at_once:
+            await self._stop_together(generation)
         await self._end_ranks(generation)
 
     async def _notice(self, generation: _Generation, entry: Entry) -> None:
@@ -296,6 +306,41 @@ class Controller:
             log=str(log.relative_to(self._run.path)),
             generation=gone.generation,
         )
+
+    async def _stop_together(self, generation: _Generation) -> None:
+        """Have ranks that listen stop at one place, save, and go; others are ended as they are."""
+        accord = Accord((agent.node for agent in generation.agents), generation.number)
+        self._tell_all(generation, accord.begin())
+        deadline, step = time.monotonic() + AGREE_S, -1
+        while generation.ranks and not accord.deaf:
+            match await self._crew.next(deadline):
+                case None | (Agent(), Lost()):
+                    return
+                case (Agent() as agent, Place() as place):
+                    if order := accord.hear(agent.node, place):
+                        self._tell_all(generation, order)
+                    if accord.committed:
+                        deadline = time.monotonic() + SAVE_S
+                case (_, Stop(at_once=True) as stop):
+                    generation.stop = stop
+                    return
+                case (Agent() as agent, RankExited() as gone):
+                    step = max(step, gone.step)
+                    await self._notice(generation, (agent, gone))
+        if generation.ranks or generation.failures:
+            return
+        if accord.committed:
+            self._note("stopped", generation=generation.number, step=step)
+            assert generation.stop is not None
+            said = f"{generation.stop.message}; all ranks stopped after step {step}, and saved"
+            generation.stop = replace(generation.stop, message=said)
+        else:
+            generation.stop = None  # they were done before they came to the place
+
+    def _tell_all(self, generation: _Generation, order: Propose | Commit) -> None:
+        for agent in generation.agents:
+            if self._crew.has(agent):
+                agent.link.say(order)
 
     async def _end_ranks(self, generation: _Generation) -> None:
         """End what is left of a generation, everywhere; return when all of it is gone."""

@@ -120,6 +120,18 @@ class Stacks(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place(Message):
+    """How far a node's ranks are, once they have come to a proposed place or are past it."""
+
+    generation: int
+    proposed: int
+    furthest: int
+    """-1 when some rank does not listen."""
+    waiting: bool
+    """Whether all of them wait there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Message):
     """Something for the log."""
 
@@ -166,6 +178,22 @@ class End(Message):
 
     generation: int
     grace_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose(Message):
+    """Have the ranks wait at this place; 0 only asks how far they are."""
+
+    generation: int
+    place: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit(Message):
+    """Have the ranks stop at this place, where all of them wait."""
+
+    generation: int
+    place: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

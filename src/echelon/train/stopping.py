@@ -5,14 +5,24 @@ has the two phases). A rank looks at its beacon, which costs nothing, after ever
 """
 
 import os
+import signal
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Self
 
 from echelon.launch.beacon import VARIABLE, Beacon
 
 _LOOK_S = 0.002
 """How often a rank that waits for the commit looks."""
+
+
+_DEAF = -1
+
+
+def _hold_off(_number: int, _frame: object) -> None:
+    """Do nothing: a handler, for what is ignored would stay so in programs that we start."""
 
 
 class StoppedRun(SystemExit):
@@ -28,14 +38,30 @@ class StoppedRun(SystemExit):
 
 
 class StopLine:
-    """A rank's side of agreeing where to stop, and its word of how far it is."""
+    """A rank's side of agreeing where to stop, and its word of how far it is.
+
+    Inside `with` the rank listens: SIGTERM, which Slurm sends to every process of a job that is to
+    end, is held off, for the agent gets it too, and then all ranks stop at one place.
+    """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         path = (os.environ if environ is None else environ).get(VARIABLE, "")
         self._beacon = Beacon.open(Path(path)) if path and Path(path).exists() else None
         self._passed = 0
+        self._terminate: Any = None
+
+    def __enter__(self) -> Self:
         if self._beacon is not None:
-            self._beacon.passed = 0
+            self._beacon.passed = self._passed
+            if threading.current_thread() is threading.main_thread():
+                self._terminate = signal.signal(signal.SIGTERM, _hold_off)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._beacon is not None:
+            self._beacon.passed = _DEAF
+        if self._terminate is not None:
+            signal.signal(signal.SIGTERM, self._terminate)
 
     def tell(self, step: int) -> None:
         """Tell the agent how far the training is."""

@@ -178,6 +178,7 @@ class Trainer:
         )
         self._stop_line = StopLine()
         self._source: Source | None = None
+        """Only while `fit` is at work."""
         self.step = 0
         """Steps that were taken, over all epochs and interruptions."""
         self.epoch = 0
@@ -224,8 +225,12 @@ class Trainer:
         Raises:
             StoppedRun: the run was asked to stop; everything is saved.
         """
+        with self._stop_line:
+            return self._fit(self._make_source(data), validation)
+
+    def _fit(self, source: Source, validation: Any) -> Result:
         began_s = time.monotonic()
-        source = self._source = self._make_source(data)
+        self._source = source
         resumed = self._resume(source)
         progress = Progress(
             self._log_dir,

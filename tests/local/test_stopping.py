@@ -1,0 +1,84 @@
+"""A training that is asked to stop does so at one step on all ranks, saves, and goes on later."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from echelon.core.waiting import wait_until
+from local.liverun import START_S, live_run
+
+SCRIPT = """\
+import json, os, sys, time
+from pathlib import Path
+import torch
+from torch import nn
+import echelon
+
+torch.set_num_threads(1)
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.randn(4), torch.tensor(index % 2)
+
+class Tell:
+    def step_ended(self, trainer):
+        Path(f"step-{trainer.world.rank}").write_text(str(trainer.step))
+        if trainer.step == 5:
+            Path(f"ready-{trainer.world.rank}").touch()
+        if PACE:
+            time.sleep(PACE * (1 + trainer.world.rank))
+
+def slowly(model, batch):
+    Path(f"measuring-{os.environ['RANK']}").touch()
+    time.sleep(PACE)
+    return {"count": 1, "loss": 0.0}
+
+PACE, EPOCHS, EVALUATE = @@@
+with echelon.init() as world:
+    trainer = echelon.Trainer(
+        world, nn.Linear(4, 2), loss=nn.functional.cross_entropy, epochs=EPOCHS, global_batch=8,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), measure=slowly, eval_batch=1,
+        checkpoints=Path("checkpoints"), callbacks=[Tell()])
+    result = trainer.fit(Data(), Data() if EVALUATE else None)
+    Path(f"done-{world.rank}").touch()
+"""
+
+
+def script(pace, epochs=10_000, *, evaluate=False):
+    return SCRIPT.replace("@@@", repr((pace, epochs, evaluate)))
+
+
+def steps(folder):
+    return [int((folder / f"step-{rank}").read_text()) for rank in range(4)]
+
+
+@pytest.mark.parametrize("pace", [0.0, 0.02])
+def test_all_ranks_stop_at_one_step_and_have_saved_it(tmp_path, pace):
+    with live_run(tmp_path, script(pace)) as run:
+        assert wait_until(
+            lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(4)),
+            timeout_s=START_S,
+        ), run.output
+        os.kill(run.command.pid, signal.SIGINT)
+        assert run.wait() == 128 + signal.SIGINT, run.output
+        (reached,) = set(steps(tmp_path))
+        assert f"all ranks stopped after step {reached}, and saved" in run.output
+        newest = max((tmp_path / "checkpoints").glob("step-*"))
+        assert json.loads((newest / "manifest.json").read_text())["step"] == reached
+        assert not (tmp_path / "done-0").exists()
+
+
+def test_it_stops_in_the_middle_of_a_validation(tmp_path):
+    with live_run(tmp_path, script(0.2, evaluate=True)) as run:
+        assert wait_until(
+            lambda: all((tmp_path / f"measuring-{rank}").exists() for rank in range(4)),
+            timeout_s=START_S,
+        ), run.output
+        os.kill(run.command.pid, signal.SIGINT)
+        assert run.wait() == 128 + signal.SIGINT, run.output
+        assert set(steps(tmp_path)) == {8}
+        assert "all ranks stopped after step 8, and saved" in run.output
