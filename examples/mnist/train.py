@@ -7,6 +7,7 @@ Slurm:   echelon submit --nodes 2 --gpus 4 examples/mnist/train.py --epochs 14
 import argparse
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -38,7 +39,7 @@ class Net(nn.Module):
 
 
 class Digits(Dataset):
-    """One half of MNIST, as bytes in memory; normalised when they are asked for."""
+    """One half of MNIST, as bytes in memory; a batch at a time is normalised when asked for."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.images = read_idx(folder / f"{kind}-images-idx3-ubyte")
@@ -47,9 +48,10 @@ class Digits(Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        image = (self.images[index].float() / 255 - 0.1307) / 0.3081
-        return image.unsqueeze(0), self.labels[index]
+    def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.tensor(indices)
+        images = (self.images[chosen].float() / 255 - 0.1307) / 0.3081
+        return images.unsqueeze(1), self.labels[chosen]
 
 
 class Crash:

@@ -1,19 +1,24 @@
 """Watching a run from outside: what it writes, and how it ends. Files, and the cluster's word."""
 
 import re
+import shutil
 import signal
 import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
+from echelon.core.events import EventReader
+from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from echelon.clusters.base import Cluster, Job
     from echelon.core.rundir import RunDir
 
@@ -104,11 +109,14 @@ class _Screen:
         self._run, self._rank = run, rank
         self._logs = RunLogs(run.logs, rank=rank)
         self._jobs: dict[Path, Tail] = {}
+        self._bar = _Bar(run)
 
     def show(self, *, over: bool) -> bool:
         """Show what has come since the last time; return whether anything has."""
         from echelon.clusters.runs import attempts  # noqa: PLC0415
 
+        if over:
+            self._bar.hide()
         found = False
         # Only the launcher writes ranks' logs; without it srun labels its tasks' lines.
         labelled = not self._run.launcher.exists()
@@ -116,14 +124,59 @@ class _Screen:
             path = Path(attempt.output)
             if attempt.output and path.is_file():
                 for _, text in self._jobs.setdefault(path, Tail(path)).read(over=over):
+                    self._bar.hide()
                     _show_job(text, self._rank, labelled=labelled)
                     found = True
         for line in self._logs.read(over=over, now_s=time.time()):
+            self._bar.hide()
             _print_labelled(line.rank, line.text)
             found = True
         if sys.stdout:  # None when it was closed (>&-)
             sys.stdout.flush()
+        if not over:
+            self._bar.draw()
         return found
+
+
+class _Bar:
+    """How far a run's training is, in the last line of a terminal."""
+
+    def __init__(self, run: "RunDir") -> None:
+        watched = sys.stderr and sys.stderr.isatty()
+        self._metrics = EventReader(run.metrics) if watched else None
+        self._text, self._drawn = "", False
+
+    def hide(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
+
+    def draw(self) -> None:
+        if self._metrics is None:
+            return
+        for event in self._metrics.read():
+            if event.kind == "step":
+                self._text, self._drawn = render_standing(_standing(event.data), bar=True), False
+        if self._text and not self._drawn:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r{self._text[:width]}\x1b[K")
+            sys.stderr.flush()
+            self._drawn = True
+
+
+def _standing(data: "Mapping[str, Any]") -> Standing:
+    """Return what a training told last; a record of another version may lack something."""
+    return Standing(
+        epoch=int(data.get("epoch", 0)) + 1,
+        epochs=int(data.get("epochs", 1)),
+        done=int(data.get("done", 0)),
+        length=int(data.get("length", 1)),
+        rate=float(data.get("metrics", {}).get("rate", 0.0)),
+        left_s=float(data.get("left_s", 0.0)),
+        loss=float(data.get("metrics", {}).get("loss", float("nan"))),
+        unit="batches" if data.get("unit") == "batches" else "samples",
+    )
 
 
 def _show_job(text: str, rank: int | None, *, labelled: bool) -> None:

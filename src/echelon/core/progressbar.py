@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_BAR = 24
+_BAR = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -126,6 +126,11 @@ class RunDir:
         return self.path / "verdict.json"
 
     @property
+    def metrics(self) -> Path:
+        """What the training measured, as events."""
+        return self.path / "metrics.jsonl"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.json"
 

@@ -13,7 +13,7 @@ from echelon.core.events import EventWriter
 from echelon.core.progressbar import Standing, render_standing
 from echelon.train.tensorboard import ScalarWriter
 
-_LINE_S = 5.0
+_LINE_S = 10.0
 """Between two lines where there is no terminal to draw a bar in."""
 
 
@@ -116,7 +116,7 @@ class Progress:
                 scalars = {f"{prefix}/{name}": value for name, value in values.items()}
                 self._scalars.write(scalars, step=step, now_s=self._clock())
         except OSError as error:  # a full disk must not end a training that can go on
-            self._metrics = self._scalars = None
+            self.close()
             self.tell(f"no more metrics are written: {error}")
 
     def tell(self, text: str) -> None:

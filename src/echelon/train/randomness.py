@@ -87,8 +87,9 @@ def seed_generators(key: int) -> None:
     np.random.seed(key % 2**32)  # noqa: NPY002
 
 
-def be_deterministic() -> None:
+def be_deterministic(device: torch.device) -> None:
     """Have torch choose algorithms that give the same bits every time, on a GPU too."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.backends.cudnn.benchmark = False
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch insists on it
+        torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(mode=True)

@@ -140,7 +140,7 @@ class Trainer:
             callbacks: things of yours to call.
         """
         if deterministic:
-            be_deterministic()
+            be_deterministic(world.device)
         torch.manual_seed(seed)
         self.world, self.epochs, self.max_steps = world, epochs, max_steps
         self.module = model.to(world.device)

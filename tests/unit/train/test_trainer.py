@@ -1,10 +1,14 @@
+import json
+
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from echelon.train.loading import divide
+from echelon.errors import UsageError
+from echelon.train.metrics import top_k
 from echelon.train.process_group import Group
+from echelon.train.randomness import uniform
 from echelon.train.trainer import Trainer
 
 
@@ -23,14 +27,15 @@ class Points(Dataset):
         return self.x[index], self.y[index]
 
 
-def trainer(**options):
+def trainer(*, kind=Trainer, model=None, **options):
     world = Group(device=torch.device("cpu"), backend="")
-    return Trainer(
-        world,
-        nn.Linear(4, 2),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
-        **{"loss": nn.functional.cross_entropy, "global_batch": 8, **options},
-    )
+    usual = {
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.5),
+        "loss": nn.functional.cross_entropy,
+        "global_batch": 8,
+    }
+    torch.manual_seed(0)
+    return kind(world, model or nn.Linear(4, 2), **{**usual, **options})
 
 
 def test_it_learns_and_tells_so():
@@ -102,10 +107,152 @@ def test_validation_does_not_depend_on_its_batches():
     assert whole.evaluate(Points(0)) == {}
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_batches_of_any_shape_are_divided(parts):
-    batch = {"x": torch.arange(10), "y": [torch.arange(10), torch.arange(10)]}
-    divided = divide(batch, parts)
-    assert len(divided) == parts
-    assert torch.cat([part["x"] for part in divided]).tolist() == list(range(10))
-    assert torch.cat([part["y"][1] for part in divided]).tolist() == list(range(10))
+def test_a_subclass_says_how_to_train():
+    class Mine(Trainer):
+        def train_step(self, model, batch):
+            x, y = batch
+            loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
+            return {"loss": loss, "count": len(y), "ones": y.sum()}
+
+    mine = trainer(kind=Mine, loss=None, epochs=1)
+    result = mine.fit(Points(24), Points(24))
+    assert result.metrics.keys() == {"loss", "ones"}
+    usual = trainer(epochs=1)
+    usual.fit(Points(24))
+    for one, other in zip(weights(mine), weights(usual), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"loss": None}, "nothing to train on"),
+        ({"train_step": lambda *_: {}}, "a loss and a train_step"),
+        ({"loss": None, "train_step": lambda *_: {"loss": 1.0}}, "must give 'loss' and 'count'"),
+        ({"precision": "fp8"}, "precision 'fp8'"),
+        ({"global_batch": 0}, "a global batch of 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_told(options, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        trainer(**options).fit(Points(24))
+
+
+def test_a_loader_of_ones_own_trains_and_resumes(tmp_path):
+    def loader():
+        return DataLoader(Points(50), batch_size=8, shuffle=True, drop_last=True)
+
+    whole = trainer(epochs=2)
+    assert whole.fit(loader(), loader()).metrics["accuracy"] > 0.5
+    first = trainer(epochs=2, checkpoints=tmp_path, save_every=1, max_steps=8)
+    first.fit(loader())
+    second = trainer(epochs=2, checkpoints=tmp_path, save_every=1)
+    assert second.fit(loader()).step == 12
+    for one, other in zip(weights(whole), weights(second), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("every_step", [False, True])
+def test_schedulers_act_and_resume(tmp_path, every_step):
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+    options = {"scheduler": schedule, "schedule_steps": every_step, "checkpoints": tmp_path}
+    trainer(**options, epochs=1).fit(Points(16))
+    made = trainer(**options, epochs=2)
+    made.fit(Points(16))
+    assert made.optimizer.param_groups[0]["lr"] == 0.5 * 0.5 ** (4 if every_step else 2)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precisions_learn_too_and_resume(tmp_path, precision):
+    options = {"precision": precision, "checkpoints": tmp_path, "clip_norm": 10.0}
+    trainer(**options, epochs=5).fit(Points(100))
+    made = trainer(**options, epochs=10)
+    assert made.fit(Points(100), Points(100)).metrics["accuracy"] > 0.9
+    assert made.module.weight.dtype == torch.float32
+
+
+def test_deterministic_algorithms_are_asked_for():
+    try:
+        trainer(deterministic=True)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+class Draws(Points):
+    """Random numbers in the data, in a transform, and in the model."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.randn(4), y
+
+
+def test_random_numbers_come_again_after_a_resume(tmp_path):
+    def noise(batch, keys):
+        x, y = batch
+        return (x if keys is None else x + uniform(keys, 0).unsqueeze(1), y)
+
+    def make(**options):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 2))
+        return trainer(model=model, epochs=3, transform=noise, **options)
+
+    whole = make()
+    whole.fit(Draws(50))
+    for stop in (3, 9, 16):
+        make(checkpoints=tmp_path, save_every=1, max_steps=stop).fit(Draws(50))
+        torch.rand(7)
+    last = make(checkpoints=tmp_path)
+    last.fit(Draws(50))
+    for one, other in zip(weights(whole), weights(last), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_callbacks_are_called_with_what_they_ask_for():
+    heard = []
+
+    class Listener:
+        def step_ended(self, trainer):
+            heard.append(trainer.step)
+
+        def logged(self, trainer, means):
+            heard.append(sorted(means))
+
+        def epoch_ended(self, trainer, metrics):
+            heard.append((trainer.epoch, metrics))
+
+    class Deaf:
+        pass
+
+    trainer(callbacks=[Deaf(), Listener()], log_every=2, metrics=top_k(1)).fit(Points(24))
+    assert heard == [1, 2, ["accuracy", "loss"], 3, ["accuracy", "loss"], (1, {})]
+
+
+def test_metrics_are_of_the_epochs_samples(tmp_path):
+    """A learning rate of 0: the mean loss of an epoch is the loss over all its samples."""
+    made = trainer(
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.0),
+        log_every=100,
+        log_dir=tmp_path,
+    )
+    result = made.fit(Points(21), Points(21))
+    told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [record["kind"] for record in told] == ["step", "validation"]
+    assert told[0]["metrics"]["loss"] == pytest.approx(result.metrics["loss"], rel=1e-5)
+
+
+def test_a_run_has_its_checkpoints_and_metrics_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("ECHELON_RUN_DIR", str(tmp_path))
+    trainer().fit(Points(16))
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("checkpoints", "metrics.jsonl", "tensorboard"),
+    }
+
+
+@pytest.mark.parametrize("samples", [0, 1, 7])
+def test_few_samples_are_no_trouble(samples):
+    result = trainer(epochs=2).fit(Points(samples), Points(samples))
+    assert result.epoch == 2
+    assert result.step == 2 * (samples > 0)

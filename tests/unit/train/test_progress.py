@@ -1,0 +1,95 @@
+import json
+
+import pytest
+
+from echelon.core.progressbar import Standing, render_standing, render_time
+from echelon.train import progress as module
+from echelon.train.progress import Progress
+
+
+@pytest.fixture
+def make(tmp_path, monkeypatch):
+    def begin(folder=None, *, speaks=True, terminal=False):
+        monkeypatch.setattr(module.sys.stderr, "isatty", lambda: terminal, raising=False)
+        return Progress(
+            folder, speaks=speaks, epochs=2, length=100, unit="samples", clock=lambda: 5.0
+        )
+
+    return begin
+
+
+def update(progress, done=50, **means):
+    told = {"loss": 0.5, **means}
+    progress.update(step=7, epoch=0, done=done, means=told, data_wait=0.25)
+
+
+def test_metrics_are_written_for_programs(tmp_path, make):
+    progress = make(tmp_path)
+    update(progress, step=3.0, time=1.0)  # a user's metric may have any name
+    progress.end_epoch(step=9, epoch=1, metrics={"accuracy": 0.9})
+    progress.close()
+    first, second = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (first["kind"], first["step"], first["done"], first["length"]) == ("step", 7, 50, 100)
+    assert first["metrics"]["loss"] == 0.5
+    assert first["metrics"]["data_wait"] == 0.25
+    assert first["metrics"]["time"] == 1.0
+    assert second == {
+        "time": 5.0, "kind": "validation", "step": 9, "epoch": 1, "metrics": {"accuracy": 0.9},
+    }  # fmt: skip
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_one_rank_alone_speaks(tmp_path, make, capsys):
+    progress = make(tmp_path, speaks=False)
+    update(progress, done=100)
+    progress.end_epoch(step=9, epoch=1, metrics={"accuracy": 0.9})
+    progress.tell("hello")
+    progress.close()
+    assert capsys.readouterr().err == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lines_are_few_where_there_is_no_terminal(make, capsys):
+    progress = make()
+    for done in range(10, 110, 10):
+        update(progress, done)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("epoch 1/2 100%  loss 0.5000")
+
+
+def test_a_terminal_gets_a_bar_in_one_line(make, capsys):
+    progress = make(terminal=True)
+    update(progress, 50)
+    update(progress, 100)
+    drawn = capsys.readouterr().err
+    assert drawn.count("\n") == 1
+    assert "[######      ]  50%" in drawn
+    assert drawn.count("\r\x1b[K") == 2
+
+
+def test_a_disk_that_fills_up_ends_the_writing_not_the_training(tmp_path, make, capsys):
+    progress = make(tmp_path)
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    progress._metrics.write = fail
+    update(progress, 50)
+    update(progress, 60)
+    assert capsys.readouterr().err.count("no more metrics are written") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (89, "89 s"), (150, "2 min 30 s"), (1800, "30 min"), (9000, "2 h 30 min")],
+)
+def test_times_are_said_as_people_do(seconds, text):
+    assert render_time(seconds) == text
+
+
+def test_a_line_fits_a_terminal():
+    standing = Standing(
+        epoch=10, epochs=14, done=59_999, length=60_000, rate=1234.5, left_s=599, loss=0.1234
+    )
+    assert len(render_standing(standing, bar=True)) < 80
