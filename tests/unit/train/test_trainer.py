@@ -217,7 +217,7 @@ def test_callbacks_are_called_with_what_they_ask_for():
         def step_ended(self, trainer):
             heard.append(trainer.step)
 
-        def logged(self, trainer, means):
+        def logged(self, _trainer, means):
             heard.append(sorted(means))
 
         def epoch_ended(self, trainer, metrics):
