@@ -3,8 +3,8 @@
 Crop and flip draw keyed numbers, so a sample is augmented alike on any rank and after any restart.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,9 +22,9 @@ class ImageTransform:
     For batches of (images, targets), with images N×C×H×W: `Trainer(transform=ImageTransform(…))`.
     """
 
-    mean: Sequence[float] = IMAGENET_MEAN
+    mean: tuple[float, ...] = IMAGENET_MEAN
     """Of each channel, where white is 1."""
-    std: Sequence[float] = IMAGENET_STD
+    std: tuple[float, ...] = IMAGENET_STD
     shift: int = 0
     """By how many pixels an image is moved at most, in each direction; what comes in is grey."""
     flip: bool = False
@@ -36,9 +36,9 @@ class ImageTransform:
         return (self._prepare(images, keys), *rest)
 
     def _prepare(self, images: torch.Tensor, keys: torch.Tensor | None) -> torch.Tensor:
-        mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1) * 255
-        std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1) * 255
-        ready = (images.float() - mean) / std
+        ready = (images.float() - _levels(self.mean, images.device)) / _levels(
+            self.std, images.device
+        )
         if keys is None or not (self.shift or self.flip):
             return ready
         return _gather(ready, *self._places(ready, keys.to(ready.device)))
@@ -58,6 +58,12 @@ class ImageTransform:
             rows = rows + ((uniform(keys, 1) * span).long() - self.shift).unsqueeze(1)
             columns = columns + ((uniform(keys, 2) * span).long() - self.shift).unsqueeze(1)
         return rows, columns
+
+
+@cache
+def _levels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return a number per channel, where white is 255. Kept: a copy to a GPU waits for it."""
+    return torch.tensor(values, device=device).view(1, -1, 1, 1) * 255
 
 
 def _gather(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:

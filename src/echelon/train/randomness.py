@@ -26,6 +26,11 @@ def mix(values: torch.Tensor) -> torch.Tensor:
     return values ^ _shift(values, 31)
 
 
+def _wrapped(number: int) -> int:
+    """Return a number as 64 bits with a sign, as it would be in a tensor."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
 def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Shift to the right without the sign, which torch's own shift copies."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
@@ -33,14 +38,13 @@ def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 def sample_keys(indices: torch.Tensor, *, seed: int, epoch: int) -> torch.Tensor:
     """Return one 64-bit key per sample of an epoch."""
-    start = mix(mix(torch.tensor(seed)) + torch.tensor(epoch) * _GOLDEN)
-    return mix(start.to(indices.device) + indices.long() * _GOLDEN)
+    start = mix(mix(torch.tensor(seed)) + _wrapped(epoch * _GOLDEN))
+    return mix(indices.long() * _GOLDEN + int(start))
 
 
 def uniform(keys: torch.Tensor, draw: int) -> torch.Tensor:
     """Return for each key its number `draw`, between 0 and 1, 1 not among them."""
-    step = torch.tensor(draw + 1, device=keys.device) * _GOLDEN
-    return _shift(mix(keys + step), 40).float() / 2**24
+    return _shift(mix(keys + _wrapped((draw + 1) * _GOLDEN)), 40).float() / 2**24
 
 
 # --- generators -------------------------------------------------------------------------------
