@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -169,6 +169,7 @@ def _workers(count: int, form: Form) -> Iterator[list[Connection]]:
     pipes, processes = [], []
     # Ctrl-C and a batch system's signals reach all processes of a group. Blocked signals are
     # inherited, so these processes leave by the end of their pipe alone, and say nothing.
+    resource_tracker.ensure_running()  # by the first spawn otherwise, which unblocks them again
     ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
     try:
