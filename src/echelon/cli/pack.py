@@ -223,20 +223,20 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     columns = (
         bars.TextColumn("{task.description}"),
         bars.BarColumn(),
-        bars.TextColumn("{task.completed:,.0f} of {task.total:,.0f} images"),
-        bars.TextColumn("{task.fields[rate]}"),
+        bars.TextColumn("{task.fields[count]}"),
         bars.TimeRemainingColumn(),
     )
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None, start=False, rate="")
+        task = bar.add_task(name, total=None, start=False, count="")
 
         def show(done: int, total: int) -> None:
             if not bar.tasks[0].started:
+                # What an interrupted run had done tells nothing about the speed of this one.
+                bar.update(task, completed=done)
                 bar.start_task(task)
-                bar.update(task, total=total, completed=done)
-            speed = bar.tasks[0].speed
-            rate = f"{speed:,.0f} images/s" if speed else ""
-            bar.update(task, total=total, completed=done, rate=rate)
+            speed = f", {bar.tasks[0].speed:,.0f} images/s" if bar.tasks[0].speed else ""
+            count = f"{done:,} of {total:,}{speed}"
+            bar.update(task, total=total, completed=done, count=count)
 
         yield show
 

@@ -1,5 +1,6 @@
 """`echelon pack`, as a user meets it."""
 
+import io
 import json
 import os
 import signal
@@ -163,6 +164,17 @@ def test_a_log_gets_a_line_every_five_seconds(capsys):
         "x.packed: 900 of 2,000 images, 100 images/s, 11 s left",
         "x.packed: 1,400 of 2,000 images, 100 images/s, 6 s left",
     ]
+
+
+def test_a_terminal_gets_a_bar(here, capsys, monkeypatch):
+    class_folders(here / "flowers")
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(capsys, "flowers")[0] == 0
+    assert "flowers.packed" in screen.getvalue()
+    assert "12 of 12" in screen.getvalue()
 
 
 def test_without_pillow_the_command_says_how_to_get_it(here):
