@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 SIDE = 64
+QUALITY = 75
 WNIDS = ("n01443537", "n01629819", "n01641577", "n01644900", "n01698640", "n01742172", "n01768244")
 """How the real ones begin; further classes are numbered on."""
 TESTS_PER_CLASS = 2
@@ -38,14 +39,14 @@ def draw(number: int, classes: int, rng: np.random.Generator) -> Image.Image:
         for shift, value in ((0.0, 0.9), (0.35, 0.4))
     )
     image = wave[..., None] * light + (1 - wave[..., None]) * dark
-    image = image * rng.uniform(0.6, 1.1) + rng.normal(0, 0.15, image.shape)
+    image = image * rng.uniform(0.6, 1.1) + rng.normal(0, 0.12, image.shape)
     return Image.fromarray((image.clip(0, 1) * 255).astype(np.uint8))
 
 
 def save(image: Image.Image, path: Path, rng: np.random.Generator) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The real set has a few grey images among the coloured ones.
-    (image.convert("L") if rng.random() < 0.02 else image).save(path, "JPEG", quality=90)
+    # The real set has a few grey images among the coloured ones, and files of about 2 kB.
+    (image.convert("L") if rng.random() < 0.02 else image).save(path, "JPEG", quality=QUALITY)
 
 
 def box(rng: np.random.Generator) -> str:

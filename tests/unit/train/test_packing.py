@@ -1,5 +1,6 @@
 """Packing: what is listed, what is in the file, and what becomes of it when we are killed."""
 
+import contextlib
 import json
 import os
 import random
@@ -467,8 +468,13 @@ def test_processes_that_decode_do_not_outlive_a_kill(tmp_path):
         workers = psutil.Process(process.pid).children(recursive=True)
         assert len(workers) >= 3
         process.kill()
-    gone = lambda: not any(worker.is_running() for worker in workers)  # noqa: E731
-    assert wait_until(gone, timeout_s=20)
+    try:
+        gone = lambda: not any(worker.is_running() for worker in workers)  # noqa: E731
+        assert wait_until(gone, timeout_s=20)
+    finally:
+        for worker in workers:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                worker.kill()
 
 
 def test_a_worker_that_is_killed_is_told(tmp_path):
