@@ -1,0 +1,202 @@
+"""Image files made into bytes, by as many processes as there are CPUs, in the order they came.
+
+The processes are our own rather than an executor's: each has nothing but its end of one pipe, so
+all of them leave when whoever started them is gone, even by SIGKILL.
+"""
+
+import hashlib
+import io
+import os
+import signal
+import warnings
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from multiprocessing import get_context, resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from echelon.errors import UnavailableError
+
+_AHEAD = 4
+"""Blocks per process that may be finished before their turn."""
+_DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+"""Pillow's modes with more than 8 bits, which it would cut off."""
+
+
+class BrokenImageError(Exception):
+    """What is in the file is no image, or not a whole one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """What images are brought to."""
+
+    height: int
+    width: int
+    fit: bool
+    """Resize and crop images of another size; without it they are a flaw."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaw:
+    """Why an image of a block is not there."""
+
+    place: int
+    """In the block."""
+    kind: str
+    """`broken`, `size`, or `unreadable`."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Several images, one after the other, without those that have a flaw."""
+
+    images: bytes
+    digests: bytes
+    """The SHA-256 of each."""
+    flaws: tuple[Flaw, ...]
+    files: int
+    """How many there were, with and without a flaw."""
+
+
+def load(path: str | Path) -> Image.Image:
+    """Return an image as RGB, as it is in the file: orientation tags are not applied.
+
+    Raises:
+        BrokenImageError: it cannot be decoded, or has more than 8 bits per channel.
+        OSError: the file cannot be read.
+    """
+    content = Path(path).read_bytes()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd metadata does not concern us
+            with Image.open(io.BytesIO(content)) as image:
+                mode, converted = image.mode, image.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise BrokenImageError("it is no image") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # Pillow's many readers do not promise what they raise
+        raise BrokenImageError(str(error) or type(error).__name__) from error
+    if mode in _DEEP:
+        raise BrokenImageError(f"it has more than 8 bits per channel ({mode})")
+    return converted
+
+
+def decode_block(paths: list[str], form: Form) -> Block:
+    """Return the images of some files, in one form."""
+    images, digests, flaws = [], [], []
+    for place, path in enumerate(paths):
+        try:
+            image = load(path)
+        except BrokenImageError as error:
+            flaws.append(Flaw(place=place, kind="broken", text=str(error)))
+            continue
+        except OSError as error:
+            flaws.append(Flaw(place=place, kind="unreadable", text=error.strerror or str(error)))
+            continue
+        wanted = (form.width, form.height)
+        if image.size != wanted:
+            if not form.fit:
+                text = f"{image.height}×{image.width}"
+                flaws.append(Flaw(place=place, kind="size", text=text))
+                continue
+            image = ImageOps.fit(image, wanted, Image.Resampling.BILINEAR)
+        content = image.tobytes()
+        images.append(content)
+        digests.append(hashlib.sha256(content).digest())
+    return Block(
+        images=b"".join(images),
+        digests=b"".join(digests),
+        flaws=tuple(flaws),
+        files=len(paths),
+    )
+
+
+def decode_blocks(
+    blocks: Iterable[list[str]], form: Form, workers: int
+) -> Generator[Block, None, None]:
+    """Yield blocks of files as blocks of images, in order. Close it when you stop early.
+
+    Raises:
+        UnavailableError: a process was killed.
+    """
+    if workers <= 1:
+        for paths in blocks:
+            yield decode_block(paths, form)
+        return
+    with _workers(workers, form) as pipes:
+        yield from _collect(iter(blocks), pipes)
+
+
+def _collect(blocks: Iterator[list[str]], pipes: list[Connection]) -> Iterator[Block]:
+    idle, busy = list(pipes), dict[Connection, int]()
+    done: dict[int, Block] = {}
+    given = taken = 0
+    try:
+        while True:
+            for paths in islice(blocks, min(len(idle), taken + _AHEAD * len(pipes) - given)):
+                pipe = idle.pop()
+                pipe.send(paths)
+                busy[pipe], given = given, given + 1
+            if not busy:
+                return
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                done[busy.pop(ready)] = ready.recv()
+                idle.append(ready)
+            while taken in done:
+                yield done.pop(taken)
+                taken += 1
+    except (EOFError, ConnectionError) as error:
+        raise UnavailableError(
+            "a process that decodes images was killed",
+            hint="memory may be short (dmesg): take fewer of them with --workers; "
+            "the same command goes on where it was",
+        ) from error
+
+
+@contextmanager
+def _workers(count: int, form: Form) -> Iterator[list[Connection]]:
+    """Have processes while the block lasts; give our ends of their pipes."""
+    # Spawned, not forked: a forked one would hold the others' pipes open, and our lock.
+    context = get_context("spawn")
+    pipes, processes = [], []
+    # Ctrl-C and a batch system's signals reach all processes of a group. Blocked signals are
+    # inherited, so these processes leave by the end of their pipe alone, and say nothing.
+    resource_tracker.ensure_running()  # by the first spawn otherwise, which unblocks them again
+    ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
+    try:
+        try:
+            for _ in range(count):
+                pipe, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(theirs, form), daemon=True)
+                process.start()
+                theirs.close()
+                pipes.append(pipe)
+                processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield pipes
+    finally:
+        for pipe in pipes:
+            pipe.close()
+        for process in processes:
+            process.join()
+
+
+def _work(pipe: Connection, form: Form) -> None:
+    """Decode what comes through the pipe until its other end is closed."""
+    with suppress(EOFError, ConnectionError):
+        while True:
+            pipe.send(decode_block(pipe.recv(), form))
+
+
+def available_cpus() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,63 @@
+"""Data sets that `echelon pack` made: one file, mapped into memory, whole batches at a time."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch.utils.data import Dataset
+
+from echelon.train import packfile
+
+
+class PackedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Images of one size and their labels, in one memory-mapped file.
+
+    Opening it reads the labels alone; images come from the disk when they are first used, and all
+    processes of a machine share them. What is written into `images` stays in this process.
+    """
+
+    images: torch.Tensor
+    """N×3×H×W, uint8; in memory the channels are last."""
+    labels: torch.Tensor
+    """N, int64."""
+    classes: list[str]
+    """Names by label; empty when labels are numbers without names."""
+    words: list[str]
+    """What the classes are called in words, where the source said so."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Open a file.
+
+        Raises:
+            NotFoundError: there is none.
+            UsageError: it is something else, from a newer Echelon, damaged or cut off.
+        """
+        self.path = Path(path).absolute()
+        header = packfile.read_header(self.path)
+        labels = bytearray(packfile.read_labels(self.path, header))
+        self.classes, self.words = list(header.classes), list(header.words)
+        self.labels = torch.frombuffer(labels, dtype=torch.int64)
+        # Not shared: a page that somebody writes to becomes this process's own copy.
+        content = torch.from_file(
+            str(self.path), shared=False, size=header.file_bytes, dtype=torch.uint8
+        )
+        self._rows = content[header.images_offset :].view(header.count, header.image_bytes)
+        self._shape = (header.height, header.width, packfile.CHANNELS)
+        self.images = self._rows.view(-1, *self._shape).permute(0, 3, 1, 2)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        # A copy: a view that is sent to another process would take the whole file with it.
+        return self.images[index].clone(), self.labels[index].clone()
+
+    def batch(self, indices: Sequence[int] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a whole batch in one copy: B×3×H×W, uint8, channels last; and its labels."""
+        wanted = torch.as_tensor(indices, dtype=torch.int64)
+        images = self._rows.index_select(0, wanted).view(-1, *self._shape)
+        return images.permute(0, 3, 1, 2), self.labels.index_select(0, wanted)
+
+    def __reduce__(self) -> tuple[type["PackedImages"], tuple[Path]]:
+        # Another process maps the file itself.
+        return type(self), (self.path,)

@@ -1,0 +1,228 @@
+"""`echelon pack`, as a user meets it."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from echelon.cli import main
+from echelon.cli.pack import _Lines, _name_targets, _parse_size
+from echelon.errors import UsageError
+from echelon.train import packfile
+from pictures import class_folders, save
+
+ECHELON = [sys.executable, "-m", "echelon"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *arguments):
+    """Return the code, what a program reads, and what a person reads."""
+    code = main.run(["pack", "--workers", "1", *arguments])
+    return code, *capsys.readouterr()
+
+
+def two_splits(folder):
+    class_folders(folder / "train")
+    class_folders(folder / "val", per_class=2)
+    save(folder / "test" / "images" / "x.jpg", 1)
+    return folder
+
+
+def test_a_data_set_of_splits_becomes_a_file_for_each(here, capsys):
+    two_splits(here / "tiny")
+    code, out, err = run(capsys, "tiny", "--json")
+    assert code == 0
+    train, val = json.loads(out)
+    assert (train["file"], train["state"], train["images"]) == ("tiny/train.packed", "packed", 12)
+    assert (val["file"], val["images"], val["classes"]) == ("tiny/val.packed", 6, 3)
+    assert "tiny/test has no labels, and is left out" in err
+    assert packfile.verify(here / "tiny" / "val.packed").count == 6
+    assert run(capsys, "--verify", "tiny/train.packed")[0] == 0
+
+
+def test_one_folder_becomes_a_file_beside_it(here, capsys):
+    class_folders(here / "flowers")
+    assert run(capsys, "flowers")[0] == 0
+    assert sorted(path.name for path in here.iterdir()) == ["flowers", "flowers.packed"]
+    code, out, _ = run(capsys, "flowers", "--json")
+    assert (code, json.loads(out)[0]["state"]) == (0, "up to date")
+
+
+def test_another_file_is_replaced_by_force_alone(here, capsys):
+    class_folders(here / "flowers")
+    assert run(capsys, "flowers")[0] == 0
+    before = (here / "flowers.packed").read_bytes()
+    code, _, err = run(capsys, "flowers", "--size", "4")
+    assert (code, "--force" in err) == (73, True)
+    assert (here / "flowers.packed").read_bytes() == before
+    assert run(capsys, "flowers", "--size", "4", "--force")[0] == 0
+    assert packfile.verify(here / "flowers.packed").height == 4
+
+
+def test_a_dry_run_makes_nothing(here, capsys):
+    two_splits(here / "tiny")
+    code, out, _ = run(capsys, "tiny", "out", "--dry-run", "--split", "val", "--json")
+    assert code == 0
+    assert [(fact["file"], fact["state"]) for fact in json.loads(out)] == [
+        ("out/val.packed", "to be packed")
+    ]
+    assert [path.name for path in here.iterdir()] == ["tiny"]
+
+
+def test_what_is_broken_is_listed(here, capsys):
+    folder = class_folders(here / "flowers")
+    (folder / "bee" / "0001.png").write_text("no image")
+    code, _, err = run(capsys, "flowers")
+    assert (code, "flowers/bee/0001.png is broken" in err) == (2, True)
+    code, out, err = run(capsys, "flowers", "--skip-broken", "--json")
+    assert code == 0
+    assert json.loads(out)[0]["skipped"] == {"bee/0001.png": "it is no image"}
+    assert "bee/0001.png: it is no image" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere"], 66, "there is no folder nowhere"),
+        (["empty"], 2, "there are no images in empty"),
+        (["flat"], 2, "the images in flat have no classes"),
+        (["file"], 2, "file is not a folder"),
+        (["x.packed"], 2, "x.packed is not a folder"),
+        (["flowers", "file"], 2, "file is no folder"),
+        (["flowers", "file/below"], 69, "cannot use file/below: Not a directory"),
+        (["flowers", "/proc/self"], 69, "cannot use /proc/self/flowers.packed.partial: "),
+        (["flowers", "folder.packed"], 2, "folder.packed is a folder"),
+        (["flowers", "--size", "big"], 2, "'big' is not a size"),
+        (["flowers", "--split", "val"], 66, "flowers has no split 'val'; there are: none"),
+        (["--verify", "file"], 2, "file is not a packed file"),
+        (["--verify", "y.packed"], 66, "there is no packed file y.packed"),
+    ],
+)
+def test_wrong_calls_are_one_line_and_a_hint(here, capsys, arguments, code, message):
+    class_folders(here / "flowers")
+    save(here / "flat" / "x.png", 1)
+    (here / "empty").mkdir()
+    (here / "folder.packed").mkdir()
+    (here / "file").touch()
+    (here / "x.packed").touch()
+    got, out, err = run(capsys, *arguments)
+    assert (got, out) == (code, "")
+    first, second = err.splitlines()
+    assert message in first
+    assert second.startswith("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "splits", "expected"),
+    [
+        ("set", None, [""], ["set.packed"]),
+        ("set", "out", [""], ["out/set.packed"]),
+        ("set", "y.packed", [""], ["y.packed"]),
+        (".", "out", [""], ["out/HERE.packed"]),
+        ("set", None, ["train", "val"], ["set/train.packed", "set/val.packed"]),
+        ("set", "out", ["train", "val"], ["out/train.packed", "out/val.packed"]),
+        ("set", "y.packed", ["val"], ["y.packed"]),
+    ],
+)
+def test_files_are_named_after_what_is_in_them(here, source, target, splits, expected):
+    path = type(here)
+    named = _name_targets(path(source), path(target) if target else None, splits)
+    assert [str(named[split]) for split in splits] == [
+        name.replace("HERE", here.name) for name in expected
+    ]
+
+
+def test_two_splits_cannot_be_one_file(here):
+    with pytest.raises(UsageError, match="train and val cannot both be"):
+        _name_targets(here, here / "x.packed", ["train", "val"])
+
+
+def test_sizes():
+    assert (_parse_size(""), _parse_size("64"), _parse_size("48x64")) == (None, (64, 64), (48, 64))
+    for text in ("0", "-1", "4x", "1x2x3", "٣"):
+        with pytest.raises(UsageError):
+            _parse_size(text)
+
+
+def test_a_log_gets_a_line_every_five_seconds(capsys):
+    now = 100.0
+    lines = _Lines("x.packed", clock=lambda: now)
+    for done in range(0, 1001, 100):  # one of them a second
+        lines(400 + done, 2000)
+        now += 1.0
+    assert capsys.readouterr().err.splitlines() == [
+        "x.packed: 900 of 2,000 images, 100 images/s, 11 s left",
+        "x.packed: 1,400 of 2,000 images, 100 images/s, 6 s left",
+    ]
+
+
+def test_a_terminal_gets_a_bar(here, capsys, monkeypatch):
+    class_folders(here / "flowers")
+    screen = io.StringIO()
+    monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(capsys, "flowers")[0] == 0
+    assert "flowers.packed" in screen.getvalue()
+    assert "12 of 12" in screen.getvalue()
+
+
+def test_without_pillow_the_command_says_how_to_get_it(here):
+    class_folders(here / "flowers")
+    program = (
+        "import sys; sys.modules['PIL'] = None\n"
+        "from echelon.cli.main import run\n"
+        "sys.exit(run(['pack', 'flowers']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (69, "")
+    assert "hint: pip install 'echelon[data]'" in done.stderr
+
+
+def test_packing_and_verifying_load_no_torch_and_help_no_pillow(here):
+    class_folders(here / "flowers")
+    program = (
+        "import sys\n"
+        "from echelon.cli.main import run\n"
+        "run(['pack', '--help'])\n"
+        "assert not {'PIL', 'numpy', 'torch', 'rich'} & set(sys.modules)\n"
+        "assert run(['pack', 'flowers', '--json']) == 0\n"
+        "assert run(['pack', '--verify', 'flowers.packed', '--json']) == 0\n"
+        "assert not {'numpy', 'torch'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+
+def test_ctrl_c_is_quiet_and_the_same_command_goes_on(here):
+    """The last image is a pipe: who opens it knows that all before it are done or being done."""
+    folder = class_folders(here / "flowers", classes=("ant", "bee"), per_class=64)
+    last = folder / "bee" / "last.png"
+    os.mkfifo(last)
+    argv = [*ECHELON, "pack", "flowers", "--workers", "2", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(argv, start_new_session=True, **pipes) as process:
+        with last.open("wb"):
+            os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "")
+    assert not (here / "flowers.packed").exists()
+
+    content = (folder / "ant" / "0000.png").read_bytes()
+    feeding = threading.Thread(target=lambda: last.write_bytes(content))
+    feeding.start()
+    done = subprocess.run(argv, **pipes, timeout=60, check=True)
+    feeding.join()
+    assert json.loads(done.stdout)[0]["images"] == 129
+    assert sorted(path.name for path in here.iterdir()) == ["flowers", "flowers.packed"]
