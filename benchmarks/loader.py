@@ -27,8 +27,8 @@ from measuring import ECHELON, workshop
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from echelon.train.imagefolder import list_split
-from echelon.train.packed import PackedImages
+from echelon.train.images.folders import list_split
+from echelon.train.images.packed import PackedImages
 
 MAKE = Path(__file__).parents[1] / "examples" / "tinyimagenet" / "make_synthetic.py"
 CLASSES = 20

@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset
 
 import echelon
-from echelon.train.decoding import load
-from echelon.train.imagefolder import list_split
-from echelon.train.packed import PackedImages
+from echelon.train.images.decoding import load
+from echelon.train.images.folders import list_split
+from echelon.train.images.packed import PackedImages
 
 MODELS = {"resnet18": resnet18, "resnet50": resnet50}
 

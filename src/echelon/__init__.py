@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from echelon.errors import EchelonError
     from echelon.train.checkpoint import Checkpointer
     from echelon.train.checkpoint_files import Checkpoint
-    from echelon.train.images import ImageTransform
+    from echelon.train.images.transform import ImageTransform
     from echelon.train.loading import ResumableLoader
     from echelon.train.metrics import top_k
     from echelon.train.process_group import Group, init
@@ -46,7 +46,7 @@ _HOME = {
     "ElasticIndexSampler": "echelon.train.sampler",
     "ElasticSampler": "echelon.train.sampler",
     "Group": "echelon.train.process_group",
-    "ImageTransform": "echelon.train.images",
+    "ImageTransform": "echelon.train.images.transform",
     "ResumableLoader": "echelon.train.loading",
     "Result": "echelon.train.trainer",
     "Trainer": "echelon.train.trainer",

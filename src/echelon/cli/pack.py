@@ -13,9 +13,9 @@ from echelon.cli import console
 from echelon.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from echelon.train.imagefolder import Listing
-    from echelon.train.packfile import Header
-    from echelon.train.packing import Plan
+    from echelon.train.images.folders import Listing
+    from echelon.train.images.packfile import Header
+    from echelon.train.images.packing import Plan
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -70,7 +70,7 @@ def pack(
         _verify(source, as_json=as_json)
         return
     try:
-        from echelon.train import decoding, packing  # noqa: PLC0415
+        from echelon.train.images import decoding, packing  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "PIL":
             raise
@@ -108,7 +108,7 @@ def pack(
 
 
 def _verify(path: Path, *, as_json: bool) -> None:
-    from echelon.train import packfile  # noqa: PLC0415
+    from echelon.train.images import packfile  # noqa: PLC0415
 
     with _progress(path.name) as progress:
         header = packfile.verify(path, progress)
@@ -127,7 +127,7 @@ def _parse_size(text: str) -> tuple[int, int] | None:
 
 def _list(source: Path, asked: list[str]) -> "dict[str, Listing]":
     """Return what is to be packed, by split; a data set without splits is under ''."""
-    from echelon.train.imagefolder import find_splits, list_folder, list_split  # noqa: PLC0415
+    from echelon.train.images.folders import find_splits, list_folder, list_split  # noqa: PLC0415
 
     splits, unlabelled = find_splits(source)
     for name in [] if asked else unlabelled:
@@ -139,7 +139,7 @@ def _list(source: Path, asked: list[str]) -> "dict[str, Listing]":
 
 def _name_targets(source: Path, target: Path | None, splits: list[str]) -> dict[str, Path]:
     """Return the file for each split: in TARGET, or in the data set; one folder's is beside it."""
-    from echelon.train.packfile import SUFFIX  # noqa: PLC0415
+    from echelon.train.images.packfile import SUFFIX  # noqa: PLC0415
 
     whole = source.resolve()
     if target and target.suffix == SUFFIX:
@@ -161,7 +161,7 @@ def _name_targets(source: Path, target: Path | None, splits: list[str]) -> dict[
 
 
 def _find_state(plan: "Plan", *, force: bool) -> str:
-    from echelon.train.packing import is_up_to_date  # noqa: PLC0415
+    from echelon.train.images.packing import is_up_to_date  # noqa: PLC0415
 
     if force and not plan.target.is_dir():
         return "to be replaced" if plan.target.exists() else "to be packed"

@@ -69,6 +69,8 @@ class Result:
     epoch: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the last validation, or else what was last told of the training."""
+    samples: int = 0
+    """Trained on since this start; not known of a loader of one's own."""
     train_s: float = 0.0
     peak_memory_mib: int = 0
     """Of the GPU; without one, of the process."""
@@ -187,6 +189,7 @@ class Trainer:
         """Share of the time since the last line that the loop waited for data."""
         self._told: dict[str, float] = {}
         self._settled = False
+        self._samples = 0
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -255,6 +258,7 @@ class Trainer:
             step=self.step,
             epoch=self.epoch,
             metrics=metrics or self._told,
+            samples=self._samples,
             train_s=time.monotonic() - began_s,
             peak_memory_mib=_peak_memory_mib(self.world.device),
         )
@@ -281,6 +285,7 @@ class Trainer:
                 self._step.settle(portion)
                 self._settled = True
             self._step.take(portion, tally)
+            self._samples += portion.total or 0
             source.advance()
             self._after_step()
             over = source.done >= source.length

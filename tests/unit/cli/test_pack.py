@@ -13,7 +13,7 @@ import pytest
 from echelon.cli import main
 from echelon.cli.pack import _Lines, _name_targets, _parse_size
 from echelon.errors import UsageError
-from echelon.train import packfile
+from echelon.train.images import packfile
 from pictures import class_folders, save
 
 ECHELON = [sys.executable, "-m", "echelon"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Dataset
 
-from echelon.train import packfile
+from echelon.train.images import packfile
 
 
 class PackedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):

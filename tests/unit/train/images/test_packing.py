@@ -15,8 +15,8 @@ from PIL import Image
 
 from echelon.core.waiting import wait_until
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
-from echelon.train import packfile, packing
-from echelon.train.imagefolder import find_splits, list_folder, list_split
+from echelon.train.images import packfile, packing
+from echelon.train.images.folders import find_splits, list_folder, list_split
 from pictures import class_folders, pixels, save
 
 
@@ -381,7 +381,7 @@ def test_a_line_of_the_journal_that_was_cut_off_does_not_count(tmp_path, half):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from echelon.train import imagefolder, packing
+from echelon.train.images import folders, packing
 folder, target, workers, fatal = Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:])
 lines = 0
 def count(frame, event, _):
@@ -393,7 +393,7 @@ def count(frame, event, _):
         os.kill(os.getpid(), signal.SIGKILL)
     return count
 if __name__ == "__main__":
-    plan = packing.make_plan(imagefolder.list_folder(folder), target, size=(16, 16))
+    plan = packing.make_plan(folders.list_folder(folder), target, size=(16, 16))
     sys.settrace(count)
     packing.pack(plan, workers=workers, skip_broken=True, record_every_s=0)
     sys.settrace(None)
@@ -446,14 +446,14 @@ def test_many_kills_are_healed_by_a_restart(tmp_path):
 PAUSED = """
 import signal, sys
 from pathlib import Path
-from echelon.train import imagefolder, packing
+from echelon.train.images import folders, packing
 def pause(done, total):
     if done:
         print("ready", flush=True)
         signal.pause()
 if __name__ == "__main__":
     folder, target = map(Path, sys.argv[1:])
-    plan = packing.make_plan(imagefolder.list_folder(folder), target, size=None)
+    plan = packing.make_plan(folders.list_folder(folder), target, size=None)
     packing.pack(plan, workers=3, progress=pause)
 """
 
@@ -494,9 +494,9 @@ def test_a_worker_that_is_killed_is_told(tmp_path):
 FULL = """
 import resource, sys
 from pathlib import Path
-from echelon.train import imagefolder, packing
+from echelon.train.images import folders, packing
 resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
-plan = packing.make_plan(imagefolder.list_folder(Path(sys.argv[1])), Path(sys.argv[2]), size=None)
+plan = packing.make_plan(folders.list_folder(Path(sys.argv[1])), Path(sys.argv[2]), size=None)
 try:
     packing.pack(plan, workers=1)
 except packing.UnavailableError as error:

@@ -22,10 +22,10 @@ from typing import Any
 
 from echelon.core.rundir import sync_folder
 from echelon.errors import ConflictError, EchelonError, UnavailableError, UsageError
-from echelon.train import packfile
-from echelon.train.decoding import Block, BrokenImageError, Flaw, Form, decode_blocks, load
-from echelon.train.imagefolder import Listing
-from echelon.train.packfile import Header
+from echelon.train.images import packfile
+from echelon.train.images.decoding import Block, BrokenImageError, Flaw, Form, decode_blocks, load
+from echelon.train.images.folders import Listing
+from echelon.train.images.packfile import Header
 
 RECORD_EVERY_S = 2.0
 _BLOCK_IMAGES = 64

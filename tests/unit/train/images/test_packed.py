@@ -10,9 +10,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from echelon.errors import NotFoundError, UsageError
-from echelon.train import packing
-from echelon.train.imagefolder import list_folder
-from echelon.train.packed import PackedImages
+from echelon.train.images import packing
+from echelon.train.images.folders import list_folder
+from echelon.train.images.packed import PackedImages
 from pictures import class_folders, pixels
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from echelon.train.images import ImageTransform
+from echelon.train.images.transform import ImageTransform
 from echelon.train.randomness import sample_keys
 
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
