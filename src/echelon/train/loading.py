@@ -31,6 +31,8 @@ class Portion:
     """This rank's samples among them; 0 for a stand-in, which must not count."""
     indices: Sequence[int] | None = None
     """Its samples' places in the data set; None where a loader of the user's does not say."""
+    keys: torch.Tensor | None = None
+    """One for each sample, for layers that draw by them; None where there are none."""
 
 
 class Source(Protocol):
