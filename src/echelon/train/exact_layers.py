@@ -96,7 +96,8 @@ def batch_statistics(
     others = [0, *range(2, inputs.ndim)]
     sums = counted.sum(others).double()
     values = sums.new_tensor([counted.numel() // inputs.shape[1]])
-    *_, count = totals = _sum_over_ranks(torch.cat([sums, values]))
+    totals = _sum_over_ranks(torch.cat([sums, values]))
+    count = totals[-1].detach()
     mean = totals[:-1] / count
     apart = counted - _per_channel(mean, inputs)
     variance = _sum_over_ranks(apart.square().sum(others).double()) / count
