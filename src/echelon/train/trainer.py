@@ -42,6 +42,7 @@ from echelon.train.randomness import (
     random_states,
     restore_random_states,
     sample_keys,
+    seed_generators,
 )
 from echelon.train.sampler import ElasticSampler
 from echelon.train.step import EagerStep, Objective, objective_of_loss, objective_of_step
@@ -145,7 +146,8 @@ class Trainer:
         """
         if deterministic:
             be_deterministic(world.device)
-        torch.manual_seed(seed)
+        seed_generators(seed)
+        torch.manual_seed(seed)  # the GPU's too
         self.world, self.epochs, self.max_steps = world, epochs, max_steps
         self.module = model.to(world.device)
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
