@@ -2,71 +2,29 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
+from collections import defaultdict
+from dataclasses import replace
 
 import pytest
-
-TRAIN = """\
-import json, os, sys
-from pathlib import Path
 import torch
-from torch import nn
-import echelon
 
-model_kind, kill_at = sys.argv[1], [int(step) for step in sys.argv[2].split(",") if step]
-generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+from echelon.train.process_group import Group
+from echelon.train.sampler import epoch_order
+from local.training import Plan, train, words
 
-def make():
-    torch.manual_seed(0)
-    if model_kind == "plain":
-        return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 3))
-    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(0.3),
-                         nn.Linear(32, 3))
-
-class Data(torch.utils.data.Dataset):
-    def __init__(self):
-        draw = torch.Generator().manual_seed(5)
-        self.x, self.y = torch.randn(56, 8, generator=draw), torch.randint(3, (56,), generator=draw)
-    def __len__(self):
-        return 56
-    def __getitem__(self, index):
-        return self.x[index], self.y[index]
-
-class Watch:
-    def step_ended(self, trainer):
-        if generation < len(kill_at) and trainer.step == kill_at[generation]:
-            if trainer.world.rank == trainer.step % trainer.world.world_size:
-                if trainer.checkpointer:
-                    trainer.checkpointer.wait()
-                os.kill(os.getpid(), 9)
-    def epoch_ended(self, trainer, metrics):
-        if trainer.world.is_main:
-            with open("losses", "a") as file:
-                file.write(json.dumps([trainer.epoch, metrics]) + "\\n")
-
-with echelon.init() as world:
-    trainer = echelon.Trainer(
-        world, make(), loss=nn.functional.cross_entropy, seed=3, global_batch=12, epochs=4,
-        optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), save_every=1,
-        callbacks=[Watch()])
-    result = trainer.fit(Data(), Data())
-    if world.is_main:
-        torch.save(trainer.module.state_dict(), "weights.pt")
-"""
+PRELOAD = "torch,torch._dynamo"
+"""The second is what an optimiser imports when it is first used, which takes seconds."""
 
 
-def train(folder, ranks, kind, kills=()):
-    """Train on some ranks, killing one at these steps; return weights and validation losses."""
-    import torch
-
-    folder.mkdir()
-    (folder / "train.py").write_text(TRAIN)
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "echelon", "run", f"--procs={ranks}"),
-            *("train.py", kind, ",".join(map(str, kills))),
-        ],
+def run(folder, ranks, plan, *options):
+    """Train by the command, on so many ranks."""
+    folder.mkdir(exist_ok=True)
+    argv = [sys.executable, "-m", "echelon", "run", f"--procs={ranks}", f"--preload={PRELOAD}"]
+    return subprocess.run(
+        [*argv, *options, *words(plan)],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -74,25 +32,135 @@ def train(folder, ranks, kind, kills=()):
         timeout=240,
         check=False,
     )
+
+
+def run_well(folder, ranks, plan):
+    done = run(folder, ranks, plan)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr.count("killed by SIGKILL") == len(kills)
-    lines = (folder / "losses").read_text().splitlines()
-    return torch.load(folder / "weights.pt"), dict(json.loads(line) for line in lines)
+    assert done.stderr.count("killed by SIGKILL") == len(plan.kills)
+    return done
+
+
+def train_here(folder, plan):
+    """Train on one rank, in this process."""
+    folder.mkdir()
+    train(Group(device=torch.device("cpu"), backend=""), plan, folder)
+
+
+def weights(folder):
+    return torch.load(folder / "weights.pt")
+
+
+def told(folder):
+    """What was told of the training: of a step that was taken again the later record counts."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    own = ("rate", "data_wait")  # of the machine, not of the training
+    return {
+        (line["kind"], line["step"]): {k: v for k, v in line["metrics"].items() if k not in own}
+        for line in lines
+    }
+
+
+def consumed(folder):
+    """The samples of each step in its last taking, rank after rank."""
+    found = defaultdict(dict)
+    for path in folder.glob("consumed-*"):
+        leg, generation, rank = map(int, path.name.split("-")[1:])
+        for line in path.read_text().splitlines():
+            step, indices = json.loads(line)
+            found[step].setdefault((leg, generation), {})[rank] = indices
+    last = {step: takings[max(takings)] for step, takings in sorted(found.items())}
+    return {
+        step: [i for _, own in sorted(shares.items()) for i in own] for step, shares in last.items()
+    }
+
+
+def assert_each_sample_once(folder, plan):
+    """Hold a training to one order of samples, and to the same batches on any number of ranks."""
+    batches = consumed(folder)
+    assert list(batches) == list(range(1, plan.steps + 1))
+    each = plan.steps // plan.epochs
+    for epoch in range(plan.epochs):
+        steps = range(epoch * each + 1, (epoch + 1) * each + 1)
+        order = epoch_order(plan.samples, seed=3, epoch=epoch, shuffle=True).tolist()
+        assert sorted(order) == list(range(plan.samples))
+        expected = [order[n * plan.global_batch :][: plan.global_batch] for n in range(each)]
+        assert [batches[step] for step in steps] == expected
+
+
+# --- as many ranks as before ------------------------------------------------------------------
+
+NOISY = Plan(model="noisy", log_every=4, save_every=3)
+EXACT = replace(NOISY, exact_layers=True)
+LOADED = Plan(model="noisy", log_every=4, save_every=3, epochs=3, augment=True, workers=2)
+
+
+def full(*values):
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "kind"),
+    ("ranks", "plan", "seed"),
     [
-        (3, "full"),
-        *(pytest.param(n, "full", marks=pytest.mark.full) for n in (2, 4)),
+        (3, NOISY, 0),
+        (2, LOADED, 1),
+        *(full(ranks, NOISY, seed) for ranks in (2, 4) for seed in (2, 3, 4)),
+        *(full(ranks, EXACT, seed) for ranks in (2, 3, 4) for seed in (5, 6)),
+        *(full(ranks, LOADED, seed) for ranks in (3, 4) for seed in (7, 8)),
     ],
 )
-def test_a_training_that_was_killed_ends_bit_for_bit_as_one_that_was_not(tmp_path, ranks, kind):
-    import torch
+def test_a_training_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
+    tmp_path, ranks, plan, seed
+):
+    kills = sorted(random.Random(seed).sample(range(plan.save_every + 1, plan.steps), 2))  # noqa: S311
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_well(whole, ranks, plan)
+    done = run_well(broken, ranks, replace(plan, kills=kills))
+    assert "resumed at step" in done.stderr + done.stdout
+    assert weights(whole).keys() == weights(broken).keys()
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(broken)[name]), name
+    assert told(whole) == told(broken)
+    assert_each_sample_once(broken, plan)
 
-    whole, whole_losses = train(tmp_path / "whole", ranks, kind)
-    broken, broken_losses = train(tmp_path / "broken", ranks, kind, kills=[3, 11])
-    assert whole.keys() == broken.keys()
-    for name, value in whole.items():
-        assert torch.equal(value, broken[name]), name
-    assert whole_losses == broken_losses
+
+# --- another number of ranks ------------------------------------------------------------------
+
+UNEVEN = Plan(samples=45, global_batch=7, epochs=3)
+"""No number of ranks divides it, and of the last three samples a fourth rank gets none."""
+SCARCE = Plan(model="conv", exact_layers=True, samples=9, global_batch=2, epochs=3)
+"""Not a sample for each rank, and in the end one for all of them."""
+
+
+@pytest.mark.parametrize(
+    ("legs", "plan"),
+    [
+        ((4, 2, 3), replace(UNEVEN, augment=True)),
+        ((4, 2, 3), replace(UNEVEN, model="noisy", exact_layers=True, double=True)),
+        ((4, 3), replace(SCARCE, double=True)),
+        full((4, 2, 3), replace(UNEVEN, model="noisy", exact_layers=True)),
+        full((2, 3, 1), replace(UNEVEN, model="noisy", exact_layers=True, double=True)),
+        full((1, 4, 2), replace(UNEVEN, augment=True, double=True, workers=2)),
+        full((3, 4), SCARCE),
+        full((3, 4), replace(SCARCE, model="plain", exact_layers=False, double=True)),
+    ],
+)
+def test_on_other_numbers_of_ranks_only_float_noise_differs(tmp_path, legs, plan):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    train_here(whole, replace(plan, workers=0))
+    stops = [plan.steps * (leg + 1) // len(legs) for leg in range(len(legs) - 1)]
+    for leg, (ranks, stop) in enumerate(zip(legs, [*stops, None], strict=True)):
+        if leg == 0 and stop is not None:
+            run_well(broken, ranks, replace(plan, leg=leg, stop=stop + stop % plan.save_every))
+        elif stop is not None:
+            done = run(broken, ranks, replace(plan, leg=leg, kills=(stop,)), "--restarts=0")
+            assert "killed by SIGKILL" in done.stderr, done.stdout + done.stderr
+        else:
+            run_well(broken, ranks, replace(plan, leg=leg))
+    assert_each_sample_once(broken, plan)
+    noise = {"rtol": 1e-9, "atol": 1e-11} if plan.double else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(weights(broken), weights(whole), **noise)
+    expected, found = told(whole), told(broken)
+    assert expected.keys() == found.keys()
+    for place, metrics in expected.items():
+        torch.testing.assert_close(found[place], metrics, **noise)

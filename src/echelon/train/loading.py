@@ -31,6 +31,8 @@ class Portion:
     """This rank's samples among them; 0 for a stand-in, which must not count."""
     indices: Sequence[int] | None = None
     """Its samples' places in the data set; None where a loader of the user's does not say."""
+    keys: torch.Tensor | None = None
+    """One for each sample, for layers that draw by them; None where there are none."""
 
 
 class Source(Protocol):
@@ -187,11 +189,11 @@ class ResumableLoader:
             return
         with undisturbed(_CPU):
             batches = iter(self._loader())
-        skip = self.consumed if self._iterable else 0
-        for number, batch in enumerate(batches):
-            if number >= skip:
-                self.consumed += 1
-                yield batch
+            for _ in range(self.consumed if self._iterable else 0):
+                next(batches, None)
+        for batch in batches:
+            self.consumed += 1
+            yield batch
 
     def _loader(self) -> DataLoader[Any]:
         """Return a loader like the given one, of which the first batches are passed over."""

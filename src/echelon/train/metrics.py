@@ -54,6 +54,15 @@ class Tally:
             value.zero_()
         return {name: value / count for name, value in zip(names, sums, strict=True) if count}
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's sums, so that what is told after a restart is what would have been."""
+        return {"sums": dict(self._sums), "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        sums = state["sums"].items()
+        self._sums = {name: value.to(self._device) for name, value in sums}
+        self._count = state["count"]
+
 
 def top_k(*ks: int) -> Metrics:
     """Return the usual metrics of a classifier: how often the target is among the first k.

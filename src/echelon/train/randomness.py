@@ -47,6 +47,13 @@ def uniform(keys: torch.Tensor, draw: int) -> torch.Tensor:
     return _shift(mix(keys + _wrapped((draw + 1) * _GOLDEN)), 40).float() / 2**24
 
 
+def uniforms(keys: torch.Tensor, draw: int, count: int) -> torch.Tensor:
+    """Return for each key a row of `count` such numbers, another one for each `draw`."""
+    own = mix(keys + _wrapped((draw + 1) * _GOLDEN)).unsqueeze(1)
+    places = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
+    return _shift(mix(own + places), 40).float() / 2**24
+
+
 # --- generators -------------------------------------------------------------------------------
 
 

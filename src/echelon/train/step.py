@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from echelon.errors import UsageError
+from echelon.train.exact_layers import CurrentBatch
 from echelon.train.loading import Portion, divide
 from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.randomness import undisturbed
@@ -70,6 +71,7 @@ class EagerStep:
         clip_norm: float | None = None,
         accumulate: int = 1,
         precision: str = "auto",
+        current: CurrentBatch | None = None,
     ) -> None:
         """Prepare.
 
@@ -82,10 +84,12 @@ class EagerStep:
             clip_norm: largest norm of the gradient.
             accumulate: into how many parts a batch is divided, to need less memory.
             precision: one of PRECISIONS.
+            current: what the model's layers want to be told of a batch, if they are exact.
         """
         self._model, self._optimizer, self._objective = model, optimizer, objective
         self._world_size, self._device = world_size, device
         self._clip, self._accumulate = clip_norm, accumulate
+        self._current = current or CurrentBatch()
         self._cast = _choose_precision(precision, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
         """Keeps fp16's small gradients from becoming 0; does nothing in other precisions."""
@@ -104,9 +108,12 @@ class EagerStep:
             self._optimizer.step()
 
     def _backward(self, portion: Portion, tally: Tally | None) -> None:
-        parts = divide(portion.batch, self._accumulate)
-        for number, part in enumerate(parts):
-            with self._hold_reduction(number < len(parts) - 1):
+        parts = self._divide(portion)
+        for number, (part, keys) in enumerate(parts):
+            with (
+                self._hold_reduction(number < len(parts) - 1),
+                self._current.of(portion, keys),
+            ):
                 with self.autocast():
                     loss, unit, count, sums = self._objective(self._model, part)
                 factor = self._factor(portion, unit, count, len(parts))
@@ -117,6 +124,13 @@ class EagerStep:
                 tally.add({"count": count, **sums})
             elif tally is not None:
                 tally.add(dict.fromkeys(("loss", *sums), 0.0))
+
+    def _divide(self, portion: Portion) -> list[tuple[Any, torch.Tensor | None]]:
+        """Return the parts of a batch, each with its samples' keys if there are any."""
+        parts = divide(portion.batch, self._accumulate)
+        if portion.keys is None:
+            return [(part, None) for part in parts]
+        return list(zip(parts, divide(portion.keys, self._accumulate), strict=True))
 
     def _factor(self, portion: Portion, unit: int, count: int, parts: int) -> float:
         """Return what a loss counts in the gradient, before DDP divides by the number of ranks."""

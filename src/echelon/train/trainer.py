@@ -23,6 +23,7 @@ from echelon.core.progressbar import render_time
 from echelon.errors import UsageError
 from echelon.train.agreement import is_alone
 from echelon.train.checkpoint import Checkpointer
+from echelon.train.exact_layers import make_exact
 from echelon.train.loading import (
     DatasetSource,
     LoaderSource,
@@ -41,6 +42,7 @@ from echelon.train.randomness import (
     random_states,
     restore_random_states,
     sample_keys,
+    seed_generators,
 )
 from echelon.train.sampler import ElasticSampler
 from echelon.train.step import EagerStep, Objective, objective_of_loss, objective_of_step
@@ -101,6 +103,7 @@ class Trainer:
         precision: str = "auto",
         seed: int = 0,
         deterministic: bool = False,
+        exact_layers: bool = False,
         checkpoints: Checkpointer | Path | None = None,
         save_every: int = 0,
         workers: int = 0,
@@ -133,6 +136,8 @@ class Trainer:
             precision: `fp32`, `bf16`, `fp16`, or `auto` for bf16 where the GPU has it.
             seed: decides the order of samples, and random numbers where nothing else does.
             deterministic: choose algorithms that give the same bits every time, on a GPU too.
+            exact_layers: compute BatchNorm over the global batch, and dropout by sample, so that
+                the number of ranks makes no difference (docs/exactness.md).
             checkpoints: where they go; the run's own folder when None, if there is a run.
             save_every: steps between checkpoints, beside the one after each epoch; 0 for none.
             workers: processes of each rank that load data.
@@ -143,9 +148,11 @@ class Trainer:
         """
         if deterministic:
             be_deterministic(world.device)
-        torch.manual_seed(seed)
+        seed_generators(seed)
+        torch.manual_seed(seed)  # the GPU's too
         self.world, self.epochs, self.max_steps = world, epochs, max_steps
         self.module = model.to(world.device)
+        self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
         self.model = self.module if is_alone() else DistributedDataParallel(self.module)
         self.optimizer = optimizer(self.module.parameters())
         self.scheduler = scheduler(self.optimizer) if scheduler else None
@@ -159,6 +166,7 @@ class Trainer:
             clip_norm=clip_norm,
             accumulate=accumulate,
             precision=precision,
+            current=self._current,
         )
         if measure is None:
             measure = measure_of_loss(loss, metrics) if loss else train_step or self.measure
@@ -188,6 +196,7 @@ class Trainer:
         self.data_wait = 0.0
         """Share of the time since the last line that the loop waited for data."""
         self._told: dict[str, float] = {}
+        self._tally = Tally(world.device)
         self._settled = False
         self._samples = 0
 
@@ -272,7 +281,7 @@ class Trainer:
     def _train_epoch(self, source: Source, progress: Progress) -> None:
         """Take the steps that are left of an epoch."""
         progress.begin(source.done)
-        tally, portions = Tally(self.world.device), source.portions()
+        portions = source.portions()
         waited_s, since_s = 0.0, time.perf_counter()
         while not self._have_enough():
             asked_s = time.perf_counter()
@@ -284,7 +293,7 @@ class Trainer:
             if not self._settled:
                 self._step.settle(portion)
                 self._settled = True
-            self._step.take(portion, tally)
+            self._step.take(portion, self._tally)
             self._samples += portion.total or 0
             source.advance()
             self._after_step()
@@ -293,7 +302,7 @@ class Trainer:
                 now_s = time.perf_counter()
                 self.data_wait = waited_s / (now_s - since_s)
                 waited_s, since_s = 0.0, now_s
-                self._log(tally, source, progress)
+                self._log(source, progress)
             if not over and self._save_every and self.step % self._save_every == 0:
                 self.save()
             self._pass_by()
@@ -303,9 +312,11 @@ class Trainer:
 
     def _make_ready(self, portion: Portion) -> Portion:
         batch = to_device(portion.batch, self.world.device)
-        if self._transform is not None:
-            batch = self._transform(batch, self._keys(portion))
-        return replace(portion, batch=batch)
+        exact, transform = self._current is not None, self._transform
+        keys = self._keys(portion) if exact or transform else None
+        if transform is not None:
+            batch = transform(batch, keys)
+        return replace(portion, batch=batch, keys=keys if exact else None)
 
     def _keys(self, portion: Portion) -> torch.Tensor:
         """Return the samples' keys; those of a loader of the user's are known by their step."""
@@ -324,8 +335,8 @@ class Trainer:
         for ended in self._calls["step_ended"]:
             ended(self)
 
-    def _log(self, tally: Tally, source: Source, progress: Progress) -> None:
-        self._told = tally.means()
+    def _log(self, source: Source, progress: Progress) -> None:
+        self._told = self._tally.means()
         progress.update(
             step=self.step,
             epoch=self.epoch,
@@ -358,6 +369,12 @@ class Trainer:
             raise StoppedRun(self.step)
 
     def _make_source(self, data: Dataset[Any] | DataLoader[Any]) -> Source:
+        if isinstance(data, DataLoader) and self._current is not None:
+            raise UsageError(
+                "exact_layers have to know which samples a batch is of, and a DataLoader does not "
+                "say",
+                hint="give fit() the data set itself, or leave exact_layers out",
+            )
         if isinstance(data, DataLoader):
             return LoaderSource(ResumableLoader(data, seed=self._seed))
         sampler = ElasticSampler(
@@ -421,7 +438,10 @@ class Trainer:
                 "source": self._source.state_dict(),
                 "epoch": self.epoch,
             },
-            own=random_states(self.world.device),
+            own={
+                "random": random_states(self.world.device),
+                "tally": self._tally.state_dict(),
+            },
             step=self.step,
             metrics=metrics,
         )
@@ -438,7 +458,8 @@ class Trainer:
         source.load_state_dict(found.state["source"])
         self.step, self.epoch = found.step, int(found.state["epoch"])
         if found.own is not None:
-            restore_random_states(found.own, self.world.device)
+            restore_random_states(found.own["random"], self.world.device)
+            self._tally.load_state_dict(found.own["tally"])
         return True
 
 

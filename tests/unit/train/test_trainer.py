@@ -1,9 +1,11 @@
 import json
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from echelon.errors import UsageError
 from echelon.train.metrics import top_k
@@ -77,6 +79,45 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path):
     data = Points(50)
     assert third.fit(data).step == 14
     assert data.seen == []
+
+
+class Shaken(Points):
+    """Points to which all three generators that a transform may use add something."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + torch.rand(()) + random.random() + float(np.random.rand()), y  # noqa: NPY002, S311
+
+
+class Stream(IterableDataset):
+    def __init__(self, points):
+        self.points = points
+
+    def __len__(self):
+        return len(self.points)
+
+    def __iter__(self):
+        return (self.points[index] for index in range(len(self.points)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(Points(50), batch_size=8, shuffle=True, num_workers=2),
+        lambda: DataLoader(Shaken(50), batch_size=8, shuffle=True),
+        lambda: DataLoader(Stream(Shaken(50)), batch_size=8),
+        lambda: DataLoader(Stream(Points(50)), batch_size=8, num_workers=1),
+    ],
+)
+def test_a_loader_of_ones_own_goes_on_where_it_was(tmp_path, make):
+    whole = trainer(epochs=2)
+    whole.fit(make())
+    for steps in (3, 9, None):
+        resumed = trainer(epochs=2, checkpoints=tmp_path, save_every=1, max_steps=steps)
+        resumed.fit(make())
+    assert resumed.step == whole.step == 14
+    for one, other in zip(weights(whole), weights(resumed), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_step_of_ones_own_is_used():
