@@ -3,11 +3,11 @@
 Crop and flip draw keyed numbers, so a sample is augmented alike on any rank and after any restart.
 """
 
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from echelon.train.randomness import uniform
 
@@ -15,33 +15,45 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTransform:
+class ImageTransform(nn.Module):
     """uint8 images → floats of mean 0 and deviation 1; in training shifted and flipped.
 
     For batches of (images, targets), with images N×C×H×W: `Trainer(transform=ImageTransform(…))`.
+    A module, for its numbers have to be where the images are.
     """
 
-    mean: tuple[float, ...] = IMAGENET_MEAN
-    """Of each channel, where white is 1."""
-    std: tuple[float, ...] = IMAGENET_STD
-    shift: int = 0
-    """By how many pixels an image is moved at most, in each direction; what comes in is grey."""
-    flip: bool = False
-    """Whether half of the images are mirrored."""
+    mean: torch.Tensor
+    std: torch.Tensor
 
-    def __call__(self, batch: Any, keys: torch.Tensor | None) -> Any:
+    def __init__(
+        self,
+        *,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        shift: int = 0,
+        flip: bool = False,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            mean: of each channel, where white is 1.
+            std: the deviation of each.
+            shift: by how many pixels an image is moved at most, in each direction; what comes in
+                from outside is of the mean colour.
+            flip: whether half of the images are mirrored.
+        """
+        super().__init__()
+        self.shift, self.flip = shift, flip
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(1, -1, 1, 1))
+        self.register_buffer("std", 255 * torch.tensor(std).view(1, -1, 1, 1))
+
+    def forward(self, batch: Any, keys: torch.Tensor | None) -> Any:
         """Return a batch made ready; not moved nor mirrored when there are no keys."""
         images, *rest = batch
-        return (self._prepare(images, keys), *rest)
-
-    def _prepare(self, images: torch.Tensor, keys: torch.Tensor | None) -> torch.Tensor:
-        ready = (images.float() - _levels(self.mean, images.device)) / _levels(
-            self.std, images.device
-        )
-        if keys is None or not (self.shift or self.flip):
-            return ready
-        return _gather(ready, *self._places(ready, keys.to(ready.device)))
+        ready = (images.float() - self.mean) / self.std
+        if keys is not None and (self.shift or self.flip):
+            ready = _gather(ready, *self._places(ready, keys))
+        return (ready, *rest)
 
     def _places(
         self, images: torch.Tensor, keys: torch.Tensor
@@ -58,12 +70,6 @@ class ImageTransform:
             rows = rows + ((uniform(keys, 1) * span).long() - self.shift).unsqueeze(1)
             columns = columns + ((uniform(keys, 2) * span).long() - self.shift).unsqueeze(1)
         return rows, columns
-
-
-@cache
-def _levels(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Return a number per channel, where white is 255. Kept: a copy to a GPU waits for it."""
-    return torch.tensor(values, device=device).view(1, -1, 1, 1) * 255
 
 
 def _gather(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
