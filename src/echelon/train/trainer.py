@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol
 
 import torch
@@ -191,6 +192,11 @@ class Trainer:
         """Seconds of a step since then, its wait for data included."""
         self._told: dict[str, float] = {}
         self._settled = False
+
+    @property
+    def done(self) -> int:
+        """Samples of the epoch under way that were consumed; batches, if a loader gives them."""
+        return self._source.done if self._source else 0
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -431,8 +437,14 @@ class Trainer:
         found = (self.checkpointer.load() if self.checkpointer else None) or start
         if found is None:
             return False
-        self.module.load_state_dict(found.state["model"])
-        self.optimizer.load_state_dict(found.state["optimizer"])
+        try:
+            self.module.load_state_dict(found.state["model"])
+            self.optimizer.load_state_dict(found.state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"{found.path} is of another model or optimiser: {shorten(str(error), 200)}",
+                hint="train what it was made with, or keep this training's in another folder",
+            ) from error
         if self.scheduler is not None:
             self.scheduler.load_state_dict(found.state["scheduler"])
         self._step.scaler.load_state_dict(found.state["scaler"])

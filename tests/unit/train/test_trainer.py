@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from echelon.errors import UsageError
 from echelon.train.loading import divide
 from echelon.train.process_group import Group
 from echelon.train.trainer import Trainer
@@ -91,16 +92,24 @@ def test_a_training_begins_where_another_was_until_it_has_a_checkpoint_of_its_ow
     assert data.seen == []
 
 
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    trainer(checkpoints=tmp_path).fit(Points(8))
+    other = trainer(checkpoints=tmp_path)
+    other.module = nn.Linear(5, 2)
+    with pytest.raises(UsageError, match=r"step-000000001 is of another model.*size mismatch"):
+        other.fit(Points(8))
+
+
 def test_a_quiet_training_leaves_the_telling_to_its_callbacks(tmp_path, capsys):
     class Meter:
         def logged(self, trainer, means):
-            lines.append((trainer.step, means["loss"], trainer.step_s))
+            lines.append((trainer.step, trainer.done, means["loss"], trainer.step_s))
 
     lines = []
     trainer(quiet=True, log_dir=tmp_path, log_every=2, callbacks=[Meter()]).fit(
         Points(40), Points(40)
     )
-    assert [step for step, *_ in lines] == [2, 4, 5]
+    assert [line[:2] for line in lines] == [(2, 16), (4, 32), (5, 40)]
     assert all(step_s > 0 for *_, step_s in lines)
     told = capsys.readouterr().err
     assert "epoch 1" not in told
