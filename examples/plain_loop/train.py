@@ -41,8 +41,9 @@ class Digits(Dataset):
 def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
     with echelon.init(local_rank=local_rank) as world:
         torch.manual_seed(wanted.seed)
-        net = nn.Sequential(nn.Linear(784, 128), nn.ReLU(), nn.Dropout(0.2), nn.Linear(128, 10))
-        net.to(world.device)
+        net = nn.Sequential(
+            nn.Linear(784, 128), nn.ReLU(), nn.Dropout(wanted.dropout), nn.Linear(128, 10)
+        ).to(world.device)
         optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9)
         model = net
         if world.world_size > 1:
@@ -133,6 +134,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=64, help="per rank")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--lr", type=float, default=0.05)
+    parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0, help="processes per rank that load data")
     parser.add_argument("--save-every", type=int, default=100, help="steps")
