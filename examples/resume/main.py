@@ -341,6 +341,9 @@ def spawn_ranks(wanted: argparse.Namespace) -> None:
 
 
 def run_rank(local_rank: int | None, wanted: argparse.Namespace) -> None:
+    if local_rank is not None:
+        # Else a rank's loaders would be spawned as it was, and each import torch in every epoch.
+        mp.set_start_method("fork", force=True)
     try:
         train(local_rank, wanted)
     except echelon.EchelonError as error:

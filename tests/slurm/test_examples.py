@@ -122,3 +122,17 @@ def test_an_example_runs(full, tmp_path, style, name):
     assert ended["JobState"] == "COMPLETED", said
     for pattern in example.says:
         assert len(re.findall(pattern, said)) == 1, f"not once {pattern!r} in:\n{said}"
+
+
+@pytest.mark.full
+def test_resume_runs_as_its_flags_are_documented_elsewhere(full, tmp_path):
+    """One task per node under plain srun; the script spawns, and its ranks meet in a file."""
+    example = TABLE["resume"]
+    write_digits(tmp_path / DATA, train=IMAGES)
+    said = full.exec(
+        *("srun", "-N2", "--gres=gpu:2", f"--chdir={tmp_path}", sys.executable),
+        *(str(EXAMPLES / example.script), *example.arguments),
+        *("--dist-backend=gloo", "--multiprocessing-distributed", "--dist-file=dist_file"),
+    )
+    for pattern in example.says:
+        assert len(re.findall(pattern, said)) == 1, f"not once {pattern!r} in:\n{said}"
