@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset
@@ -82,14 +83,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--no-cuda", action="store_true")
     parser.add_argument("--crash-at", type=int, default=0, help="step, to see a restart")
     parser.add_argument("--data-dir", type=Path, default=HERE / "data")
-    return parser.parse_args()
+    parser.add_argument("--spawn", action="store_true", help="start this node's ranks from here")
+    wanted = parser.parse_args()
+    if wanted.spawn and "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("--spawn is for one task per node that is told LOCAL_WORLD_SIZE: style spawn")
+    return wanted
 
 
-def main() -> None:
-    wanted = parse_arguments()
+def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
     if wanted.no_cuda:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with echelon.init() as world:
+    with echelon.init(local_rank=local_rank) as world:
+        torch.manual_seed(wanted.seed)
         trainer = echelon.Trainer(
             world,
             Net(),
@@ -108,11 +113,22 @@ def main() -> None:
         result = trainer.fit(Digits(wanted.data_dir, "train"), Digits(wanted.data_dir, "t10k"))
         if world.is_main:
             accuracy = result.metrics.get("accuracy", 0.0)
-            print(f"test accuracy {accuracy:.2%} after {result.step} steps, {result.train_s:.1f} s")
+            print(
+                f"test accuracy {accuracy:.2%} after {result.step} steps "
+                f"on {world.world_size} ranks, {result.train_s:.1f} s"
+            )
         if wanted.save_model and world.is_main:
             from safetensors.torch import save_file
 
             save_file(trainer.module.state_dict(), "mnist_cnn.safetensors")
+
+
+def main() -> None:
+    wanted = parse_arguments()
+    if wanted.spawn:
+        mp.spawn(train, args=(wanted,), nprocs=int(os.environ["LOCAL_WORLD_SIZE"]))
+    else:
+        train(None, wanted)
 
 
 if __name__ == "__main__":

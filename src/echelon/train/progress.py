@@ -28,6 +28,7 @@ class Progress:
         epochs: int,
         length: int,
         unit: str,
+        quiet: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """Begin to tell.
@@ -38,9 +39,10 @@ class Progress:
             epochs: how many there are.
             length: of an epoch.
             unit: what a length is of.
+            quiet: whether to show nothing of steps and validations, and write files alone.
             clock: the time of day.
         """
-        self._speaks = speaks
+        self._speaks, self._quiet = speaks, quiet
         self._epochs, self._length, self._unit = epochs, length, unit
         self._clock = clock
         self._terminal = sys.stderr.isatty()
@@ -93,6 +95,8 @@ class Progress:
              "left_s": round(standing.left_s, 1), "unit": self._unit},
         )  # fmt: skip
         last = done >= self._length
+        if self._quiet:
+            return
         if self._terminal or last or now_s - self._told_s >= _LINE_S:
             self._told_s = now_s
             self._show(render_standing(standing, bar=self._terminal), over=last)
@@ -102,6 +106,8 @@ class Progress:
         if not metrics or not self._speaks:
             return
         self._record("validation", step, metrics, {"epoch": epoch})
+        if self._quiet:
+            return
         shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         self.tell(f"epoch {epoch}/{self._epochs}: {shown}")
 

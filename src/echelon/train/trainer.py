@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +24,7 @@ from echelon.core.progressbar import render_time
 from echelon.errors import UsageError
 from echelon.train.agreement import is_alone
 from echelon.train.checkpoint import Checkpointer
+from echelon.train.checkpoint_files import Checkpoint
 from echelon.train.exact_layers import make_exact
 from echelon.train.loading import (
     DatasetSource,
@@ -110,6 +112,7 @@ class Trainer:
         drop_last: bool = False,
         log_every: int = 10,
         log_dir: Path | None = None,
+        quiet: bool = False,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         """Prepare a training.
@@ -144,6 +147,7 @@ class Trainer:
             drop_last: leave out the last batch of an epoch if it is smaller.
             log_every: steps between two lines about the training.
             log_dir: where metrics.jsonl and TensorBoard's files go; the run's folder when None.
+            quiet: show no bar and no lines about the steps, because a callback of yours does.
             callbacks: things of yours to call.
         """
         if deterministic:
@@ -174,7 +178,7 @@ class Trainer:
         self._transform = transform
         self._global_batch, self._eval_batch, self._drop_last = global_batch, eval_batch, drop_last
         self._seed, self._workers, self._save_every = seed, workers, save_every
-        self._log_every = log_every
+        self._log_every, self._quiet = log_every, quiet
         self._calls = {
             name: [getattr(callback, name) for callback in callbacks if hasattr(callback, name)]
             for name in ("step_ended", "logged", "epoch_ended")
@@ -195,10 +199,17 @@ class Trainer:
         """The one that is under way, from 0."""
         self.data_wait = 0.0
         """Share of the time since the last line that the loop waited for data."""
+        self.step_s = 0.0
+        """Seconds of a step since then, its wait for data included."""
         self._told: dict[str, float] = {}
         self._tally = Tally(world.device)
         self._settled = False
         self._samples = 0
+
+    @property
+    def done(self) -> int:
+        """Samples of the epoch under way that were consumed; batches, if a loader gives them."""
+        return self._source.done if self._source else 0
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -226,6 +237,8 @@ class Trainer:
         self,
         data: Dataset[Any] | DataLoader[Any],
         validation: Dataset[Any] | DataLoader[Any] | None = None,
+        *,
+        start: Checkpoint | None = None,
     ) -> Result:
         """Train to the end, from the newest checkpoint if there is one.
 
@@ -233,23 +246,26 @@ class Trainer:
             data: a data set, which is divided over the ranks; or this rank's own loader, of which
                 each rank gives as many batches, and each rank's mean counts alike.
             validation: what is measured after every epoch; a loader holds this rank's part alone.
+            start: where to begin when there is no checkpoint of this training's own yet: one of
+                another training with the same data.
 
         Raises:
             StoppedRun: the run was asked to stop; everything is saved.
         """
         with self._stop_line:
-            return self._fit(self._make_source(data), validation)
+            return self._fit(self._make_source(data), validation, start)
 
-    def _fit(self, source: Source, validation: Any) -> Result:
+    def _fit(self, source: Source, validation: Any, start: Checkpoint | None) -> Result:
         began_s = time.monotonic()
         self._source = source
-        resumed = self._resume(source)
+        resumed = self._resume(source, start)
         progress = Progress(
             self._log_dir,
             speaks=self.world.is_main,
             epochs=self.epochs,
             length=source.length,
             unit=source.unit,
+            quiet=self._quiet,
         )
         if resumed:
             progress.tell(f"resumed at step {self.step}, in epoch {self.epoch + 1}")
@@ -282,7 +298,7 @@ class Trainer:
         """Take the steps that are left of an epoch."""
         progress.begin(source.done)
         portions = source.portions()
-        waited_s, since_s = 0.0, time.perf_counter()
+        waited_s, since_s, since = 0.0, time.perf_counter(), self.step
         while not self._have_enough():
             asked_s = time.perf_counter()
             portion = next(portions, None)
@@ -301,7 +317,8 @@ class Trainer:
             if over or self.step % self._log_every == 0:
                 now_s = time.perf_counter()
                 self.data_wait = waited_s / (now_s - since_s)
-                waited_s, since_s = 0.0, now_s
+                self.step_s = (now_s - since_s) / (self.step - since)
+                waited_s, since_s, since = 0.0, now_s, self.step
                 self._log(source, progress)
             if not over and self._save_every and self.step % self._save_every == 0:
                 self.save()
@@ -446,12 +463,18 @@ class Trainer:
             metrics=metrics,
         )
 
-    def _resume(self, source: Source) -> bool:
-        found = self.checkpointer.load() if self.checkpointer else None
+    def _resume(self, source: Source, start: Checkpoint | None) -> bool:
+        found = (self.checkpointer.load() if self.checkpointer else None) or start
         if found is None:
             return False
-        self.module.load_state_dict(found.state["model"])
-        self.optimizer.load_state_dict(found.state["optimizer"])
+        try:
+            self.module.load_state_dict(found.state["model"])
+            self.optimizer.load_state_dict(found.state["optimizer"])
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(
+                f"{found.path} is of another model or optimiser: {shorten(str(error), 200)}",
+                hint="train what it was made with, or keep this training's in another folder",
+            ) from error
         if self.scheduler is not None:
             self.scheduler.load_state_dict(found.state["scheduler"])
         self._step.scaler.load_state_dict(found.state["scaler"])

@@ -120,6 +120,48 @@ def test_a_loader_of_ones_own_goes_on_where_it_was(tmp_path, make):
         assert torch.equal(one, other)
 
 
+def test_a_training_begins_where_another_was_until_it_has_a_checkpoint_of_its_own(tmp_path):
+    other = trainer(epochs=1, checkpoints=tmp_path / "other")
+    other.fit(Points(40))
+    start = other.checkpointer.load()
+
+    branch = trainer(epochs=2, checkpoints=tmp_path / "own")
+    assert branch.fit(Points(40), start=start).step == 10
+    whole = trainer(epochs=2)
+    whole.fit(Points(40))
+    assert all(map(torch.equal, weights(whole), weights(branch)))
+
+    data = Points(40)
+    again = trainer(epochs=2, checkpoints=tmp_path / "own")
+    assert again.fit(data, start=start).step == 10
+    assert data.seen == []
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    trainer(checkpoints=tmp_path).fit(Points(8))
+    other = trainer(checkpoints=tmp_path)
+    other.module = nn.Linear(5, 2)
+    with pytest.raises(UsageError, match=r"step-000000001 is of another model.*size mismatch"):
+        other.fit(Points(8))
+
+
+def test_a_quiet_training_leaves_the_telling_to_its_callbacks(tmp_path, capsys):
+    class Meter:
+        def logged(self, trainer, means):
+            lines.append((trainer.step, trainer.done, means["loss"], trainer.step_s))
+
+    lines = []
+    trainer(quiet=True, log_dir=tmp_path, log_every=2, callbacks=[Meter()]).fit(
+        Points(40), Points(40)
+    )
+    assert [line[:2] for line in lines] == [(2, 16), (4, 32), (5, 40)]
+    assert all(step_s > 0 for *_, step_s in lines)
+    told = capsys.readouterr().err
+    assert "epoch 1" not in told
+    assert "trained to step 5" in told
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
 def test_a_step_of_ones_own_is_used():
     def step(model, batch):
         x, y = batch

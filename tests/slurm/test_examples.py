@@ -1,0 +1,138 @@
+"""Every example under every way of starting ranks, on real Slurm, with a little data."""
+
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from digits import write_digits
+from echelon.clusters.styles import PLACEHOLDER, render_script
+from echelon.spec import STYLES, Layer, merge
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NODES, PROCS = 2, 2
+RANKS = NODES * PROCS
+IMAGES = 256
+DATA = "data"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """How an example is started here, and what it has to say."""
+
+    script: str
+    arguments: list[str]
+    says: list[str]
+    """Patterns of its output; only all ranks together can make it say so."""
+    flags: dict[str, list[str]] = field(default_factory=lambda: {"spawn": ["--spawn"]})
+    """What a style wants besides."""
+
+
+STEPS = IMAGES // (16 * RANKS)
+TABLE = {
+    "allreduce": Example(
+        script="allreduce/main.py",
+        arguments=["--size=1000", "--repeat=2"],
+        says=[
+            *(rf"rank {rank} of {RANKS} on node\d, cpu: the sum is verified" for rank in range(4)),
+            r"0.004 MB per rank in .* GB/s \(gloo\)",
+        ],
+    ),
+    "mnist": Example(
+        script="mnist/train.py",
+        arguments=[f"--data-dir={DATA}", "--epochs=1", "--batch-size=16"],
+        says=[rf"test accuracy (8\d|9\d|100)\.\d\d% after {STEPS} steps on {RANKS} ranks"],
+    ),
+    "plain_loop": Example(
+        script="plain_loop/train.py",
+        arguments=[f"--data-dir={DATA}", "--epochs=2", "--batch-size=16"],
+        says=[
+            rf"epoch 1: test accuracy .*% after {STEPS} steps",
+            rf"epoch 2: test accuracy (9\d|100)\.\d\d% after {2 * STEPS} steps",
+        ],
+    ),
+    "resume": Example(
+        script="resume/main.py",
+        arguments=[f"--data-dir={DATA}", "--arch=mlp", "--epochs=1", "-b32", "-j0", "-p4"],
+        says=[
+            rf"ranks: {RANKS}, nodes: {NODES}, device: cpu",
+            r"Epoch: \[0\]\[  4/8\]  Time .*  Data .*  Loss .*  Acc@1 .*  Acc@5 .*",
+            r" \* Acc@1 (9\d|100)\.\d+ Acc@5 100\.000",
+            r"best: .*step-000000008",
+        ],
+        flags={
+            "spawn": ["--multiprocessing-distributed"],
+            "file": [f"--dist-file={PLACEHOLDER}"],
+        },
+    ),
+}
+"""A new example is a new row."""
+
+QUICK = {
+    "echelon": ["plain_loop"],
+    "srun": ["mnist"],
+    "spawn": ["resume"],
+    "file": ["resume"],
+    "static": ["allreduce"],
+    "torchrun": ["plain_loop"],
+}
+"""In CI each style once, and each example at least once."""
+
+
+def test_the_selection_for_ci_has_every_style_and_every_example():
+    assert set(QUICK) == set(STYLES)
+    assert {name for names in QUICK.values() for name in names} == set(TABLE)
+
+
+def test_every_example_has_its_row():
+    scripts = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("*/*.py")}
+    assert scripts == {example.script for example in TABLE.values()}
+
+
+@pytest.mark.parametrize(
+    ("style", "name"),
+    [
+        pytest.param(style, name, marks=[] if name in QUICK[style] else [pytest.mark.full])
+        for style in STYLES
+        for name in TABLE
+    ],
+)
+def test_an_example_runs(full, tmp_path, style, name):
+    example = TABLE[name]
+    write_digits(tmp_path / DATA, train=IMAGES)
+    values = {
+        "script": str(EXAMPLES / example.script),
+        "args": [*example.arguments, *example.flags.get(style, [])],
+        "style": style,
+        "nodes": NODES,
+        "gpus": PROCS,
+        "python": sys.executable,
+        "chdir": str(tmp_path),
+        "output": f"{tmp_path}/out",
+        "env": {"OMP_NUM_THREADS": "1"},
+    }
+    (tmp_path / "job.sh").write_text(
+        render_script(merge([Layer(source="test", values=values)]).spec)
+    )
+    job = full.exec("sbatch", "--parsable", f"{tmp_path}/job.sh").strip()
+    ended = full.await_job(job, "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT", timeout_s=200)
+    said = (tmp_path / "out").read_text()
+    assert ended["JobState"] == "COMPLETED", said
+    for pattern in example.says:
+        assert len(re.findall(pattern, said)) == 1, f"not once {pattern!r} in:\n{said}"
+
+
+@pytest.mark.full
+def test_resume_runs_as_its_flags_are_documented_elsewhere(full, tmp_path):
+    """One task per node under plain srun; the script spawns, and its ranks meet in a file."""
+    example = TABLE["resume"]
+    write_digits(tmp_path / DATA, train=IMAGES)
+    said = full.exec(
+        *("srun", "-N2", "--gres=gpu:2", f"--chdir={tmp_path}", sys.executable),
+        *(str(EXAMPLES / example.script), *example.arguments),
+        *("--dist-backend=gloo", "--multiprocessing-distributed", "--dist-file=dist_file"),
+    )
+    for pattern in example.says:
+        assert len(re.findall(pattern, said)) == 1, f"not once {pattern!r} in:\n{said}"
