@@ -7,17 +7,15 @@ Slurm:   echelon submit --nodes 2 --gpus 4 examples/mnist/train.py --epochs 14
 import argparse
 import os
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import Dataset
 
 import echelon
-from echelon.train.data import read_idx
+from echelon.train.data import MNIST_MEAN, MNIST_STD, load_mnist
 
 HERE = Path(__file__).parent
 
@@ -37,22 +35,6 @@ class Net(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.convolutions(images))
-
-
-class Digits(Dataset):
-    """One half of MNIST, as bytes in memory; a batch at a time is normalised when asked for."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.images = read_idx(folder / f"{kind}-images-idx3-ubyte")
-        self.labels = read_idx(folder / f"{kind}-labels-idx1-ubyte").long()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def batch(self, indices: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen = torch.tensor(indices)
-        images = (self.images[chosen].float() / 255 - 0.1307) / 0.3081
-        return images.unsqueeze(1), self.labels[chosen]
 
 
 class Crash:
@@ -99,6 +81,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             world,
             Net(),
             loss=nn.functional.nll_loss,
+            transform=echelon.ImageTransform(mean=[MNIST_MEAN], std=[MNIST_STD]),
             optimizer=lambda parameters: torch.optim.Adadelta(parameters, lr=wanted.lr),
             scheduler=lambda optimizer: StepLR(optimizer, step_size=1, gamma=wanted.gamma),
             global_batch=wanted.batch_size * world.world_size,
@@ -110,7 +93,8 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             log_every=wanted.log_interval,
             callbacks=[Crash(wanted.crash_at)] if wanted.crash_at else [],
         )
-        result = trainer.fit(Digits(wanted.data_dir, "train"), Digits(wanted.data_dir, "t10k"))
+        data, test_data = (load_mnist(wanted.data_dir, train=train) for train in (True, False))
+        result = trainer.fit(data, test_data)
         if world.is_main:
             accuracy = result.metrics.get("accuracy", 0.0)
             print(

@@ -18,31 +18,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import echelon
-from echelon.train.data import read_idx
+from echelon.train.data import load_mnist
 from echelon.train.randomness import random_states, restore_random_states
 
 HERE = Path(__file__).parent
-
-
-class Digits(Dataset):
-    """One half of MNIST, as bytes in memory."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.images = read_idx(folder / f"{kind}-images-idx3-ubyte")
-        self.labels = read_idx(folder / f"{kind}-labels-idx1-ubyte").long()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.images[index].float().flatten() / 255, self.labels[index]
 
 
 def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
     with echelon.init(local_rank=local_rank) as world:
         torch.manual_seed(wanted.seed)
         net = nn.Sequential(
-            nn.Linear(784, 128), nn.ReLU(), nn.Dropout(wanted.dropout), nn.Linear(128, 10)
+            *(nn.Flatten(), nn.Linear(784, 128), nn.ReLU()),
+            *(nn.Dropout(wanted.dropout), nn.Linear(128, 10)),
         ).to(world.device)
         optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9)
         model = net
@@ -53,7 +40,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             model(torch.zeros(1, 784, device=world.device)).sum().backward()
 
         # The order of samples, the same on any number of ranks. `batches` counts what was consumed.
-        data, test_data = Digits(wanted.data_dir, "train"), Digits(wanted.data_dir, "t10k")
+        data, test_data = (load_mnist(wanted.data_dir, train=train) for train in (True, False))
         place = {"rank": world.rank, "world_size": world.world_size, "seed": wanted.seed}
         # Left to itself a loader draws from the generator that dropout draws from.
         plain = {"num_workers": wanted.workers, "generator": torch.Generator()}
@@ -86,7 +73,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
                 # ranks have more and fewer at the end of an epoch, each rank gives its sum over
                 # total/ranks; one that has no sample left counts nothing.
                 share = batches.share()
-                outputs = model(images.to(world.device))
+                outputs = model(images.to(world.device).float() / 255)
                 loss = cross_entropy(outputs, labels.to(world.device), reduction="sum")
                 weight = world.world_size / share.total if share.size else 0.0
                 optimizer.zero_grad()
@@ -112,7 +99,7 @@ def measure(net: nn.Module, data: Dataset, world: echelon.Group) -> float:
     mine = range(world.rank, len(data), world.world_size)
     hits = torch.zeros(1, device=world.device)
     for images, labels in DataLoader(torch.utils.data.Subset(data, mine), batch_size=1000):
-        guesses = net(images.to(world.device)).argmax(dim=1)
+        guesses = net(images.to(world.device).float() / 255).argmax(dim=1)
         hits += (guesses == labels.to(world.device)).sum()
     net.train()
     if world.world_size > 1:

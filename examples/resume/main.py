@@ -19,33 +19,17 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import Dataset
 
 import echelon
 from echelon.errors import NotFoundError, UsageError
 from echelon.train.checkpoint_files import checkpoint_path, load_checkpoint, load_foreign, step_of
-from echelon.train.data import read_idx
+from echelon.train.data import MNIST_MEAN, MNIST_STD, load_mnist
 
 HERE = Path(__file__).parent
 DECAY_EPOCHS = 30
 """After so many epochs the learning rate is a tenth."""
 
 # --- what is trained ----------------------------------------------------------------------------
-
-
-class Digits(Dataset):
-    """One half of MNIST, as bytes in memory; normalised when they are asked for."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.images = read_idx(folder / f"{kind}-images-idx3-ubyte")
-        self.labels = read_idx(folder / f"{kind}-labels-idx1-ubyte").long()
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        image = (self.images[index].float() / 255 - 0.1307) / 0.3081
-        return image.unsqueeze(0), self.labels[index]
 
 
 def linear() -> nn.Module:
@@ -183,7 +167,7 @@ def load_weights(
 def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
     with echelon.init(local_rank=local_rank, backend=wanted.dist_backend) as world:
         tell(world, f"ranks: {world.world_size}, nodes: {world.nodes}, device: {world.device}")
-        data, test_data = Digits(wanted.data_dir, "train"), Digits(wanted.data_dir, "t10k")
+        data, test_data = (load_mnist(wanted.data_dir, train=train) for train in (True, False))
         keeper = None
         if not wanted.evaluate:
             keeper = echelon.Checkpointer(
@@ -195,6 +179,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             ARCHITECTURES[wanted.arch](),
             loss=nn.functional.cross_entropy,
             metrics=echelon.top_k(1, 5),
+            transform=echelon.ImageTransform(mean=[MNIST_MEAN], std=[MNIST_STD]),
             optimizer=lambda parameters: torch.optim.SGD(
                 parameters, wanted.lr, momentum=wanted.momentum, weight_decay=wanted.weight_decay
             ),

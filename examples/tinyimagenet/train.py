@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.multiprocessing as mp
 from resnet import resnet18, resnet50
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -57,22 +58,24 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--print-interval", type=int, default=10, help="steps")
     parser.add_argument("--max-steps", type=int, help="end after so many, to see that it works")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--spawn", action="store_true", help="start this node's ranks from here")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("DATA_DIR"))
     wanted = parser.parse_args()
     if wanted.data_dir is None:
         parser.error("say where the data are: set DATA_DIR, or give --data-dir")
+    if wanted.spawn and "LOCAL_WORLD_SIZE" not in os.environ:
+        parser.error("--spawn is for one task per node that is told LOCAL_WORLD_SIZE: style spawn")
     return wanted
 
 
-def main() -> None:
-    wanted = parse_arguments()
-    train, val = (open_split(Path(wanted.data_dir), split) for split in ("train", "val"))
-    packed = isinstance(train, PackedImages)
-    with echelon.init() as world:
+def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
+    data, test_data = (open_split(Path(wanted.data_dir), split) for split in ("train", "val"))
+    packed = isinstance(data, PackedImages)
+    with echelon.init(local_rank=local_rank) as world:
         torch.manual_seed(wanted.seed)
         trainer = echelon.Trainer(
             world,
-            MODELS[wanted.model](len(train.classes)),
+            MODELS[wanted.model](len(data.classes)),
             loss=nn.functional.cross_entropy,
             metrics=echelon.top_k(1, 5),
             transform=echelon.ImageTransform(shift=4, flip=True),
@@ -90,12 +93,20 @@ def main() -> None:
             workers=0 if packed else wanted.num_workers,
             log_every=wanted.print_interval,
         )
-        result = trainer.fit(train, val)
+        result = trainer.fit(data, test_data)
         if world.is_main:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
             print(f"{shown}  after {result.step} steps, {result.train_s:.1f} s in all")
             rate = result.samples / result.train_s
             print(f"{rate:,.1f} img/s, at most {result.peak_memory_mib} MiB of memory")
+
+
+def main() -> None:
+    wanted = parse_arguments()
+    if wanted.spawn:
+        mp.spawn(train, args=(wanted,), nprocs=int(os.environ["LOCAL_WORLD_SIZE"]))
+    else:
+        train(None, wanted)
 
 
 if __name__ == "__main__":

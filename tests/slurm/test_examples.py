@@ -1,6 +1,8 @@
 """Every example under every way of starting ranks, on real Slurm, with a little data."""
 
 import re
+import shutil
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NODES, PROCS = 2, 2
 RANKS = NODES * PROCS
 IMAGES = 256
-DATA = "data"
+DATA, PICTURES = "data", "pictures"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,14 @@ TABLE = {
             rf"epoch 2: test accuracy (9\d|100)\.\d\d% after {2 * STEPS} steps",
         ],
     ),
+    "tinyimagenet": Example(
+        script="tinyimagenet/train.py",
+        arguments=[
+            *(f"--data-dir={PICTURES}", "--model=resnet18", "--batch-size=4", "--epochs=1"),
+            *("--num-workers=1", "--lr=0.01"),
+        ],
+        says=[r"accuracy .*  loss .*  top5 1\.0000  after 2 steps", r"img/s, at most \d+ MiB"],
+    ),
     "resume": Example(
         script="resume/main.py",
         arguments=[f"--data-dir={DATA}", "--arch=mlp", "--epochs=1", "-b32", "-j0", "-p4"],
@@ -75,7 +85,7 @@ QUICK = {
     "srun": ["mnist"],
     "spawn": ["resume"],
     "file": ["resume"],
-    "static": ["allreduce"],
+    "static": ["allreduce", "tinyimagenet"],
     "torchrun": ["plain_loop"],
 }
 """In CI each style once, and each example at least once."""
@@ -87,8 +97,24 @@ def test_the_selection_for_ci_has_every_style_and_every_example():
 
 
 def test_every_example_has_its_row():
-    scripts = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("*/*.py")}
-    assert scripts == {example.script for example in TABLE.values()}
+    folders = {path.parent.name for path in EXAMPLES.glob("*/*.py")}
+    assert folders == set(TABLE)
+
+
+def write_data(folder, name):
+    if name != "tinyimagenet":
+        write_digits(folder / DATA, train=IMAGES)
+        return
+    maker = EXAMPLES / "tinyimagenet" / "make_synthetic.py"
+    sizes = ["--classes=4", "--train-per-class=8", "--val-per-class=2"]
+    subprocess.run([sys.executable, str(maker), *sizes, str(folder / PICTURES)], check=True)
+    shutil.rmtree(folder / PICTURES / "test")  # which has no labels
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "pack", str(folder / PICTURES), "--split=val"],
+        check=True,
+        capture_output=True,
+    )
+    assert b"val.packed" in done.stdout  # and the training set is read from its JPEGs
 
 
 @pytest.mark.parametrize(
@@ -101,7 +127,7 @@ def test_every_example_has_its_row():
 )
 def test_an_example_runs(full, tmp_path, style, name):
     example = TABLE[name]
-    write_digits(tmp_path / DATA, train=IMAGES)
+    write_data(tmp_path, name)
     values = {
         "script": str(EXAMPLES / example.script),
         "args": [*example.arguments, *example.flags.get(style, [])],

@@ -7,10 +7,31 @@ from pathlib import Path
 from typing import IO, cast
 
 import torch
+from torch.utils.data import TensorDataset
 
 from echelon.errors import NotFoundError, UsageError
 
 _UNSIGNED_BYTE = 0x08
+MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
+"""Of its pixels, where white is 1."""
+
+
+def load_mnist(folder: Path, *, train: bool) -> TensorDataset:
+    """Load MNIST's training or test set: images N×1×28×28, uint8, and labels.
+
+    Raises:
+        NotFoundError: a file is not there.
+        UsageError: a file is something else, or not whole, or they do not belong together.
+    """
+    kind = "train" if train else "t10k"
+    images = read_idx(folder / f"{kind}-images-idx3-ubyte")
+    labels = read_idx(folder / f"{kind}-labels-idx1-ubyte")
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise UsageError(
+            f"{folder} has images {tuple(images.shape)} and labels {tuple(labels.shape)}",
+            hint="take both files of one data set",
+        )
+    return TensorDataset(images.unsqueeze(1), labels.long())
 
 
 def read_idx(path: Path) -> torch.Tensor:

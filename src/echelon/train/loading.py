@@ -109,7 +109,7 @@ class DatasetSource:
 
 
 class Fetch(Dataset[Any]):
-    """Whole batches of a data set: by its own `batch(indices)` if it has one, else one by one.
+    """Whole batches of a data set: by its own `batch(indices)` or `tensors`, else one by one.
 
     Whatever its transforms draw is keyed: by (seed, epoch, sample), not by which worker draws it.
     """
@@ -117,6 +117,8 @@ class Fetch(Dataset[Any]):
     def __init__(self, data: Dataset[Any], *, seed: int = 0, epoch: int = 0) -> None:
         self._data, self._seed, self._epoch = data, seed, epoch
         self._whole: Callable[[Sequence[int]], Any] | None = getattr(data, "batch", None)
+        if self._whole is None and (tensors := tensors_of(data)):
+            self._whole = lambda indices: read_rows(tensors, torch.tensor(indices))
 
     def __getitem__(self, indices: Sequence[int]) -> Any:
         alone = torch.utils.data.get_worker_info() is None
@@ -137,6 +139,26 @@ class Fetch(Dataset[Any]):
     def _one(self, index: int, key: int) -> Any:
         seed_generators(key % 2**63)
         return self._data[index]
+
+
+def tensors_of(data: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
+    """Return the tensors that a data set is made of, as a TensorDataset is; None if it is not."""
+    found = getattr(data, "tensors", None)
+    if not isinstance(found, tuple) or not found:
+        return None
+    whole = all(isinstance(tensor, torch.Tensor) and tensor.ndim for tensor in found)
+    return found if whole and len({len(tensor) for tensor in found}) == 1 else None
+
+
+def read_rows(tensors: tuple[torch.Tensor, ...], indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Return rows of tensors; images whose channels are last in memory stay so."""
+    return tuple(_select(tensor, indices) for tensor in tensors)
+
+
+def _select(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
+    return tensor.index_select(0, indices)
 
 
 def fetch_all(

@@ -175,6 +175,8 @@ class Trainer:
         if measure is None:
             measure = measure_of_loss(loss, metrics) if loss else train_step or self.measure
         self._measure = measure
+        if isinstance(transform, nn.Module):
+            transform.to(world.device)
         self._transform = transform
         self._global_batch, self._eval_batch, self._drop_last = global_batch, eval_batch, drop_last
         self._seed, self._workers, self._save_every = seed, workers, save_every
