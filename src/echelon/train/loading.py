@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from echelon.errors import UsageError
-from echelon.train.randomness import sample_keys, seed_generators, undisturbed
+from echelon.train.randomness import epoch_key, sample_keys, seed_generators, undisturbed
 from echelon.train.sampler import ElasticSampler
 
 _CPU = torch.device("cpu")
@@ -219,7 +219,7 @@ class ResumableLoader:
 
     def _loader(self) -> DataLoader[Any]:
         """Return a loader like the given one, of which the first batches are passed over."""
-        given, key = self._given, _epoch_key(self._seed, self.epoch)
+        given, key = self._given, epoch_key(self._seed, self.epoch) % 2**63
         if hasattr(given.sampler, "set_epoch"):
             given.sampler.set_epoch(self.epoch)
         seed_generators(key)
@@ -261,10 +261,6 @@ class ResumableLoader:
                 hint="use the same seed, or start anew without the checkpoint",
             )
         self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
-
-
-def _epoch_key(seed: int, epoch: int) -> int:
-    return int(sample_keys(torch.zeros(1, dtype=torch.long), seed=seed, epoch=epoch)) % 2**63
 
 
 def _reseed(sampler: object, key: int) -> None:
@@ -334,14 +330,19 @@ def length_of(data: object) -> int:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move a batch, whatever its shape, to a device."""
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return a batch of the same shape, with every tensor in it changed."""
     if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
+        return change(batch)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: map_tensors(value, change) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named one takes its own way
-        return type(batch)(*(to_device(value, device) for value in batch))
+        return type(batch)(*(map_tensors(value, change) for value in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
+        return type(batch)(map_tensors(value, change) for value in batch)
     return batch
 
 

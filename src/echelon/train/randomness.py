@@ -38,8 +38,17 @@ def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 def sample_keys(indices: torch.Tensor, *, seed: int, epoch: int) -> torch.Tensor:
     """Return one 64-bit key per sample of an epoch."""
-    start = mix(mix(torch.tensor(seed)) + _wrapped(epoch * _GOLDEN))
-    return mix(indices.long() * _GOLDEN + int(start))
+    return keys_within(indices, epoch_key(seed, epoch))
+
+
+def epoch_key(seed: int, epoch: int) -> int:
+    """Return the 64-bit key, with a sign, that the keys of an epoch's samples are made of."""
+    return int(mix(mix(torch.tensor(seed)) + _wrapped(epoch * _GOLDEN)))
+
+
+def keys_within(indices: torch.Tensor, epoch: int | torch.Tensor) -> torch.Tensor:
+    """Return the samples' keys, given the epoch's."""
+    return mix(indices.long() * _GOLDEN + epoch)
 
 
 def uniform(keys: torch.Tensor, draw: int) -> torch.Tensor:

@@ -110,7 +110,7 @@ class ElasticSampler(Sampler[list[int]]):
             start += share.total
 
     def _share(self, start: int) -> Share:
-        order = self._epoch_order()
+        order = self.order()
         total = min(self.global_batch, self.usable - start)
         places = split(total, self.rank, self.world_size)
         mine = order[start + places.start : start + places.stop].tolist()
@@ -121,7 +121,8 @@ class ElasticSampler(Sampler[list[int]]):
         """Return this rank's part of the batch at the cursor."""
         return self._share(self.cursor)
 
-    def _epoch_order(self) -> torch.Tensor:
+    def order(self) -> torch.Tensor:
+        """Return the whole epoch's samples, in their order."""
         if self._order is None or self._order[0] != self.epoch:
             order = epoch_order(self.length, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle)
             self._order = (self.epoch, order)

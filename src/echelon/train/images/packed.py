@@ -45,6 +45,11 @@ class PackedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self._shape = (header.height, header.width, packfile.CHANNELS)
         self.images = self._rows.view(-1, *self._shape).permute(0, 3, 1, 2)
 
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images and labels: a data set of tensors can live on a GPU, if it fits."""
+        return self.images, self.labels
+
     def __len__(self) -> int:
         return len(self.labels)
 
