@@ -15,7 +15,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,11 @@ _DEAF_TO = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 MESSAGE_SIZE = 1 << 17
+_LATER = ("torch._dynamo",)
+"""What torch imports when an optimiser is first used: over a second of every restart. It would be a
+second of the first start as well, so it is imported when the first ranks have been at work for"""
+_LATER_S = 5.0
+"""so long."""
 
 
 @dataclass(slots=True)
@@ -47,6 +52,8 @@ class Zygote:
     warm: bool = False
     reason: str = ""
     """Why ranks are started cold, if they are."""
+    later: tuple[str, ...] = ()
+    """What to import when there is nothing else to do."""
     wakeup: tuple[int, ...] = ()
     """The ends of the pipe by which signals wake us; no fork is to have them."""
 
@@ -55,17 +62,11 @@ class Zygote:
         if self.program.kind == "binary":
             self.reason = "it is not a Python program"
             return
-        # Nothing that a module makes is garbage: to look for some, time and again, is an eighth of
-        # what importing torch takes.
-        gc.disable()
-        with _forkable_imports():
-            self.reason = next(filter(None, map(_import, modules)), "")
-        sys.stdout.flush()  # else every fork would write what an import has printed
+        self.reason = _import_all(modules)
         if (threads := _count_threads()) > 1:
             self.reason = f"importing {', '.join(modules)} started {threads - 1} threads"
         self.warm = self.reason == ""
-        gc.freeze()
-        gc.enable()
+        self.later = _LATER if self.warm and "torch" in sys.modules else ()
 
     def serve(self) -> "_Become":
         """Obey until one of our forks is to become something else: then return what, in it."""
@@ -77,7 +78,11 @@ class Zygote:
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         self._say("ready", warm=self.warm, reason=self.reason, store="torch" in sys.modules)
         while True:
-            ready, _, _ = select.select([self.agent.fileno(), read_end], [], [])
+            patience_s = _LATER_S if self.later and self.children else None
+            ready, _, _ = select.select([self.agent.fileno(), read_end], [], [], patience_s)
+            if not ready:
+                _import_all(self.later)
+                self.later = ()
             if read_end in ready:
                 os.read(read_end, 4096)
                 self._reap()
@@ -180,6 +185,19 @@ class _Become:
             _execute(self.program)
         restore_fresh_state(Path(self.order["stacks"]))
         run_program(self.program, Path(self.order["error"]))
+
+
+def _import_all(modules: Iterable[str]) -> str:
+    """Import modules for all forks; return why one could not be, if so."""
+    # Nothing that a module makes is garbage: to look for some, time and again, is an eighth of what
+    # importing torch takes.
+    gc.disable()
+    with _forkable_imports():
+        reason = next(filter(None, map(_import, modules)), "")
+    sys.stdout.flush()  # else every fork would write what an import has printed
+    gc.freeze()
+    gc.enable()
+    return reason
 
 
 @contextlib.contextmanager

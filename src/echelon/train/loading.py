@@ -117,8 +117,8 @@ class Fetch(Dataset[Any]):
     def __init__(self, data: Dataset[Any], *, seed: int = 0, epoch: int = 0) -> None:
         self._data, self._seed, self._epoch = data, seed, epoch
         self._whole: Callable[[Sequence[int]], Any] | None = getattr(data, "batch", None)
-        if self._whole is None and (tensors := tensors_of(data)):
-            self._whole = lambda indices: read_rows(tensors, torch.tensor(indices))
+        if self._whole is None and tensors_of(data):
+            self._whole = self._read_rows
 
     def __getitem__(self, indices: Sequence[int]) -> Any:
         alone = torch.utils.data.get_worker_info() is None
@@ -135,6 +135,11 @@ class Fetch(Dataset[Any]):
             seed_generators(keys[0] % 2**63)
             return self._whole(indices)
         return default_collate([self._one(i, key) for i, key in zip(indices, keys, strict=True)])
+
+    def _read_rows(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        tensors = tensors_of(self._data)
+        assert tensors is not None
+        return read_rows(tensors, torch.tensor(indices))
 
     def _one(self, index: int, key: int) -> Any:
         seed_generators(key % 2**63)

@@ -41,6 +41,7 @@ from echelon.train.process_group import Group
 from echelon.train.progress import Progress
 from echelon.train.randomness import (
     be_deterministic,
+    epoch_key,
     random_states,
     restore_random_states,
     sample_keys,
@@ -152,8 +153,7 @@ class Trainer:
         """
         if deterministic:
             be_deterministic(world.device)
-        seed_generators(seed)
-        torch.manual_seed(seed)  # the GPU's too
+        self._seed_rank(seed, world.rank)
         self.world, self.epochs, self.max_steps = world, epochs, max_steps
         self.module = model.to(world.device)
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
@@ -212,6 +212,13 @@ class Trainer:
     def done(self) -> int:
         """Samples of the epoch under way that were consumed; batches, if a loader gives them."""
         return self._source.done if self._source else 0
+
+    @staticmethod
+    def _seed_rank(seed: int, rank: int) -> None:
+        """Give each rank its own random numbers: with the same, they would drop the same units."""
+        key = epoch_key(seed, rank) % 2**63
+        seed_generators(key)
+        torch.manual_seed(key)  # the GPU's too
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -485,6 +492,8 @@ class Trainer:
         if found.own is not None:
             restore_random_states(found.own["random"], self.world.device)
             self._tally.load_state_dict(found.own["tally"])
+        else:  # saved by another number of ranks: new numbers, not those of the beginning again
+            self._seed_rank(self._seed + found.step, self.world.rank)
         return True
 
 
