@@ -30,7 +30,7 @@ format: setup  ## put the code in form
 test: setup system  ## everything that CI runs: unit, local, real Slurm, browser
 	@$(BIN)/pytest -m "not full" --durations=10 $(ARGS)
 
-peers: setup  ## .venv-peers with other people's frameworks, for test-all
+peers: setup  ## .venv-peers with other people's frameworks, for test-all and bench
 	@tools/setup.sh peers
 
 test-all: setup peers system  ## the full matrices too
@@ -44,9 +44,10 @@ demo: setup  ## MNIST on two simulated nodes, and a crash that it survives
 	@echo "  $(BIN)/echelon status last            how it ended"
 	@echo "  sudo $(BIN)/echelon sandbox up        a Slurm cluster on this machine, to do the same on"
 
-bench: setup system  ## measure; results under benchmarks/results/
-	@set -e; for name in sandbox launch restart nodeloss rendezvous idle faultmatrix leftovers; do \
+bench: setup peers system  ## measure; results under benchmarks/results/
+	@set -e; for name in sandbox launch restart nodeloss rendezvous idle faultmatrix leftovers checkpoint; do \
 	    echo "--- $$name"; $(BIN)/python benchmarks/$$name.py; done
+	@echo "--- overhead"; .venv-peers/bin/python benchmarks/overhead.py
 
 constraints:  ## resolve constraints.txt anew, at the newest versions
 	@tools/constraints.sh

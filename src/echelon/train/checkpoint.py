@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there, and cost the training loop one copy in memory.
 
-`save` copies the state into buffers that are kept from the last time, and the loop goes on; a
-thread writes. Each rank writes its part, with its checksum; rank 0 completes the checkpoint with a
+`save` copies the state into memory that is kept from the last time, and the loop goes on; a thread
+writes. Each rank writes its part, with its checksum; rank 0 completes the checkpoint with a
 manifest and one rename, so one without a manifest does not exist. Ranks meet in the folder, not in
 collectives, which belong to the training loop. docs/checkpoints.md has the format.
 """
@@ -34,6 +34,7 @@ from echelon.train.checkpoint_files import (
     step_of,
 )
 from echelon.train.state import assign_shards, dumps, flatten
+from echelon.train.tensor_block import TensorBlock
 
 
 class Checkpointer:
@@ -67,7 +68,7 @@ class Checkpointer:
         self._rank = (dist.get_rank() if grouped else 0) if rank is None else rank
         self._size = (dist.get_world_size() if grouped else 1) if world_size is None else world_size
         self._keep, self._best, self._larger = max(1, keep), best, larger_is_better
-        self._buffers: dict[str, torch.Tensor] = {}
+        self._block: TensorBlock | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self.last_stall_s = 0.0
@@ -116,14 +117,14 @@ class Checkpointer:
         own_skeleton, own_tensors = flatten(own, "own")
         sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
         mine = assign_shards(sizes, self._size)[self._rank]
-        part = self._copy({**{name: tensors[name] for name in mine}, **own_tensors})
+        block = self._copy({**{name: tensors[name] for name in mine}, **own_tensors})
         manifest = {"step": step, "state": skeleton, "metrics": dict(metrics or {})}
         job = Part(
             folder=self.folder,
             temporary=self.folder / f".step-{step:09}-{self._token}",
             rank=self._rank,
             world_size=self._size,
-            tensors=part,
+            block=block,
             own=own_skeleton,
             manifest=manifest,
         )
@@ -135,22 +136,13 @@ class Checkpointer:
         if wait:
             self.wait()
 
-    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copy into buffers kept from the last time: the page faults are paid once."""
-        if not tensors:
-            return {}
-        kept = {}
-        for name, tensor in tensors.items():
-            buffer = self._buffers.get(name)
-            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-                buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            kept[name] = buffer
-        self._buffers = kept
-        sources = [tensor.detach() for tensor in tensors.values()]
-        torch._foreach_copy_(list(kept.values()), sources, non_blocking=True)
-        if any(tensor.is_cuda for tensor in sources):
-            torch.cuda.current_stream().synchronize()
-        return kept
+    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> TensorBlock:
+        """Copy into the memory of the last time, if it fits: its page faults are paid once."""
+        if self._block is None or not self._block.fits(tensors):
+            self._block = None  # not both at once
+            self._block = TensorBlock(tensors)
+        self._block.fill(tensors)
+        return self._block
 
     def _write(self, job: Part) -> None:
         try:

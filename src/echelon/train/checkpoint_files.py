@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from echelon.core.rundir import sync_folder, write_atomic
 from echelon.errors import EchelonError, UnavailableError
 from echelon.train.state import dumps, flatten, unflatten
+from echelon.train.tensor_block import TensorBlock
 
 FORMAT = "echelon checkpoint"
 VERSION = 1
@@ -55,7 +56,7 @@ class Part:
     temporary: Path
     rank: int
     world_size: int
-    tensors: Mapping[str, torch.Tensor]
+    block: TensorBlock
     own: Any
     manifest: Mapping[str, Any]
 
@@ -63,10 +64,8 @@ class Part:
         """Write this rank's tensors, then, with one rename, the record that they are whole."""
         self.temporary.mkdir(exist_ok=True, mode=0o700)
         name = f"shard-{self.rank:05}.safetensors"
-        path = self.temporary / name
-        save_file(dict(self.tensors), path)
-        digest = _checksum(path, sync=True)
-        record = {"file": name, "sha256": digest, "bytes": path.stat().st_size, "own": self.own}
+        digest, size = self.block.write(self.temporary / name)
+        record = {"file": name, "sha256": digest, "bytes": size, "own": self.own}
         write_atomic(self.temporary / f"shard-{self.rank:05}.json", dumps(record))
 
     def complete(self) -> Path:
@@ -114,7 +113,8 @@ def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkp
     """
     manifest = read_manifest(path)
     tensors: dict[str, torch.Tensor] = {}
-    for shard in manifest["shards"]:
+    own = None
+    for writer, shard in enumerate(manifest["shards"]):
         file = path / Path(str(shard["file"])).name
         try:
             size, digest = file.stat().st_size, _checksum(file)
@@ -122,11 +122,10 @@ def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkp
             raise _damaged(path, f"{file.name}: {error.strerror}") from error
         if (size, digest) != (shard["bytes"], shard["sha256"]):
             raise _damaged(path, f"{file.name} is not what was written")
-        tensors |= {n: tensor for n, tensor in load_file(file).items() if n.startswith("state")}
-    own = None
-    if manifest["world_size"] == world_size:
-        shard = manifest["shards"][rank]
-        own = unflatten(shard["own"], load_file(path / Path(str(shard["file"])).name))
+        loaded = load_file(file)
+        tensors |= {name: tensor for name, tensor in loaded.items() if name.startswith("state")}
+        if writer == rank and manifest["world_size"] == world_size:
+            own = unflatten(shard["own"], loaded)
     return Checkpoint(
         step=int(manifest["step"]),
         state=unflatten(manifest["state"], tensors),
@@ -157,12 +156,9 @@ def _damaged(path: Path, why: str) -> CheckpointError:
     )
 
 
-def _checksum(path: Path, *, sync: bool = False) -> str:
+def _checksum(path: Path) -> str:
     with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if sync:
-            os.fsync(file.fileno())
-    return digest
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def export_weights(path: Path, target: Path, *, key: str = "model") -> None:

@@ -23,35 +23,41 @@ class Tally:
     """Adds up, and tells the means. Nothing waits for the device before `means`."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._sums: dict[str, torch.Tensor] = {}
+        self._device, self._on_cpu = device, device.type == "cpu"
+        self._sums: dict[str, Any] = {}
+        """On a device they stay there; on the CPU they are numbers, which add up faster."""
         self._count = 0.0
 
     def add(self, sums: Sums, *, unit: float = 1.0) -> None:
-        """Add a batch's sums; with `unit`, its means over so many samples.
+        """Add a batch's sums; with `unit`, its means over so many samples, beside their count.
 
         What must not count is added as zeros: for the means, all ranks have to know all names.
         """
         for name, value in sums.items():
             if name == "count":
                 self._count += float(value)
-                continue
-            if name not in self._sums:
-                self._sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
-            held = value.detach() if isinstance(value, torch.Tensor) else value
-            self._sums[name].add_(held, alpha=unit)
+            elif self._on_cpu:
+                number = value.item() if isinstance(value, torch.Tensor) else value
+                self._sums[name] = self._sums.get(name, 0.0) + unit * number
+            else:
+                if name not in self._sums:
+                    self._sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
+                held = value.detach() if isinstance(value, torch.Tensor) else value
+                self._sums[name].add_(held, alpha=unit)
 
     def means(self) -> dict[str, float]:
         """Return the means over all ranks' samples, and begin anew. A collective."""
         names = sorted(self._sums)
-        counted = torch.tensor([self._count], dtype=torch.float64, device=self._device)
         values = [self._sums[name] for name in names]
-        *sums, count = sum_over_ranks(
-            torch.cat([torch.stack(values), counted]) if names else counted
-        )
+        if self._on_cpu:
+            totals = torch.tensor([*values, self._count], dtype=torch.float64)
+        else:
+            counted = torch.tensor(self._count, dtype=torch.float64, device=self._device)
+            totals = torch.stack([*values, counted])
+        *sums, count = sum_over_ranks(totals)
+        for name, value in zip(names, values, strict=True):
+            self._sums[name] = 0.0 if self._on_cpu else value.zero_()
         self._count = 0.0
-        for value in values:
-            value.zero_()
         return {name: value / count for name, value in zip(names, sums, strict=True) if count}
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,9 +65,8 @@ class Tally:
         return {"sums": dict(self._sums), "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        sums = state["sums"].items()
-        self._sums = {name: value.to(self._device) for name, value in sums}
-        self._count = state["count"]
+        self._sums, self._count = {}, state["count"]
+        self.add(state["sums"])  # which may have been counted on another kind of device
 
 
 def top_k(*ks: int) -> Metrics:
@@ -76,7 +81,3 @@ def top_k(*ks: int) -> Metrics:
         return {"accuracy" if k == 1 else f"top{k}": hits[:, :k].sum() for k in ks}
 
     return measure
-
-
-def no_metrics(_outputs: torch.Tensor, _targets: torch.Tensor) -> dict[str, torch.Tensor]:
-    return {}

@@ -3,6 +3,7 @@
 Rank 0 alone speaks. Of what a restart does again there are two records; the later one counts.
 """
 
+import math
 import os
 import sys
 import time
@@ -15,6 +16,8 @@ from echelon.train.tensorboard import ScalarWriter
 
 _LINE_S = 10.0
 """Between two lines where there is no terminal to draw a bar in."""
+_BAR_S = 0.1
+"""Between two drawings of a bar: nobody sees more of them."""
 
 
 class Progress:
@@ -46,8 +49,9 @@ class Progress:
         self._epochs, self._length, self._unit = epochs, length, unit
         self._clock = clock
         self._terminal = sys.stderr.isatty()
-        self._told_s = time.monotonic()
-        self._since_s, self._since = self._told_s, 0
+        # A bar is drawn at once; the first line may take its time.
+        self._told_s = -math.inf if self._terminal else time.monotonic()
+        self._since_s, self._since = time.monotonic(), 0
         self._metrics: EventWriter | None = None
         self._scalars: ScalarWriter | None = None
         if speaks and folder is not None:
@@ -97,7 +101,7 @@ class Progress:
         last = done >= self._length
         if self._quiet:
             return
-        if self._terminal or last or now_s - self._told_s >= _LINE_S:
+        if last or now_s - self._told_s >= (_BAR_S if self._terminal else _LINE_S):
             self._told_s = now_s
             self._show(render_standing(standing, bar=self._terminal), over=last)
 

@@ -114,8 +114,8 @@ class ElasticSampler(Sampler[list[int]]):
         total = min(self.global_batch, self.usable - start)
         places = split(total, self.rank, self.world_size)
         mine = order[start + places.start : start + places.stop].tolist()
-        stand_in = [int(order[start])]
-        return Share(indices=tuple(mine or stand_in), size=len(mine), total=total, start=start)
+        indices = mine or [int(order[start])]
+        return Share(indices=tuple(indices), size=len(mine), total=total, start=start)
 
     def share(self) -> Share:
         """Return this rank's part of the batch at the cursor."""

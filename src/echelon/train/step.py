@@ -25,14 +25,14 @@ Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, int, int, Sums]]
 are, and further sums."""
 
 
-def objective_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics) -> Objective:
+def objective_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics | None) -> Objective:
     """Return what trains on (inputs, targets) with a loss that is a mean."""
 
     def judge(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int, int, Sums]:
         inputs, targets = batch
         outputs = model(inputs)
-        count = len(targets)
-        return loss(outputs, targets), count, count, metrics(outputs.detach(), targets)
+        mean, count = loss(outputs, targets), targets.shape[0]
+        return mean, count, count, metrics(outputs.detach(), targets) if metrics else {}
 
     return judge
 
@@ -89,7 +89,7 @@ class EagerStep:
         self._model, self._optimizer, self._objective = model, optimizer, objective
         self._world_size, self._device = world_size, device
         self._clip, self._accumulate = clip_norm, accumulate
-        self._current = current or CurrentBatch()
+        self._current = current
         self._cast = _choose_precision(precision, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
         """Keeps fp16's small gradients from becoming 0; does nothing in other precisions."""
@@ -108,22 +108,36 @@ class EagerStep:
             self._optimizer.step()
 
     def _backward(self, portion: Portion, tally: Tally | None) -> None:
-        parts = self._divide(portion)
-        for number, (part, keys) in enumerate(parts):
-            with (
-                self._hold_reduction(number < len(parts) - 1),
-                self._current.of(portion, keys),
-            ):
-                with self.autocast():
-                    loss, unit, count, sums = self._objective(self._model, part)
-                factor = self._factor(portion, unit, count, len(parts))
-                scaled = loss if factor == 1.0 else loss * factor
-                self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
-            if tally is not None and portion.size:
-                tally.add({"loss": loss}, unit=unit)
-                tally.add({"count": count, **sums})
-            elif tally is not None:
-                tally.add(dict.fromkeys(("loss", *sums), 0.0))
+        *early, last = self._divide(portion)
+        for part in early:
+            with self._hold_reduction():
+                self._add_gradient(part, portion, len(early) + 1, tally)
+        self._add_gradient(last, portion, len(early) + 1, tally)
+
+    def _add_gradient(
+        self,
+        part: tuple[Any, torch.Tensor | None],
+        portion: Portion,
+        parts: int,
+        tally: Tally | None,
+    ) -> None:
+        batch, keys = part
+        with self._current.of(portion, keys) if self._current else nullcontext():
+            loss, unit, count, sums = self._judge(batch)
+            factor = self._factor(portion, unit, count, parts)
+            scaled = loss if factor == 1.0 else loss * factor
+            self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        if tally is not None and portion.size:
+            tally.add({"loss": loss, "count": count}, unit=unit)
+            tally.add(sums)
+        elif tally is not None:
+            tally.add(dict.fromkeys(("loss", *sums), 0.0))
+
+    def _judge(self, batch: Any) -> tuple[torch.Tensor, int, int, Sums]:
+        if self._cast is None:
+            return self._objective(self._model, batch)
+        with self.autocast():
+            return self._objective(self._model, batch)
 
     def _divide(self, portion: Portion) -> list[tuple[Any, torch.Tensor | None]]:
         """Return the parts of a batch, each with its samples' keys if there are any."""
@@ -140,8 +154,8 @@ class EagerStep:
             return unit / (count * parts)
         return unit * self._world_size / portion.total
 
-    def _hold_reduction(self, hold: bool) -> AbstractContextManager[Any]:
-        if hold and isinstance(self._model, DistributedDataParallel):
+    def _hold_reduction(self) -> AbstractContextManager[Any]:
+        if isinstance(self._model, DistributedDataParallel):
             return self._model.no_sync()
         return nullcontext()
 

@@ -36,7 +36,7 @@ from echelon.train.loading import (
     samples_in,
     to_device,
 )
-from echelon.train.metrics import Metrics, Step, Sums, Tally, no_metrics
+from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.process_group import Group
 from echelon.train.progress import Progress
 from echelon.train.randomness import (
@@ -93,7 +93,7 @@ class Trainer:
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         schedule_steps: bool = False,
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-        metrics: Metrics = no_metrics,
+        metrics: Metrics | None = None,
         train_step: Step | None = None,
         measure: Step | None = None,
         transform: Transform | None = None,
@@ -233,7 +233,7 @@ class Trainer:
         """Return the sums over a batch of a validation."""
         return self.train_step(model, batch)
 
-    def _objective(self, loss: Any, metrics: Metrics, train_step: Step | None) -> Objective:
+    def _objective(self, loss: Any, metrics: Metrics | None, train_step: Step | None) -> Objective:
         if loss is not None and train_step is not None:
             raise UsageError("a loss and a train_step", hint="give the Trainer one of them")
         if loss is not None:
@@ -337,8 +337,10 @@ class Trainer:
         return self.max_steps is not None and self.step >= self.max_steps
 
     def _make_ready(self, portion: Portion) -> Portion:
-        batch = to_device(portion.batch, self.world.device)
         exact, transform = self._current is not None, self._transform
+        if self.world.device.type == "cpu" and not exact and transform is None:
+            return portion
+        batch = to_device(portion.batch, self.world.device)
         keys = self._keys(portion) if exact or transform else None
         if transform is not None:
             batch = transform(batch, keys)

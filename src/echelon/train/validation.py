@@ -33,7 +33,7 @@ def rank_parts(
     yield from zip(batches, map(bool, mine), strict=True)
 
 
-def measure_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics) -> Step:
+def measure_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics | None) -> Step:
     """Return what is counted for data of (inputs, targets): loss, accuracy, and the metrics."""
     accuracy = top_k(1)
 
@@ -44,6 +44,6 @@ def measure_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics) -> Step
         found["loss"] = loss(outputs, targets) * len(targets)
         if outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point():
             found |= accuracy(outputs, targets)
-        return {**found, **metrics(outputs, targets)}
+        return {**found, **metrics(outputs, targets)} if metrics else found
 
     return measure

@@ -1,0 +1,122 @@
+"""Tensors in one block of memory, laid out as a safetensors file has them.
+
+A copy into the block is all that a training loop waits for. The file is then written from it as it
+is, in large pieces: nothing is gathered first or read back, and the thread that writes seldom wants
+the interpreter, which the loop needs.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from echelon.errors import UsageError
+
+_PIECE = 16 * 2**20
+"""Bytes that are hashed and written in one go."""
+_KINDS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""safetensors' names."""
+
+
+class TensorBlock:
+    """Copies of tensors, in memory that serves again for the next ones of the same form."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Make room for tensors like these.
+
+        Raises:
+            UsageError: one of them is of a kind that such a file cannot hold.
+        """
+        # The widest first: then each begins at a multiple of its own width.
+        order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+        places, end = {}, 0
+        for name in order:
+            begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
+            places[name] = (begin, end)
+        self._head = _render_head(tensors, places)
+        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+        self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=on_gpu)
+        self._copies = {
+            name: self._bytes[begin:end].view(tensors[name].dtype).view(tensors[name].shape)
+            for name, (begin, end) in places.items()
+        }
+
+    def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these have the names, shapes and kinds that there is room for."""
+        return tensors.keys() == self._copies.keys() and all(
+            copy.shape == tensors[name].shape and copy.dtype == tensors[name].dtype
+            for name, copy in self._copies.items()
+        )
+
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy tensors that fit; when it returns, they may change."""
+        if not tensors:
+            return
+        sources = [tensors[name].detach() for name in self._copies]
+        torch._foreach_copy_(list(self._copies.values()), sources, non_blocking=True)
+        if any(tensor.is_cuda for tensor in sources):
+            torch.cuda.current_stream().synchronize()
+
+    def write(self, path: Path) -> tuple[str, int]:
+        """Write the file so that it outlasts a power cut; return its SHA-256 and its size."""
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+            for piece in self._pieces():
+                digest.update(piece)
+                file.write(piece)
+            size = file.tell()
+            file.flush()
+            os.fsync(file.fileno())
+        return digest.hexdigest(), size
+
+    def _pieces(self) -> Iterator[bytes | memoryview]:
+        yield self._head
+        body = self._bytes.numpy().data
+        for begin in range(0, len(body), _PIECE):
+            yield body[begin : begin + _PIECE]
+
+
+def _render_head(
+    tensors: Mapping[str, torch.Tensor], places: Mapping[str, tuple[int, int]]
+) -> bytes:
+    """Return what precedes the tensors' bytes: a length, and JSON of that length."""
+    header = {
+        name: {
+            "dtype": _kind_of(name, tensors[name]),
+            "shape": list(tensors[name].shape),
+            "data_offsets": list(place),
+        }
+        for name, place in places.items()
+    }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _kind_of(name: str, tensor: torch.Tensor) -> str:
+    if tensor.dtype not in _KINDS or tensor.layout != torch.strided:
+        raise UsageError(
+            f"a checkpoint cannot hold a tensor of {tensor.dtype}, {tensor.layout} at '{name}'",
+            hint="give it as a dense tensor of another type; view_as_real() perhaps",
+        )
+    return _KINDS[tensor.dtype]
