@@ -71,6 +71,7 @@ class Checkpointer:
         self._block: TensorBlock | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
+        self._cleared = False
         self.last_stall_s = 0.0
         """How long the last `save` kept the loop waiting."""
         self._token = f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
@@ -87,10 +88,15 @@ class Checkpointer:
                 f"no checkpoint can be written to {self.folder}: {error.strerror}",
                 hint="make the folder writable, or name another",
             ) from error
-        if self._rank == 0:  # what an earlier generation was writing when it was killed
-            for path in self.folder.glob(".step-*"):
-                if not path.name.endswith(self._token):
-                    shutil.rmtree(path, ignore_errors=True)
+
+    def _clear(self) -> None:
+        """Remove what an earlier generation was writing when it was killed.
+
+        Not before the first save: who only reads takes nothing away from one that writes.
+        """
+        for path in self.folder.glob(".step-*"):
+            if not path.name.endswith(self._token):
+                shutil.rmtree(path, ignore_errors=True)
 
     # --- saving ---------------------------------------------------------------------------------
 
@@ -145,6 +151,9 @@ class Checkpointer:
         return self._block
 
     def _write(self, job: Part) -> None:
+        if self._rank == 0 and not self._cleared:
+            self._clear()
+            self._cleared = True
         try:
             job.write_part()
             if self._rank == 0:

@@ -180,6 +180,8 @@ def fetch_all(
             num_workers=workers,
             pin_memory=pin,
             generator=torch.Generator().manual_seed(0),  # else it draws from the training's own
+            # Children of mp.spawn would spawn theirs, and each import torch again in every epoch.
+            multiprocessing_context="fork" if workers else None,
         )
     )
 

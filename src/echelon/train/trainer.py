@@ -151,6 +151,8 @@ class Trainer:
             quiet: show no bar and no lines about the steps, because a callback of yours does.
             callbacks: things of yours to call.
         """
+        if log_every < 1:
+            raise UsageError(f"log_every={log_every}", hint="use 1 or more")
         if deterministic:
             be_deterministic(world.device)
         self._seed_rank(seed, world.rank)

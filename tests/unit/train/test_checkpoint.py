@@ -268,3 +268,18 @@ def test_a_foreign_file_is_loaded_as_data_alone(tmp_path):
         pytest.raises(CheckpointError, match="as data"),
     ):
         load_foreign(tmp_path / "evil.pt")
+
+
+def test_who_only_reads_takes_nothing_away_from_one_that_writes(tmp_path):
+    writes = Checkpointer(tmp_path)
+    writes.save({"w": torch.zeros(1)}, step=1, wait=True)
+    unfinished = tmp_path / f".step-000000002-{writes._token}"
+    unfinished.mkdir()
+    left = tmp_path / ".step-000000001-of-one-that-was-killed"
+    left.mkdir()
+    assert Checkpointer(tmp_path).load().step == 1
+    assert unfinished.exists()
+    writes.save({"w": torch.zeros(1)}, step=3, wait=True)
+    assert left.exists()  # it has cleared before its first
+    Checkpointer(tmp_path).save({"w": torch.zeros(1)}, step=4, wait=True)
+    assert not left.exists()

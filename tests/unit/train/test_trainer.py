@@ -214,6 +214,7 @@ def test_a_subclass_says_how_to_train():
         ({"loss": None, "train_step": lambda *_: {"loss": 1.0}}, "must give 'loss' and 'count'"),
         ({"precision": "fp8"}, "precision 'fp8'"),
         ({"global_batch": 0}, "a global batch of 0"),
+        ({"log_every": 0}, "log_every=0"),
     ],
 )
 def test_what_cannot_be_trained_is_told(options, complaint):
