@@ -161,7 +161,9 @@ def read_rows(tensors: tuple[torch.Tensor, ...], indices: torch.Tensor) -> tuple
 
 
 def _select(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    if tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+    # With one channel both orders are the same, and the plain one is meant.
+    last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    if last and not tensor.is_contiguous():
         return tensor.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
     return tensor.index_select(0, indices)
 

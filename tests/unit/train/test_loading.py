@@ -23,6 +23,7 @@ from echelon.train.loading import (
     ResumableLoader,
     divide,
     length_of,
+    read_rows,
     samples_in,
     to_device,
 )
@@ -242,3 +243,17 @@ def test_batches_of_any_shape_are_divided(parts):
     assert len(divided) == parts
     assert torch.cat([part["x"] for part in divided]).tolist() == list(range(10))
     assert torch.cat([part["y"][1] for part in divided]).tolist() == list(range(10))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("last", [False, True])
+def test_rows_keep_the_order_of_images_in_memory(channels, last):
+    images = torch.rand(7, channels, 4, 5)
+    if last:
+        images = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    (found,) = read_rows((images,), torch.tensor([5, 2]))
+    assert torch.equal(found, images[[5, 2]])
+    assert found.is_contiguous(memory_format=torch.channels_last) == (last or channels == 1)
+    assert found.is_contiguous() == (not last or channels == 1)
+    if channels == 1:
+        assert found.stride() == (20, 20, 5, 1)
