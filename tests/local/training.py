@@ -125,13 +125,13 @@ def train(world, plan, folder):
     )
     name = f"consumed-{plan.leg}-{watch.generation}-{world.rank}"
     with (folder / name).open("w", buffering=1) as consumed:
-        take = trainer._step.take
+        take = trainer._learner._step.take
 
         def noted(portion, tally):
             print(json.dumps([trainer.step + 1, portion.indices[: portion.size]]), file=consumed)
             take(portion, tally)
 
-        trainer._step.take = noted
+        trainer._learner._step.take = noted
         trainer.fit(Data(plan, augment=plan.augment), Data(plan, augment=False))
     if world.is_main:
         torch.save(trainer.module.state_dict(), folder / "weights.pt")

@@ -14,8 +14,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from echelon.errors import UsageError
-from echelon.train.randomness import epoch_key, sample_keys, seed_generators, undisturbed
-from echelon.train.sampler import ElasticSampler
+from echelon.train.batches import read_rows
+from echelon.train.randomness import (
+    epoch_key,
+    keys_within,
+    sample_keys,
+    seed_generators,
+    undisturbed,
+)
+from echelon.train.sampler import ElasticSampler, Share
+from echelon.train.streaming import stream_to
 
 _CPU = torch.device("cpu")
 
@@ -25,6 +33,7 @@ class Portion:
     """A rank's part of one step."""
 
     batch: Any
+    """On the host, on the device, or Rows, which the step itself reads."""
     total: int | None
     """Samples of the step over all ranks; None where each rank's mean counts alike."""
     size: int = 1
@@ -32,7 +41,23 @@ class Portion:
     indices: Sequence[int] | None = None
     """Its samples' places in the data set; None where a loader of the user's does not say."""
     keys: torch.Tensor | None = None
-    """One for each sample, for layers that draw by them; None where there are none."""
+    """One for each sample, for what draws by them; None where nobody does, and of Rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch that is not read yet: rows of tensors that are on the device."""
+
+    tensors: tuple[torch.Tensor, ...]
+    indices: torch.Tensor
+    epoch_key: torch.Tensor
+
+    def read(self) -> tuple[torch.Tensor, ...]:
+        return read_rows(self.tensors, self.indices)
+
+    def keys(self) -> torch.Tensor:
+        """Return one key per sample, for keyed random numbers."""
+        return keys_within(self.indices, self.epoch_key)
 
 
 class Source(Protocol):
@@ -72,10 +97,20 @@ class DatasetSource:
         sampler: ElasticSampler,
         *,
         workers: int = 0,
-        pin: bool = False,
+        device: torch.device = _CPU,
+        keyed: bool = False,
     ) -> None:
+        """Prepare.
+
+        Args:
+            data: what to take portions of.
+            sampler: decides which.
+            workers: processes that load data.
+            device: where portions are to be.
+            keyed: whether each sample is to have its key.
+        """
         self._data, self._sampler = data, sampler
-        self._workers, self._pin = workers, pin
+        self._workers, self._device, self._keyed = workers, device, keyed
 
     @property
     def done(self) -> int:
@@ -88,12 +123,19 @@ class DatasetSource:
     def portions(self) -> Iterator[Portion]:
         sampler = self._sampler
         fetch = Fetch(self._data, seed=sampler.seed, epoch=sampler.epoch)
-        shares, asked = itertools.tee(sampler.shares())
-        batches = fetch_all(
-            fetch, (share.indices for share in asked), workers=self._workers, pin=self._pin
-        )
-        for share, batch in zip(shares, batches, strict=True):
-            yield Portion(batch, share.total, share.size, share.indices)
+        shares, asked, named = itertools.tee(sampler.shares(), 3)
+        batches = fetch_all(fetch, (share.indices for share in asked), workers=self._workers)
+        pairs: Iterator[Any] = zip(batches, map(self._keys, named), strict=True)
+        if self._device.type == "cuda":
+            pairs = stream_to(self._device, pairs)
+        for share, (batch, keys) in zip(shares, pairs, strict=True):
+            yield Portion(batch, share.total, share.size, share.indices, keys)
+
+    def _keys(self, share: Share) -> torch.Tensor | None:
+        if not self._keyed:
+            return None
+        sampler = self._sampler
+        return sample_keys(torch.tensor(share.indices), seed=sampler.seed, epoch=sampler.epoch)
 
     def advance(self) -> None:
         self._sampler.advance()
@@ -155,24 +197,9 @@ def tensors_of(data: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
     return found if whole and len({len(tensor) for tensor in found}) == 1 else None
 
 
-def read_rows(tensors: tuple[torch.Tensor, ...], indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return rows of tensors; images whose channels are last in memory stay so."""
-    return tuple(_select(tensor, indices) for tensor in tensors)
-
-
-def _select(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    # With one channel both orders are the same, and the plain one is meant.
-    last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-    if last and not tensor.is_contiguous():
-        return tensor.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
-    return tensor.index_select(0, indices)
-
-
-def fetch_all(
-    fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int, pin: bool
-) -> Iterator[Any]:
+def fetch_all(fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int) -> Iterator[Any]:
     """Fetch batch after batch, ahead of the loop if there are workers."""
-    if not workers and not pin:
+    if not workers:
         return (fetch[indices] for indices in batches)
     return iter(
         DataLoader(
@@ -180,10 +207,9 @@ def fetch_all(
             batch_size=None,
             sampler=cast("Iterable[Any]", batches),
             num_workers=workers,
-            pin_memory=pin,
             generator=torch.Generator().manual_seed(0),  # else it draws from the training's own
             # Children of mp.spawn would spawn theirs, and each import torch again in every epoch.
-            multiprocessing_context="fork" if workers else None,
+            multiprocessing_context="fork",
         )
     )
 
@@ -332,44 +358,3 @@ def length_of(data: object) -> int:
             hint="give it __len__ and __getitem__, or pass a DataLoader of your own",
         )
     return len(data)
-
-
-# --- batches ----------------------------------------------------------------------------------
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """Move a batch, whatever its shape, to a device."""
-    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
-
-
-def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Return a batch of the same shape, with every tensor in it changed."""
-    if isinstance(batch, torch.Tensor):
-        return change(batch)
-    if isinstance(batch, Mapping):
-        return {key: map_tensors(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named one takes its own way
-        return type(batch)(*(map_tensors(value, change) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(value, change) for value in batch)
-    return batch
-
-
-def samples_in(batch: Any) -> int:
-    """Return how many samples a batch has: the length of its first tensor."""
-    while not isinstance(batch, torch.Tensor):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return len(batch)
-
-
-def divide(batch: Any, parts: int) -> list[Any]:
-    """Divide a batch of tensors into parts of about the same size, none of them empty."""
-    if parts == 1:
-        return [batch]
-    if isinstance(batch, torch.Tensor):
-        return list(batch.chunk(parts))
-    if isinstance(batch, Mapping):
-        columns = {key: divide(value, parts) for key, value in batch.items()}
-        count = len(next(iter(columns.values())))
-        return [{key: column[n] for key, column in columns.items()} for n in range(count)]
-    return [list(row) for row in zip(*(divide(value, parts) for value in batch), strict=True)]

@@ -3,7 +3,8 @@
 A mean of means is wrong when batches are of different sizes; sums and their count never are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -59,6 +60,17 @@ class Tally:
             self._sums[name] = 0.0 if self._on_cpu else value.zero_()
         self._count = 0.0
         return {name: value / count for name, value in zip(names, sums, strict=True) if count}
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Forget what is counted in the block. What adds up on a device stays where it is."""
+        count, before = self._count, {n: value.clone() for n, value in self._sums.items()}
+        try:
+            yield
+        finally:
+            self._count = count
+            for name, value in self._sums.items():
+                value.copy_(before[name]) if name in before else value.zero_()
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's sums, so that what is told after a restart is what would have been."""

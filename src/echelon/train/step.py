@@ -4,8 +4,9 @@ DDP averages over ranks, so a rank's loss counts with n·W/N for its n of N samp
 stand-in counts nothing, and gives zeros, not NaN.
 """
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from echelon.errors import UsageError
+from echelon.train.batches import divide
 from echelon.train.exact_layers import CurrentBatch
-from echelon.train.loading import Portion, divide
+from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Metrics, Step, Sums, Tally
+from echelon.train.optimizers import make_capturable
 from echelon.train.randomness import undisturbed
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
+Transform = Callable[[Any, torch.Tensor | None], Any]
+"""A batch on the device, and a key per sample (none in validation) → the batch made ready."""
 Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, int, int, Sums]]
 """Model and batch → loss, over how many samples it is a mean (1 for a sum), how many samples there
 are, and further sums."""
@@ -71,6 +76,7 @@ class EagerStep:
         clip_norm: float | None = None,
         accumulate: int = 1,
         precision: str = "auto",
+        transform: Transform | None = None,
         current: CurrentBatch | None = None,
     ) -> None:
         """Prepare.
@@ -84,28 +90,32 @@ class EagerStep:
             clip_norm: largest norm of the gradient.
             accumulate: into how many parts a batch is divided, to need less memory.
             precision: one of PRECISIONS.
+            transform: makes a batch ready.
             current: what the model's layers want to be told of a batch, if they are exact.
         """
-        self._model, self._optimizer, self._objective = model, optimizer, objective
+        self.model, self.optimizer, self._objective = model, optimizer, objective
         self._world_size, self._device = world_size, device
+        self._transform = transform
         self._clip, self._accumulate = clip_norm, accumulate
         self._current = current
         self._cast = _choose_precision(precision, device)
+        self._judge, self._move = self._judge_plainly, optimizer.step
+        self._compiled: Any = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
         """Keeps fp16's small gradients from becoming 0; does nothing in other precisions."""
 
     def take(self, portion: Portion, tally: Tally) -> None:
         """Take one step, and count what it saw."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         self._backward(portion, tally)
         if self._clip is not None:
-            self.scaler.unscale_(self._optimizer)
-            nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
         if self._cast == torch.float16:
-            self.scaler.step(self._optimizer)
+            self.scaler.step(self.optimizer)
             self.scaler.update()
         else:
-            self._optimizer.step()
+            self._move()
 
     def _backward(self, portion: Portion, tally: Tally | None) -> None:
         *early, last = self._divide(portion)
@@ -123,7 +133,7 @@ class EagerStep:
     ) -> None:
         batch, keys = part
         with self._current.of(portion, keys) if self._current else nullcontext():
-            loss, unit, count, sums = self._judge(batch)
+            loss, unit, count, sums = self._judge(batch, keys)
             factor = self._factor(portion, unit, count, parts)
             scaled = loss if factor == 1.0 else loss * factor
             self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
@@ -133,18 +143,26 @@ class EagerStep:
         elif tally is not None:
             tally.add(dict.fromkeys(("loss", *sums), 0.0))
 
-    def _judge(self, batch: Any) -> tuple[torch.Tensor, int, int, Sums]:
+    def _judge_plainly(
+        self, batch: Any, keys: torch.Tensor | None
+    ) -> tuple[torch.Tensor, int, int, Sums]:
+        if self._transform is not None:
+            batch = self._transform(batch, keys)
         if self._cast is None:
-            return self._objective(self._model, batch)
+            return self._objective(self.model, batch)
         with self.autocast():
-            return self._objective(self._model, batch)
+            return self._objective(self.model, batch)
 
     def _divide(self, portion: Portion) -> list[tuple[Any, torch.Tensor | None]]:
-        """Return the parts of a batch, each with its samples' keys if there are any."""
-        parts = divide(portion.batch, self._accumulate)
-        if portion.keys is None:
+        """Return the parts of a batch, each with its samples' keys if somebody draws by them."""
+        batch, keys = portion.batch, portion.keys
+        if isinstance(batch, Rows):
+            keys = batch.keys() if self._transform or self._current else None
+            batch = batch.read()
+        parts = divide(batch, self._accumulate)
+        if keys is None:
             return [(part, None) for part in parts]
-        return list(zip(parts, divide(portion.keys, self._accumulate), strict=True))
+        return list(zip(parts, divide(keys, self._accumulate), strict=True))
 
     def _factor(self, portion: Portion, unit: int, count: int, parts: int) -> float:
         """Return what a loss counts in the gradient, before DDP divides by the number of ranks."""
@@ -155,15 +173,38 @@ class EagerStep:
         return unit * self._world_size / portion.total
 
     def _hold_reduction(self) -> AbstractContextManager[Any]:
-        if isinstance(self._model, DistributedDataParallel):
-            return self._model.no_sync()
+        if isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
         return nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Compute in the chosen precision."""
         if self._cast is None:
             return nullcontext()
-        return torch.autocast(self._device.type, dtype=self._cast)
+        # Casts of weights that a CUDA graph has not recorded must not be found again in it.
+        return torch.autocast(self._device.type, dtype=self._cast, cache_enabled=False)
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Take steps by compiled code while the block lasts."""
+        plain = self._judge, self._move
+        if self._compiled is None:
+            judge = torch.compile(self._judge_plainly)
+            fused = all(group.get("fused") for group in self.optimizer.param_groups)
+            # A scheduler has wrapped the method, to count.
+            move = partial(type(self.optimizer).step, self.optimizer)
+            self._compiled = judge, self.optimizer.step if fused else torch.compile(move)
+        self._judge, self._move = self._compiled
+        try:
+            yield
+        finally:
+            self._judge, self._move = plain
+
+    def why_not_captured(self) -> str:
+        """Return why a CUDA graph cannot hold these steps; nothing when it may."""
+        if self._cast == torch.float16:
+            return "fp16's scale of gradients is decided on the host"
+        return make_capturable(self.optimizer, self._device)
 
     def settle(self, portion: Portion) -> None:
         """Let DDP arrange its buckets before the first step that counts.
@@ -171,14 +212,14 @@ class EagerStep:
         It does so after its first backward pass, in the order in which gradients came; sums in
         another order differ in the last bit, and so would a run that was interrupted.
         """
-        if not isinstance(self._model, DistributedDataParallel):
+        if not isinstance(self.model, DistributedDataParallel):
             return
-        module = self._model.module
+        module = self.model.module
         buffers = {name: value.clone() for name, value in module.named_buffers()}
         with undisturbed(self._device):
             for _ in range(2):
                 self._backward(portion, None)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         for name, value in module.named_buffers():
             value.copy_(buffers[name])
 

@@ -9,51 +9,36 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from echelon.core.progressbar import render_time
 from echelon.errors import UsageError
-from echelon.train.agreement import is_alone
+from echelon.train.batches import to_device
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import Checkpoint
-from echelon.train.exact_layers import make_exact
-from echelon.train.loading import (
-    DatasetSource,
-    LoaderSource,
-    Portion,
-    ResumableLoader,
-    Source,
-    length_of,
-    samples_in,
-    to_device,
-)
+from echelon.train.learner import Learner
+from echelon.train.loading import Source
 from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.process_group import Group
 from echelon.train.progress import Progress
 from echelon.train.randomness import (
     be_deterministic,
-    epoch_key,
-    random_states,
-    restore_random_states,
-    sample_keys,
-    seed_generators,
 )
-from echelon.train.sampler import ElasticSampler
-from echelon.train.step import EagerStep, Objective, objective_of_loss, objective_of_step
+from echelon.train.sources import open_source
+from echelon.train.step import (
+    Objective,
+    Transform,
+    objective_of_loss,
+    objective_of_step,
+)
 from echelon.train.stopping import StopLine, StoppedRun
 from echelon.train.validation import measure_of_loss, rank_parts
-
-Transform = Callable[[Any, torch.Tensor | None], Any]
-"""A batch on the device, and a key per sample (none in validation) → the batch made ready."""
 
 
 class Callback(Protocol):
@@ -104,6 +89,9 @@ class Trainer:
         clip_norm: float | None = None,
         accumulate: int = 1,
         precision: str = "auto",
+        step: str = "auto",
+        compiled: bool | None = None,
+        ddp: bool | None = None,
         seed: int = 0,
         deterministic: bool = False,
         exact_layers: bool = False,
@@ -138,6 +126,10 @@ class Trainer:
             clip_norm: largest norm of the gradient.
             accumulate: into how many parts a rank's batch is divided, to need less memory.
             precision: `fp32`, `bf16`, `fp16`, or `auto` for bf16 where the GPU has it.
+            step: `captured` as a CUDA graph, `eager`, or `auto`: captured on one GPU.
+            compiled: whether torch.compile makes what is captured; when None, if the training
+                lasts long enough for that to pay.
+            ddp: whether the model is wrapped in DDP; when None, if there are several ranks.
             seed: decides the order of samples, and random numbers where nothing else does.
             deterministic: choose algorithms that give the same bits every time, on a GPU too.
             exact_layers: compute BatchNorm over the global batch, and dropout by sample, so that
@@ -155,31 +147,29 @@ class Trainer:
             raise UsageError(f"log_every={log_every}", hint="use 1 or more")
         if deterministic:
             be_deterministic(world.device)
-        self._seed_rank(seed, world.rank)
         self.world, self.epochs, self.max_steps = world, epochs, max_steps
-        self.module = model.to(world.device)
-        self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
-        self.model = self.module if is_alone() else DistributedDataParallel(self.module)
-        self.optimizer = optimizer(self.module.parameters())
-        self.scheduler = scheduler(self.optimizer) if scheduler else None
-        self._schedule_steps = schedule_steps
-        self._step = EagerStep(
-            self.model,
-            self.optimizer,
+        self._learner = Learner(
+            world,
+            model,
             self._objective(loss, metrics, train_step),
-            world_size=world.world_size,
-            device=world.device,
+            optimizer=optimizer,
+            scheduler=scheduler,
+            schedule_steps=schedule_steps,
+            transform=transform,
             clip_norm=clip_norm,
             accumulate=accumulate,
             precision=precision,
-            current=self._current,
+            way=step,
+            compiled=False if deterministic and compiled is None else compiled,
+            ddp=ddp,
+            exact_layers=exact_layers,
+            seed=seed,
         )
+        self.module, self.model = self._learner.module, self._learner.model
+        self.optimizer, self.scheduler = self._learner.optimizer, self._learner.scheduler
         if measure is None:
             measure = measure_of_loss(loss, metrics) if loss else train_step or self.measure
         self._measure = measure
-        if isinstance(transform, nn.Module):
-            transform.to(world.device)
-        self._transform = transform
         self._global_batch, self._eval_batch, self._drop_last = global_batch, eval_batch, drop_last
         self._seed, self._workers, self._save_every = seed, workers, save_every
         self._log_every, self._quiet = log_every, quiet
@@ -197,8 +187,6 @@ class Trainer:
         self._stop_line = StopLine()
         self._source: Source | None = None
         """Only while `fit` is at work."""
-        self.step = 0
-        """Steps that were taken, over all epochs and interruptions."""
         self.epoch = 0
         """The one that is under way, from 0."""
         self.data_wait = 0.0
@@ -206,21 +194,17 @@ class Trainer:
         self.step_s = 0.0
         """Seconds of a step since then, its wait for data included."""
         self._told: dict[str, float] = {}
-        self._tally = Tally(world.device)
-        self._settled = False
         self._samples = 0
+
+    @property
+    def step(self) -> int:
+        """Steps that were taken, over all epochs and interruptions."""
+        return self._learner.steps
 
     @property
     def done(self) -> int:
         """Samples of the epoch under way that were consumed; batches, if a loader gives them."""
         return self._source.done if self._source else 0
-
-    @staticmethod
-    def _seed_rank(seed: int, rank: int) -> None:
-        """Give each rank its own random numbers: with the same, they would drop the same units."""
-        key = epoch_key(seed, rank) % 2**63
-        seed_generators(key)
-        torch.manual_seed(key)  # the GPU's too
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -278,6 +262,7 @@ class Trainer:
             unit=source.unit,
             quiet=self._quiet,
         )
+        self._learner.begin(progress.tell)
         if resumed:
             progress.tell(f"resumed at step {self.step}, in epoch {self.epoch + 1}")
         metrics: dict[str, float] = {}
@@ -315,12 +300,9 @@ class Trainer:
             portion = next(portions, None)
             if portion is None:
                 break
-            portion = self._make_ready(portion)
+            portion = self._learner.make_ready(portion)
             waited_s += time.perf_counter() - asked_s
-            if not self._settled:
-                self._step.settle(portion)
-                self._settled = True
-            self._step.take(portion, self._tally)
+            self._learner.take_step(portion)
             self._samples += portion.total or 0
             source.advance()
             self._after_step()
@@ -338,35 +320,17 @@ class Trainer:
     def _have_enough(self) -> bool:
         return self.max_steps is not None and self.step >= self.max_steps
 
-    def _make_ready(self, portion: Portion) -> Portion:
-        exact, transform = self._current is not None, self._transform
-        if self.world.device.type == "cpu" and not exact and transform is None:
-            return portion
-        batch = to_device(portion.batch, self.world.device)
-        keys = self._keys(portion) if exact or transform else None
-        if transform is not None:
-            batch = transform(batch, keys)
-        return replace(portion, batch=batch, keys=keys if exact else None)
-
-    def _keys(self, portion: Portion) -> torch.Tensor:
-        """Return the samples' keys; those of a loader of the user's are known by their step."""
-        if portion.indices is not None:
-            indices, epoch = torch.tensor(portion.indices), self.epoch
-        else:
-            indices = torch.arange(samples_in(portion.batch)) + (self.step << 24)
-            epoch = -1 - self.world.rank
-        return sample_keys(indices, seed=self._seed, epoch=epoch).to(self.world.device)
-
     def _after_step(self) -> None:
-        self.step += 1
-        if self.scheduler is not None and self._schedule_steps:
-            self.scheduler.step()
         self._stop_line.tell(self.step)
         for ended in self._calls["step_ended"]:
             ended(self)
 
     def _log(self, source: Source, progress: Progress) -> None:
-        self._told = self._tally.means()
+        self._told = self._learner.tally.means()
+        if source.done:
+            share = source.done / source.length
+            steps = (self.epochs - self.epoch - share) * self.step / (self.epoch + share)
+            self._learner.consider_compiling(steps * self.step_s)
         progress.update(
             step=self.step,
             epoch=self.epoch,
@@ -379,8 +343,7 @@ class Trainer:
 
     def _end_epoch(self, validation: Any, progress: Progress) -> dict[str, float]:
         metrics = self.evaluate(validation) if validation is not None else {}
-        if self.scheduler is not None and not self._schedule_steps:
-            self.scheduler.step()
+        self._learner.end_epoch()
         self.epoch += 1
         assert self._source is not None
         self._source.begin(self.epoch)
@@ -399,33 +362,30 @@ class Trainer:
             raise StoppedRun(self.step)
 
     def _make_source(self, data: Dataset[Any] | DataLoader[Any]) -> Source:
-        if isinstance(data, DataLoader) and self._current is not None:
+        if isinstance(data, DataLoader) and self._learner.wants_samples:
             raise UsageError(
                 "exact_layers have to know which samples a batch is of, and a DataLoader does not "
                 "say",
                 hint="give fit() the data set itself, or leave exact_layers out",
             )
-        if isinstance(data, DataLoader):
-            return LoaderSource(ResumableLoader(data, seed=self._seed))
-        sampler = ElasticSampler(
-            length_of(data),
+        return open_source(
+            data,
+            self.world,
             global_batch=self._global_batch,
-            rank=self.world.rank,
-            world_size=self.world.world_size,
             seed=self._seed,
             drop_last=self._drop_last,
+            workers=self._workers,
+            keyed=self._learner.draws_by_sample,
         )
-        pin = self.world.device.type == "cuda"
-        return DatasetSource(data, sampler, workers=self._workers, pin=pin)
 
     # --- validation -----------------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(self, data: Dataset[Any] | DataLoader[Any]) -> dict[str, float]:
         """Measure on all data, each sample once: every rank a part, the means over all ranks."""
-        self._share_buffers()
+        self._learner.share_buffers()
         self.module.eval()
-        tally, transform = Tally(self.world.device), self._transform
+        tally, transform = Tally(self.world.device), self._learner.transform
         parts = rank_parts(
             data,
             rank=self.world.rank,
@@ -435,7 +395,7 @@ class Trainer:
         )
         for part, counts in parts:
             batch = to_device(part, self.world.device)
-            with self._step.autocast():
+            with self._learner.autocast():
                 sums = self._measure(self.module, transform(batch, None) if transform else batch)
             tally.add(sums if counts else dict.fromkeys(sums, 0.0))
             if not isinstance(data, DataLoader):  # of which ranks may have more and fewer batches
@@ -443,35 +403,19 @@ class Trainer:
         self.module.train()
         return tally.means()
 
-    def _share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers, as DDP does before each forward pass.
-
-        A rank's own BatchNorm has seen its part of the last batch alone.
-        """
-        if not is_alone():
-            for value in self.module.buffers():
-                dist.broadcast(value, src=0)
-
     # --- checkpoints ----------------------------------------------------------------------------
 
     def save(self, metrics: Mapping[str, float] | None = None) -> None:
         """Save everything that a resume needs; for callbacks too, if all ranks call it."""
         if self.checkpointer is None or self._source is None:
             return
-        self._share_buffers()
         self.checkpointer.save(
             {
-                "model": self.module.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scheduler": self.scheduler.state_dict() if self.scheduler else None,
-                "scaler": self._step.scaler.state_dict(),
+                **self._learner.state_dict(),
                 "source": self._source.state_dict(),
                 "epoch": self.epoch,
             },
-            own={
-                "random": random_states(self.world.device),
-                "tally": self._tally.state_dict(),
-            },
+            own=self._learner.own_state(),
             step=self.step,
             metrics=metrics,
         )
@@ -480,24 +424,9 @@ class Trainer:
         found = (self.checkpointer.load() if self.checkpointer else None) or start
         if found is None:
             return False
-        try:
-            self.module.load_state_dict(found.state["model"])
-            self.optimizer.load_state_dict(found.state["optimizer"])
-        except (RuntimeError, ValueError) as error:
-            raise UsageError(
-                f"{found.path} is of another model or optimiser: {shorten(str(error), 200)}",
-                hint="train what it was made with, or keep this training's in another folder",
-            ) from error
-        if self.scheduler is not None:
-            self.scheduler.load_state_dict(found.state["scheduler"])
-        self._step.scaler.load_state_dict(found.state["scaler"])
+        self._learner.restore(found)
         source.load_state_dict(found.state["source"])
-        self.step, self.epoch = found.step, int(found.state["epoch"])
-        if found.own is not None:
-            restore_random_states(found.own["random"], self.world.device)
-            self._tally.load_state_dict(found.own["tally"])
-        else:  # saved by another number of ranks: new numbers, not those of the beginning again
-            self._seed_rank(self._seed + found.step, self.world.rank)
+        self.epoch = int(found.state["epoch"])
         return True
 
 

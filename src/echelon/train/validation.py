@@ -27,9 +27,7 @@ def rank_parts(
         range(start + rank, min(start + stride, length), world_size)
         for start in range(0, length, stride)
     ]
-    batches = fetch_all(
-        Fetch(data), [part or range(1) for part in mine], workers=workers, pin=False
-    )
+    batches = fetch_all(Fetch(data), [part or range(1) for part in mine], workers=workers)
     yield from zip(batches, map(bool, mine), strict=True)
 
 

@@ -1,0 +1,157 @@
+"""A whole step as one CUDA graph: the GPU does not wait for the CPU to launch kernel after kernel.
+
+What a step does with batches of one shape is recorded once, and then replayed. To be recorded it
+has to be warm (workspaces chosen, memory there, DDP's buckets arranged), so it is taken a few times
+first, and everything that moved is put back. Randomness is fresh at each replay: keyed numbers come
+from the batch, generators count on by themselves. Learning rates are tensors that schedulers fill.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from echelon.train.agreement import least_over_ranks
+from echelon.train.batches import map_tensors
+from echelon.train.loading import Portion, Rows
+from echelon.train.metrics import Tally
+from echelon.train.randomness import undisturbed
+from echelon.train.step import EagerStep
+
+WARM_UPS = 3
+DDP_WARM_UPS = 11
+"""DDP arranges its buckets, and looks at its own times, in its first ten steps."""
+
+
+class CapturedStep:
+    """Takes steps by replaying them; what cannot be recorded is taken one operation at a time.
+
+    Which steps are replayed is the same on every rank, and after every restart: all but the very
+    first, which makes the optimiser's state.
+    """
+
+    def __init__(
+        self,
+        eager: EagerStep,
+        device: torch.device,
+        *,
+        begun: bool,
+        compiled: bool,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            eager: what to record.
+            device: the GPU.
+            begun: whether steps were taken before, in this process or another.
+            compiled: whether torch.compile makes the full batches' step.
+            tell: says why steps are not captured.
+        """
+        self._eager, self._device, self._begun = eager, device, begun
+        self._compiled, self._tell = compiled, tell
+        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Portion]] = {}
+        self._side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+        self.why_not = ""
+        """Why steps are not captured; empty when they are."""
+        self._give_up(eager.why_not_captured())
+
+    def _give_up(self, reason: str) -> None:
+        # The same on every rank: one that replays does not meet one that does not.
+        if least_over_ranks(int(not reason)):
+            return
+        self.why_not = reason or "another rank could not"
+        self._tell(f"steps are not captured as CUDA graphs: {self.why_not}")
+
+    def compile(self) -> None:
+        """Record anew, from compiled code."""
+        self._graphs.clear()
+        self._compiled = True
+
+    def take(self, portion: Portion, tally: Tally) -> None:
+        """Take one step, and count what it saw."""
+        form = _form_of(portion)
+        if self._begun and not self.why_not and form not in self._graphs:
+            self._capture(form, portion, tally)
+        self._begun = True
+        if form not in self._graphs:
+            self._eager.take(portion, tally)
+            return
+        graph, static = self._graphs[form]
+        _copy_inputs(portion, static)
+        graph.replay()
+        tally.add({"count": portion.size})
+
+    def _capture(self, form: Any, portion: Portion, tally: Tally) -> None:
+        static = replace(
+            portion,
+            batch=_map_inputs(portion.batch, torch.clone),
+            keys=None if portion.keys is None else portion.keys.clone(),
+        )
+        graph, failure = torch.cuda.CUDAGraph(), ""
+        # The first form is that of full batches; others are too few to be worth compiling.
+        way = self._eager.compiled() if self._compiled and not self._graphs else nullcontext()
+        try:
+            with way, undisturbed(self._device), self._put_back(tally):
+                self._warm_up(static, tally)
+                with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
+                    self._eager.take(static, tally)
+        except Exception as error:  # noqa: BLE001  whatever a model does that a graph cannot
+            failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        self._eager.optimizer.zero_grad(set_to_none=True)
+        self._give_up(failure)
+        if not self.why_not:
+            self._pool = graph.pool()
+            self._graphs[form] = (graph, static)
+
+    def _warm_up(self, static: Portion, tally: Tally) -> None:
+        ddp = isinstance(self._eager.model, DistributedDataParallel)
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._side):
+            for _ in range(DDP_WARM_UPS if ddp else WARM_UPS):
+                self._eager.take(static, tally)
+        torch.cuda.current_stream(self._device).wait_stream(self._side)
+        self._eager.optimizer.zero_grad(set_to_none=True)  # the graph gets its own
+
+    @contextmanager
+    def _put_back(self, tally: Tally) -> Iterator[None]:
+        """Put back what steps move: weights, buffers, the optimiser's state, what was counted."""
+        moving = [*self._eager.model.parameters(), *self._eager.model.buffers()]
+        for state in self._eager.optimizer.state.values():
+            moving += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        before = [tensor.detach().clone() for tensor in moving]
+        with tally.put_back():
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, value in zip(moving, before, strict=True):
+                        tensor.copy_(value)
+
+
+def _map_inputs(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Change what comes anew with every step: of rows, only which ones."""
+    if isinstance(batch, Rows):
+        return replace(batch, indices=change(batch.indices))
+    return map_tensors(batch, change)
+
+
+def _inputs_of(portion: Portion) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    _map_inputs(portion.batch, found.append)
+    return [*found, portion.keys] if portion.keys is not None else found
+
+
+def _form_of(portion: Portion) -> Any:
+    """Return what has to be the same for a replay to do the same."""
+    shapes = tuple((tensor.shape, tensor.dtype) for tensor in _inputs_of(portion))
+    return portion.size, portion.total, shapes
+
+
+def _copy_inputs(portion: Portion, static: Portion) -> None:
+    for room, tensor in zip(_inputs_of(static), _inputs_of(portion), strict=True):
+        room.copy_(tensor, non_blocking=True)

@@ -1,0 +1,68 @@
+"""Data that live on the GPU: what fits is copied there once, as it is in memory, and read there.
+
+It has to be a data set of tensors. Then a batch is rows of these, which the step itself reads: from
+the host comes only which ones.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from echelon.train.loading import Portion, Rows
+from echelon.train.randomness import epoch_key
+from echelon.train.sampler import ElasticSampler, split
+
+SHARE = 0.5
+"""Of the GPU's free memory, that data may take: the rest is for the model and its activations."""
+
+
+def fits(tensors: tuple[torch.Tensor, ...], device: torch.device, *, share: float = SHARE) -> bool:
+    """Tell whether tensors are small enough to live on a GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= share * free
+
+
+class ResidentSource:
+    """Portions of data that are on the device, in the order of a sampler."""
+
+    unit = "samples"
+
+    def __init__(
+        self, tensors: tuple[torch.Tensor, ...], sampler: ElasticSampler, device: torch.device
+    ) -> None:
+        self._sampler, self._device = sampler, device
+        self._tensors = tuple(tensor.to(device) for tensor in tensors)
+        self._key = torch.zeros((), dtype=torch.int64, device=device)
+
+    @property
+    def done(self) -> int:
+        return self._sampler.cursor
+
+    @property
+    def length(self) -> int:
+        return self._sampler.usable
+
+    def portions(self) -> Iterator[Portion]:
+        sampler = self._sampler
+        self._key.fill_(epoch_key(sampler.seed, sampler.epoch))
+        order = sampler.order().to(self._device)
+        for start in range(sampler.cursor, sampler.usable, sampler.global_batch):
+            total = min(sampler.global_batch, sampler.usable - start)
+            mine = split(total, sampler.rank, sampler.world_size)
+            # Where there is nothing for a rank, the first sample of the batch stands in.
+            first, last = (mine.start, mine.stop) if mine else (0, 1)
+            rows = Rows(self._tensors, order[start + first : start + last], self._key)
+            yield Portion(rows, total, len(mine))
+
+    def advance(self) -> None:
+        self._sampler.advance()
+
+    def begin(self, epoch: int) -> None:
+        self._sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
