@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -55,6 +56,8 @@ class TensorBlock:
             places[name] = (begin, end)
         self._head = _render_head(tensors, places)
         on_gpu = any(tensor.is_cuda for tensor in tensors.values())
+        self._side: Any = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._copied: Any = None
         self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=on_gpu)
         self._copies = {
             name: self._bytes[begin:end].view(tensors[name].dtype).view(tensors[name].shape)
@@ -73,12 +76,23 @@ class TensorBlock:
         if not tensors:
             return
         sources = [tensors[name].detach() for name in self._copies]
-        torch._foreach_copy_(list(self._copies.values()), sources, non_blocking=True)
-        if any(tensor.is_cuda for tensor in sources):
-            torch.cuda.current_stream().synchronize()
+        copies = list(self._copies.values())
+        if self._side is None:
+            torch._foreach_copy_(copies, sources)
+            return
+        # On a stream of its own; what changes the tensors next waits for it on the GPU, and the
+        # host does not wait at all.
+        current = torch.cuda.current_stream()
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
+            torch._foreach_copy_(copies, sources, non_blocking=True)
+            self._copied = self._side.record_event()
+        current.wait_event(self._copied)
 
     def write(self, path: Path) -> tuple[str, int]:
         """Write the file so that it outlasts a power cut; return its SHA-256 and its size."""
+        if self._copied is not None:
+            self._copied.synchronize()
         digest = hashlib.sha256()
         with path.open("wb") as file:
             for piece in self._pieces():
