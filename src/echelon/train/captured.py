@@ -38,6 +38,7 @@ class CapturedStep:
         eager: EagerStep,
         device: torch.device,
         *,
+        stream: Any,
         begun: bool,
         compiled: bool,
         tell: Callable[[str], None],
@@ -47,6 +48,7 @@ class CapturedStep:
         Args:
             eager: what to record.
             device: the GPU.
+            stream: where to record; DDP has to be made there, for that is where it works.
             begun: whether steps were taken before, in this process or another.
             compiled: whether torch.compile makes the full batches' step.
             tell: says why steps are not captured.
@@ -54,7 +56,7 @@ class CapturedStep:
         self._eager, self._device, self._begun = eager, device, begun
         self._compiled, self._tell = compiled, tell
         self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Portion]] = {}
-        self._side: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._side = stream
         self._pool: Any = None
         self.why_not = ""
         """Why steps are not captured; empty when they are."""
@@ -102,6 +104,7 @@ class CapturedStep:
                     self._eager.take(static, tally)
         except Exception as error:  # noqa: BLE001  whatever a model does that a graph cannot
             failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            _end_recording(self._device)
         self._eager.optimizer.zero_grad(set_to_none=True)
         self._give_up(failure)
         if not self.why_not:
@@ -131,6 +134,12 @@ class CapturedStep:
                 with torch.no_grad():
                     for tensor, value in zip(moving, before, strict=True):
                         tensor.copy_(value)
+
+
+def _end_recording(device: torch.device) -> None:
+    """Have the generator draw again: one whose recording broke off still thinks that it records."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _map_inputs(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:

@@ -66,9 +66,13 @@ class Learner:
         self._seed_rank(seed)
         self.module = _place(model, world.device)
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
+        self._stream: Any = None
+        if world.device.type == "cuda":
+            self._stream = torch.cuda.Stream(world.device)  # type: ignore[no-untyped-call]
         self.model = self.module
         if not is_alone() if ddp is None else ddp:
-            self.model = DistributedDataParallel(self.module)
+            with torch.cuda.stream(self._stream):
+                self.model = DistributedDataParallel(self.module)
         self.optimizer = optimizer(self.module.parameters())
         self.scheduler = scheduler(self.optimizer) if scheduler else None
         self._schedule_steps = schedule_steps
@@ -114,6 +118,7 @@ class Learner:
             self._step = CapturedStep(
                 self._eager,
                 self._world.device,
+                stream=self._stream,
                 begun=self.steps > 0,
                 compiled=bool(self._compiled),
                 tell=tell,
