@@ -456,7 +456,7 @@ def main():
         restart(report)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        dist.init_process_group("nccl", rank=0, world_size=1, device_id=GPU)
+        dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1, device_id=GPU)
         stack.callback(dist.destroy_process_group)
         if "mnist" in parts:
             compare("mnist", mnist(), report)

@@ -234,7 +234,8 @@ def test_the_reason_is_told(options, reason, capsys):
     assert reason in capsys.readouterr().err
 
 
-def test_the_host_waits_for_nothing_between_two_lines():
+@pytest.mark.parametrize("kind", [lambda data: data, Streamed], ids=["resident", "streamed"])
+def test_the_host_waits_for_nothing_between_two_lines(kind):
     """torch raises where the host would wait for the device."""
 
     class Forbid:
@@ -247,8 +248,7 @@ def test_the_host_waits_for_nothing_between_two_lines():
 
     data = images(1600)
     try:
-        for kind in (data, Streamed(data)):
-            trainer(log_every=90, callbacks=[Forbid()], epochs=1).fit(kind)
+        trainer(log_every=90, callbacks=[Forbid()], epochs=1).fit(kind(data))
     finally:
         torch.cuda.set_sync_debug_mode("default")
 

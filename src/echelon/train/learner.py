@@ -66,9 +66,7 @@ class Learner:
         self._seed_rank(seed)
         self.module = _place(model, world.device)
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
-        self._stream: Any = None
-        if world.device.type == "cuda":
-            self._stream = torch.cuda.Stream(world.device)  # type: ignore[no-untyped-call]
+        self._stream = _recording_stream(world.device) if way == "captured" else None
         self.model = self.module
         if not is_alone() if ddp is None else ddp:
             with torch.cuda.stream(self._stream):
@@ -118,7 +116,7 @@ class Learner:
             self._step = CapturedStep(
                 self._eager,
                 self._world.device,
-                stream=self._stream,
+                stream=self._stream or _recording_stream(self._world.device),
                 begun=self.steps > 0,
                 compiled=bool(self._compiled),
                 tell=tell,
@@ -216,6 +214,15 @@ class Learner:
             self.tally.load_state_dict(found.own["tally"])
         else:  # saved by another number of ranks: new numbers, not those of the beginning again
             self._seed_rank(self._seed + found.step)
+
+
+def _recording_stream(device: torch.device) -> Any:
+    """Return a stream to record steps on; DDP, if it is to be inside, has to be made on it."""
+    # Steps that are not recorded run elsewhere, and torch would warn that they wait for DDP.
+    quieten = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
+    if quieten is not None:
+        quieten(enabled=False)
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _place(model: nn.Module, device: torch.device) -> nn.Module:
