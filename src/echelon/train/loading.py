@@ -60,36 +60,44 @@ class Rows:
         return keys_within(self.indices, self.epoch_key)
 
 
-class Source(Protocol):
-    """Gives a rank its portions of an epoch, and knows how many the training has consumed."""
+class Order(Protocol):
+    """In which order an epoch is consumed, and how far the training has got in it."""
 
     unit: str
     """What an epoch is counted in."""
 
     @property
-    def done(self) -> int: ...
+    def cursor(self) -> int:
+        """What the training has consumed of the epoch, in these units."""
 
     @property
-    def length(self) -> int: ...
-
-    def portions(self) -> Iterator[Portion]: ...
+    def usable(self) -> int:
+        """What an epoch has of them."""
 
     def advance(self) -> None: ...
 
-    def begin(self, epoch: int) -> None: ...
+    def set_epoch(self, epoch: int) -> None: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
+class Source(Protocol):
+    """Gives a rank its portions of an epoch."""
+
+    @property
+    def order(self) -> Order: ...
+
+    def portions(self) -> Iterator[Portion]:
+        """Return what is left of the epoch, from where the order is."""
+
+
 # --- a data set -------------------------------------------------------------------------------
 
 
 class DatasetSource:
-    """Portions of a data set, by the order of its sampler."""
-
-    unit = "samples"
+    """Portions of a data set, in the order of a sampler."""
 
     def __init__(
         self,
@@ -109,19 +117,11 @@ class DatasetSource:
             device: where portions are to be.
             keyed: whether each sample is to have its key.
         """
-        self._data, self._sampler = data, sampler
+        self._data, self.order = data, sampler
         self._workers, self._device, self._keyed = workers, device, keyed
 
-    @property
-    def done(self) -> int:
-        return self._sampler.cursor
-
-    @property
-    def length(self) -> int:
-        return self._sampler.usable
-
     def portions(self) -> Iterator[Portion]:
-        sampler = self._sampler
+        sampler = self.order
         fetch = Fetch(self._data, seed=sampler.seed, epoch=sampler.epoch)
         shares, asked, named = itertools.tee(sampler.shares(), 3)
         batches = fetch_all(fetch, (share.indices for share in asked), workers=self._workers)
@@ -134,20 +134,8 @@ class DatasetSource:
     def _keys(self, share: Share) -> torch.Tensor | None:
         if not self._keyed:
             return None
-        sampler = self._sampler
+        sampler = self.order
         return sample_keys(torch.tensor(share.indices), seed=sampler.seed, epoch=sampler.epoch)
-
-    def advance(self) -> None:
-        self._sampler.advance()
-
-    def begin(self, epoch: int) -> None:
-        self._sampler.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._sampler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sampler.load_state_dict(state)
 
 
 class Fetch(Dataset[Any]):
@@ -226,30 +214,39 @@ class ResumableLoader:
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int = 0) -> None:
-        self.consumed = 0
+        self.cursor = 0
         """Batches of this epoch that the loop has had."""
         self.epoch = 0
         self._seed, self._given = seed, loader
         self._iterable = isinstance(loader.dataset, IterableDataset)
 
+    unit = "batches"
+
     def __len__(self) -> int:
         """Return how many batches an epoch has."""
         return len(self._given)
 
+    @property
+    def usable(self) -> int:
+        return len(self)
+
+    def advance(self) -> None:
+        """Do nothing: a batch counts when the loop has it."""
+
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch; the one that is under way goes on where it was."""
         if epoch != self.epoch:
-            self.epoch, self.consumed = epoch, 0
+            self.epoch, self.cursor = epoch, 0
 
     def __iter__(self) -> Iterator[Any]:
-        if self.consumed and not self._iterable and self.consumed >= len(self):
+        if self.cursor and not self._iterable and self.cursor >= len(self):
             return
         with undisturbed(_CPU):
             batches = iter(self._loader())
-            for _ in range(self.consumed if self._iterable else 0):
+            for _ in range(self.cursor if self._iterable else 0):
                 next(batches, None)
         for batch in batches:
-            self.consumed += 1
+            self.cursor += 1
             yield batch
 
     def _loader(self) -> DataLoader[Any]:
@@ -263,10 +260,10 @@ class ResumableLoader:
             choice = {"batch_size": given.batch_size, "drop_last": given.drop_last}
         elif given.batch_sampler is not None:
             _reseed(given.batch_sampler, key)
-            choice = {"batch_sampler": _passed_over(given.batch_sampler, self.consumed)}
+            choice = {"batch_sampler": _passed_over(given.batch_sampler, self.cursor)}
         else:
             _reseed(given.sampler, key)
-            choice = {"batch_size": None, "sampler": _passed_over(given.sampler, self.consumed)}
+            choice = {"batch_size": None, "sampler": _passed_over(given.sampler, self.cursor)}
         return DataLoader(
             given.dataset,
             **choice,
@@ -281,7 +278,7 @@ class ResumableLoader:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "consumed": self.consumed, "seed": self._seed}
+        return {"epoch": self.epoch, "cursor": self.cursor, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where another loader was.
@@ -295,7 +292,7 @@ class ResumableLoader:
                 f"{self._seed}",
                 hint="use the same seed, or start anew without the checkpoint",
             )
-        self.epoch, self.consumed = int(state["epoch"]), int(state["consumed"])
+        self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])
 
 
 def _reseed(sampler: object, key: int) -> None:
@@ -314,13 +311,15 @@ def _passed_over(order: Iterable[Any], count: int) -> list[Any]:
 class LoaderSource:
     """Portions of a loader: each rank's mean counts alike."""
 
-    unit = "batches"
-
     def __init__(self, loader: ResumableLoader) -> None:
-        self._loader = loader
-        self.done = loader.consumed
+        """Prepare.
+
+        Raises:
+            UsageError: the loader has no length.
+        """
+        self.order = loader
         try:
-            self.length = len(loader)
+            len(loader)
         except TypeError as error:
             raise UsageError(
                 "the loader has no length, and an epoch needs one",
@@ -328,22 +327,8 @@ class LoaderSource:
             ) from error
 
     def portions(self) -> Iterator[Portion]:
-        for batch in self._loader:
+        for batch in self.order:
             yield Portion(batch, None)
-
-    def advance(self) -> None:
-        self.done = self._loader.consumed
-
-    def begin(self, epoch: int) -> None:
-        self._loader.set_epoch(epoch)
-        self.done = self._loader.consumed
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._loader.load_state_dict(state)
-        self.done = self._loader.consumed
 
 
 def length_of(data: object) -> int:

@@ -4,8 +4,7 @@ It has to be a data set of tensors. Then a batch is rows of these, which the ste
 the host comes only which ones.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
@@ -26,25 +25,15 @@ def fits(tensors: tuple[torch.Tensor, ...], device: torch.device, *, share: floa
 class ResidentSource:
     """Portions of data that are on the device, in the order of a sampler."""
 
-    unit = "samples"
-
     def __init__(
         self, tensors: tuple[torch.Tensor, ...], sampler: ElasticSampler, device: torch.device
     ) -> None:
-        self._sampler, self._device = sampler, device
+        self.order, self._device = sampler, device
         self._tensors = tuple(tensor.to(device) for tensor in tensors)
         self._key = torch.zeros((), dtype=torch.int64, device=device)
 
-    @property
-    def done(self) -> int:
-        return self._sampler.cursor
-
-    @property
-    def length(self) -> int:
-        return self._sampler.usable
-
     def portions(self) -> Iterator[Portion]:
-        sampler = self._sampler
+        sampler = self.order
         self._key.fill_(epoch_key(sampler.seed, sampler.epoch))
         order = sampler.order().to(self._device)
         for start in range(sampler.cursor, sampler.usable, sampler.global_batch):
@@ -54,15 +43,3 @@ class ResidentSource:
             first, last = (mine.start, mine.stop) if mine else (0, 1)
             rows = Rows(self._tensors, order[start + first : start + last], self._key)
             yield Portion(rows, total, len(mine))
-
-    def advance(self) -> None:
-        self._sampler.advance()
-
-    def begin(self, epoch: int) -> None:
-        self._sampler.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._sampler.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._sampler.load_state_dict(state)

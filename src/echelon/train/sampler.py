@@ -85,6 +85,8 @@ class ElasticSampler(Sampler[list[int]]):
         """Samples of this epoch that the training loop has consumed, over all ranks."""
         self._order: tuple[int, torch.Tensor] | None = None
 
+    unit = "samples"
+
     @property
     def usable(self) -> int:
         """Samples of an epoch that belong to some batch."""

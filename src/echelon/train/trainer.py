@@ -204,7 +204,7 @@ class Trainer:
     @property
     def done(self) -> int:
         """Samples of the epoch under way that were consumed; batches, if a loader gives them."""
-        return self._source.done if self._source else 0
+        return self._source.order.cursor if self._source else 0
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -258,8 +258,8 @@ class Trainer:
             self._log_dir,
             speaks=self.world.is_main,
             epochs=self.epochs,
-            length=source.length,
-            unit=source.unit,
+            length=source.order.usable,
+            unit=source.order.unit,
             quiet=self._quiet,
         )
         self._learner.begin(progress.tell)
@@ -267,9 +267,9 @@ class Trainer:
             progress.tell(f"resumed at step {self.step}, in epoch {self.epoch + 1}")
         metrics: dict[str, float] = {}
         while self.epoch < self.epochs and not self._have_enough():
-            source.begin(self.epoch)
+            source.order.set_epoch(self.epoch)
             self._train_epoch(source, progress)
-            if source.done < source.length:
+            if source.order.cursor < source.order.usable:
                 break
             metrics = self._end_epoch(validation, progress)
         if self.checkpointer:
@@ -292,7 +292,7 @@ class Trainer:
 
     def _train_epoch(self, source: Source, progress: Progress) -> None:
         """Take the steps that are left of an epoch."""
-        progress.begin(source.done)
+        progress.begin(source.order.cursor)
         portions = source.portions()
         waited_s, since_s, since = 0.0, time.perf_counter(), self.step
         while not self._have_enough():
@@ -304,9 +304,9 @@ class Trainer:
             waited_s += time.perf_counter() - asked_s
             self._learner.take_step(portion)
             self._samples += portion.total or 0
-            source.advance()
+            source.order.advance()
             self._after_step()
-            over = source.done >= source.length
+            over = source.order.cursor >= source.order.usable
             if over or self.step % self._log_every == 0:
                 now_s = time.perf_counter()
                 self.data_wait = waited_s / (now_s - since_s)
@@ -327,14 +327,14 @@ class Trainer:
 
     def _log(self, source: Source, progress: Progress) -> None:
         self._told = self._learner.tally.means()
-        if source.done:
-            share = source.done / source.length
+        if source.order.cursor:
+            share = source.order.cursor / source.order.usable
             steps = (self.epochs - self.epoch - share) * self.step / (self.epoch + share)
             self._learner.consider_compiling(steps * self.step_s)
         progress.update(
             step=self.step,
             epoch=self.epoch,
-            done=source.done,
+            done=source.order.cursor,
             means=self._told,
             data_wait=self.data_wait,
         )
@@ -346,7 +346,7 @@ class Trainer:
         self._learner.end_epoch()
         self.epoch += 1
         assert self._source is not None
-        self._source.begin(self.epoch)
+        self._source.order.set_epoch(self.epoch)
         progress.end_epoch(step=self.step, epoch=self.epoch, metrics=metrics)
         self.save(metrics)
         for ended in self._calls["epoch_ended"]:
@@ -412,7 +412,7 @@ class Trainer:
         self.checkpointer.save(
             {
                 **self._learner.state_dict(),
-                "source": self._source.state_dict(),
+                "source": self._source.order.state_dict(),
                 "epoch": self.epoch,
             },
             own=self._learner.own_state(),
@@ -425,7 +425,7 @@ class Trainer:
         if found is None:
             return False
         self._learner.restore(found)
-        source.load_state_dict(found.state["source"])
+        source.order.load_state_dict(found.state["source"])
         self.epoch = int(found.state["epoch"])
         return True
 

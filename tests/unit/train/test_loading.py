@@ -190,16 +190,15 @@ def test_another_order_is_not_gone_on_with():
 
 def test_a_source_counts_the_batches_that_the_loop_has_had():
     made = LoaderSource(ResumableLoader(LOADERS["workers"]()))
-    assert (made.length, made.done) == (6, 0)
+    assert (made.order.usable, made.order.cursor) == (6, 0)
     portions = made.portions()
     next(portions)
-    made.advance()
-    assert made.done == 1
+    assert made.order.cursor == 1
     other = LoaderSource(ResumableLoader(LOADERS["workers"]()))
-    other.load_state_dict(made.state_dict())
-    assert other.done == 1
-    other.begin(1)
-    assert other.done == 0
+    other.order.load_state_dict(made.order.state_dict())
+    assert other.order.cursor == 1
+    other.order.set_epoch(1)
+    assert other.order.cursor == 0
 
 
 def test_what_has_no_length_is_told():
