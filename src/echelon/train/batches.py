@@ -19,6 +19,19 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return batch
 
 
+def map_others(batch: Any, told: Callable[[str], None]) -> None:
+    """Tell of everything in a batch that is no tensor."""
+    if isinstance(batch, Mapping):
+        for key, value in batch.items():
+            told(repr(key))
+            map_others(value, told)
+    elif isinstance(batch, list | tuple):
+        for value in batch:
+            map_others(value, told)
+    elif not isinstance(batch, torch.Tensor):
+        told(repr(batch))
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """Move a batch to a device."""
     return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))

@@ -8,14 +8,14 @@ from the batch, generators count on by themselves. Learning rates are tensors th
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from echelon.train.agreement import least_over_ranks
-from echelon.train.batches import map_tensors
+from echelon.train.batches import map_others, map_tensors
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Tally
 from echelon.train.randomness import undisturbed
@@ -24,6 +24,21 @@ from echelon.train.step import EagerStep
 WARM_UPS = 3
 DDP_WARM_UPS = 11
 """DDP arranges its buckets, and looks at its own times, in its first ten steps."""
+
+
+FORMS = 8
+"""How many kinds of batches are recorded; of more, as in texts of any length, each is rare."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """A step of one form."""
+
+    graph: torch.cuda.CUDAGraph
+    static: Portion
+    """Where it reads its input."""
+    count: float
+    """What it counts."""
 
 
 class CapturedStep:
@@ -55,9 +70,11 @@ class CapturedStep:
         """
         self._eager, self._device, self._begun = eager, device, begun
         self._compiled, self._tell = compiled, tell
-        self._graphs: dict[Any, tuple[torch.cuda.CUDAGraph, Portion]] = {}
+        self._graphs: dict[Any, _Recording] = {}
         self._side = stream
         self._pool: Any = None
+        self._settings: list[dict[str, Any]] = []
+        self._rates: list[torch.Tensor] = []
         self.why_not = ""
         """Why steps are not captured; empty when they are."""
         self._give_up(eager.why_not_captured())
@@ -72,21 +89,40 @@ class CapturedStep:
     def compile(self) -> None:
         """Record anew, from compiled code."""
         self._graphs.clear()
+        self._pool = None
         self._compiled = True
 
     def take(self, portion: Portion, tally: Tally) -> None:
         """Take one step, and count what it saw."""
         form = _form_of(portion)
-        if self._begun and not self.why_not and form not in self._graphs:
-            self._capture(form, portion, tally)
+        room = form in self._graphs or len(self._graphs) < FORMS
+        if self._begun and not self.why_not and room:
+            self._keep_settings()
+            if form not in self._graphs and not self.why_not:
+                self._capture(form, portion, tally)
         self._begun = True
-        if form not in self._graphs:
+        recording = None if self.why_not else self._graphs.get(form)
+        if recording is None:
             self._eager.take(portion, tally)
             return
-        graph, static = self._graphs[form]
-        _copy_inputs(portion, static)
-        graph.replay()
-        tally.add({"count": portion.size})
+        _copy_inputs(portion, recording.static)
+        recording.graph.replay()
+        tally.add({"count": recording.count})
+
+    def _keep_settings(self) -> None:
+        """Notice what somebody has set: a graph goes on with the numbers that it was made with."""
+        for group, rate in zip(self._eager.optimizer.param_groups, self._rates, strict=False):
+            if group["lr"] is not rate:  # replaced, where a scheduler would fill it
+                rate.fill_(group["lr"])
+                group["lr"] = rate
+        settings = [
+            {name: value for name, value in group.items() if name not in ("params", "lr")}
+            for group in self._eager.optimizer.param_groups
+        ]
+        if self._graphs and settings != self._settings:
+            self._give_up("the optimiser's settings change, and not its learning rate alone")
+        self._settings = settings
+        self._rates = [group["lr"] for group in self._eager.optimizer.param_groups]
 
     def _capture(self, form: Any, portion: Portion, tally: Tally) -> None:
         static = replace(
@@ -94,14 +130,16 @@ class CapturedStep:
             batch=_map_inputs(portion.batch, torch.clone),
             keys=None if portion.keys is None else portion.keys.clone(),
         )
-        graph, failure = torch.cuda.CUDAGraph(), ""
+        graph, failure, count = torch.cuda.CUDAGraph(), "", 0.0
         # The first form is that of full batches; others are too few to be worth compiling.
         way = self._eager.compiled() if self._compiled and not self._graphs else nullcontext()
         try:
             with way, undisturbed(self._device), self._put_back(tally):
                 self._warm_up(static, tally)
+                before = tally.samples
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
                     self._eager.take(static, tally)
+                count = tally.samples - before
         except Exception as error:  # noqa: BLE001  whatever a model does that a graph cannot
             failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             _end_recording(self._device)
@@ -109,7 +147,7 @@ class CapturedStep:
         self._give_up(failure)
         if not self.why_not:
             self._pool = graph.pool()
-            self._graphs[form] = (graph, static)
+            self._graphs[form] = _Recording(graph, static, count)
 
     def _warm_up(self, static: Portion, tally: Tally) -> None:
         ddp = isinstance(self._eager.model, DistributedDataParallel)
@@ -158,7 +196,10 @@ def _inputs_of(portion: Portion) -> list[torch.Tensor]:
 def _form_of(portion: Portion) -> Any:
     """Return what has to be the same for a replay to do the same."""
     shapes = tuple((tensor.shape, tensor.dtype) for tensor in _inputs_of(portion))
-    return portion.size, portion.total, shapes
+    rest: list[str] = []
+    if not isinstance(portion.batch, Rows):
+        map_others(portion.batch, rest.append)
+    return portion.size, portion.total, shapes, *rest
 
 
 def _copy_inputs(portion: Portion, static: Portion) -> None:

@@ -72,6 +72,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._cleared = False
+        self._saves = 0
         self.last_stall_s = 0.0
         """How long the last `save` kept the loop waiting."""
         self._token = f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
@@ -119,6 +120,7 @@ class Checkpointer:
         """
         began = time.monotonic()
         self.wait()
+        self._saves += 1
         skeleton, tensors = flatten(state, "state")
         own_skeleton, own_tensors = flatten(own, "own")
         sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
@@ -127,7 +129,8 @@ class Checkpointer:
         manifest = {"step": step, "state": skeleton, "metrics": dict(metrics or {})}
         job = Part(
             folder=self.folder,
-            temporary=self.folder / f".step-{step:09}-{self._token}",
+            # All ranks save equally often, so they agree on the number; two of one step are two.
+            temporary=self.folder / f".step-{step:09}-{self._saves}-{self._token}",
             rank=self._rank,
             world_size=self._size,
             block=block,
@@ -161,8 +164,7 @@ class Checkpointer:
                 self._retire(path)
         except Exception as error:  # noqa: BLE001  it is told where the loop hears it
             self._error = error
-            if self._rank == 0:
-                shutil.rmtree(job.temporary, ignore_errors=True)
+            job.give_up()
 
     def wait(self) -> None:
         """Wait until nothing is being written; warn when it could not be."""
@@ -182,9 +184,13 @@ class Checkpointer:
         """Keep the newest and the best, and let go of the rest."""
         if self._best:
             self._note_best(newest)
-        best = self.best_step()
-        for step in self.steps()[: -self._keep]:
-            if step != best:
+        best, now = self.best_step(), step_of(newest)
+        assert now is not None
+        # Later ones are of a time that was gone back on, because they were damaged perhaps.
+        later = [step for step in self.steps() if step > now]
+        older = [step for step in self.steps() if step <= now][: -self._keep]
+        for step in (*older, *later):
+            if step != best or step > now:
                 path = checkpoint_path(self.folder, step)
                 doomed = path.with_name(f".{path.name}-doomed-{self._token}")
                 # Gone by name at once: nobody finds one that is half deleted.

@@ -3,6 +3,7 @@
 docs/checkpoints.md has the format. Nothing here knows of other checkpoints, or of a training.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -73,6 +74,11 @@ class Part:
         records = [self.temporary / f"shard-{rank:05}.json" for rank in range(self.world_size)]
         deadline = time.monotonic() + GATHER_S
         while not all(record.exists() for record in records):
+            if failed := list(self.temporary.glob("*.failed")):
+                raise UnavailableError(
+                    f"rank {int(failed[0].stem.removeprefix('shard-'))} could not write its part",
+                    hint="see its log",
+                )
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"not all ranks wrote their part within {GATHER_S:g} s",
@@ -88,11 +94,23 @@ class Part:
         }
         write_atomic(self.temporary / "manifest.json", dumps(manifest) + "\n")
         final = checkpoint_path(self.folder, int(self.manifest["step"]))
-        if final.exists():  # written before, by a generation that got further than its successor
-            shutil.rmtree(final)
+        # Written before, by a generation that got further than its successor: never half deleted.
+        doomed = self.temporary.with_name(f"{self.temporary.name}-doomed")
+        if final.exists():
+            final.rename(doomed)
         self.temporary.rename(final)
         sync_folder(self.folder)
+        shutil.rmtree(doomed, ignore_errors=True)
         return final
+
+    def give_up(self) -> None:
+        """Remove what was written; rank 0 learns of it at once, and waits no longer."""
+        if self.rank == 0:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+            return
+        with contextlib.suppress(OSError):
+            (self.temporary / f"shard-{self.rank:05}.safetensors").unlink(missing_ok=True)
+            (self.temporary / f"shard-{self.rank:05}.failed").touch()
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:

@@ -31,6 +31,8 @@ from echelon.train.randomness import (
 from echelon.train.step import EagerStep, Objective, Transform
 
 WAYS = ("auto", "eager", "captured")
+_RANKS = 1 << 40
+"""Ranks' random numbers are keyed like those of epochs that never come."""
 COMPILE_PAYS_S = 600.0
 """How long a training has to last for torch.compile, which takes a minute, to be worth it."""
 
@@ -73,6 +75,11 @@ class Learner:
                 self.model = DistributedDataParallel(self.module)
         self.optimizer = optimizer(self.module.parameters())
         self.scheduler = scheduler(self.optimizer) if scheduler else None
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise UsageError(
+                "ReduceLROnPlateau wants to be told a metric, and nobody tells it",
+                hint="step it in a callback's epoch_ended, with the metric that you mean",
+            )
         self._schedule_steps = schedule_steps
         self.transform = transform
         if isinstance(transform, nn.Module):
@@ -91,6 +98,7 @@ class Learner:
         )
         self._step: EagerStep | CapturedStep = self._eager
         self._settled = False
+        self._lines = 0
         self.tally = Tally(world.device)
         self.steps = 0
         """Steps that were taken, over all epochs and interruptions."""
@@ -102,7 +110,7 @@ class Learner:
 
     def _seed_rank(self, seed: int) -> None:
         """Give each rank its own random numbers: with the same, they would drop the same units."""
-        key = epoch_key(seed, self._world.rank) % 2**63
+        key = epoch_key(seed, _RANKS + self._world.rank) % 2**63
         seed_generators(key)
         torch.manual_seed(key)  # the GPU's too
 
@@ -157,10 +165,10 @@ class Learner:
 
     def consider_compiling(self, left_s: float) -> None:
         """Have what is captured compiled, if so much is left of the training that it pays."""
-        if self._compiled is None and isinstance(self._step, CapturedStep):
-            if is_alone() and left_s > COMPILE_PAYS_S:
+        if self._compiled is None and isinstance(self._step, CapturedStep) and is_alone():
+            self._lines += 1  # the first of them was slow: it has recorded
+            if self._lines == 2 and left_s > COMPILE_PAYS_S:
                 self._step.compile()
-            self._compiled = True
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Compute in the chosen precision."""
@@ -205,7 +213,7 @@ class Learner:
                 f"{found.path} is of another model or optimiser: {shorten(str(error), 200)}",
                 hint="train what it was made with, or keep this training's in another folder",
             ) from error
-        if self.scheduler is not None:
+        if self.scheduler is not None and found.state["scheduler"] is not None:
             self.scheduler.load_state_dict(found.state["scheduler"])
         self._eager.scaler.load_state_dict(found.state["scaler"])
         self.steps = found.step

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
 
 from echelon.errors import UsageError
 from echelon.train.batches import read_rows
@@ -123,12 +129,15 @@ class DatasetSource:
     def portions(self) -> Iterator[Portion]:
         sampler = self.order
         fetch = Fetch(self._data, seed=sampler.seed, epoch=sampler.epoch)
-        shares, asked, named = itertools.tee(sampler.shares(), 3)
+        shares, asked = itertools.tee(sampler.shares())
         batches = fetch_all(fetch, (share.indices for share in asked), workers=self._workers)
-        pairs: Iterator[Any] = zip(batches, map(self._keys, named), strict=True)
+        # A share travels with its batch: who takes them may be in another thread.
+        found: Iterator[Any] = (
+            (share, batch, self._keys(share)) for share, batch in zip(shares, batches, strict=True)
+        )
         if self._device.type == "cuda":
-            pairs = stream_to(self._device, pairs)
-        for share, (batch, keys) in zip(shares, pairs, strict=True):
+            found = stream_to(self._device, found)
+        for share, batch, keys in found:
             yield Portion(batch, share.total, share.size, share.indices, keys)
 
     def _keys(self, share: Share) -> torch.Tensor | None:
@@ -146,7 +155,8 @@ class Fetch(Dataset[Any]):
 
     def __init__(self, data: Dataset[Any], *, seed: int = 0, epoch: int = 0) -> None:
         self._data, self._seed, self._epoch = data, seed, epoch
-        self._whole: Callable[[Sequence[int]], Any] | None = getattr(data, "batch", None)
+        whole = getattr(data, "batch", None)
+        self._whole: Callable[[Sequence[int]], Any] | None = whole if callable(whole) else None
         if self._whole is None and tensors_of(data):
             self._whole = self._read_rows
 
@@ -179,10 +189,12 @@ class Fetch(Dataset[Any]):
 def tensors_of(data: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
     """Return the tensors that a data set is made of, as a TensorDataset is; None if it is not."""
     found = getattr(data, "tensors", None)
-    if not isinstance(found, tuple) or not found:
+    # A class with a `__getitem__` of its own may do more than read rows, unless it says not.
+    plain = getattr(type(data), "__getitem__", None) is TensorDataset.__getitem__
+    if not (plain or getattr(data, "samples_are_rows", False)) or not isinstance(found, tuple):
         return None
     whole = all(isinstance(tensor, torch.Tensor) and tensor.ndim for tensor in found)
-    return found if whole and len({len(tensor) for tensor in found}) == 1 else None
+    return found if whole and {len(tensor) for tensor in found} == {length_of(data)} else None
 
 
 def fetch_all(fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int) -> Iterator[Any]:
@@ -243,9 +255,10 @@ class ResumableLoader:
             return
         with undisturbed(_CPU):
             batches = iter(self._loader())
-            for _ in range(self.cursor if self._iterable else 0):
-                next(batches, None)
-        for batch in batches:
+            # A stream that shuffles does so when it is first asked: here, where it is seeded.
+            asked = max(1, self.cursor) if self._iterable else 0
+            first = list(itertools.islice(batches, asked))[self.cursor :]
+        for batch in itertools.chain(first, batches):
             self.cursor += 1
             yield batch
 

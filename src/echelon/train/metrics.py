@@ -29,6 +29,11 @@ class Tally:
         """On a device they stay there; on the CPU they are numbers, which add up faster."""
         self._count = 0.0
 
+    @property
+    def samples(self) -> float:
+        """How many were counted since the means were last told."""
+        return self._count
+
     def add(self, sums: Sums, *, unit: float = 1.0) -> None:
         """Add a batch's sums; with `unit`, its means over so many samples, beside their count.
 

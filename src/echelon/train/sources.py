@@ -55,7 +55,8 @@ def open_source(
     )
     if world.device.type != "cuda":
         return DatasetSource(data, sampler, workers=workers, keyed=keyed)
-    tensors = tensors_of(data)
+    rows = getattr(data, "samples_are_rows", False) or not callable(getattr(data, "batch", None))
+    tensors = tensors_of(data) if rows else None
     if tensors and fits(tensors, world.device, share=share):
         return ResidentSource(tensors, sampler, world.device)
     return DatasetSource(data, sampler, workers=workers, device=world.device, keyed=keyed)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from echelon.errors import UsageError
-from echelon.train.batches import divide
+from echelon.train.batches import divide, samples_in
 from echelon.train.exact_layers import CurrentBatch
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Metrics, Step, Sums, Tally
@@ -106,11 +106,12 @@ class EagerStep:
 
     def take(self, portion: Portion, tally: Tally) -> None:
         """Take one step, and count what it saw."""
-        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)  # also what the optimiser does not move
         self._backward(portion, tally)
         if self._clip is not None:
             self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip)
+            moved = [p for group in self.optimizer.param_groups for p in group["params"]]
+            nn.utils.clip_grad_norm_(moved, self._clip)
         if self._cast == torch.float16:
             self.scaler.step(self.optimizer)
             self.scaler.update()
@@ -134,7 +135,7 @@ class EagerStep:
         batch, keys = part
         with self._current.of(portion, keys) if self._current else nullcontext():
             loss, unit, count, sums = self._judge(batch, keys)
-            factor = self._factor(portion, unit, count, parts)
+            factor = self._factor(batch, portion, unit, count, parts)
             scaled = loss if factor == 1.0 else loss * factor
             self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         if tally is not None and portion.size:
@@ -164,12 +165,13 @@ class EagerStep:
             return [(part, None) for part in parts]
         return list(zip(parts, divide(keys, self._accumulate), strict=True))
 
-    def _factor(self, portion: Portion, unit: int, count: int, parts: int) -> float:
+    def _factor(self, part: Any, portion: Portion, unit: int, count: int, parts: int) -> float:
         """Return what a loss counts in the gradient, before DDP divides by the number of ranks."""
         if not portion.size:
             return 0.0
         if portion.total is None:  # nobody knows the others' counts: each rank's mean is one vote
-            return unit / (count * parts)
+            share = samples_in(part) / samples_in(portion.batch) if parts > 1 else 1.0
+            return unit * share / count
         return unit * self._world_size / portion.total
 
     def _hold_reduction(self) -> AbstractContextManager[Any]:

@@ -266,10 +266,23 @@ class Trainer:
         if resumed:
             progress.tell(f"resumed at step {self.step}, in epoch {self.epoch + 1}")
         metrics: dict[str, float] = {}
-        while self.epoch < self.epochs and not self._have_enough():
+        if not self.module.training:
+            self.module.train()
+        if self.epoch >= self.epochs or self._have_enough():
+            progress.tell("there is nothing left to train")
+        # At the end of an epoch there is still its validation to come.
+        while self.epoch < self.epochs and (
+            not self._have_enough() or source.order.cursor >= source.order.usable > 0
+        ):
             source.order.set_epoch(self.epoch)
             self._train_epoch(source, progress)
             if source.order.cursor < source.order.usable:
+                if not self._have_enough():
+                    raise UsageError(
+                        f"the loader gave {source.order.cursor} of {source.order.usable} batches",
+                        hint="let its __len__ say how many it gives, the same on every rank",
+                    )
+                self.save()
                 break
             metrics = self._end_epoch(validation, progress)
         if self.checkpointer:
@@ -384,6 +397,7 @@ class Trainer:
     def evaluate(self, data: Dataset[Any] | DataLoader[Any]) -> dict[str, float]:
         """Measure on all data, each sample once: every rank a part, the means over all ranks."""
         self._learner.share_buffers()
+        modes = [(module, module.training) for module in self.module.modules()]
         self.module.eval()
         tally, transform = Tally(self.world.device), self._learner.transform
         parts = rank_parts(
@@ -400,7 +414,8 @@ class Trainer:
             tally.add(sums if counts else dict.fromkeys(sums, 0.0))
             if not isinstance(data, DataLoader):  # of which ranks may have more and fewer batches
                 self._pass_by()
-        self.module.train()
+        for module, training in modes:  # each as it was: some may be frozen
+            module.training = training
         return tally.means()
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -427,6 +442,7 @@ class Trainer:
         self._learner.restore(found)
         source.order.load_state_dict(found.state["source"])
         self.epoch = int(found.state["epoch"])
+        self._told = dict(found.metrics)
         return True
 
 

@@ -283,3 +283,33 @@ def test_who_only_reads_takes_nothing_away_from_one_that_writes(tmp_path):
     assert left.exists()  # it has cleared before its first
     Checkpointer(tmp_path).save({"w": torch.zeros(1)}, step=4, wait=True)
     assert not left.exists()
+
+
+def test_a_rank_that_cannot_write_does_not_keep_the_others(tmp_path, monkeypatch):
+    ranks = [Checkpointer(tmp_path, rank=rank, world_size=2) for rank in range(2)]
+    for checkpointer in ranks:
+        checkpointer._token = "same"  # noqa: S105
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    ranks[0].save({"w": torch.zeros(9)}, step=1)
+    monkeypatch.setattr("echelon.train.tensor_block.TensorBlock.write", fail)
+    ranks[1].save({"w": torch.zeros(9)}, step=1)
+    with pytest.warns(RuntimeWarning, match="No space left"):
+        ranks[1].wait()
+    with pytest.warns(RuntimeWarning, match="(rank 1 could not write|No space left)"):
+        ranks[0].wait()
+    assert ranks[0].steps() == []
+
+
+def test_a_damaged_one_of_a_later_step_does_not_cost_new_ones(tmp_path):
+    checkpointer = saved(tmp_path, 20)
+    flip_a_bit(checkpoint_path(tmp_path, 20) / "shard-00000.safetensors")
+    checkpointer = Checkpointer(tmp_path, keep=1)
+    with pytest.warns(RuntimeWarning, match="damaged"):
+        assert checkpointer.load() is None
+    for step in (5, 10):
+        checkpointer.save(state(step), step=step, wait=True)
+    assert checkpointer.steps() == [10]
+    assert Checkpointer(tmp_path).load().step == 10

@@ -50,8 +50,10 @@ class Whole(Noisy):
 
 
 class Stream(IterableDataset):
+    """One that shuffles by itself."""
+
     def __iter__(self):
-        return iter(range(10))
+        return iter(torch.randperm(10).tolist())
 
     def __len__(self):
         return 10

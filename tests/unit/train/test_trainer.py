@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from echelon.errors import UsageError
 from echelon.train.metrics import top_k
@@ -339,3 +339,76 @@ def test_few_samples_are_no_trouble(samples):
     result = trainer(epochs=2).fit(Points(samples), Points(samples))
     assert result.epoch == 2
     assert result.step == 2 * (samples > 0)
+
+
+def test_frozen_layers_stay_frozen_through_a_validation():
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.1), nn.Linear(4, 2))
+    model[0].eval()
+    made = trainer(model=model)
+    made.fit(Points(16), Points(16))
+    assert [layer.training for layer in model] == [False, True, True]
+    assert model[0].num_batches_tracked == 0
+
+
+def test_a_loader_that_gives_less_than_it_says_is_told():
+    class Short(Stream):
+        def __len__(self):
+            return 100
+
+    with pytest.raises(UsageError, match="gave 7 of 13 batches"):
+        trainer(epochs=3).fit(DataLoader(Short(Points(50)), batch_size=8))
+
+
+def test_the_last_step_is_saved_and_its_metrics_are_known_again(tmp_path, capsys):
+    options = {"checkpoints": tmp_path, "epochs": 2}
+    made = trainer(**options, max_steps=3)
+    made.fit(Points(32))
+    assert made.checkpointer.steps() == [3]
+    done = trainer(**options)
+    first = done.fit(Points(32), Points(32)).metrics
+    again = trainer(**options).fit(Points(32), Points(32)).metrics
+    assert again == pytest.approx(first)
+    assert "nothing left to train" in capsys.readouterr().err
+
+
+def test_a_data_set_that_does_more_than_read_rows_is_asked_for_its_samples():
+    class More(TensorDataset):
+        asked = 0
+
+        def __getitem__(self, index):
+            More.asked += 1
+            return super().__getitem__(index)
+
+    points = Points(16)
+    trainer().fit(More(points.x, points.y))
+    assert More.asked == 16
+
+
+def test_gradients_of_uneven_parts_of_a_loader_count_by_sample():
+    found = []
+    for parts in (1, 4):
+        made = trainer(accumulate=parts, max_steps=1)
+        made.fit(DataLoader(Points(5), batch_size=5))
+        found.append(weights(made))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_the_optimiser_does_not_move_does_not_count_in_the_norm():
+    def make():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+
+    found = []
+    for frozen in (False, True):
+        model = make()
+        model[0].requires_grad_(not frozen)
+        made = trainer(
+            model=model,
+            clip_norm=0.05,
+            optimizer=lambda _, head=model[1]: torch.optim.SGD(head.parameters(), lr=0.5),
+        )
+        made.fit(Points(48))
+        found.append(weights(made))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)

@@ -16,6 +16,8 @@ class PackedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     processes of a machine share them. What is written into `images` stays in this process.
     """
 
+    samples_are_rows = True
+    """A sample is a row of `tensors`, and nothing else."""
     images: torch.Tensor
     """N×3×H×W, uint8; in memory the channels are last."""
     labels: torch.Tensor
