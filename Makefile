@@ -38,7 +38,7 @@ test-all: setup peers system  ## the full matrices too
 
 demo: setup  ## MNIST on two simulated nodes, and a crash that it survives
 	@$(BIN)/echelon run --nodes 2 --procs 2 examples/mnist/train.py \
-	    --epochs 1 --batch-size 32 --crash-at 200
+	    --epochs 1 --batch-size 32 --crash-at 230
 	@echo; echo "What it left is in $$(ls -td runs/train-* | head -1). Try next:"
 	@echo "  $(BIN)/echelon logs last              what each rank said"
 	@echo "  $(BIN)/echelon status last            how it ended"
