@@ -13,6 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+"""Made once: `json.dumps` would make one for every event."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -26,9 +29,7 @@ class Event:
 
 def render_event(event: Event) -> str:
     """Return its line, without a line end."""
-    return json.dumps(
-        {"time": event.time_s, "kind": event.kind, **event.data}, separators=(",", ":")
-    )
+    return _ENCODER.encode({"time": event.time_s, "kind": event.kind, **event.data})
 
 
 def parse_event(line: str) -> Event | None:

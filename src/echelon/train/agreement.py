@@ -3,6 +3,8 @@
 Every call is a collective: all ranks make it, in the same order.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -17,8 +19,12 @@ def collective_device() -> torch.device:
     return torch.device("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu")
 
 
-def sum_over_ranks(values: torch.Tensor) -> list[float]:
+def sum_over_ranks(values: torch.Tensor | Sequence[float]) -> list[float]:
     """Return the sums of numbers that each rank has its own of."""
+    if not isinstance(values, torch.Tensor):
+        if is_alone():
+            return list(values)
+        values = torch.tensor(values, dtype=torch.float64)
     if is_alone():
         return [float(value) for value in values.tolist()]
     moved = values.to(collective_device(), copy=True)

@@ -8,6 +8,7 @@ was interrupted.
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import torch
@@ -238,7 +239,7 @@ class ResumableLoader:
         """Return how many batches an epoch has."""
         return len(self._given)
 
-    @property
+    @cached_property
     def usable(self) -> int:
         return len(self)
 

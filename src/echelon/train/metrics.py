@@ -56,11 +56,10 @@ class Tally:
         names = sorted(self._sums)
         values = [self._sums[name] for name in names]
         if self._on_cpu:
-            totals = torch.tensor([*values, self._count], dtype=torch.float64)
+            *sums, count = sum_over_ranks([*values, self._count])
         else:
             counted = torch.tensor(self._count, dtype=torch.float64, device=self._device)
-            totals = torch.stack([*values, counted])
-        *sums, count = sum_over_ranks(totals)
+            *sums, count = sum_over_ranks(torch.stack([*values, counted]))
         for name, value in zip(names, values, strict=True):
             self._sums[name] = 0.0 if self._on_cpu else value.zero_()
         self._count = 0.0

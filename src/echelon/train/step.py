@@ -132,17 +132,27 @@ class EagerStep:
         parts: int,
         tally: Tally | None,
     ) -> None:
-        batch, keys = part
-        with self._current.of(portion, keys) if self._current else nullcontext():
-            loss, unit, count, sums = self._judge(batch, keys)
-            factor = self._factor(batch, portion, unit, count, parts)
-            scaled = loss if factor == 1.0 else loss * factor
-            self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        if self._current is None:
+            loss, unit, count, sums = self._differentiate(part, portion, parts)
+        else:
+            with self._current.of(portion, part[1]):
+                loss, unit, count, sums = self._differentiate(part, portion, parts)
         if tally is not None and portion.size:
             tally.add({"loss": loss, "count": count}, unit=unit)
-            tally.add(sums)
+            if sums:
+                tally.add(sums)
         elif tally is not None:
             tally.add(dict.fromkeys(("loss", *sums), 0.0))
+
+    def _differentiate(
+        self, part: tuple[Any, torch.Tensor | None], portion: Portion, parts: int
+    ) -> tuple[torch.Tensor, int, int, Sums]:
+        batch, keys = part
+        loss, unit, count, sums = self._judge(batch, keys)
+        factor = self._factor(batch, portion, unit, count, parts)
+        scaled = loss if factor == 1.0 else loss * factor
+        self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        return loss, unit, count, sums
 
     def _judge_plainly(
         self, batch: Any, keys: torch.Tensor | None
