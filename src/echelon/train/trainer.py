@@ -268,12 +268,9 @@ class Trainer:
         metrics: dict[str, float] = {}
         if not self.module.training:
             self.module.train()
-        if self.epoch >= self.epochs or self._have_enough():
+        if self._is_over(source):
             progress.tell("there is nothing left to train")
-        # At the end of an epoch there is still its validation to come.
-        while self.epoch < self.epochs and (
-            not self._have_enough() or source.order.cursor >= source.order.usable > 0
-        ):
+        while not self._is_over(source):
             source.order.set_epoch(self.epoch)
             self._train_epoch(source, progress)
             if source.order.cursor < source.order.usable:
@@ -329,6 +326,11 @@ class Trainer:
             if not over and self._save_every and self.step % self._save_every == 0:
                 self.save()
             self._pass_by()
+
+    def _is_over(self, source: Source) -> bool:
+        """Tell whether nothing is left: at the end of an epoch there is still its validation."""
+        ended = source.order.cursor >= source.order.usable > 0
+        return self.epoch >= self.epochs or (self._have_enough() and not ended)
 
     def _have_enough(self) -> bool:
         return self.max_steps is not None and self.step >= self.max_steps

@@ -7,7 +7,7 @@ from echelon.train.tensorboard import ScalarWriter, frame
 
 @pytest.fixture
 def read(tmp_path):
-    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as loader
 
     def scalars(tag):
         found = loader.EventAccumulator(str(tmp_path), purge_orphaned_data=True)
