@@ -212,6 +212,15 @@ class JobSpec:
     on_hang: str = _key(
         _one_of("report", "restart", "stop"), "report", "what then: report, restart or stop"
     )
+    grace_s: int = _key(
+        _seconds, 30, "what a script gets to save when it is told to stop", key="grace"
+    )
+    hand_over: str = _key(
+        _one_of("auto", "always", "requeue", "never"),
+        "auto",
+        "whether a next job takes over: auto, always, requeue or never",
+    )
+    node_check: str = _key(_text, "", "a command that a node must pass before it is used")
     preload: tuple[str, ...] = _key(_words, ("torch",), "modules imported once for all ranks")
 
     chdir: str = _key(_text, "", "where the job runs; here when empty")

@@ -112,7 +112,7 @@ def test_a_job_is_named_after_its_script(values, name):
     assert spec(**values).job_name == name
 
 
-USUAL = ("", "1", "3", "300", "echelon", "gres", "report", "torch", "false")
+USUAL = ("", "1", "3", "30", "300", "auto", "echelon", "gres", "report", "torch", "false")
 
 
 def test_values_are_shown_as_they_are_written():

@@ -224,7 +224,7 @@ class Agent:
                 except OSError as error:
                     self._fail_start(message, error)
             case End():
-                self._end(message.generation, message.grace_s)
+                self._end(message)
             case Propose() | Commit():
                 self._steer(message)
             case Dump():
@@ -318,17 +318,17 @@ class Agent:
         record = {"type": type(error).__name__, "message": message}
         self._say(RankExited(generation=order.generation, rank=rank, code=1, error=record))
 
-    def _end(self, generation: int, grace_s: float) -> None:
-        if not any(r.generation == generation for r in self._ranks.values()):
-            self._finish(generation)
+    def _end(self, end: End) -> None:
+        if not any(r.generation == end.generation for r in self._ranks.values()):
+            self._finish(end.generation)
             return
-        order = {"order": "end", "generation": generation}
-        if grace_s > 0:
-            self._nursery.tell({**order, "signal": signal.SIGTERM})
-            loop = asyncio.get_running_loop()
-            loop.call_later(grace_s, self._nursery.tell, {**order, "signal": signal.SIGKILL})
+        kill = {"order": "end", "generation": end.generation, "signal": signal.SIGKILL}
+        if end.grace_s > 0:
+            if end.ask:
+                self._nursery.tell({**kill, "signal": signal.SIGTERM})
+            asyncio.get_running_loop().call_later(end.grace_s, self._nursery.tell, kill)
         else:
-            self._nursery.tell({**order, "signal": signal.SIGKILL})
+            self._nursery.tell(kill)
 
     def _finish(self, generation: int) -> None:
         """Say that a generation is gone; its store goes with it."""

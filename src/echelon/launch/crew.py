@@ -68,8 +68,12 @@ class Stop:
     cause: str
     message: str
     exit_code: int
-    at_once: bool
+    at_once: bool = False
     """Whether ranks get no time to react."""
+    told: bool = False
+    """Whether whoever wants it has signalled the ranks already."""
+    deadline_s: float | None = None
+    """When all of it has to be over, by `time.monotonic`; None where nobody says."""
 
 
 Entry = tuple[Agent | None, Any]

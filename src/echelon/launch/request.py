@@ -25,6 +25,10 @@ class LaunchRequest:
     hang_timeout_s: int
     """0 for: do not watch."""
     on_hang: str
+    hand_over: str
+    node_check: str
+    grace_s: int
+    """What ranks that know nothing of Echelon get between being asked to stop and being killed."""
 
 
 def read_request(run: RunDir) -> LaunchRequest:
@@ -46,6 +50,9 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         preload=spec.preload,
         hang_timeout_s=spec.hang_timeout_s,
         on_hang=spec.on_hang,
+        hand_over=spec.hand_over,
+        node_check=spec.node_check,
+        grace_s=spec.grace_s,
     )
 
 

@@ -1,0 +1,342 @@
+"""One set of ranks, from their start until the last of them is gone.
+
+It ends by itself when all ranks have gone well; at the first trouble, or when the run is to stop,
+what is left of it is ended here.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from echelon.launch.crew import Agent, Crew, Entry, Lost, Stop
+from echelon.launch.hang import Hang, HangWatch, script_frames
+from echelon.launch.journal import Journal
+from echelon.launch.meeting import Meeting, MeetingError, StopError, collect
+from echelon.launch.messages import (
+    Commit,
+    Dump,
+    End,
+    Ended,
+    Place,
+    Propose,
+    RankExited,
+    RankStarted,
+    Signalled,
+    Start,
+    ZygoteLost,
+)
+from echelon.launch.messages import Stacks as StacksOfNode
+from echelon.launch.request import LaunchRequest
+from echelon.launch.stopping import Accord
+from echelon.launch.verdict import (
+    Failure,
+    classify_exit,
+    is_victim,
+    judge,
+    last_traceback,
+    render,
+    to_record,
+)
+
+CONFESS_S = 2.0
+"""How long a victim's report waits for the cause's own, which may be busy cleaning up.
+
+Taking apart an interpreter that holds torch is over a second of it, where we did not start it.
+"""
+AGREE_S = 30.0
+"""How long ranks may take to come to the place where they stop, if nobody says otherwise."""
+SAVE_S = 120.0
+"""How long they may take to save, and go; likewise."""
+KILL_S = 3.0
+"""What ranks get between being asked to go, when they would not agree, and being killed."""
+END_S = 10.0
+"""How long an agent may take to end its ranks, beyond the grace."""
+
+
+class Generation:
+    """See the module."""
+
+    def __init__(
+        self,
+        number: int,
+        agents: Sequence[Agent],
+        *,
+        request: LaunchRequest,
+        journal: Journal,
+        crew: Crew,
+        watch: HangWatch,
+    ) -> None:
+        self.number, self.agents = number, agents
+        self.failures: list[Failure] = []
+        """In the order of their arrival."""
+        self.stop: Stop | None = None
+        self.stacks: dict[str, str] = {}
+        self._ranks: dict[int, Agent] = {}
+        """Those that have not gone."""
+        self._deaf = False
+        self._request, self._journal = request, journal
+        self._crew, self._watch = crew, watch
+
+    async def run(self, meeting: Meeting, ranks_of: Callable[[Agent], int]) -> None:
+        """Start the ranks, and return when all of them are gone."""
+        self._start(meeting, [ranks_of(agent) for agent in self.agents])
+        await self._watch_ranks()
+        self._watch.end()
+        if self.stop and not self.stop.at_once:
+            await self._stop_together()
+        await self._end()
+
+    def _start(self, meeting: Meeting, counts: Sequence[int]) -> None:
+        first = 0
+        for node_rank, (agent, count) in enumerate(zip(self.agents, counts, strict=True)):
+            self._ranks |= dict.fromkeys(range(first, first + count), agent)
+            agent.link.say(
+                Start(
+                    generation=self.number,
+                    node_rank=node_rank,
+                    nodes=len(self.agents),
+                    first_rank=first,
+                    count=count,
+                    world_size=sum(counts),
+                    address=meeting.address,
+                    port=meeting.port,
+                    served=meeting.served,
+                )
+            )
+            first += count
+        self._journal.note(
+            "generation", generation=self.number, world_size=first, nodes=len(self.agents)
+        )
+        self._watch.begin(self.number)
+
+    async def _watch_ranks(self) -> None:
+        """Wait until all ranks have gone well, for the first trouble, or for a stop."""
+        deadline: float | None = None
+        while self._ranks and not self.stop:
+            entry = await self._crew.next(deadline)
+            if entry is None:
+                return  # the time for confessions is over
+            await self._notice(entry)
+            if not all(is_victim(failure) for failure in self.failures):
+                return
+            if self.failures:
+                deadline = deadline or time.monotonic() + CONFESS_S
+
+    async def _notice(self, entry: Entry) -> None:
+        match entry:
+            case (Agent(), RankStarted() as rank):
+                self._journal.note(
+                    "rank", rank=rank.rank, generation=rank.generation, pid=rank.pid, warm=rank.warm
+                )
+            case (Agent() as agent, RankExited() as gone) if gone.generation == self.number:
+                self._ranks.pop(gone.rank, None)
+                self._watch.forget(gone.rank)
+                self._journal.note(
+                    "exited",
+                    rank=gone.rank,
+                    generation=gone.generation,
+                    code=gone.code,
+                    signal=gone.signal,
+                )
+                if gone.code or gone.signal:
+                    self.failures.append(self._failure(agent, gone))
+            case (Agent() as agent, ZygoteLost() as lost) if lost.generation == self.number:
+                self.failures.append(_bereaved(agent, lost))
+            case (Agent() as agent, Lost() as lost) if agent in self.agents:
+                self._lose(agent, lost.reason)
+            case (Agent() as agent, Signalled(signal=signal.SIGTERM)):
+                self.stop = _preempted(agent)
+            case (_, Stop() as stop):
+                self.stop = stop
+            case (_, Hang() as hang) if hang.generation == self.number:
+                await self._be_hung(hang)
+
+    def _lose(self, agent: Agent, reason: str) -> None:
+        lost = [rank for rank, owner in self._ranks.items() if owner is agent]
+        for rank in lost:
+            del self._ranks[rank]
+        if lost:
+            self.failures.append(
+                Failure(
+                    cause="lost node",
+                    message=f"its agent is gone: {reason}",
+                    node=agent.name,
+                    generation=self.number,
+                )
+            )
+
+    def _failure(self, agent: Agent, gone: RankExited) -> Failure:
+        cause, message = classify_exit(
+            code=gone.code,
+            number=gone.signal,
+            error=gone.error,
+            tail=gone.tail,
+            out_of_memory=gone.out_of_memory,
+        )
+        run = self._journal.run
+        log = run.rank_log(
+            attempt=self._journal.attempt, generation=gone.generation, rank=gone.rank
+        )
+        return Failure(
+            cause=cause,
+            message=message,
+            rank=gone.rank,
+            node=agent.name,
+            step=gone.step if gone.step >= 0 else None,
+            exit_code=128 + gone.signal if gone.signal else gone.code,
+            error_type=str(gone.error.get("type", "")),
+            traceback=str(gone.error.get("traceback", "")) or last_traceback(gone.tail),
+            log=str(log.relative_to(run.path)),
+            generation=gone.generation,
+        )
+
+    # --- stopping -------------------------------------------------------------------------------
+
+    async def _stop_together(self) -> None:
+        """Have ranks that listen stop at one place, save, and go; others are ended as they are."""
+        accord = Accord((agent.node for agent in self.agents), self.number)
+        self._tell_all(accord.begin())
+        deadline, step = self._within(AGREE_S), -1
+        while self._ranks and not accord.deaf:
+            match await self._crew.next(deadline):
+                case None | (Agent(), Lost()):
+                    return
+                case (Agent() as agent, Place() as place):
+                    if order := accord.hear(agent.node, place):
+                        self._tell_all(order)
+                    if accord.committed:
+                        deadline = self._within(SAVE_S)
+                case (_, Stop(at_once=True) as stop):
+                    self.stop = stop
+                    return
+                case (Agent() as agent, RankExited() as gone):
+                    step = max(step, gone.step)
+                    await self._notice((agent, gone))
+        self._deaf = accord.deaf
+        if self._ranks or self.failures:
+            return
+        if accord.committed:
+            assert self.stop is not None
+            self._journal.note("stopped", generation=self.number, step=step)
+            said = f"{self.stop.message}; all ranks stopped after step {step}, and saved"
+            self.stop = replace(self.stop, message=said)
+        else:
+            self.stop = None  # they were done before they came to the place
+
+    def _within(self, seconds: float) -> float:
+        """Return until when something may take: to the stop's own deadline, where it has one."""
+        if self.stop and self.stop.deadline_s is not None:
+            return self.stop.deadline_s
+        return time.monotonic() + seconds
+
+    def _tell_all(self, order: Propose | Commit) -> None:
+        for agent in self.agents:
+            if self._crew.has(agent):
+                agent.link.say(order)
+
+    async def _end(self) -> None:
+        """End what is left, everywhere; return when all of it is gone."""
+        left = {agent.node for agent in self.agents if self._crew.has(agent)}
+        order = self._last_order()
+        self._tell(left, order)
+        deadline = time.monotonic() + order.grace_s + END_S
+        while left:
+            match await self._crew.next(deadline):
+                case None:
+                    for node in left & self._crew.agents.keys():
+                        self._crew.agents[node].link.drop("it did not end its ranks")
+                    return
+                case (Agent() as agent, Ended(generation=self.number) | Lost()):
+                    left.discard(agent.node)
+                case (Agent() as agent, RankExited() as gone):
+                    self._notice_late(agent, gone)
+                case (_, Stop() as stop):
+                    self.stop = stop
+                    if stop.at_once:
+                        self._tell(left, End(generation=self.number))
+
+    def _last_order(self) -> End:
+        """Return how ranks are to be ended: asked first, where there is time for that."""
+        stop = self.stop
+        if not stop or stop.at_once:
+            return End(generation=self.number)
+        grace_s = float(self._request.grace_s) if self._deaf else KILL_S
+        if stop.deadline_s is not None:
+            grace_s = max(0.0, min(grace_s, stop.deadline_s - time.monotonic()))
+        return End(generation=self.number, grace_s=grace_s, ask=not stop.told)
+
+    def _tell(self, nodes: set[int], order: End) -> None:
+        for node in nodes & self._crew.agents.keys():
+            self._crew.agents[node].link.say(order)
+
+    def _notice_late(self, agent: Agent, gone: RankExited) -> None:
+        """Add ranks that fell after the first: by themselves, or because we ended them."""
+        if not (gone.code or gone.signal) or self.stop:
+            return
+        ours = gone.signal == signal.SIGKILL
+        if ours and gone.error:
+            # It had failed by itself, and we ended what it did at its exit.
+            failure = self._failure(agent, replace(gone, code=1, signal=0))
+        else:
+            failure = self._failure(agent, gone)
+            if ours:
+                failure = replace(failure, cause="ended", message="ended with its generation")
+        if gone.rank not in {known.rank for known in self.failures}:
+            self.failures.append(failure)
+
+    # --- hangs ----------------------------------------------------------------------------------
+
+    async def _be_hung(self, hang: Hang) -> None:
+        """Have all stacks written down; what follows is the user's choice."""
+        here = [agent for agent in self.agents if self._crew.has(agent)]
+        for agent in here:
+            agent.link.say(Dump(generation=self.number))
+        try:
+            answers = await collect(self._crew, here, StacksOfNode, self.number, needed=here)
+        except MeetingError as error:
+            self.failures.append(error.failure)
+            return
+        except StopError as error:
+            self.stop = error.stop
+            return
+        told = [pair for answer in answers.values() for pair in answer.ranks.items()]
+        stacks = {rank: script_frames(text) for rank, text in told}
+        hang = hang.with_stacks(stacks)
+        owner = self._ranks.get(hang.rank)
+        failure = Failure(
+            cause="hang",
+            message=hang.message,
+            rank=hang.rank,
+            node=owner.name if owner else "",
+            step=hang.step if hang.step >= 0 else None,
+            traceback=stacks.get(str(hang.rank), ""),
+            generation=self.number,
+        )
+        verdict = replace(judge([failure]), stacks=stacks)
+        self._journal.note("hang", **to_record(verdict))
+        self._journal.leave_verdict(verdict)
+        self._journal.report(f"{self._journal.run.run_id} hangs\n{render(verdict)}")
+        if self._request.on_hang != "report":
+            self.failures.append(failure)
+            self.stacks = stacks
+
+
+def _preempted(agent: Agent) -> Stop:
+    """Return the stop of a job whose processes, but not its batch script, were told to go."""
+    message = f"{agent.name} was told to stop (SIGTERM)"
+    return Stop("preemption", message, 128 + signal.SIGTERM, told=True)
+
+
+def _bereaved(agent: Agent, lost: ZygoteLost) -> Failure:
+    """Return the failure of a node whose ranks have died with their zygote."""
+    cause, how = classify_exit(
+        code=lost.code, number=lost.signal, error={}, tail="", out_of_memory=lost.out_of_memory
+    )
+    return Failure(
+        cause=cause,
+        message=f"its zygote is gone, and its ranks with it: {how}",
+        node=agent.name,
+        exit_code=128 + lost.signal if lost.signal else lost.code,
+        generation=lost.generation,
+    )
