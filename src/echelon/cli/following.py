@@ -19,7 +19,8 @@ from echelon.errors import NotFoundError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from echelon.clusters.base import Cluster, Job
+    from echelon.clusters.base import Cluster
+    from echelon.core.jobs import Job
     from echelon.core.rundir import RunDir
 
 _COLOURS = (36, 33, 32, 35, 34, 31)

@@ -158,7 +158,7 @@ def run(*, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto") -> None:
     from echelon.cli.following import exit_code, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
     from echelon.clusters.runs import choose_python  # noqa: PLC0415
-    from echelon.clusters.slurm import scrub  # noqa: PLC0415
+    from echelon.core.slurm import scrub  # noqa: PLC0415
 
     environ = scrub(os.environ) if on == "local" else os.environ
     spec = choose_python(request.spec, environ)

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import echelon
-from echelon.clusters.base import Cluster, Job
+from echelon.clusters.base import Cluster
 from echelon.clusters.styles import render_script
+from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UsageError

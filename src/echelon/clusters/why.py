@@ -2,7 +2,7 @@
 
 import json
 
-from echelon.clusters.base import WAITING, Job
+from echelon.core.jobs import WAITING, Job
 from echelon.core.rundir import RunDir
 from echelon.launch.verdict import Failure, Verdict, from_record, judge
 

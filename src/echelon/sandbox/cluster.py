@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from echelon.clusters.slurm import scrub
 from echelon.core.shell import Result, Shell
+from echelon.core.slurm import scrub
 from echelon.core.waiting import wait_until
 from echelon.errors import NotFoundError, NotPermittedError, UnavailableError
 from echelon.sandbox import accounting

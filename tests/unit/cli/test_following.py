@@ -6,8 +6,8 @@ import time
 import pytest
 
 from echelon.cli import following
-from echelon.clusters.base import Job
 from echelon.clusters.runs import prepare_run, submit_run
+from echelon.core.jobs import Job
 from echelon.spec import JobSpec
 
 

@@ -4,8 +4,8 @@ import tomllib
 import pytest
 
 from echelon.clusters import runs
-from echelon.clusters.base import Job
 from echelon.clusters.local import LocalCluster
+from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.spec import Layer, merge

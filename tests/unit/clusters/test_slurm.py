@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from echelon.clusters.base import Job
-from echelon.clusters.slurm import SlurmCluster, parse_job, scrub
+from echelon.clusters.slurm import SlurmCluster
+from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, Result
+from echelon.core.slurm import parse_job, scrub
 from echelon.errors import UnavailableError, UsageError
 from echelon.spec import Layer, merge
 
@@ -39,7 +40,7 @@ def spec(**values):
 def test_a_submission_returns_the_jobs_id():
     shell = FakeShell(answers={"sbatch": "42\n"})
     assert submit(shell) == "42"
-    assert shell.calls == [("sbatch", "--parsable", "--comment=echelon:r-1", "job.sh", "1")]
+    assert shell.calls == [("sbatch", "--parsable", "--comment=echelon:r-1/1", "job.sh", "1")]
 
 
 def test_a_federated_answer_has_the_cluster_behind_the_id():
@@ -61,7 +62,7 @@ def test_a_controller_that_is_away_for_a_moment_is_waited_for():
 
 
 def test_a_submission_whose_answer_was_lost_is_not_made_twice():
-    answers = {"sbatch": failed(LOST), "squeue": "8|echelon:other\n9|echelon:r-1\n"}
+    answers = {"sbatch": failed(LOST), "squeue": "8|echelon:r-1/2\n9|echelon:r-1/1\n"}
     shell = FakeShell(answers=answers)
     assert submit(shell) == "9"
     assert [call[0] for call in shell.calls] == ["sbatch", "squeue"]
@@ -69,7 +70,7 @@ def test_a_submission_whose_answer_was_lost_is_not_made_twice():
 
 def test_a_controller_that_stays_away_is_told():
     slept = []
-    with pytest.raises(UnavailableError, match="did not answer for 30"):
+    with pytest.raises(UnavailableError, match="did not answer for 60"):
         submit(FakeShell(answers={"sbatch": failed(AWAY), "squeue": failed(AWAY)}), slept)
     assert sum(slept) > 30
 

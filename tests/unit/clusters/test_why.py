@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from echelon.clusters.base import Job
 from echelon.clusters.why import find_verdict
+from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
 from echelon.launch.verdict import Failure, judge, to_record
 

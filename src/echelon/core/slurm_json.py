@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from echelon.clusters.base import Job
+from echelon.core.jobs import Job
 
 # A job has one state and any of these; where it has one, text shows it instead of the state, the
 # first of this list.

@@ -1,0 +1,245 @@
+"""Slurm, through its own commands; without accounting too, and while slurmctld is away a moment.
+
+Where scontrol has JSON (from 23.02 on) a job is read from that, else from text. Tried with Slurm
+22.05, whose output the tests hold; what newer ones say was only read about (`slurm_json.py`).
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from echelon.core.jobs import WAITING, Job
+from echelon.core.shell import Result, Shell
+from echelon.core.slurm_json import (
+    parse_accounting_json,
+    parse_comment_json,
+    parse_job_json,
+    read_jobs,
+)
+from echelon.errors import CommandError, NotFoundError, UnavailableError, UsageError
+
+# What Slurm's commands say when slurmctld did not answer, and may a moment later.
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused|"
+    r"Zero Bytes were transmitted|slurm_receive_msg|Transport endpoint",
+    re.IGNORECASE,
+)
+_MARK = "echelon:"
+_VARIABLES = (
+    *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SACCT_"),
+    *("SCANCEL_", "SCONTROL_", "SPRIO_", "SSTAT_"),
+)
+_PAUSES_S = (0.5, 1, 2, 4, 8, 15, 15, 15)
+"""Between tries: a slurmctld that is started anew may be away for a minute."""
+
+
+class Slurm:
+    """The Slurm that the commands on PATH talk to."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        environ: Mapping[str, str],
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._shell = shell
+        self._environ = scrub(environ)
+        self._sleep = sleep
+        self._has_json = True  # until scontrol shows that it has none
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        run_id: str,
+        attempt: int,
+        environ: Mapping[str, str],
+        options: Sequence[str] = (),
+    ) -> str:
+        """Queue a script and return the job's id.
+
+        A submission whose answer was lost may have been taken: run and attempt in the job's comment
+        tell.
+
+        Raises:
+            UsageError: Slurm refuses the request.
+            UnavailableError: slurmctld stays away; nothing was queued.
+        """
+        comment = f"{_MARK}{run_id}/{attempt}"
+        own = ["--parsable", f"--comment={comment}"]
+        argv = ["sbatch", *own, *options, str(script), str(attempt)]
+        for pause_s in (*_PAUSES_S, None):
+            done = self._shell.run(argv, env=scrub(environ), timeout_s=120)
+            if done.code == 0:
+                return done.stdout.strip().partition(";")[0]
+            if not _AWAY.search(done.stderr):
+                raise UsageError(
+                    f"Slurm refuses the job: {_last_line(done.stderr)}",
+                    hint=f"the script is {script}; try it yourself: sbatch --test-only {script}",
+                )
+            if pause_s is not None:
+                self._sleep(pause_s)
+            if found := self._find(comment):
+                return found
+        raise self._away(done)
+
+    def _find(self, comment: str) -> str:
+        # In text on purpose: in JSON squeue lists all there are, whatever it is asked for (22.05).
+        shown = self._shell.run(
+            ["squeue", "--me", "--noheader", "--format=%i|%k"], env=self._environ, timeout_s=60
+        )
+        jobs = (line.partition("|") for line in shown.stdout.splitlines())
+        return next((job for job, _, said in jobs if said.strip() == comment), "")
+
+    def job(self, job_id: str, *, run_id: str) -> Job:
+        if found := self._in_json(job_id, run_id):
+            return found
+        try:
+            shown = self.ask(["scontrol", "--oneliner", "show", "job", job_id])
+        except CommandError as error:
+            if "Invalid job id" not in error.stderr:
+                raise
+            return self._from_accounting(job_id, run_id)
+        if not _is_of(_word(shown.stdout, "Comment"), run_id):
+            return _anothers(job_id)
+        return parse_job(shown.stdout)
+
+    def _in_json(self, job_id: str, run_id: str) -> Job | None:
+        """Ask for JSON, and take from it a job and nothing else.
+
+        With none to show, scontrol ends well and lists nothing, whether the job is unknown or
+        slurmctld away: text tells which.
+        """
+        if not self._has_json:
+            return None
+        argv = ["scontrol", "--json", "show", "job", job_id]
+        shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+        if read_jobs(shown.stdout) is None:
+            # An unknown option, a plugin that is not there: it will be so the next time too.
+            self._has_json = bool(_AWAY.search(shown.stderr))
+            return None
+        job = parse_job_json(shown.stdout)
+        if job and not _is_of(parse_comment_json(shown.stdout), run_id):
+            return _anothers(job_id)
+        return job
+
+    def _from_accounting(self, job_id: str, run_id: str) -> Job:
+        """Ask accounting, where there is any: Slurm itself forgets a job soon after its end."""
+        if self._has_json:
+            argv = ["sacct", "--json", f"--jobs={job_id}"]
+            shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+            if job := parse_accounting_json(shown.stdout):
+                kept = parse_comment_json(shown.stdout)
+                return _anothers(job_id) if kept and not _is_of(kept, run_id) else job
+        fields = "--format=jobid,state,nodelist,exitcode"
+        argv = ["sacct", "--noheader", "--parsable2", "--allocations", fields, f"--jobs={job_id}"]
+        shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+        line = shown.stdout.splitlines()[0] if shown.code == 0 and shown.stdout.strip() else ""
+        if not line:
+            return Job(id=job_id, state="UNKNOWN", reason="Slurm has forgotten the job")
+        found, state, nodes, code = line.split("|")
+        return Job(
+            id=found, state=state.split()[0], nodes=_no_nodes(nodes), exit_code=_exit_code(code)
+        )
+
+    def end(self, job_id: str, run_id: str, options: Sequence[str] = ()) -> None:
+        """Cancel a run's job, or signal it; one that is over already is no error."""
+        job = self.job(job_id, run_id=run_id)
+        if job.over:
+            return
+        if job.state in WAITING:
+            options = []  # nobody is there to be asked
+        try:
+            self.ask(["scancel", *options, job_id])
+        except CommandError as error:
+            if "Invalid job id" not in error.stderr and "already completing" not in error.stderr:
+                raise
+
+    def ask(self, argv: Sequence[str]) -> Result:
+        """Run a command that changes nothing, or nothing twice, until slurmctld answers."""
+        for pause_s in (*_PAUSES_S, None):
+            done = self._shell.run(argv, env=self._environ, timeout_s=60)
+            if done.code == 0 or not _AWAY.search(done.stderr):
+                return done.check()
+            if pause_s is not None:
+                self._sleep(pause_s)
+        raise self._away(done)
+
+    def _away(self, done: Result) -> UnavailableError:
+        return UnavailableError(
+            f"slurmctld did not answer for {sum(_PAUSES_S):g} s: {_last_line(done.stderr)}",
+            hint="try again later; scontrol ping tells whether it is back",
+        )
+
+
+def _is_of(comment: str, run_id: str) -> bool:
+    """Tell whether a job's comment says that it is a run's."""
+    return comment.partition("/")[0] == f"{_MARK}{run_id}"
+
+
+def _anothers(job_id: str) -> Job:
+    # Ids begin anew when a cluster is set up again, as a sandbox often is.
+    return Job(id=job_id, state="UNKNOWN", reason="another job has this id by now")
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those of a surrounding job and of the user's habits.
+
+    Either would change what is asked for, or what is shown; only which cluster is meant stays.
+    """
+    return {
+        key: value
+        for key, value in environ.items()
+        if not key.startswith(_VARIABLES) or key == "SLURM_CONF"
+    }
+
+
+def parse_job(text: str) -> Job:
+    """Read one line of `scontrol --oneliner show job`.
+
+    Raises:
+        NotFoundError: there is no job in it.
+    """
+    if not re.search(r"\bJobId=", text):
+        raise NotFoundError("Slurm shows no such job", hint="squeue --me lists yours")
+
+    reason = _word(text, "Reason")
+    return Job(
+        id=_word(text, "JobId"),
+        state=_word(text, "JobState"),
+        reason="" if reason == "None" else reason,
+        nodes=_no_nodes(_word(text, "NodeList")),
+        output=_path(text, "StdOut"),
+        exit_code=_exit_code(_word(text, "ExitCode")),
+    )
+
+
+def _word(text: str, name: str) -> str:
+    """Return a value that is one word, as most are; a few may hold spaces."""
+    match = re.search(rf"(?:^|\s){name}=(\S*)", text)
+    return match[1] if match else ""
+
+
+def _path(text: str, name: str) -> str:
+    """Return a value that may hold spaces: it goes on to the next word with a '='."""
+    match = re.search(rf"(?:^|\s){name}=(.*?)(?:\s+\w+=|\s*$)", text)
+    return match[1] if match else ""
+
+
+def _exit_code(text: str) -> int:
+    """`3:0` is exit code 3, `0:9` signal 9."""
+    code, _, number = text.partition(":")
+    if number.isdecimal() and int(number):
+        return 128 + int(number)
+    return int(code) if code.isdecimal() else 0
+
+
+def _no_nodes(text: str) -> str:
+    return "" if text in ("(null)", "None assigned") else text
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].removeprefix("sbatch: error: ") if lines else "it said nothing"
