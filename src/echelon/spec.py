@@ -320,6 +320,11 @@ class JobSpec:
             if name in _OWN_OPTIONS
         ]
         found += [
+            f"--slurm {name} is for hand_over to say: use --hand-over requeue, or never"
+            for name in ("requeue", "no-requeue")
+            if name in self.slurm_extra
+        ]
+        found += [
             f"'{name}' cannot be the name of a variable"
             for name in self.env
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)

@@ -1,5 +1,6 @@
 """Watching a run from outside: what it writes, and how it ends. Files, and the cluster's word."""
 
+import os
 import re
 import shutil
 import signal
@@ -17,11 +18,12 @@ from echelon.core.ranklogs import RunLogs, Tail
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from echelon.clusters.base import Cluster
     from echelon.core.jobs import Job
     from echelon.core.rundir import RunDir
+    from echelon.launch.attempts import Attempt
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _LOOK_S = 0.05
@@ -33,19 +35,55 @@ _EAGER_S = 5.0
 queued again keeps that until it runs."""
 
 
-def follow_run(run: "RunDir", cluster: "Cluster", *, show: bool, rank: int | None = None) -> "Job":
-    """Wait for the run's job to be over, showing what it writes; return the job."""
-    return _follow(run, cluster, _Screen(run, rank) if show else None)
+def follow_run(
+    run: "RunDir",
+    cluster: "Cluster",
+    *,
+    show: bool,
+    rank: int | None = None,
+    resubmit: bool = False,
+) -> "Job":
+    """Wait for a run to be over, whatever jobs it takes, showing what it writes.
+
+    Args:
+        run: which.
+        cluster: where it is.
+        show: whether to print what it writes.
+        rank: the one rank to show.
+        resubmit: whether to queue the next attempt where its own jobs may not.
+
+    Returns:
+        its last job.
+    """
+    screen = _Screen(run, rank) if show else None
+    while True:
+        job = _follow(run, cluster, screen)
+        if not resubmit or not _go_on(run, cluster):
+            return job
+
+
+def _go_on(run: "RunDir", cluster: "Cluster") -> bool:
+    """Queue another attempt if the last one has asked for that; tell whether there is one."""
+    from echelon.clusters.runs import submit_run  # noqa: PLC0415
+    from echelon.launch.attempts import attempts, outcome  # noqa: PLC0415
+
+    ended = outcome(run, attempts(run)[-1].number)
+    if ended is None or ended.next != "wanted":
+        return False
+    attempt = submit_run(run, cluster, os.environ)
+    console.note(f"{run.run_id} goes on as job {attempt.job_id}")
+    return True
 
 
 def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job":
-    from echelon.clusters.runs import attempts, current_job  # noqa: PLC0415
+    from echelon.clusters.runs import current_job  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     asked_s, ended_s = -_ASK_S, float("inf")
     job = None
     while True:
-        known, now_s = attempts(run), time.monotonic()
-        ended = bool(known) and run.outcome(known[-1].number).exists()
+        now_s = time.monotonic()
+        ended = any(run.outcome(one.number).exists() for one in attempts(run)[-2:])
         ended_s = min(ended_s, now_s) if ended else float("inf")
         due = now_s - asked_s >= _ASK_S or 0 <= now_s - ended_s < _EAGER_S
         if job is None or due or not _distant(job):
@@ -61,9 +99,10 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
 
 def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
     """Follow a run that belongs to this command: Ctrl-C stops it, and a second one at once."""
-    from echelon.clusters.runs import attempts  # noqa: PLC0415
+    from echelon.clusters.runs import current_job  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
 
-    job_id = attempts(run)[-1].job_id
+    known = attempts(run)  # should its directory be deleted while we are here
     interrupted = False
     screen = _Screen(run, None)  # one for all: what was shown before Ctrl-C is not shown again
     try:
@@ -72,10 +111,10 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
                 job = _follow(run, cluster, screen)
             except KeyboardInterrupt:
                 if interrupted:
-                    cluster.cancel(job_id, run_id=run.run_id)
+                    cancel_all(run, cluster)
                 else:
                     console.note("stopping; again to stop at once")
-                    cluster.stop(job_id, run_id=run.run_id)
+                    cluster.stop(current_job(run, cluster).id, run_id=run.run_id)
                 interrupted = True
             else:
                 # Whoever calls us expects what any interrupted command returns.
@@ -84,8 +123,16 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
                 return replace(job, exit_code=128 + signal.SIGINT) if stopped else job
     except BaseException:
         with suppress(NotFoundError):  # its directory is gone, which is why we are here
-            cluster.cancel(job_id, run_id=run.run_id)
+            cancel_all(run, cluster, known)
         raise
+
+
+def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = ()) -> None:
+    """End a run's jobs, the last first: it may wait for the end of the one before."""
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
+
+    for attempt in reversed(attempts(run) or known):
+        cluster.cancel(attempt.job_id, run_id=run.run_id)
 
 
 def _distant(job: "Job") -> bool:
@@ -114,7 +161,7 @@ class _Screen:
 
     def show(self, *, over: bool) -> bool:
         """Show what has come since the last time; return whether anything has."""
-        from echelon.clusters.runs import attempts  # noqa: PLC0415
+        from echelon.launch.attempts import attempts  # noqa: PLC0415
 
         if over:
             self._bar.hide()

@@ -1,4 +1,4 @@
-"""`echelon submit`, `run`, `ps`, `status`, `logs`, `stop`, `cancel`: runs, here and on Slurm."""
+"""`echelon submit`, `run`, `resume`, `ps`, `status`, `logs`, `stop`, `cancel`: runs, anywhere."""
 
 import os
 import shutil
@@ -11,11 +11,12 @@ import typer
 from echelon.cli import console
 from echelon.cli.options import takes_request
 from echelon.cli.request import UNTIL_SCRIPT
-from echelon.errors import NotFoundError, UsageError
+from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.spec import Merged
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
+    from echelon.core.jobs import Job
     from echelon.core.rundir import RunDir
     from echelon.spec import JobSpec
 
@@ -67,7 +68,7 @@ def _cluster(
 def _cluster_of(run: "RunDir") -> "Cluster":
     """Return the place where a run was started."""
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
-    from echelon.clusters.runs import attempts  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     here = any(attempt.job_id.startswith(PREFIX) for attempt in attempts(run))
     return _cluster("local" if here else "slurm", run.path.parent)
@@ -142,7 +143,7 @@ def submit(
         console.print_result(run.run_id)
         console.note(f"queued as job {job_id}; see: echelon logs -f {run.run_id}")
     if wait or follow:
-        raise typer.Exit(exit_code(follow_run(run, cluster, show=follow)))
+        raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))
 
 
 @app.command(context_settings=UNTIL_SCRIPT)
@@ -177,7 +178,8 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
     Example: echelon ps --json
     """
-    from echelon.clusters.runs import attempts, current_job, list_runs  # noqa: PLC0415
+    from echelon.clusters.runs import current_job, list_runs  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     rows = []
     for run in list_runs(runs_dir):
@@ -200,7 +202,8 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     Example: echelon status last
     """
-    from echelon.clusters.runs import attempts, current_job, find_run  # noqa: PLC0415
+    from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     job = current_job(found, _cluster_of(found))
@@ -250,14 +253,14 @@ def logs(
 
 @app.command()
 def stop(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
-    """Ask a run to stop: its ranks get a moment to save.
+    """Ask a run to stop: its ranks save, and no other job goes on.
 
     Example: echelon stop last
     """
-    found, cluster, job_id = _running(runs_dir, run)
-    if not _is_over(found, cluster):
-        cluster.stop(job_id, run_id=found.run_id)
-        console.note(f"{found.run_id} is asked to stop; see: echelon status {found.run_id}")
+    found, cluster = _find(runs_dir, run)
+    if job := _current(found, cluster):
+        cluster.stop(job.id, run_id=found.run_id)
+        console.note(f"{found.run_id} is asked to stop; later: echelon resume {found.run_id}")
 
 
 @app.command()
@@ -266,37 +269,79 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
 
     Example: echelon cancel last
     """
-    from echelon.clusters.runs import attempts  # noqa: PLC0415
+    from echelon.cli.following import cancel_all  # noqa: PLC0415
 
-    found, cluster, _ = _running(runs_dir, run)
-    if _is_over(found, cluster):
-        return
-    for attempt in attempts(found):
-        cluster.cancel(attempt.job_id, run_id=found.run_id)
-    console.note(f"{found.run_id} is cancelled")
+    found, cluster = _find(runs_dir, run)
+    if _current(found, cluster):
+        cancel_all(found, cluster)
+        console.note(f"{found.run_id} is cancelled")
 
 
-def _is_over(run: "RunDir", cluster: "Cluster") -> bool:
-    """Tell whether there is nothing left to end, and say so."""
+@app.command()
+def resume(
+    run: Run = "last",
+    *,
+    runs_dir: RunsDir = RUNS,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Return when it is over, with its code.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show its output meanwhile.")] = False,
+) -> None:
+    """Go on with a run that ended before its work was done: the same request, from what it saved.
+
+    A run of this machine goes on here, in the foreground.
+
+    Example: echelon resume last --follow
+    """
+    from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
+    from echelon.clusters.local import PREFIX  # noqa: PLC0415
+    from echelon.clusters.runs import current_job, submit_run  # noqa: PLC0415
+
+    found, cluster = _find(runs_dir, run)
+    job = current_job(found, cluster)
+    if not job.over:
+        raise ConflictError(
+            f"the run '{found.run_id}' is not over: job {job.id} is {job.state}",
+            hint=f"watch it: echelon logs -f {found.run_id}",
+        )
+    if job.state == "COMPLETED":
+        raise ConflictError(
+            f"the run '{found.run_id}' is complete: nothing is left to do",
+            hint="start another one: echelon submit",
+        )
+    here = job.id.startswith(PREFIX)
+    if here:
+        cluster = _cluster("local", runs_dir, tied=True)
+    attempt = submit_run(found, cluster, os.environ)
+    console.note(f"{found.run_id}: attempt {attempt.number} is job {attempt.job_id}")
+    if here:
+        raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
+    if wait or follow:
+        raise typer.Exit(exit_code(follow_run(found, cluster, show=follow, resubmit=True)))
+
+
+def _find(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster"]:
+    """Return a run that has a job, and its place."""
+    from echelon.clusters.runs import find_run  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
+
+    found = find_run(runs_dir, name)
+    if not attempts(found):
+        raise NotFoundError(
+            f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
+        )
+    return found, _cluster_of(found)
+
+
+def _current(run: "RunDir", cluster: "Cluster") -> "Job | None":
+    """Return the job to end; None, and say so, when there is nothing left to end."""
     from echelon.clusters.runs import current_job  # noqa: PLC0415
 
     job = current_job(run, cluster)
     if job.over and job.state not in FORGOTTEN:
         console.note(f"{run.run_id} is over already: {job.state}")
-        return True
-    return False
-
-
-def _running(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster", str]:
-    """Return a run, its place, and the id of its last job."""
-    from echelon.clusters.runs import attempts, find_run  # noqa: PLC0415
-
-    found = find_run(runs_dir, name)
-    if not (known := attempts(found)):
-        raise NotFoundError(
-            f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
-        )
-    return found, _cluster_of(found), known[-1].job_id
+        return None
+    return job
 
 
 @app.command()

@@ -18,7 +18,7 @@ from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.errors import UnavailableError, UsageError
-from echelon.launch.contract import TIED
+from echelon.launch.contract import HERE, TIED
 from echelon.spec import JobSpec, NodeCount
 
 PREFIX = "local:"
@@ -52,7 +52,9 @@ class LocalCluster:
 
     def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
         run = RunDir.open(self._runs / run_id)
-        env = {**environ, TIED: str(os.getpid())} if self._tied else dict(environ)
+        env = {**environ, HERE: "1"}
+        if self._tied:
+            env[TIED] = str(os.getpid())
         argv = ["bash", str(script.absolute()), str(attempt)]
         if not run.launcher.exists():  # a plain style has no controller to say how it ended
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]

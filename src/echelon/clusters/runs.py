@@ -7,33 +7,21 @@ import secrets
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 
 import echelon
 from echelon.clusters.base import Cluster
 from echelon.clusters.styles import render_script
-from echelon.core.jobs import Job
+from echelon.core.jobs import RUNNING, Job
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UsageError
+from echelon.launch.attempts import Attempt, attempts, has_begun, is_skipped, submit_attempt
 from echelon.spec import KEYS, JobSpec, show_value
 
 _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 """Those that nobody mixes up when reading them aloud."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One allocation of a run, as its folder says."""
-
-    number: int
-    job_id: str
-    submitted: str = ""
-    """ISO time, UTC."""
-    output: str = ""
-    """Where the job's output goes."""
 
 
 def new_run_id(spec: JobSpec) -> str:
@@ -195,32 +183,12 @@ def render_spec(spec: JobSpec) -> str:
 
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:
-    """Queue a prepared run, and write down which job it is."""
-    number = run.claim_attempt()
-    try:
-        job_id = cluster.submit(run.script, run_id=run.run_id, attempt=number, environ=environ)
-    except BaseException:
-        run.attempt(number).rmdir()
-        raise
-    submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
-    output = cluster.job(job_id, run_id=run.run_id).output
-    record = {"job_id": job_id, "submitted": submitted, "output": output}
-    write_atomic(run.attempt(number) / "job.json", json.dumps(record) + "\n")
-    return Attempt(number=number, **record)
+    """Queue the next attempt of a run, and write down which job it is."""
 
+    def submit(number: int) -> str:
+        return cluster.submit(run.script, run_id=run.run_id, attempt=number, environ=environ)
 
-def attempts(run: RunDir) -> list[Attempt]:
-    """Return a run's attempts, the first one first."""
-    folders = run.attempts.iterdir() if run.attempts.is_dir() else ()
-    found = []
-    for number in sorted(int(folder.name) for folder in folders if folder.name.isdecimal()):
-        try:
-            record = json.loads((run.attempt(number) / "job.json").read_text())
-            facts = {key: str(record[key]) for key in ("job_id", "submitted", "output")}
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
-            continue  # claimed but not queued, or damaged: no job to speak of
-        found.append(Attempt(number=number, **facts))
-    return found
+    return submit_attempt(run, submit, lambda job_id: cluster.job(job_id, run_id=run.run_id))
 
 
 def list_runs(runs: Path) -> list[RunDir]:
@@ -264,7 +232,7 @@ def find_run(runs: Path, name: str) -> RunDir:
 
 
 def current_job(run: RunDir, cluster: Cluster) -> Job:
-    """Return the job of a run's last attempt.
+    """Return the job of the attempt that counts: the one under way, or else the last.
 
     Raises:
         NotFoundError: somebody has deleted the run's directory.
@@ -274,6 +242,12 @@ def current_job(run: RunDir, cluster: Cluster) -> Job:
             f"the run's directory is gone: {run.path}",
             hint="nothing more is known of the run; squeue --me shows whether a job is left",
         )
-    if not (known := attempts(run)):
+    known = [one for one in attempts(run) if not is_skipped(run, one)]
+    if not known:
         return Job(id="", state="UNSUBMITTED", reason="it was prepared, but never queued")
-    return cluster.job(known[-1].job_id, run_id=run.run_id)
+    last = cluster.job(known[-1].job_id, run_id=run.run_id)
+    if not known[-1].after or has_begun(run, known[-1]) or last.state in RUNNING:
+        return last
+    # A standby: it counts once the job that it waits for is over, unless that completed.
+    before = cluster.job(known[-2].job_id, run_id=run.run_id) if known[1:] else last
+    return last if before.over and before.state != "COMPLETED" and not last.over else before

@@ -141,6 +141,8 @@ def render_options(spec: JobSpec) -> dict[str, str]:
     }
     options = {name: value for name, value in options.items() if value}
     extra = dict(spec.slurm_extra)
+    if spec.hand_over == "requeue":
+        extra["requeue"] = ""
     if "gres" in extra and "gres" in options:
         options["gres"] += f",{extra.pop('gres')}"
     return {**options, **extra}
@@ -292,6 +294,7 @@ def parse_directives(script: str) -> dict[str, object]:
     }
     if "nodes" in options:
         values["nodes"] = options.pop("nodes").replace("-", ":")
+    values |= _take_hand_over(options)
     if "wait-all-nodes" in options:
         values["wait_all_nodes"] = options.pop("wait-all-nodes")
     if match := re.fullmatch(r"USR1@(\d+)", options.get("signal", "")):
@@ -310,6 +313,14 @@ def parse_directives(script: str) -> dict[str, object]:
     if options:
         values["slurm.extra"] = options
     return values
+
+
+def _take_hand_over(options: dict[str, str]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, mode in (("requeue", "requeue"), ("no-requeue", "never")):
+        if options.pop(name, None) is not None:
+            found["hand_over"] = mode
+    return found
 
 
 def _take_tasks(options: dict[str, str], values: Mapping[str, object]) -> int:

@@ -26,7 +26,8 @@ def render_script(spec: JobSpec, *, run: str = "") -> str:
             of that name on the nodes.
     """
     if spec.style == "echelon":
-        return "\n".join([_head(spec), _environment(spec), _launch_echelon(spec, run)])
+        head = _head(spec, queued=bool(run))
+        return "\n".join([head, _environment(spec), _launch_echelon(spec, run)])
     task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
     parts = [
         _head(spec),
@@ -42,17 +43,35 @@ def render_script(spec: JobSpec, *, run: str = "") -> str:
 # --- what all have in common ------------------------------------------------------------------
 
 
-def _head(spec: JobSpec) -> str:
+def _head(spec: JobSpec, *, queued: bool = False) -> str:
     command = shlex.join(["echelon", "script", "--style", spec.style, spec.script, *spec.args])
     # A line break in an argument must not end the comment.
     shown = command.replace("\n", "\\n").replace("\r", "\\r")
     extra = _NO_KILL if spec.style == "echelon" else ""
+    if queued and spec.hand_over != "never":
+        extra += _HAND_OVER if spec.hand_over == "requeue" else f"{_HAND_OVER}{_NO_REQUEUE}"
+        extra += _ORIGINAL
     return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}{extra}"
 
 
 _NO_KILL = """\
 # Without it Slurm ends the whole job when a node dies.
 #SBATCH --no-kill
+"""
+
+_HAND_OVER = """\
+# What a job has said must not be lost when another goes on.
+#SBATCH --open-mode=append
+"""
+_NO_REQUEUE = """\
+# A job that waits for the end of this one goes on; with Slurm's own way there would be two.
+#SBATCH --no-requeue
+"""
+_ORIGINAL = """\
+
+# --- the variables as they are now: a job that goes on from this one begins with the same
+exec {ECHELON_ENVIRON}< <(env -0)
+export ECHELON_ENVIRON
 """
 
 

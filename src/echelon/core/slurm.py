@@ -102,7 +102,7 @@ class Slurm:
             if "Invalid job id" not in error.stderr:
                 raise
             return self._from_accounting(job_id, run_id)
-        if not _is_of(_word(shown.stdout, "Comment"), run_id):
+        if not _is_of(word(shown.stdout, "Comment"), run_id):
             return _anothers(job_id)
         return parse_job(shown.stdout)
 
@@ -205,19 +205,19 @@ def parse_job(text: str) -> Job:
     if not re.search(r"\bJobId=", text):
         raise NotFoundError("Slurm shows no such job", hint="squeue --me lists yours")
 
-    reason = _word(text, "Reason")
+    reason = word(text, "Reason")
     return Job(
-        id=_word(text, "JobId"),
-        state=_word(text, "JobState"),
+        id=word(text, "JobId"),
+        state=word(text, "JobState"),
         reason="" if reason == "None" else reason,
-        nodes=_no_nodes(_word(text, "NodeList")),
+        nodes=_no_nodes(word(text, "NodeList")),
         output=_path(text, "StdOut"),
-        exit_code=_exit_code(_word(text, "ExitCode")),
+        exit_code=_exit_code(word(text, "ExitCode")),
     )
 
 
-def _word(text: str, name: str) -> str:
-    """Return a value that is one word, as most are; a few may hold spaces."""
+def word(text: str, name: str) -> str:
+    """Return a value of what scontrol shows that is one word, as most are."""
     match = re.search(rf"(?:^|\s){name}=(\S*)", text)
     return match[1] if match else ""
 

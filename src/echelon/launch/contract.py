@@ -16,7 +16,11 @@ CONTROLLER = "ECHELON_CONTROLLER"
 NODE = "ECHELON_NODE"
 TIED = "ECHELON_TIED"
 """Holds the pid of a command whose end is the controller's end too."""
-PRIVATE = (KEY, CONTROLLER, NODE, TIED)
+HERE = "ECHELON_HERE"
+"""Says that a run was started here and now: a job around it is not the run's own."""
+ENVIRON = "ECHELON_ENVIRON"
+"""Holds the number of a file from which the variables of the job's first moment can be read."""
+PRIVATE = (KEY, CONTROLLER, NODE, TIED, HERE, ENVIRON)
 """Between our own processes; no rank sees them."""
 
 

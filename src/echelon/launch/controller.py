@@ -7,24 +7,31 @@ another when that makes sense; leave a verdict and an outcome.
 import asyncio
 import contextlib
 import ctypes
+import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from echelon.core.rundir import RunDir
+from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import LocalShell
-from echelon.launch.contract import TIED
+from echelon.core.slurm import Slurm
+from echelon.launch.allocation import RESERVE_S, Allocation, choose_allocation
+from echelon.launch.attempts import SKIPPED, Outcome, begin_attempt, record_own_job
+from echelon.launch.contract import ENVIRON, HERE, TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
+from echelon.launch.handover import PLANNED, decide_hand_over, find_objection
 from echelon.launch.hang import HangWatch
+from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
+from echelon.launch.succession import Succession, choose_succession
 from echelon.launch.verdict import (
     Failure,
     Verdict,
@@ -36,6 +43,13 @@ from echelon.launch.verdict import (
 
 JOIN_S = 120.0
 """How long agents may take to come; on a large cluster some start late."""
+_SAVE_S = 20.0
+"""What saving may take as long as nobody has measured it."""
+_GOES_ON = {
+    "standby": "the job that waits for this one's end goes on",
+    "requeue": "the job goes back into the queue",
+    "wanted": "go on with: echelon resume {run}",
+}
 _PR_SET_PDEATHSIG = 1
 
 
@@ -49,38 +63,107 @@ class Controller:
         attempt: int,
         request: LaunchRequest,
         starter: Starter,
+        allocation: Allocation,
+        succession: Succession,
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
         self._run, self._attempt, self._request = run, attempt, request
         self._starter, self._environ = starter, environ
+        self._allocation, self._succession = allocation, succession
         self._journal = Journal(run, attempt, say)
         self._watch = HangWatch(request.hang_timeout_s)
         self._crew = Crew(starter, self._watch, self._journal.note)
         self._place = MeetingPlace(self._crew)
+        self._history = read_history(run, attempt)
+        self._failures = list(self._history.failures)
+        """Of the whole run: what cost a restart."""
+        self._saved = newest_checkpoint(run)
+        """When this attempt began."""
 
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
-        journal = self._journal
-        journal.note("attempt", attempt=self._attempt, pid=os.getpid())
-        # A job that was queued again is the same attempt; what its first start left is not ours.
-        for stale in (self._run.outcome(self._attempt), self._run.verdict):
-            with contextlib.suppress(OSError):
-                stale.unlink()
-        folder = self._run.attempt(self._attempt)
+        journal, folder = self._journal, self._run.attempt(self._attempt)
+        job_id = self._environ.get("SLURM_JOB_ID", "")
+        journal.note(
+            "attempt", attempt=self._attempt, pid=os.getpid(), job=job_id, saved=self._saved
+        )
+        with contextlib.suppress(OSError):
+            self._run.verdict.unlink()  # why an earlier attempt has failed
+        self._succession.begin(journal, exclude="")
+        watching = asyncio.get_running_loop().create_task(
+            self._allocation.watch(self._crew.post, self)
+        )
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
             verdict = await self._join() or await self._run_generations()
         finally:
+            watching.cancel()
             await self._crew.leave()
-        code = 0
-        if verdict is not None:
-            code = verdict.failure.exit_code or 1
-            journal.leave_verdict(verdict)
-            journal.report(f"{self._run.run_id} failed\n{render(verdict, run=self._run.path)}")
-        journal.leave_outcome({"state": _state(verdict), "exit_code": code})
+        outcome = await self._conclude(verdict)
+        journal.leave_outcome(asdict(outcome))
         journal.close()
-        return code
+        await self._succession.leave()
+        return outcome.exit_code
+
+    async def _conclude(self, verdict: Verdict | None) -> Outcome:
+        """See to it that another job goes on, if one should; say how this one has ended."""
+        if verdict is None:
+            await self._succession.conclude(wanted=False)
+            return Outcome(state="COMPLETED", exit_code=0)
+        why_not = self._decide_hand_over(verdict)
+        followed = await self._succession.conclude(wanted=not why_not)
+        name, planned = self._run.run_id, verdict.failure.cause in PLANNED
+        if followed and planned:
+            goes_on = _GOES_ON[followed].format(run=name)
+            self._journal.report(f"{name}: {verdict.failure.message}; {goes_on}")
+        elif followed:
+            self._journal.note("restart", verdict=to_record(verdict))
+            goes_on = _GOES_ON[followed].format(run=name)
+            self._journal.report(f"{name}: {goes_on}\n{render(verdict, run=self._run.path)}")
+        else:
+            if planned:
+                verdict = replace(verdict, not_retried=why_not)
+            self._journal.leave_verdict(verdict)
+            self._journal.report(f"{name} failed\n{render(verdict, run=self._run.path)}")
+        code = verdict.failure.exit_code or 1
+        return Outcome(state=_state(verdict), exit_code=code, next=followed)
+
+    def _decide_hand_over(self, verdict: Verdict) -> str:
+        failure, saved = verdict.failure, newest_checkpoint(self._run)
+        too_few = len(self._crew.agents) < self._request.low
+        return decide_hand_over(
+            failure,
+            replace(self._history, failures=tuple(self._failures)),
+            mode=self._request.hand_over,
+            restarts=self._request.restarts,
+            saved=saved,
+            progress=saved > self._saved,
+            nodes_are_why=too_few and failure.cause in ("lost node", "start"),
+        )
+
+    # --- what the allocation has to know (`View`) -----------------------------------------------
+
+    def lead_s(self) -> float:
+        """Return how long before the end of the job its ranks have to be told.
+
+        Ranks that listen need to come to a place where they can stop, and to save; others get their
+        grace if a next job is to go on from what they then save, and otherwise all the time that
+        Slurm gives them.
+        """
+        paces = [agent.pace for agent in self._crew.agents.values() if agent.pace]
+        if paces:
+            return max(self._request.lead_s, lead_from(paces))
+        patient = self._request.hand_over in ("always", "requeue")
+        return max(self._request.lead_s, self._request.grace_s + 2 * RESERVE_S if patient else 0.0)
+
+    def can_move(self) -> bool:
+        return self._succession.assured()
+
+    def nodes(self) -> list[str]:
+        return [agent.name for agent in self._crew.agents.values()]
+
+    # --- joining --------------------------------------------------------------------------------
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
@@ -91,7 +174,7 @@ class Controller:
                 case None:
                     break
                 case (_, Stop() as stop):
-                    return judge([_stopped(stop)])
+                    return judge([_stopped(await self._allocation.explain(stop))])
                 case (_, Gone() as gone):
                     awaited -= gone.started.nodes
         if len(self._crew.agents) >= self._request.low:
@@ -104,9 +187,9 @@ class Controller:
 
     async def _run_generations(self) -> Verdict | None:
         """Run generations until one succeeds, or another would make no sense."""
-        earlier: list[Failure] = []
+        number = 0
         while True:
-            generation = await self._run_generation(len(earlier))
+            generation = await self._run_generation(number)
             if generation.stop:
                 return judge([_stopped(generation.stop)])
             if not generation.failures:
@@ -114,7 +197,7 @@ class Controller:
             verdict = judge(generation.failures)
             why_not = decide_retry(
                 verdict.failure,
-                earlier,
+                self._failures,
                 restarts=self._request.restarts,
                 nodes=len(self._crew.agents),
                 low=self._request.low,
@@ -122,10 +205,12 @@ class Controller:
             )
             if why_not:
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
-            earlier.append(verdict.failure)
-            self._journal.note("restart", generation=len(earlier), verdict=to_record(verdict))
+            number += 1
+            self._failures.append(verdict.failure)
+            self._journal.note("restart", generation=number, verdict=to_record(verdict))
             told = render(verdict, run=self._run.path)
-            self._journal.report(f"restart {len(earlier)} of {self._request.restarts}: {told}")
+            used = f"restart {len(self._failures)} of {self._request.restarts}"
+            self._journal.report(f"{used}: {told}")
 
     async def _run_generation(self, number: int) -> Generation:
         agents = [self._crew.agents[node] for node in sorted(self._crew.agents)]
@@ -136,13 +221,14 @@ class Controller:
             journal=self._journal,
             crew=self._crew,
             watch=self._watch,
+            explain=self._allocation.explain,
         )
         try:
             meeting = await self._place.find(agents, number)
         except MeetingError as error:
             generation.failures.append(error.failure)
         except StopError as error:
-            generation.stop = error.stop
+            generation.stop = await self._allocation.explain(error.stop)
         else:
             await generation.run(meeting, self._ranks_of)
         return generation
@@ -158,7 +244,7 @@ def _stopped(stop: Stop) -> Failure:
 def _state(verdict: Verdict | None) -> str:
     if verdict is None:
         return "COMPLETED"
-    states = {"cancelled": "CANCELLED", "preemption": "PREEMPTED"}
+    states = {"cancelled": "CANCELLED", "preemption": "PREEMPTED", "time limit": "TIMEOUT"}
     return states.get(verdict.failure.cause, "FAILED")
 
 
@@ -177,16 +263,51 @@ def _die_with(command: int) -> None:
         os.kill(os.getpid(), signal.SIGHUP)
 
 
+def lead_from(paces: Sequence[Sequence[int]]) -> float:
+    """Return how long ranks need that save and come by places to stop at this pace. Pure.
+
+    Args:
+        paces: of each node, in microseconds: its longest save, and the longest way between two
+            places.
+    """
+    save_s = max(pace[0] for pace in paces) / 1e6
+    way_s = max(pace[1] for pace in paces) / 1e6
+    return 2 * RESERVE_S + 2 * way_s + max(_SAVE_S, 2 * save_s)
+
+
+def _read_original(environ: dict[str, str]) -> dict[str, str]:
+    """Return the variables with which the job's script began, which it has left in a pipe."""
+    number = environ.pop(ENVIRON, "")
+    if not number:
+        return dict(environ)
+    try:
+        with os.fdopen(int(number), "rb") as pipe:
+            pairs = [pair.partition(b"=") for pair in pipe.read().split(b"\0") if pair]
+    except (OSError, ValueError):
+        return dict(environ)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
 def main(arguments: list[str]) -> int:
     """Carry out an attempt of a run: `controller RUN ATTEMPT`; the next one when it is empty."""
     path, number = arguments
     run = RunDir.open(Path(path).absolute())
-    attempt = int(number) if number else run.claim_attempt()
     request = read_request(run)
     environ = dict(os.environ)
+    original = _read_original(environ)
     if command := environ.pop(TIED, ""):
         _die_with(int(command))
-    starter = choose_starter(LocalShell(), environ, nodes=request.high)
+    job_id = environ.get("SLURM_JOB_ID", "")
+    owns_job = bool(job_id) and HERE not in environ
+    environ.pop(HERE, None)
+    owner = f"{job_id}.{environ.get('SLURM_RESTART_COUNT', 0)}" if owns_job else str(os.getpid())
+    attempt, shell = begin_attempt(run, number, owner), LocalShell()
+    if owns_job:
+        own = record_own_job(run, attempt, job_id)
+        if objection := find_objection(run, own, Slurm(shell, environ)):
+            sys.stderr.write(f"{run.run_id}: nothing to do for job {job_id}: {objection}\n")
+            write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
+            return 0
 
     def say(text: str) -> None:
         sys.stderr.write(f"{text}\n")
@@ -197,7 +318,11 @@ def main(arguments: list[str]) -> int:
             run=run,
             attempt=attempt,
             request=request,
-            starter=starter,
+            starter=choose_starter(shell, environ, nodes=request.high),
+            allocation=choose_allocation(shell, environ),
+            succession=choose_succession(
+                request.hand_over, run, shell, environ, original, owns_job=owns_job
+            ),
             environ=environ,
             say=say,
         )

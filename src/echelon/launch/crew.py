@@ -13,14 +13,14 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from echelon.launch.contract import CONTROLLER, KEY
 from echelon.launch.hang import HangWatch
 from echelon.launch.link import PULSE_S, SILENCE_S, Link, sleep_a_pulse
-from echelon.launch.messages import Hello, Leave, Message, Note, Pulse
+from echelon.launch.messages import Hello, Leave, Message, Note, Pulse, Signalled
 from echelon.launch.starting import Started, Starter, agent_command
 
 LEAVE_S = 5.0
@@ -37,6 +37,8 @@ class Agent:
 
     hello: Hello
     link: Link
+    pace: list[int] = field(default_factory=list)
+    """How long its ranks' saves, and their ways from place to place, have taken at most, in µs."""
 
     @property
     def node(self) -> int:
@@ -145,6 +147,10 @@ class Crew:
                 self._note("lost", node=agent.node, name=agent.name, reason=what.reason)
             case Note() if agent:
                 self._note("note", node=agent.node, text=what.text)
+            case Signalled(signal=signal.SIGTERM) if agent:
+                # Who preempts tells all processes of a job but its batch script.
+                message = f"{agent.name} was told to stop (SIGTERM)"
+                return agent, Stop("preemption", message, 128 + signal.SIGTERM, told=True)
         return agent, what
 
     async def _take(self, deadline_s: float | None) -> Entry:
@@ -153,6 +159,10 @@ class Crew:
         left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         async with asyncio.timeout(left_s):
             return await self._queue.get()
+
+    def post(self, stop: Stop) -> None:
+        """Have the run stop."""
+        self._queue.put_nowait((None, stop))
 
     def has(self, agent: Agent) -> bool:
         return self.agents.get(agent.node) is agent

@@ -4,9 +4,10 @@ It ends by itself when all ranks have gone well; at the first trouble, or when t
 what is left of it is ended here.
 """
 
+import asyncio
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from echelon.launch.crew import Agent, Crew, Entry, Lost, Stop
@@ -22,7 +23,6 @@ from echelon.launch.messages import (
     Propose,
     RankExited,
     RankStarted,
-    Signalled,
     Start,
     ZygoteLost,
 )
@@ -66,6 +66,7 @@ class Generation:
         journal: Journal,
         crew: Crew,
         watch: HangWatch,
+        explain: Callable[[Stop], Awaitable[Stop]],
     ) -> None:
         self.number, self.agents = number, agents
         self.failures: list[Failure] = []
@@ -75,17 +76,40 @@ class Generation:
         self._ranks: dict[int, Agent] = {}
         """Those that have not gone."""
         self._deaf = False
+        self._halted = ""
+        """Where all ranks have stopped together, in words."""
         self._request, self._journal = request, journal
-        self._crew, self._watch = crew, watch
+        self._crew, self._watch, self._explain = crew, watch, explain
 
     async def run(self, meeting: Meeting, ranks_of: Callable[[Agent], int]) -> None:
         """Start the ranks, and return when all of them are gone."""
         self._start(meeting, [ranks_of(agent) for agent in self.agents])
         await self._watch_ranks()
         self._watch.end()
+        why = self._begin_to_explain()
         if self.stop and not self.stop.at_once:
             await self._stop_together()
         await self._end()
+        if why and self.stop and not self.stop.at_once:
+            stop = await why
+            self.stop = replace(stop, message=f"{stop.message}{self._halted}")
+
+    def _begin_to_explain(self) -> asyncio.Task[Stop] | None:
+        """Ask why we are to stop, for a signal alone does not say; the answer comes as an entry.
+
+        Who preempts gives little time: meanwhile ranks can come to a place.
+        """
+        stop = self.stop
+        if not stop or stop.at_once:
+            return None
+
+        async def explain() -> Stop:
+            explained = await self._explain(stop)
+            if explained != stop:
+                self._crew.post(explained)
+            return explained
+
+        return asyncio.get_running_loop().create_task(explain())
 
     def _start(self, meeting: Meeting, counts: Sequence[int]) -> None:
         first = 0
@@ -145,8 +169,6 @@ class Generation:
                 self.failures.append(_bereaved(agent, lost))
             case (Agent() as agent, Lost() as lost) if agent in self.agents:
                 self._lose(agent, lost.reason)
-            case (Agent() as agent, Signalled(signal=signal.SIGTERM)):
-                self.stop = _preempted(agent)
             case (_, Stop() as stop):
                 self.stop = stop
             case (_, Hang() as hang) if hang.generation == self.number:
@@ -197,19 +219,20 @@ class Generation:
         """Have ranks that listen stop at one place, save, and go; others are ended as they are."""
         accord = Accord((agent.node for agent in self.agents), self.number)
         self._tell_all(accord.begin())
-        deadline, step = self._within(AGREE_S), -1
+        until_s, step = time.monotonic() + AGREE_S, -1
         while self._ranks and not accord.deaf:
-            match await self._crew.next(deadline):
+            match await self._crew.next(self._before(until_s)):
                 case None | (Agent(), Lost()):
                     return
                 case (Agent() as agent, Place() as place):
-                    if order := accord.hear(agent.node, place):
-                        self._tell_all(order)
-                    if accord.committed:
-                        deadline = self._within(SAVE_S)
-                case (_, Stop(at_once=True) as stop):
+                    order = accord.hear(agent.node, place)
+                    self._tell_all(order)
+                    if isinstance(order, Commit):
+                        until_s = time.monotonic() + SAVE_S
+                case (_, Stop() as stop):
                     self.stop = stop
-                    return
+                    if stop.at_once:
+                        return
                 case (Agent() as agent, RankExited() as gone):
                     step = max(step, gone.step)
                     await self._notice((agent, gone))
@@ -217,22 +240,19 @@ class Generation:
         if self._ranks or self.failures:
             return
         if accord.committed:
-            assert self.stop is not None
             self._journal.note("stopped", generation=self.number, step=step)
-            said = f"{self.stop.message}; all ranks stopped after step {step}, and saved"
-            self.stop = replace(self.stop, message=said)
+            self._halted = f"; all ranks stopped after step {step}, and saved"
         else:
             self.stop = None  # they were done before they came to the place
 
-    def _within(self, seconds: float) -> float:
+    def _before(self, until_s: float) -> float:
         """Return until when something may take: to the stop's own deadline, where it has one."""
-        if self.stop and self.stop.deadline_s is not None:
-            return self.stop.deadline_s
-        return time.monotonic() + seconds
+        assert self.stop is not None
+        return until_s if self.stop.deadline_s is None else self.stop.deadline_s
 
-    def _tell_all(self, order: Propose | Commit) -> None:
+    def _tell_all(self, order: Propose | Commit | None) -> None:
         for agent in self.agents:
-            if self._crew.has(agent):
+            if order and self._crew.has(agent):
                 agent.link.say(order)
 
     async def _end(self) -> None:
@@ -320,12 +340,6 @@ class Generation:
         if self._request.on_hang != "report":
             self.failures.append(failure)
             self.stacks = stacks
-
-
-def _preempted(agent: Agent) -> Stop:
-    """Return the stop of a job whose processes, but not its batch script, were told to go."""
-    message = f"{agent.name} was told to stop (SIGTERM)"
-    return Stop("preemption", message, 128 + signal.SIGTERM, told=True)
 
 
 def _bereaved(agent: Agent, lost: ZygoteLost) -> Failure:

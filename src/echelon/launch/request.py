@@ -27,6 +27,8 @@ class LaunchRequest:
     on_hang: str
     hand_over: str
     node_check: str
+    lead_s: int
+    """How long before the job's time limit they are told, at least."""
     grace_s: int
     """What ranks that know nothing of Echelon get between being asked to stop and being killed."""
 
@@ -52,6 +54,7 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         on_hang=spec.on_hang,
         hand_over=spec.hand_over,
         node_check=spec.node_check,
+        lead_s=spec.signal_lead_s,
         grace_s=spec.grace_s,
     )
 

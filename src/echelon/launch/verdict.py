@@ -30,6 +30,7 @@ CAUSES = {
     "lost node": "a node that was lost",
     "time limit": "the time limit of the job",
     "preemption": "another job took the nodes",
+    "maintenance": "a node that was taken out of service",
     "cancelled": "somebody cancelled it",
     "start": "ranks that could not be started",
     "ended": "ended because another rank had failed",

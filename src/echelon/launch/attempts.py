@@ -1,0 +1,169 @@
+"""The attempts of a run, as their folders say: which job each is, and how it ended.
+
+Whoever submits an attempt claims its folder; whoever carries it out owns it. Both are claims by
+creation, so of two that try one gets it, and nobody compares clocks.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from echelon.core.jobs import Job
+from echelon.core.rundir import RunDir, write_atomic
+
+SKIPPED = "SKIPPED"
+"""The state of an attempt that found nothing to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One allocation of a run."""
+
+    number: int
+    job_id: str
+    submitted: str = ""
+    """ISO time, UTC."""
+    output: str = ""
+    """Where the job's output goes."""
+    after: str = ""
+    """The job whose end it waits for, if it is a standby."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an attempt ended, by its controller."""
+
+    state: str
+    """A word of Slurm's, as for any job."""
+    exit_code: int
+    next: str = ""
+    """Who goes on: `standby`, a job that waits; `requeue`, the same job; `wanted`: somebody has to
+    submit one; empty when the run is at its end."""
+
+
+def attempts(run: RunDir) -> list[Attempt]:
+    """Return a run's attempts, the first one first."""
+    folders = run.attempts.iterdir() if run.attempts.is_dir() else ()
+    found = []
+    for number in sorted(int(folder.name) for folder in folders if folder.name.isdecimal()):
+        record = _read(run, number, "job.json")
+        if "job_id" in record:  # else it was claimed and not queued: no job to speak of
+            names = ("job_id", "submitted", "output", "after")
+            facts = {name: str(record.get(name, "")) for name in names}
+            found.append(Attempt(number=number, **facts))
+    return found
+
+
+def outcome(run: RunDir, number: int) -> Outcome | None:
+    """Return how an attempt ended; None while it has not, or when nobody was left to say."""
+    record = _read(run, number, run.outcome(number).name)
+    try:
+        return Outcome(
+            state=str(record["state"]),
+            exit_code=int(record["exit_code"]),
+            next=str(record.get("next", "")),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def has_begun(run: RunDir, attempt: Attempt) -> bool:
+    """Tell whether somebody carries out an attempt, or has."""
+    return (run.attempt(attempt.number) / "owner").exists()
+
+
+def is_skipped(run: RunDir, attempt: Attempt) -> bool:
+    """Tell whether an attempt has found nothing to do, because the run was at its end."""
+    ended = outcome(run, attempt.number)
+    return ended is not None and ended.state == SKIPPED
+
+
+def _read(run: RunDir, number: int, name: str) -> Mapping[str, Any]:
+    try:
+        record = json.loads((run.attempt(number) / name).read_text())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def submit_attempt(
+    run: RunDir,
+    submit: Callable[[int], str],
+    look: Callable[[str], Job],
+    *,
+    after: str = "",
+) -> Attempt:
+    """Claim the next attempt, queue it, and write down which job it is.
+
+    Args:
+        run: whose.
+        submit: queues the attempt of this number and returns the job's id.
+        look: returns the job of an id.
+        after: the job whose end it waits for.
+    """
+    number = run.claim_attempt()
+    try:
+        job_id = submit(number)
+    except BaseException:
+        run.attempt(number).rmdir()
+        raise
+    submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
+    record = {"job_id": job_id, "submitted": submitted, "after": after}
+    try:
+        record["output"] = look(job_id).output
+    finally:  # whatever else may be known of it, it is in the queue
+        write_atomic(run.attempt(number) / "job.json", json.dumps(record) + "\n")
+    return Attempt(number=number, **record)
+
+
+def record_own_job(run: RunDir, number: int, job_id: str) -> Attempt:
+    """Write down which job we are, unless whoever submitted us has done so, and return what holds.
+
+    One who submits may still be about to write: it knows more, and overwrites this.
+    """
+    path = run.attempt(number) / "job.json"
+    draft = run.attempt(number) / f".own-{os.getpid()}.tmp"
+    record = {"job_id": job_id, "output": _own_output()}
+    write_atomic(draft, json.dumps(record) + "\n")
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()
+    return next(one for one in attempts(run) if one.number == number)
+
+
+def _own_output() -> str:
+    """Return the file that our output goes to, if it is one."""
+    with contextlib.suppress(OSError):
+        path = Path("/proc/self/fd/2").readlink()
+        return str(path) if path.is_file() else ""
+    return ""
+
+
+def begin_attempt(run: RunDir, number: str, owner: str) -> int:
+    """Become the one that carries out an attempt, and return its number.
+
+    It is the one that was asked for, or, if that has been begun already, by a job that was queued
+    again or a script that was started twice, the next.
+    """
+    attempt = int(number) if number else run.claim_attempt()
+    while own_attempt(run, attempt, owner) != owner:
+        attempt = run.claim_attempt()
+    return attempt
+
+
+def own_attempt(run: RunDir, number: int, owner: str) -> str:
+    """Become the one that carries out an attempt; return who is, which may be another."""
+    path = run.attempt(number) / "owner"
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(handle, f"{owner}\n".encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return path.read_text().strip()

@@ -1,0 +1,147 @@
+"""How a run outlives its jobs: the next attempt waits in the queue while this one runs.
+
+Slurm starts a job that waits for another's failure as soon as that has gone, also when the host of
+its batch script dies and nobody is left to submit anything; and drops it when the other completes.
+"""
+
+import contextlib
+from collections.abc import Mapping
+
+from echelon.core.rundir import RunDir
+from echelon.core.slurm import Slurm
+from echelon.errors import EchelonError, UnavailableError
+from echelon.launch.attempts import Attempt, attempts, outcome, submit_attempt
+from echelon.launch.history import History
+from echelon.launch.verdict import Failure
+
+PLANNED = frozenset({"time limit", "preemption", "maintenance"})
+"""Stops that are nobody's fault, and cost no restart."""
+_STALLED = 2
+"""So many attempts in a row without anything saved are enough."""
+
+
+def decide_hand_over(
+    failure: Failure,
+    history: History,
+    *,
+    mode: str,
+    restarts: int,
+    saved: int,
+    progress: bool,
+    nodes_are_why: bool,
+) -> str:
+    """Return why no other job should take over; empty when one should. Pure.
+
+    Args:
+        failure: what ended this attempt.
+        history: what came before it, its own failures included.
+        mode: the request's `hand_over`.
+        restarts: how many failures the run may have.
+        saved: the step of the newest checkpoint; -1 when there is none.
+        progress: whether this attempt has saved anything new.
+        nodes_are_why: whether other nodes would help: too few are left, or too few came.
+    """
+    if mode == "never":
+        return "handing over is switched off"
+    stalled = 0 if progress else 1 + history.stalled
+    if failure.cause in PLANNED:
+        # Nobody knows how often nodes will be taken away; a limit comes every time.
+        return _judge_limit(mode, saved, stalled) if failure.cause == "time limit" else ""
+    if not nodes_are_why:
+        return "other nodes would not mend it"
+    if len(history.failures) >= restarts:
+        return f"all {restarts} restarts are used up" if restarts else "restarts are switched off"
+    return f"{stalled} jobs in a row have saved nothing new" if stalled > _STALLED else ""
+
+
+def _judge_limit(mode: str, saved: int, stalled: int) -> str:
+    if mode == "auto" and saved < 0:
+        return "nothing is saved that a next job could go on from; see --hand-over always"
+    if saved >= 0 and stalled >= _STALLED:
+        return f"{stalled} jobs in a row have reached their limit without saving anything new"
+    return ""
+
+
+class Standby:
+    """The job that goes on when ours ends before its work is done. Its methods wait for Slurm."""
+
+    def __init__(
+        self, slurm: Slurm, run: RunDir, *, job_id: str, environ: Mapping[str, str]
+    ) -> None:
+        """Prepare one.
+
+        Args:
+            slurm: who queues it.
+            run: the run.
+            job_id: ours.
+            environ: the variables with which our own job was submitted.
+        """
+        self._slurm, self._run, self._job_id, self._environ = slurm, run, job_id, environ
+        self.attempt: Attempt | None = None
+
+    def submit(self, exclude: str = "") -> Attempt:
+        """Queue it.
+
+        Raises:
+            UsageError: Slurm does not let us.
+            UnavailableError: slurmctld is away, or there is no sbatch on this node.
+        """
+        options = [f"--dependency=afternotok:{self._job_id}", "--kill-on-invalid-dep=yes"]
+        if exclude:
+            options.append(f"--exclude={exclude}")
+
+        def submit(number: int) -> str:
+            return self._slurm.submit(
+                self._run.script,
+                run_id=self._run.run_id,
+                attempt=number,
+                environ=self._environ,
+                options=options,
+            )
+
+        self.attempt = submit_attempt(
+            self._run,
+            submit,
+            lambda job_id: self._slurm.job(job_id, run_id=self._run.run_id),
+            after=self._job_id,
+        )
+        return self.attempt
+
+    def exclude(self, hosts: str) -> None:
+        """Have it wait for other nodes than these."""
+        if self.attempt:
+            self._slurm.ask(
+                ["scontrol", "update", f"JobId={self.attempt.job_id}", f"ExcNodeList={hosts}"]
+            )
+
+    def withdraw(self) -> None:
+        """Take it out of the queue: the run is at its end."""
+        if self.attempt:
+            with contextlib.suppress(EchelonError):  # it will see by itself that it is not wanted
+                self._slurm.end(self.attempt.job_id, self._run.run_id)
+
+
+def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> str:
+    """Return why an attempt must not begin; empty when it may.
+
+    That an earlier one is over is asked of Slurm, where its controller has not said so itself.
+    """
+    for earlier in reversed([one for one in attempts(run) if one.number < own.number]):
+        if earlier.job_id == own.job_id:
+            continue  # the same job, queued again
+        ended = outcome(run, earlier.number)
+        if ended is None:
+            try:
+                job = slurm.job(earlier.job_id, run_id=run.run_id)
+            except UnavailableError:
+                if own.after == earlier.job_id:
+                    return ""  # Slurm would not have started us
+                raise
+            if not job.over:
+                return f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}"
+            if own.after and job.state == "CANCELLED":
+                return f"job {earlier.job_id} was cancelled"
+        elif own.after and not ended.next:
+            return f"the run is at its end: {ended.state}"
+        return ""
+    return ""
