@@ -71,7 +71,7 @@ def test_a_run_is_stopped_at_once_while_its_agents_start(tmp_path):
         assert time.monotonic() - began_s < 4
 
 
-def test_a_second_start_of_a_job_leaves_nothing_of_the_first(tmp_path):
+def test_a_second_start_of_a_job_is_the_next_attempt(tmp_path):
     """As Slurm does it with a job that is queued again."""
     script = f"{READY}sys.exit(0 if Path('again').exists() else 3)\n"
     with live_run(tmp_path, script, ["--set=preload=", "--restarts=0"]) as run:
@@ -79,6 +79,9 @@ def test_a_second_start_of_a_job_leaves_nothing_of_the_first(tmp_path):
         assert run.verdict()["failure"]["exit_code"] == 3
         (tmp_path / "again").touch()
         subprocess.run(["bash", run.path / "job.sbatch", "1"], check=True, timeout=START_S)
-        outcome = json.loads((run.path / "attempts" / "1" / "outcome.json").read_text())
-        assert outcome == {"state": "COMPLETED", "exit_code": 0}
+        states = [
+            json.loads(run.path.joinpath("attempts", n, "outcome.json").read_text())["state"]
+            for n in ("1", "2")
+        ]
+        assert states == ["FAILED", "COMPLETED"]
         assert not (run.path / "verdict.json").exists()

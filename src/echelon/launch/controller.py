@@ -24,7 +24,7 @@ from echelon.launch.attempts import SKIPPED, Outcome, begin_attempt, record_own_
 from echelon.launch.contract import ENVIRON, HERE, TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
-from echelon.launch.handover import PLANNED, decide_hand_over, find_objection
+from echelon.launch.handover import PLANNED, RESUMABLE, decide_hand_over, find_objection
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
@@ -124,6 +124,8 @@ class Controller:
         else:
             if planned:
                 verdict = replace(verdict, not_retried=why_not)
+            if verdict.failure.cause in RESUMABLE and newest_checkpoint(self._run) >= 0:
+                verdict = replace(verdict, advice=f"go on with: echelon resume {name}")
             self._journal.leave_verdict(verdict)
             self._journal.report(f"{name} failed\n{render(verdict, run=self._run.path)}")
         code = verdict.failure.exit_code or 1

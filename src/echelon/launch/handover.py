@@ -16,6 +16,8 @@ from echelon.launch.verdict import Failure
 
 PLANNED = frozenset({"time limit", "preemption", "maintenance"})
 """Stops that are nobody's fault, and cost no restart."""
+RESUMABLE = PLANNED | {"cancelled"}
+"""Stops after which what was saved is as good as it was."""
 _STALLED = 2
 """So many attempts in a row without anything saved are enough."""
 
@@ -47,6 +49,8 @@ def decide_hand_over(
     if failure.cause in PLANNED:
         # Nobody knows how often nodes will be taken away; a limit comes every time.
         return _judge_limit(mode, saved, stalled) if failure.cause == "time limit" else ""
+    if failure.cause == "cancelled":
+        return "somebody wanted it to stop"
     if not nodes_are_why:
         return "other nodes would not mend it"
     if len(history.failures) >= restarts:

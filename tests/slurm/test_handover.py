@@ -1,0 +1,158 @@
+"""A run outlives its jobs: time limits, preemption, dead hosts, and what people do."""
+
+import json
+
+import pytest
+
+from echelon.core.nodes import expand
+from echelon.core.waiting import wait_until
+from slurm.survival import check_samples, start_chain, train_undisturbed
+
+STEPS = 150
+SHAPE = ("--nodes=2", "--procs=1")
+SHORT = ("--time=1m", "--signal-lead=46")
+"""A job that stops 14 seconds after its start."""
+
+
+@pytest.fixture
+def chain(full, tmp_path):
+    """Starts a training; all of it is ended whatever happens."""
+    environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
+    started = []
+
+    def start(*options, steps=STEPS, pace_s=0.1):
+        started.append(start_chain(tmp_path, environ, *options, steps=steps, pace_s=pace_s))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.process.kill()
+        one.process.wait()
+        one.process.stdout.close()
+    full.calm()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return train_undisturbed(tmp_path_factory.mktemp("plain") / "run", *SHAPE, steps=STEPS)
+
+
+def queue(cluster):
+    """Return the jobs that are in the queue."""
+    return cluster.exec("squeue", "--noheader", "--format=%i").split()
+
+
+def check_end(cluster, run, undisturbed, *, jobs):
+    """The training has ended as if nothing had happened, and nothing waits in the queue."""
+    code, said = run.wait()
+    assert code == 0, said
+    assert (run.folder / "weights").read_text() == undisturbed
+    check_samples(run.records(), STEPS)
+    states = [one["state"] for one in run.outcomes()]
+    assert len(states) >= jobs, said
+    assert states[-1] == "COMPLETED"
+    assert wait_until(lambda: queue(cluster) == [], timeout_s=20, interval_s=0.2), queue(cluster)
+
+
+def test_a_time_limit_is_outlived(full, chain, undisturbed):
+    run = chain(*SHAPE, *SHORT)
+    check_end(full, run, undisturbed, jobs=2)
+    first = run.outcomes()[0]
+    assert first == {"state": "TIMEOUT", "exit_code": 75, "next": "standby"}
+
+
+def test_a_preempted_run_goes_on_when_the_nodes_are_free_again(full, chain, tmp_path, undisturbed):
+    run = chain(*SHAPE, "--nodelist=node[1-2]")
+    run.await_step(20)
+    script = f"#!/bin/bash\nuntil [ -e {tmp_path}/enough ]; do sleep 0.2; done\n"
+    high = full.sbatch(tmp_path, script, "--partition=high", "--nodelist=node[1-2]", "--exclusive")
+    full.await_job(high, "RUNNING")
+    assert run.outcomes()[0]["state"] == "PREEMPTED", run.said_so_far()
+    (tmp_path / "enough").touch()
+    check_end(full, run, undisturbed, jobs=2)
+    (stopped,) = events(run, 1, "stopped")
+    assert stopped["step"] >= 20
+
+
+def test_the_host_of_the_controller_dies(full, chain, undisturbed):
+    run = chain(*SHAPE, "--nodelist=node[1-3]", "--nodes=2:3", "--set=restarts=5")
+    run.await_step(20)
+    full("kill", "node1")
+    code, said = run.wait()
+    assert code == 0, said
+    check_samples(run.records(), STEPS)
+    assert len(run.attempts()) >= 2
+
+
+def test_a_run_that_was_stopped_can_be_resumed(full, chain, undisturbed):
+    run = chain(*SHAPE)
+    run.await_step(20)
+    assert run.command("stop", "last").returncode == 0
+    code, said = run.wait()
+    assert code == 143, said
+    assert "echelon resume" in said
+    assert wait_until(lambda: queue(full) == [], timeout_s=20, interval_s=0.2)  # nobody waits
+    done = run.command("resume", "last", "--follow")
+    assert done.returncode == 0, done.stderr
+    assert (run.folder / "weights").read_text() == undisturbed
+    check_samples(run.records(), STEPS)
+    again = run.command("resume", "last")
+    assert (again.returncode, "is complete" in again.stderr) == (73, True)
+
+
+def test_a_cancelled_run_is_gone_with_all_that_waits(full, chain):
+    run = chain(*SHAPE)
+    run.await_step(5)
+    assert len(queue(full)) == 2
+    assert "not over" in run.command("resume", "last").stderr
+    assert run.command("cancel", "last").returncode == 0
+    code, _ = run.wait()
+    assert code != 0
+    assert wait_until(lambda: queue(full) == [], timeout_s=20, interval_s=0.2), queue(full)
+
+
+def test_slurms_own_cancel_ends_the_chain_too(full, chain):
+    run = chain(*SHAPE)
+    run.await_step(5)
+    full.exec("scancel", run.job(1))
+    code, said = run.wait()
+    assert code != 0
+    assert wait_until(lambda: queue(full) == [], timeout_s=20, interval_s=0.2), queue(full)
+    assert [one["state"] for one in run.outcomes()][:1] == ["CANCELLED"], said
+
+
+def test_where_jobs_may_not_submit_the_command_that_waits_does(full, chain, tmp_path, undisturbed):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "sbatch").write_text(
+        "#!/bin/sh\necho 'sbatch: error: Access/permission denied' >&2\nexit 1\n"
+    )
+    (tools / "sbatch").chmod(0o755)
+    run = chain(*SHAPE, *SHORT, f"--prologue=export PATH={tools}:$PATH")
+    check_end(full, run, undisturbed, jobs=2)
+    assert run.outcomes()[0]["next"] == "wanted"
+
+
+def test_a_node_that_is_drained_is_left(full, chain, undisturbed):
+    run = chain(*SHAPE)
+    run.await_step(20)
+    (node,) = expand(full.job(run.job(1))["NodeList"])[1:]
+    full.exec("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=memory")
+    try:
+        check_end(full, run, undisturbed, jobs=2)
+    finally:
+        full.exec("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    assert f"{node} is being drained (memory)" in run.said_so_far()
+    assert node not in expand(full.job(run.job(2))["NodeList"])
+
+
+@pytest.mark.full
+def test_slurms_own_requeue_can_be_used(full, chain, undisturbed):
+    run = chain(*SHAPE, *SHORT, "--hand-over=requeue")
+    check_end(full, run, undisturbed, jobs=2)
+    assert {run.job(number) for number in run.attempts()} == {run.job(1)}
+
+
+def events(run, attempt, kind):
+    lines = (run.run / "events" / f"controller-{attempt}.jsonl").read_text().splitlines()
+    return [one for one in map(json.loads, lines) if one["kind"] == kind]
