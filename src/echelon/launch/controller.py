@@ -17,12 +17,14 @@ from pathlib import Path
 
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell
+from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.contract import TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
 from echelon.launch.hang import HangWatch
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
+from echelon.launch.nodecheck import COMMAND_S, judge_checks
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
 from echelon.launch.verdict import (
@@ -58,6 +60,7 @@ class Controller:
         self._watch = HangWatch(request.hang_timeout_s)
         self._crew = Crew(starter, self._watch, self._journal.note)
         self._place = MeetingPlace(self._crew)
+        self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
 
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
@@ -78,15 +81,17 @@ class Controller:
             code = verdict.failure.exit_code or 1
             journal.leave_verdict(verdict)
             journal.report(f"{self._run.run_id} failed\n{render(verdict, run=self._run.path)}")
+        if trouble := self._record.close():
+            journal.report(trouble)
         journal.leave_outcome({"state": _state(verdict), "exit_code": code})
         journal.close()
         return code
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
-        deadline = time.monotonic() + JOIN_S
+        deadline = time.monotonic() + JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
         awaited = set(range(self._starter.nodes))
-        while not self._crew.agents.keys() >= awaited:
+        while not self._crew.agents.keys() | self._crew.unfit.keys() >= awaited:
             match await self._crew.next(deadline):
                 case None:
                     break
@@ -94,8 +99,16 @@ class Controller:
                     return judge([_stopped(stop)])
                 case (_, Gone() as gone):
                     awaited -= gone.started.nodes
+        unfit = [agent.hello for _, agent in sorted(self._crew.unfit.items())]
+        failures = judge_checks(unfit, passed=len(self._crew.agents))
+        for failure in failures:
+            self._record.blame(failure)
         if len(self._crew.agents) >= self._request.low:
+            for failure in failures:
+                self._journal.report(f"{failure.node} is left out: {failure.message}")
             return None
+        if failures:
+            return judge(failures)
         said = " ".join(_last_line(started.log) for started in self._crew.started).strip()
         came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
         return judge([Failure(cause="start", message=f"{came}: {said}", exit_code=69)])
@@ -112,6 +125,7 @@ class Controller:
             if not generation.failures:
                 return None
             verdict = judge(generation.failures)
+            self._record.blame(verdict.failure)
             why_not = decide_retry(
                 verdict.failure,
                 earlier,
