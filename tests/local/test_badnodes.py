@@ -11,6 +11,13 @@ from echelon.launch.badnodes import bad_nodes, read_entries, record_path
 from local.liverun import START_S, live_run
 
 SCRIPT = 'import os\nprint("one of", os.environ["WORLD_SIZE"], os.environ.get("ECHELON_NODE"))\n'
+WAITING = """\
+import pathlib, time
+pathlib.Path("part").write_text("0")
+pathlib.Path("part").rename("ready-0")
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+"""
 ONLY_0 = "--set=node_check=echo not today; test $ECHELON_NODE = 0"
 KILLED = "import os\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\n"
 PLAIN = ["--procs=1", "--set=preload="]
@@ -39,6 +46,20 @@ def test_a_run_goes_on_without_a_node_that_fails_its_check(tmp_path, known):
         assert [event["name"] for event in noted(run, "joined")] == ["node0"]
         assert (run.path / "logs" / "check-1-1.log").read_text() == "not today\n"
     assert set(bad_nodes(known())) == {"node1"}
+
+
+def test_a_node_that_fails_its_check_is_sent_away_at_once(tmp_path, known):
+    with live_run(tmp_path, WAITING, [*PLAIN, "--nodes=1:2", ONLY_0]) as run:
+        run.await_ranks([0])
+
+        def agents():
+            return [process.node for process in run.processes() if process.role == "agent"]
+
+        assert wait_until(lambda: agents() == [0], timeout_s=10), run.processes()
+        # It was told to go; else it would have missed the controller's pulse, and said so.
+        assert (run.path / "attempts" / "1" / "agent-1.log").read_text() == ""
+        (tmp_path / "go").touch()
+        assert run.wait() == 0, run.output
 
 
 def test_a_run_that_needs_the_node_names_it(tmp_path, known):
