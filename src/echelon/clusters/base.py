@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from echelon.core.jobs import Job
+from echelon.launch.request import LaunchRequest
 from echelon.spec import JobSpec
 
 
@@ -14,7 +15,18 @@ class Cluster(Protocol):
     def problems(self, spec: JobSpec) -> list[str]:
         """Return what the cluster's limits, as they are now, have against a request."""
 
-    def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
+    def exclusions(self, request: LaunchRequest) -> str:
+        """Return the nodes that a run shall not have: those it excludes, and those known as bad."""
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        run_id: str,
+        attempt: int,
+        environ: Mapping[str, str],
+        exclude: str = "",
+    ) -> str:
         """Queue a script and return the job's id; never twice, whatever the network does."""
 
     def job(self, job_id: str, *, run_id: str) -> Job:

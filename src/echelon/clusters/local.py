@@ -19,6 +19,7 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.errors import UnavailableError, UsageError
 from echelon.launch.contract import HERE, TIED
+from echelon.launch.request import LaunchRequest
 from echelon.spec import JobSpec, NodeCount
 
 PREFIX = "local:"
@@ -50,7 +51,18 @@ class LocalCluster:
             return [f"style '{spec.style}' has to be started {where}: use the default style"]
         return []
 
-    def submit(self, script: Path, *, run_id: str, attempt: int, environ: Mapping[str, str]) -> str:
+    def exclusions(self, request: LaunchRequest) -> str:
+        return request.exclude
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        run_id: str,
+        attempt: int,
+        environ: Mapping[str, str],
+        exclude: str = "",  # noqa: ARG002  nodes are only played here
+    ) -> str:
         run = RunDir.open(self._runs / run_id)
         env = {**environ, HERE: "1"}
         if self._tied:

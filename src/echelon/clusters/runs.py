@@ -18,6 +18,7 @@ from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UsageError
 from echelon.launch.attempts import Attempt, attempts, has_begun, is_skipped, submit_attempt
+from echelon.launch.request import read_request
 from echelon.spec import KEYS, JobSpec, show_value
 
 _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
@@ -184,9 +185,12 @@ def render_spec(spec: JobSpec) -> str:
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:
     """Queue the next attempt of a run, and write down which job it is."""
+    exclude = cluster.exclusions(read_request(run))
 
     def submit(number: int) -> str:
-        return cluster.submit(run.script, run_id=run.run_id, attempt=number, environ=environ)
+        return cluster.submit(
+            run.script, run_id=run.run_id, attempt=number, environ=environ, exclude=exclude
+        )
 
     return submit_attempt(run, submit, lambda job_id: cluster.job(job_id, run_id=run.run_id))
 

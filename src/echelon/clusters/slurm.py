@@ -1,9 +1,13 @@
 """Runs as jobs of Slurm."""
 
+import os
+import re
 from collections.abc import Mapping
 
 from echelon.core.slurm import Slurm
 from echelon.core.units import parse_duration
+from echelon.launch.badnodes import exclusions
+from echelon.launch.request import LaunchRequest
 from echelon.spec import JobSpec, nearest
 
 
@@ -16,6 +20,16 @@ class SlurmCluster(Slurm):
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
         self.end(job_id, run_id)
+
+    def exclusions(self, request: LaunchRequest) -> str:
+        shown = self.ask(["scontrol", "show", "config"]).stdout
+        name = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
+        return exclusions(
+            name[1] if name else "",
+            os.environ,
+            nodelist=request.nodelist,
+            exclude=request.exclude,
+        )
 
     def problems(self, spec: JobSpec) -> list[str]:
         shown = self.ask(["scontrol", "--oneliner", "show", "partition"]).stdout

@@ -56,9 +56,18 @@ class Slurm:
         run_id: str,
         attempt: int,
         environ: Mapping[str, str],
-        options: Sequence[str] = (),
+        exclude: str = "",
+        after: str = "",
     ) -> str:
         """Queue a script and return the job's id.
+
+        Args:
+            script: what to run.
+            run_id: whose.
+            attempt: its number, the script's argument.
+            environ: the job's variables.
+            exclude: nodes that it shall not have; those that the script says, when empty.
+            after: another job: wait for its end, and vanish if it completes.
 
         A submission whose answer was lost may have been taken: run and attempt in the job's comment
         tell.
@@ -68,6 +77,9 @@ class Slurm:
             UnavailableError: slurmctld stays away; nothing was queued.
         """
         comment = f"{_MARK}{run_id}/{attempt}"
+        options = [f"--exclude={exclude}"] if exclude else []
+        if after:
+            options += [f"--dependency=afternotok:{after}", "--kill-on-invalid-dep=yes"]
         own = ["--parsable", f"--comment={comment}"]
         argv = ["sbatch", *own, *options, str(script), str(attempt)]
         for pause_s in (*_PAUSES_S, None):

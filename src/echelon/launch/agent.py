@@ -58,6 +58,7 @@ from echelon.launch.messages import (
     Start,
     ZygoteLost,
 )
+from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.nursery import Nursery
 from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
@@ -99,7 +100,8 @@ class Agent:
         scratch: Path,
     ) -> None:
         self._run, self._attempt, self._node = run, attempt, node
-        self._scratch = scratch
+        self._request, self._scratch = request, scratch
+        self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = bytes.fromhex(environ[KEY])
         self._controller = _parse_candidates(environ[CONTROLLER])
         self._environ = common_environment(
@@ -122,6 +124,14 @@ class Agent:
             guard=self._guard,
             listener=self,
         )
+        self._check = NodeCheck(
+            shell=shell,
+            guard=self._guard,
+            env={**self._environ, NODE: str(node)},
+            log=run.logs / f"check-{attempt}-{node}.log",
+            scratch=scratch,
+        )
+        self._fault: Fault | None = None
         self._serves_store = False
         self._waiting_opens: list[Open] | None = []
         """Orders that wait for the zygote to say whether it can serve; None once it has."""
@@ -138,8 +148,13 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             loop.add_signal_handler(number, self._say, Signalled(signal=number))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        self._nursery.start()
+        self._fault = check_places(self._run.logs, self._scratch)
+        if not self._fault:
+            self._nursery.start()  # it has a log: not before there is a place for it
         try:
+            if not self._fault:
+                command = self._request.node_check
+                self._fault = await self._check.run(gpus=self._gpus, command=command)
             await self._reach_controller()
             self._spawn(self._pulse())
             self._spawn(self._time_logs())
@@ -197,7 +212,9 @@ class Agent:
                 name=os.environ.get("SLURMD_NODENAME") or f"node{self._node}",
                 host=addresses.host_identity(),
                 addresses=addresses.host_addresses(),
-                gpus=count_devices(os.environ.get("CUDA_VISIBLE_DEVICES", "")),
+                gpus=self._gpus,
+                fault=self._fault.reason if self._fault else "",
+                fault_own=bool(self._fault and self._fault.own),
             )
         )
 
@@ -435,7 +452,7 @@ class Agent:
             self.rank_exited(rank.rank, -signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Collect what has died: zygote, guard, and orphans of a killed zygote."""
+        """Collect what has died: zygote, guard, checks, and orphans of a killed zygote."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -444,6 +461,7 @@ class Agent:
             if pid == 0:
                 return
             self._nursery.collected(pid, status)
+            self._check.collected(pid, status)
             if pid == self._guard.pid and not self._done.is_set():
                 self._guard.start()
 

@@ -21,6 +21,7 @@ from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm
 from echelon.launch.allocation import RESERVE_S, Allocation, choose_allocation
 from echelon.launch.attempts import SKIPPED, Outcome, begin_attempt, record_own_job
+from echelon.launch.badnodes import NodeRecord, cluster_name, exclusions, record_path
 from echelon.launch.contract import ENVIRON, HERE, TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
@@ -29,6 +30,7 @@ from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
+from echelon.launch.nodecheck import COMMAND_S, judge_checks
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
 from echelon.launch.succession import Succession, choose_succession
@@ -80,6 +82,8 @@ class Controller:
         """Of the whole run: what cost a restart."""
         self._saved = newest_checkpoint(run)
         """When this attempt began."""
+        self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
+        self._excluded = self._exclusions()
 
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
@@ -90,7 +94,7 @@ class Controller:
         )
         with contextlib.suppress(OSError):
             self._run.verdict.unlink()  # why an earlier attempt has failed
-        self._succession.begin(journal, exclude="")
+        self._succession.begin(journal, self._excluded)
         watching = asyncio.get_running_loop().create_task(
             self._allocation.watch(self._crew.post, self)
         )
@@ -100,6 +104,8 @@ class Controller:
         finally:
             watching.cancel()
             await self._crew.leave()
+        if trouble := self._record.close():
+            journal.report(trouble)
         outcome = await self._conclude(verdict)
         journal.leave_outcome(asdict(outcome))
         journal.close()
@@ -112,6 +118,8 @@ class Controller:
             await self._succession.conclude(wanted=False)
             return Outcome(state="COMPLETED", exit_code=0)
         why_not = self._decide_hand_over(verdict)
+        if not why_not and (hosts := self._exclusions()) != self._excluded:
+            await self._succession.exclude(hosts)
         followed = await self._succession.conclude(wanted=not why_not)
         name, planned = self._run.run_id, verdict.failure.cause in PLANNED
         if followed and planned:
@@ -130,6 +138,14 @@ class Controller:
             self._journal.report(f"{name} failed\n{render(verdict, run=self._run.path)}")
         code = verdict.failure.exit_code or 1
         return Outcome(state=_state(verdict), exit_code=code, next=followed)
+
+    def _exclusions(self) -> str:
+        """Return the nodes that a next attempt shall not have, by what is known now."""
+        cluster = cluster_name(self._environ)
+        request = self._request
+        return exclusions(
+            cluster, self._environ, nodelist=request.nodelist, exclude=request.exclude
+        )
 
     def _decide_hand_over(self, verdict: Verdict) -> str:
         failure, saved = verdict.failure, newest_checkpoint(self._run)
@@ -169,9 +185,9 @@ class Controller:
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
-        deadline = time.monotonic() + JOIN_S
+        deadline = time.monotonic() + JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
         awaited = set(range(self._starter.nodes))
-        while not self._crew.agents.keys() >= awaited:
+        while not self._crew.agents.keys() | self._crew.unfit.keys() >= awaited:
             match await self._crew.next(deadline):
                 case None:
                     break
@@ -179,8 +195,16 @@ class Controller:
                     return judge([_stopped(await self._allocation.explain(stop))])
                 case (_, Gone() as gone):
                     awaited -= gone.started.nodes
+        unfit = [agent.hello for _, agent in sorted(self._crew.unfit.items())]
+        failures = judge_checks(unfit, passed=len(self._crew.agents))
+        for failure in failures:
+            self._record.blame(failure)
         if len(self._crew.agents) >= self._request.low:
+            for failure in failures:
+                self._journal.report(f"{failure.node} is left out: {failure.message}")
             return None
+        if failures:
+            return judge(failures)
         said = " ".join(_last_line(started.log) for started in self._crew.started).strip()
         came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
         return judge([Failure(cause="start", message=f"{came}: {said}", exit_code=69)])
@@ -197,6 +221,7 @@ class Controller:
             if not generation.failures:
                 return None
             verdict = judge(generation.failures)
+            self._record.blame(verdict.failure)
             why_not = decide_retry(
                 verdict.failure,
                 self._failures,

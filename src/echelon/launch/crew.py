@@ -22,6 +22,7 @@ from echelon.launch.hang import HangWatch
 from echelon.launch.link import PULSE_S, SILENCE_S, Link, sleep_a_pulse
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse, Signalled
 from echelon.launch.starting import Started, Starter, agent_command
+from echelon.launch.verdict import OUR_PAUSE
 
 LEAVE_S = 5.0
 """How long agents may take to go, once they are told to."""
@@ -94,6 +95,8 @@ class Crew:
     def __init__(self, starter: Starter, watch: HangWatch, note: NoteTaker) -> None:
         self.agents: dict[int, Agent] = {}
         """By node; those that are here."""
+        self.unfit: dict[int, Agent] = {}
+        """By node; those that were sent away, because they failed their check."""
         self.started: list[Started] = []
         self._starter, self._watch, self._note = starter, watch, note
         self._key = secrets.token_bytes(32)
@@ -136,9 +139,15 @@ class Crew:
         """Return the next thing that happened; None when the time is over."""
         try:
             agent, what = await self._take(deadline_s)
+            while agent and agent.hello.fault and not isinstance(what, Hello):
+                agent, what = await self._take(deadline_s)  # whatever else it says, it is not one
         except TimeoutError:
             return None
         match what:
+            case Hello() if agent and what.fault:
+                self.unfit[what.node] = agent
+                self._note("bad node", node=what.node, name=what.name, reason=what.fault)
+                agent.link.say(Leave())
             case Hello() if agent:
                 self.agents[what.node] = agent
                 self._note("joined", node=what.node, name=what.name, gpus=what.gpus)
@@ -210,7 +219,7 @@ class Crew:
             self._know(link)
             if agent is not None:
                 if time.monotonic() - self._resumed_s < SILENCE_S:
-                    reason = f"it left while this controller was stopped for {self._paused_s:.0f} s"
+                    reason = f"it left {OUR_PAUSE} for {self._paused_s:.0f} s"
                 self._queue.put_nowait((agent, Lost(reason)))
             else:
                 self._turn_away(link, reason)

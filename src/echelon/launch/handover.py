@@ -90,9 +90,6 @@ class Standby:
             UsageError: Slurm does not let us.
             UnavailableError: slurmctld is away, or there is no sbatch on this node.
         """
-        options = [f"--dependency=afternotok:{self._job_id}", "--kill-on-invalid-dep=yes"]
-        if exclude:
-            options.append(f"--exclude={exclude}")
 
         def submit(number: int) -> str:
             return self._slurm.submit(
@@ -100,7 +97,8 @@ class Standby:
                 run_id=self._run.run_id,
                 attempt=number,
                 environ=self._environ,
-                options=options,
+                exclude=exclude,
+                after=self._job_id,
             )
 
         self.attempt = submit_attempt(

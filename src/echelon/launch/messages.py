@@ -28,6 +28,10 @@ class Hello(Message):
     addresses: list[str]
     gpus: int = 0
     """How many this node was granted."""
+    fault: str = ""
+    """What its check found; then it is not to be used."""
+    fault_own: bool = False
+    """Whether that is surely this node's, and nothing that all share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,8 @@ class Nursery:
     def close(self) -> None:
         """End the zygote, which ends its ranks."""
         self._forget()
+        if not self._pid:
+            return  # it was never started, and 0 would be our own group
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
 

@@ -25,6 +25,8 @@ class LaunchRequest:
     hang_timeout_s: int
     """0 for: do not watch."""
     on_hang: str
+    nodelist: str
+    exclude: str
     hand_over: str
     node_check: str
     lead_s: int
@@ -52,6 +54,8 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         preload=spec.preload,
         hang_timeout_s=spec.hang_timeout_s,
         on_hang=spec.on_hang,
+        nodelist=spec.nodelist,
+        exclude=spec.exclude,
         hand_over=spec.hand_over,
         node_check=spec.node_check,
         lead_s=spec.signal_lead_s,

@@ -20,6 +20,7 @@ CAUSES = {
     "bad arguments": "arguments that the script refused",
     "exit": "an exit code other than 0",
     "cuda out of memory": "the GPU's memory was full",
+    "gpu fault": "a GPU or a link between GPUs that is broken",
     "out of memory": "the node's or the job's memory was full",
     "signal": "killed by a signal",
     "port taken": "a port that somebody else had",
@@ -39,7 +40,21 @@ CAUSES = {
 
 NEVER_RETRIED = frozenset({"import error", "bad arguments", "time limit", "cancelled", "start"})
 
+OUR_PAUSE = "while this controller was stopped"
+"""In the message of a node that was lost by our own doing."""
+
 _PATTERNS = (
+    (
+        # Not "busy or unavailable": so says a GPU in exclusive mode to ranks that share it.
+        "gpu fault",
+        (
+            r"uncorrectable ECC error encountered|"
+            r"uncorrectable NVLink error detected|"
+            r"(?:802\)? ?|CUDA error): system not yet initialized|"
+            r"GPU is lost|"
+            r"GPU has fallen off the bus"
+        ),
+    ),
     ("cuda out of memory", r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
     ("out of memory", r"^MemoryError|can't allocate memory|\[Errno 12\]"),
     ("disk full", r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
@@ -248,8 +263,11 @@ def _find_absent(victims: Sequence[Failure]) -> Failure:
 
 def advise(failure: Failure) -> str:
     """Return what to do about a failure, where that is known."""
+    if failure.cause == "start" and failure.node:
+        return "allow fewer nodes (--nodes MIN:MAX); the next job does without it: echelon nodes"
     return {
         "cuda out of memory": "use a smaller batch, or more GPUs",
+        "gpu fault": "tell who runs the cluster; see who is left out: echelon nodes",
         "out of memory": "ask for more memory (--mem), or start fewer DataLoader workers",
         "import error": "check the environment of the ranks: echelon config shows python and venv",
         "collective time-out": "some rank did not come: look at the logs of the others",

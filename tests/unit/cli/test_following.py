@@ -17,6 +17,9 @@ class _Cluster:
     def __init__(self, *jobs):
         self._jobs, self.asked, self.cancelled = list(jobs), 0, []
 
+    def exclusions(self, *_):
+        return ""
+
     def submit(self, *_, **__):
         return "7"
 

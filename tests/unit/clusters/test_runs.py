@@ -15,7 +15,10 @@ class FakeCluster:
     def __init__(self):
         self.submitted = []
 
-    def submit(self, script, *, run_id, attempt, environ):  # noqa: ARG002
+    def exclusions(self, request):
+        return request.exclude
+
+    def submit(self, script, *, run_id, attempt, environ, exclude):  # noqa: ARG002
         self.submitted.append((script, run_id, environ))
         return str(100 + len(self.submitted))
 

@@ -73,6 +73,48 @@ def traceback_of(exception, label=""):
         ("cuda out of memory", "AcceleratorError", "CUDA error: out of memory"),
         ("cuda out of memory", "RuntimeError", "CUDA error: out of memory"),
         (
+            "gpu fault",
+            "AcceleratorError",
+            (
+                "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be "
+                "asynchronously reported at some other API call, so the stacktrace below might be "
+                "incorrect."
+            ),
+        ),
+        (
+            "gpu fault",
+            "RuntimeError",
+            "CUDA error: uncorrectable NVLink error detected during the execution",
+        ),
+        (
+            "gpu fault",
+            "DistBackendError",
+            (
+                f"{NCCL}unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version "
+                "2.21.5\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+                "Cuda failure 'uncorrectable ECC error encountered'"
+            ),
+        ),
+        (
+            "gpu fault",
+            "RuntimeError",
+            (
+                "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions "
+                "before calling NumCudaDevices() that might have already set an error? Error 802: "
+                "system not yet initialized"
+            ),
+        ),
+        ("gpu fault", "RuntimeError", "cuda runtime error (802) : system not yet initialized"),
+        ("gpu fault", "NVMLError_GpuIsLost", "GPU is lost"),
+        (
+            "exception",
+            "AcceleratorError",
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        ),
+        ("exception", "RuntimeError", "CUDA error: an illegal memory access was encountered"),
+        ("exception", "RuntimeError", "CUDA error: unspecified launch failure"),
+        ("exception", "RuntimeError", "CUDA error: device-side assert triggered"),
+        (
             "out of memory",
             "RuntimeError",
             (
@@ -241,6 +283,18 @@ def test_a_kill_for_memory_is_told_from_any_other():
         assert classify(**worker, out_of_memory=True)[0] == "out of memory"
         assert classify(**worker)[0] == "exception"
     assert classify(kind="ValueError", message="x", out_of_memory=True)[0] == "exception"
+
+
+def test_an_abort_by_nccls_watchdog_may_be_the_gpus_fault():
+    said = "CUDA error: uncorrectable ECC error encountered"
+    tail = (
+        "[rank1]:[E516 09:02:17.1 ProcessGroupNCCL.cpp:916] [Rank 1] NCCL watchdog thread "
+        f"terminated with exception: {said}\nCUDA kernel errors might be asynchronously reported\n"
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+    )
+    cause, message = classify(number=6, tail=tail)
+    assert cause == "gpu fault"
+    assert message.endswith(said)
 
 
 def test_an_abort_by_nccls_watchdog_is_a_collective_that_timed_out():

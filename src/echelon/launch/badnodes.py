@@ -1,0 +1,235 @@
+"""Which nodes of a cluster are not to be used: what happened to them, kept over runs.
+
+One file per cluster in the user's own state folder. Jobs and commands append lines to it, several
+at once; what follows from the lines is worked out anew by whoever reads them. The verdict decides
+who is blamed: what a program can do to itself is no node's fault.
+"""
+
+import re
+import signal
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.core.events import EventReader, EventWriter
+from echelon.core.nodes import compress, expand
+from echelon.launch.verdict import OUR_PAUSE, Failure
+
+ENOUGH = 2
+"""Mishaps of a node within one run that make it a bad one."""
+WRITE_S = 2.0
+"""How long the end of a run waits for a home that does not answer."""
+_KINDS = ("mishap", "excluded", "forgiven")
+_FROM_OUTSIDE = (128 + signal.SIGKILL, 128 + signal.SIGBUS)
+"""SIGSEGV, SIGABRT and SIGTERM are a program's own doing, or its user's."""
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_LONGEST = 500
+_LATEST_S = 1e11
+"""Beyond it no calendar goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of a cluster's file."""
+
+    kind: str
+    """`mishap`, `excluded` (it failed its start check) or `forgiven`."""
+    node: str
+    run: str = ""
+    cause: str = ""
+    reason: str = ""
+    time_s: float = 0.0
+    """Seconds since the epoch, by the writer's clock: for people. The order is the lines'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadNode:
+    """One that is left out."""
+
+    node: str
+    since_s: float
+    reason: str
+    run: str
+
+
+# --- what follows: pure -----------------------------------------------------------------------
+
+
+def blames_node(failure: Failure) -> bool:
+    """Tell whether a failure is the node's, and neither the program's nor our own."""
+    match failure.cause:
+        case _ if not failure.node:
+            return False
+        case "lost node":
+            return OUR_PAUSE not in failure.message
+        case "signal":
+            return failure.exit_code in _FROM_OUTSIDE
+        case _:
+            # Of failures at the start only those of a node's own check name a node.
+            return failure.cause in ("gpu fault", "start")
+
+
+def bad_nodes(entries: Sequence[Entry]) -> dict[str, BadNode]:
+    """Return the nodes to leave out, by name.
+
+    One failed start check is enough; so are two mishaps in one run, for a node that died twice in
+    different weeks may be as good as any. Ranks that are killed everywhere are killed by something
+    else: such a node has to stand out from the others of its run.
+    """
+    harm: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for entry in entries:
+        harm[entry.run][entry.node] += entry.kind == "mishap"
+    found: dict[str, BadNode] = {}
+    for node in sorted({entry.node for entry in entries}):
+        own = _unforgiven([entry for entry in entries if entry.node == node])
+        for entry in own:
+            if entry.kind == "excluded":
+                found.setdefault(node, _bad(entry, entry.reason))
+                continue
+            same = [e for e in own if e.kind == "mishap" and e.run == entry.run]
+            sure = sum(mishap.cause != "signal" for mishap in same) >= ENOUGH
+            others = max((n for name, n in harm[entry.run].items() if name != node), default=0)
+            if sure or (len(same) >= ENOUGH and len(same) > 2 * others):
+                last = same[ENOUGH - 1]
+                found.setdefault(node, _bad(last, f"{len(same)} mishaps in one run: {last.reason}"))
+    return found
+
+
+def _unforgiven(entries: Sequence[Entry]) -> list[Entry]:
+    own: list[Entry] = []
+    for entry in entries:
+        own = [] if entry.kind == "forgiven" else [*own, entry]
+    return own
+
+
+def _bad(entry: Entry, reason: str) -> BadNode:
+    return BadNode(node=entry.node, since_s=entry.time_s, reason=reason, run=entry.run)
+
+
+def add_bad(nodelist: str, exclude: str, bad: Iterable[str]) -> str:
+    """Return what a request excludes, and these nodes besides.
+
+    A bad node that the request names in its `nodelist` is wanted all the same.
+    """
+    wanted = set(expand(nodelist))
+    added = sorted(node for node in bad if node not in wanted)
+    return compress(dict.fromkeys([*expand(exclude), *added]))
+
+
+# --- the files --------------------------------------------------------------------------------
+
+
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """Return the name of the cluster that we are a job of; empty on a machine of one's own.
+
+    There nodes are only played, and nobody could leave one out.
+    """
+    return environ.get("SLURM_CLUSTER_NAME", "")
+
+
+def records_folder(environ: Mapping[str, str]) -> Path | None:
+    """Return where the files are; None for a user without a home."""
+    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
+    if Path(state).is_absolute():
+        return Path(state, "echelon", "nodes")
+    return Path(home, ".local", "state", "echelon", "nodes") if home else None
+
+
+def record_path(cluster: str, environ: Mapping[str, str]) -> Path | None:
+    """Return a cluster's file; None where nothing can be kept."""
+    folder = records_folder(environ)
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", cluster).strip(".-")
+    return folder / f"{name}.jsonl" if folder and name else None
+
+
+def known_clusters(environ: Mapping[str, str]) -> list[str]:
+    """Return the clusters of which there is a file."""
+    folder = records_folder(environ)
+    try:
+        return sorted(path.stem for path in folder.glob("*.jsonl")) if folder else []
+    except OSError:
+        return []
+
+
+def read_entries(path: Path | None) -> list[Entry]:
+    """Return what a file says; lines that are torn or somebody else's are passed over."""
+    found = []
+    with suppress(OSError):
+        for event in EventReader(path).read() if path else ():
+            facts = {
+                key: str(event.data.get(key, "")) for key in ("node", "run", "cause", "reason")
+            }
+            known = event.kind in _KINDS and 0 <= event.time_s < _LATEST_S
+            if known and _NAME.fullmatch(facts["node"]):
+                found.append(Entry(kind=event.kind, time_s=event.time_s, **facts))
+    return found
+
+
+def append_entries(path: Path, entries: Iterable[Entry]) -> None:
+    """Add lines to a file, each in one write.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with EventWriter(path, clock=time.time) as lines:
+        for entry in entries:
+            lines.write(
+                entry.kind,
+                node=entry.node,
+                run=entry.run,
+                cause=entry.cause,
+                reason=entry.reason[:_LONGEST],
+            )
+
+
+def exclusions(cluster: str, environ: Mapping[str, str], *, nodelist: str, exclude: str) -> str:
+    """Return the host list that a job on a cluster is not to get, by what is known of it now."""
+    return add_bad(nodelist, exclude, bad_nodes(read_entries(record_path(cluster, environ))))
+
+
+class NodeRecord:
+    """What a controller writes down of its nodes.
+
+    A home may be slow or away: a thread writes, for which nobody waits but the end, a moment.
+    """
+
+    def __init__(self, path: Path | None, run_id: str) -> None:
+        self._path, self._run_id = path, run_id
+        self._threads: list[threading.Thread] = []
+        self._trouble = ""
+
+    def blame(self, failure: Failure) -> None:
+        """Write a failure down where it is the node's."""
+        if not self._path or not blames_node(failure):
+            return
+        kind = "excluded" if failure.cause == "start" else "mishap"
+        entry = Entry(
+            kind=kind,
+            node=failure.node,
+            run=self._run_id,
+            cause=failure.cause,
+            reason=failure.message,
+        )
+        thread = threading.Thread(target=self._write, args=(self._path, entry), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _write(self, path: Path, entry: Entry) -> None:
+        try:
+            append_entries(path, [entry])
+        except OSError as error:
+            self._trouble = str(error)
+
+    def close(self) -> str:
+        """Return what was not kept, in a sentence; empty when all is well."""
+        deadline_s = time.monotonic() + WRITE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            self._trouble = f"{self._path} does not answer"
+        return f"cannot keep which nodes are bad: {self._trouble}" if self._trouble else ""
