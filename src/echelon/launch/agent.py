@@ -60,6 +60,7 @@ from echelon.launch.messages import (
 )
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.nursery import Nursery
+from echelon.launch.orphans import end_orphaned_job
 from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.sampling import OomWatch, describe_process, fit, sample_process, tail
@@ -138,6 +139,8 @@ class Agent:
         self._clock = LogClock()
         self._oom = OomWatch()
         self._done = asyncio.Event()
+        self.orphaned = False
+        """Whether the controller has gone without a word."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._let_in: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
@@ -221,6 +224,7 @@ class Agent:
     def _lose_controller(self, _link: Link, reason: str) -> None:
         sys.stderr.write(f"the controller is gone: {reason}\n")
         if self._link is not None:
+            self.orphaned = not self._done.is_set()
             self._done.set()
         elif not self._let_in.done():
             self._let_in.set_result(False)
@@ -520,6 +524,9 @@ def main(arguments: list[str]) -> int:
             shell=LocalShell(),
             scratch=scratch,
         )
-        return await agent.run()
+        code = await agent.run()
+        if agent.orphaned:
+            end_orphaned_job(run, attempt, environ, LocalShell(), mode=request.hand_over)
+        return code
 
     return asyncio.run(serve())

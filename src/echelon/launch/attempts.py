@@ -18,6 +18,7 @@ from echelon.core.rundir import RunDir, write_atomic
 
 SKIPPED = "SKIPPED"
 """The state of an attempt that found nothing to do."""
+_ORPHANED = "orphaned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,25 @@ def outcome(run: RunDir, number: int) -> Outcome | None:
 def has_begun(run: RunDir, attempt: Attempt) -> bool:
     """Tell whether somebody carries out an attempt, or has."""
     return (run.attempt(attempt.number) / "owner").exists()
+
+
+def is_superseded(run: RunDir, number: int) -> bool:
+    """Tell whether a later attempt has begun."""
+    return any(
+        int(folder.name) > number and (folder / "owner").exists()
+        for folder in run.attempts.iterdir()
+        if folder.name.isdecimal()
+    )
+
+
+def is_orphaned(run: RunDir, number: int) -> bool:
+    """Tell whether an attempt has lost its controller, so that its agents have ended its job."""
+    return (run.attempt(number) / _ORPHANED).exists()
+
+
+def orphan(run: RunDir, number: int) -> None:
+    """Write down that an attempt has lost its controller."""
+    (run.attempt(number) / _ORPHANED).touch(mode=0o600)
 
 
 def is_skipped(run: RunDir, attempt: Attempt) -> bool:

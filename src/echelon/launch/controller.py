@@ -19,8 +19,19 @@ from pathlib import Path
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm
-from echelon.launch.allocation import RESERVE_S, Allocation, choose_allocation
-from echelon.launch.attempts import SKIPPED, Outcome, begin_attempt, record_own_job
+from echelon.launch.allocation import (
+    RESERVE_S,
+    STOPPED_IN_TIME,
+    Allocation,
+    choose_allocation,
+)
+from echelon.launch.attempts import (
+    SKIPPED,
+    Outcome,
+    begin_attempt,
+    is_superseded,
+    record_own_job,
+)
 from echelon.launch.badnodes import NodeRecord, cluster_name, exclusions, record_path
 from echelon.launch.contract import ENVIRON, HERE, TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
@@ -45,6 +56,8 @@ from echelon.launch.verdict import (
 
 JOIN_S = 120.0
 """How long agents may take to come; on a large cluster some start late."""
+_FENCE_S = 5.0
+"""How often we look whether another attempt has begun."""
 _SAVE_S = 20.0
 """What saving may take as long as nobody has measured it."""
 _GOES_ON = {
@@ -95,14 +108,17 @@ class Controller:
         with contextlib.suppress(OSError):
             self._run.verdict.unlink()  # why an earlier attempt has failed
         self._succession.begin(journal, self._excluded)
-        watching = asyncio.get_running_loop().create_task(
-            self._allocation.watch(self._crew.post, self)
-        )
+        loop = asyncio.get_running_loop()
+        watching = [
+            loop.create_task(self._allocation.watch(self._crew.post, self)),
+            loop.create_task(self._await_successor()),
+        ]
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
             verdict = await self._join() or await self._run_generations()
         finally:
-            watching.cancel()
+            for task in watching:
+                task.cancel()
             await self._crew.leave()
         if trouble := self._record.close():
             journal.report(trouble)
@@ -112,11 +128,26 @@ class Controller:
         await self._succession.leave()
         return outcome.exit_code
 
+    async def _await_successor(self) -> None:
+        """Stop at once when another attempt has begun: Slurm takes us for dead, and may be right.
+
+        So it is with a host that is cut off from the cluster, but not from the storage.
+        """
+        while True:
+            await asyncio.sleep(_FENCE_S)
+            with contextlib.suppress(OSError):
+                if await asyncio.to_thread(is_superseded, self._run, self._attempt):
+                    message = "another attempt of this run has begun"
+                    self._crew.post(Stop("superseded", message, STOPPED_IN_TIME, at_once=True))
+                    return
+
     async def _conclude(self, verdict: Verdict | None) -> Outcome:
         """See to it that another job goes on, if one should; say how this one has ended."""
         if verdict is None:
             await self._succession.conclude(wanted=False)
             return Outcome(state="COMPLETED", exit_code=0)
+        if verdict.failure.cause == "superseded":
+            return Outcome(state="CANCELLED", exit_code=STOPPED_IN_TIME, next="standby")
         why_not = self._decide_hand_over(verdict)
         if not why_not and (hosts := self._exclusions()) != self._excluded:
             await self._succession.exclude(hosts)
@@ -326,7 +357,6 @@ def main(arguments: list[str]) -> int:
         _die_with(int(command))
     job_id = environ.get("SLURM_JOB_ID", "")
     owns_job = bool(job_id) and HERE not in environ
-    environ.pop(HERE, None)
     owner = f"{job_id}.{environ.get('SLURM_RESTART_COUNT', 0)}" if owns_job else str(os.getpid())
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
     if owns_job:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from echelon.core.rundir import RunDir
 from echelon.core.slurm import Slurm
 from echelon.errors import EchelonError, UnavailableError
-from echelon.launch.attempts import Attempt, attempts, outcome, submit_attempt
+from echelon.launch.attempts import Attempt, attempts, is_orphaned, outcome, submit_attempt
 from echelon.launch.history import History
 from echelon.launch.verdict import Failure
 
@@ -141,7 +141,8 @@ def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> str:
                 raise
             if not job.over:
                 return f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}"
-            if own.after and job.state == "CANCELLED":
+            cancelled = job.state == "CANCELLED" and not is_orphaned(run, earlier.number)
+            if own.after and cancelled:
                 return f"job {earlier.job_id} was cancelled"
         elif own.after and not ended.next:
             return f"the run is at its end: {ended.state}"

@@ -49,7 +49,7 @@ def _failures(events: Sequence[Event]) -> list[Failure]:
         if event.kind == "restart":
             try:
                 found.append(from_record(event.data["verdict"]).failure)
-            except (KeyError, TypeError):
+            except (KeyError, TypeError, ValueError):
                 continue  # of another version
     return found
 

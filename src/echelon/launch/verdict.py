@@ -33,6 +33,7 @@ CAUSES = {
     "preemption": "another job took the nodes",
     "maintenance": "a node that was taken out of service",
     "cancelled": "somebody cancelled it",
+    "superseded": "another attempt of the run has begun",
     "start": "ranks that could not be started",
     "ended": "ended because another rank had failed",
 }

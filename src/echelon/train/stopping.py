@@ -19,6 +19,7 @@ _LOOK_S = 0.002
 
 
 _DEAF = -1
+_HELD_OFF = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def _hold_off(_number: int, _frame: object) -> None:
@@ -40,28 +41,31 @@ class StoppedRun(SystemExit):
 class StopLine:
     """A rank's side of agreeing where to stop, and its word of how far it is.
 
-    Inside `with` the rank listens: SIGTERM, which Slurm sends to every process of a job that is to
-    end, is held off, for the agent gets it too, and then all ranks stop at one place.
+    Inside `with` the rank listens: what Slurm sends to every process of a job that is to end
+    (SIGTERM, or the signal that `signal_lead` asks for) is held off, for the agent gets it too, and
+    then all ranks stop at one place.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         path = (os.environ if environ is None else environ).get(VARIABLE, "")
         self._beacon = Beacon.open(Path(path)) if path and Path(path).exists() else None
         self._passed = 0
-        self._terminate: Any = None
+        self._before: dict[int, Any] = {}
+        """What was done about each signal that is held off."""
 
     def __enter__(self) -> Self:
         if self._beacon is not None:
             self._beacon.passed = self._passed
             if threading.current_thread() is threading.main_thread():
-                self._terminate = signal.signal(signal.SIGTERM, _hold_off)
+                self._before = {number: signal.signal(number, _hold_off) for number in _HELD_OFF}
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._beacon is not None:
             self._beacon.passed = _DEAF
-        if self._terminate is not None:
-            signal.signal(signal.SIGTERM, self._terminate)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def tell(self, step: int) -> None:
         """Tell the agent how far the training is."""

@@ -1,3 +1,4 @@
+import json
 import shutil
 import tomllib
 
@@ -155,3 +156,72 @@ def test_a_run_whose_directory_was_deleted_was_not_forgotten_to_be_queued(tmp_pa
     shutil.rmtree(run.path)
     with pytest.raises(NotFoundError, match="directory is gone"):
         runs.current_job(run, LocalCluster(FakeShell(), {}, tmp_path))
+
+
+# --- which job counts -------------------------------------------------------------------------
+
+
+class Knows:
+    """A cluster that knows a state for each job."""
+
+    def __init__(self, **states):
+        self.states = states
+
+    def job(self, job_id, *, run_id):  # noqa: ARG002
+        return Job(id=job_id, state=self.states[f"j{job_id}"])
+
+
+def attempt(run, *, after="", owner="", outcome=None):
+    """Make an attempt, whose job has the same number."""
+    number = run.claim_attempt()
+    record = {"job_id": str(number), "submitted": "", "output": "", "after": after}
+    (run.attempt(number) / "job.json").write_text(json.dumps(record))
+    if owner:
+        (run.attempt(number) / "owner").write_text(owner)
+    if outcome:
+        run.outcome(number).write_text(json.dumps({"exit_code": 1, **outcome}))
+
+
+@pytest.fixture
+def run(tmp_path):
+    made, _ = runs.prepare_run(spec(script="a.py"), tmp_path / "runs", tmp_path)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "current"),
+    [
+        ("RUNNING", "PENDING", "1"),
+        ("PENDING", "PENDING", "1"),
+        ("COMPLETED", "PENDING", "1"),  # Slurm will drop the standby in a moment
+        ("COMPLETED", "CANCELLED", "1"),
+        ("FAILED", "CANCELLED", "1"),  # it was withdrawn
+        ("FAILED", "PENDING", "2"),
+        ("NODE_FAIL", "PENDING", "2"),
+        ("FAILED", "RUNNING", "2"),
+        ("FAILED", "CONFIGURING", "2"),
+    ],
+)
+def test_a_standby_counts_when_the_job_before_it_is_over(run, first, second, current):
+    attempt(run, owner="1.0")
+    attempt(run, after="1")
+    assert runs.current_job(run, Knows(j1=first, j2=second)).id == current
+
+
+def test_a_standby_that_has_begun_counts_for_good(run):
+    attempt(run, owner="1.0")
+    attempt(run, after="1", owner="2.0")
+    assert runs.current_job(run, Knows(j1="FAILED", j2="FAILED")).id == "2"
+
+
+def test_a_standby_that_found_nothing_to_do_never_counts(run):
+    attempt(run, owner="1.0", outcome={"state": "FAILED"})
+    attempt(run, after="1", owner="2.0", outcome={"state": "SKIPPED"})
+    assert runs.current_job(run, Knows(j1="FAILED", j2="COMPLETED")).id == "1"
+
+
+def test_a_resumed_run_is_its_new_job(run):
+    attempt(run, owner="1.0")
+    attempt(run, after="1")
+    attempt(run)
+    assert runs.current_job(run, Knows(j1="FAILED", j2="CANCELLED", j3="PENDING")).id == "3"

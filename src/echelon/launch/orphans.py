@@ -1,0 +1,57 @@
+"""What agents do when their controller's host has died.
+
+With `--no-kill`, without which a run could lose no node, Slurm keeps such a job for as long as it
+has any node, and so the one that waits for its end would wait for its time limit. The agents that
+are left end it.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+
+from echelon.core.rundir import RunDir
+from echelon.core.shell import Shell
+from echelon.core.slurm import scrub, word
+from echelon.errors import EchelonError
+from echelon.launch.attempts import orphan
+from echelon.launch.contract import HERE
+
+_LOOKS = 5
+_PAUSE_S = 2.0
+"""A controller that only crashed takes its job with it within a moment: so long we wait for that."""
+
+
+def end_orphaned_job(
+    run: RunDir,
+    attempt: int,
+    environ: Mapping[str, str],
+    shell: Shell,
+    *,
+    mode: str,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """End the job that we are in, unless Slurm does so itself.
+
+    Args:
+        run: the run.
+        attempt: its attempt.
+        environ: our variables.
+        shell: runs programs.
+        mode: the request's `hand_over`.
+        sleep: waits.
+    """
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id or HERE in environ:
+        return  # nobody's job, or somebody else's
+    own = scrub(environ)
+    with contextlib.suppress(EchelonError, OSError):
+        for _ in range(_LOOKS):
+            sleep(_PAUSE_S)
+            shown = shell.run(
+                ["scontrol", "--oneliner", "show", "job", job_id], env=own, timeout_s=60
+            )
+            if word(shown.stdout, "JobState") not in ("RUNNING", ""):
+                return
+        orphan(run, attempt)
+        end = ["scontrol", "requeue", job_id] if mode == "requeue" else ["scancel", job_id]
+        shell.run(end, env=own, timeout_s=60)

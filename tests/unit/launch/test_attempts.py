@@ -1,0 +1,139 @@
+"""Claims by creation: whose an attempt is."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from echelon.core.events import EventWriter
+from echelon.core.jobs import Job
+from echelon.core.rundir import RunDir
+from echelon.launch.attempts import (
+    Outcome,
+    attempts,
+    begin_attempt,
+    outcome,
+    own_attempt,
+    record_own_job,
+    submit_attempt,
+)
+from echelon.launch.history import newest_checkpoint, read_history
+from echelon.launch.verdict import Failure, judge, to_record
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.create(tmp_path, "r-1")
+
+
+def test_of_many_that_begin_an_attempt_each_gets_one_of_its_own(run):
+    first = str(run.claim_attempt())
+    with ThreadPoolExecutor(16) as pool:
+        got = list(pool.map(lambda n: begin_attempt(run, first, f"{n}.0"), range(32)))
+    assert sorted(got) == list(range(1, 33))
+
+
+def test_a_job_that_is_queued_again_begins_the_next_attempt(run):
+    number = str(run.claim_attempt())
+    assert begin_attempt(run, number, "7.0") == 1
+    assert begin_attempt(run, number, "7.0") == 1  # the very same start
+    assert begin_attempt(run, number, "7.1") == 2
+    assert begin_attempt(run, "", "8.0") == 3
+
+
+def test_an_owner_stays(run):
+    run.claim_attempt()
+    assert own_attempt(run, 1, "7.0") == "7.0"
+    assert own_attempt(run, 1, "8.0") == "7.0"
+
+
+def test_what_the_submitter_has_written_is_kept(run):
+    submit_attempt(
+        run, lambda _: "7", lambda job_id: Job(id=job_id, state="PENDING", output="/o"), after="6"
+    )
+    found = record_own_job(run, 1, "7")
+    assert (found.job_id, found.after, found.output) == ("7", "6", "/o")
+    assert [path.name for path in run.attempt(1).iterdir()] == ["job.json"]
+
+
+def test_one_that_nobody_has_written_down_writes_itself(run):
+    run.claim_attempt()
+    assert record_own_job(run, 1, "7").job_id == "7"
+    assert [one.job_id for one in attempts(run)] == ["7"]
+
+
+def test_a_job_that_is_queued_is_written_down_whatever_else_fails(run):
+    def look(_):
+        raise RuntimeError("slurmctld is away")
+
+    with pytest.raises(RuntimeError):
+        submit_attempt(run, lambda _: "7", look)
+    assert [one.job_id for one in attempts(run)] == ["7"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": 1}', '{"exit_code": 0}'])
+def test_an_outcome_that_cannot_be_read_is_none(run, text):
+    run.claim_attempt()
+    run.outcome(1).write_text(text)
+    assert outcome(run, 1) is None
+
+
+def test_an_outcome_of_an_older_version_is_the_end(run):
+    run.claim_attempt()
+    run.outcome(1).write_text('{"state": "FAILED", "exit_code": 3}')
+    assert outcome(run, 1) == Outcome(state="FAILED", exit_code=3, next="")
+
+
+# --- what came before -------------------------------------------------------------------------
+
+
+def events(run, number, *records):
+    with EventWriter(run.events_of(f"controller-{number}"), clock=lambda: 0.0) as writer:
+        for kind, data in records:
+            writer.write(kind, **data)
+
+
+def checkpoint(run, step, *, whole=True):
+    run.checkpoint(step).mkdir()
+    if whole:
+        (run.checkpoint(step) / "manifest.json").write_text("{}")
+
+
+def restart(message):
+    return "restart", {"verdict": to_record(judge([Failure(cause="signal", message=message)]))}
+
+
+def test_the_failures_of_all_attempts_count_in_their_order(run):
+    events(run, 1, ("attempt", {"saved": -1}), restart("a"), restart("b"))
+    events(run, 2, ("attempt", {"saved": 5}), restart("c"), ("restart", {"verdict": "odd"}))
+    assert [failure.message for failure in read_history(run, 3).failures] == ["a", "b", "c"]
+    assert [failure.message for failure in read_history(run, 2).failures] == ["a", "b"]
+    assert read_history(run, 1).failures == ()
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "stalled"),
+    [
+        ((), None, 0),
+        ((-1,), None, 1),
+        ((-1,), 5, 0),
+        ((-1, 5), 5, 1),
+        ((-1, 5, 5), 5, 2),
+        ((5, 5, 6), 7, 0),
+    ],
+)
+def test_attempts_that_saved_nothing_new_are_counted(run, saved, now, stalled):
+    for number, step in enumerate(saved, start=1):
+        events(run, number, ("attempt", {"saved": step}))
+    if now is not None:
+        checkpoint(run, now)
+    assert read_history(run, len(saved) + 1).stalled == stalled
+
+
+def test_a_checkpoint_without_a_manifest_does_not_exist(run):
+    assert newest_checkpoint(run) == -1
+    checkpoint(run, 9, whole=False)
+    assert newest_checkpoint(run) == -1
+    checkpoint(run, 8)
+    (run.checkpoints / "best.json").write_text(json.dumps({}))
+    assert newest_checkpoint(run) == 8
