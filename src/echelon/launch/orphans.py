@@ -18,7 +18,7 @@ from echelon.launch.contract import HERE
 
 _LOOKS = 5
 _PAUSE_S = 2.0
-"""A controller that only crashed takes its job with it within a moment: so long we wait for that."""
+"""A controller that merely crashed takes its job with it in a moment: that is waited for."""
 
 
 def end_orphaned_job(

@@ -20,7 +20,7 @@ def end(tmp_path, *states, environ=JOB, mode="auto"):
 
     def answer(argv):
         if "show" not in argv:
-            ended.append(argv)
+            ended.append(tuple(argv))
             return Result(argv=argv)
         state = left.pop(0) if len(left) > 1 else left[0]
         return Result(argv=argv, stdout=f"JobId=7 JobState={state} Reason=None")
