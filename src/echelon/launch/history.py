@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from echelon.core.events import Event, EventReader
 from echelon.core.rundir import RunDir
+from echelon.launch.attempts import outcome
 from echelon.launch.verdict import Failure, from_record
 
 _NOTHING = -1
@@ -18,7 +19,7 @@ class History:
     """Of the attempts before one's own."""
 
     failures: tuple[Failure, ...] = ()
-    """Those for which ranks were started anew, in their order."""
+    """Those for which ranks were started anew, in their order; and hosts of controllers lost."""
     stalled: int = 0
     """How many attempts in a row, up to the last one, have saved nothing new."""
 
@@ -30,6 +31,9 @@ def read_history(run: RunDir, attempt: int) -> History:
     for number in range(1, attempt):
         events = EventReader(run.events_of(f"controller-{number}")).read()
         failures += _failures(events)
+        if events and outcome(run, number) is None:
+            message = f"attempt {number} has ended without a word"
+            failures.append(Failure(cause="lost node", message=message))
         began += [
             int(event.data.get("saved", _NOTHING)) for event in events if event.kind == "attempt"
         ]

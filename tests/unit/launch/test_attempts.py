@@ -87,7 +87,10 @@ def test_an_outcome_of_an_older_version_is_the_end(run):
 # --- what came before -------------------------------------------------------------------------
 
 
-def events(run, number, *records):
+def events(run, number, *records, ended=True):
+    run.attempt(number).mkdir(exist_ok=True)
+    if ended:
+        run.outcome(number).write_text('{"state": "FAILED", "exit_code": 3}')
     with EventWriter(run.events_of(f"controller-{number}"), clock=lambda: 0.0) as writer:
         for kind, data in records:
             writer.write(kind, **data)
@@ -109,6 +112,12 @@ def test_the_failures_of_all_attempts_count_in_their_order(run):
     assert [failure.message for failure in read_history(run, 3).failures] == ["a", "b", "c"]
     assert [failure.message for failure in read_history(run, 2).failures] == ["a", "b"]
     assert read_history(run, 1).failures == ()
+
+
+def test_an_attempt_that_ended_without_a_word_is_a_failure(run):
+    events(run, 1, ("attempt", {"saved": -1}), ended=False)
+    run.attempt(2).mkdir()  # a standby that never began
+    assert [failure.cause for failure in read_history(run, 3).failures] == ["lost node"]
 
 
 @pytest.mark.parametrize(
