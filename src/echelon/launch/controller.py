@@ -62,7 +62,7 @@ class Controller:
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
         journal = self._journal
-        journal.note("attempt", attempt=self._attempt, pid=os.getpid())
+        journal.note("attempt", attempt=self._attempt, pid=os.getpid(), slots=self._slots())
         # A job that was queued again is the same attempt; what its first start left is not ours.
         for stale in (self._run.outcome(self._attempt), self._run.verdict):
             with contextlib.suppress(OSError):
@@ -70,7 +70,9 @@ class Controller:
         folder = self._run.attempt(self._attempt)
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
-            verdict = await self._join() or await self._run_generations()
+            verdict = await self._join()
+            journal.note("slots", slots=self._slots())
+            verdict = verdict or await self._run_generations()
         finally:
             await self._crew.leave()
         code = 0
@@ -148,7 +150,17 @@ class Controller:
         return generation
 
     def _ranks_of(self, agent: Agent) -> int:
-        return self._request.procs or agent.hello.gpus or self._starter.ranks(agent.node)
+        return self._ranks_on(agent.node, agent.hello.gpus)
+
+    def _ranks_on(self, node: int, gpus: int) -> int:
+        return self._request.procs or gpus or self._starter.ranks(node)
+
+    def _slots(self) -> int:
+        """Return for how many ranks there is room; a node that has not come is like the others."""
+        known = {node: agent.hello.gpus for node, agent in self._crew.agents.items()}
+        usual = max(known.values(), default=0)
+        nodes = range(self._starter.nodes)
+        return sum(self._ranks_on(node, known.get(node, usual)) for node in nodes)
 
 
 def _stopped(stop: Stop) -> Failure:

@@ -13,7 +13,7 @@ import signal
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,6 +29,9 @@ STRANGERS = 64
 """Connections beyond one per node that may be without a handshake. With more the oldest is dropped:
 else whoever opens enough of them would take all the files that a process may have open."""
 _BACKLOG = 4096
+ALIVE_S = 60.0
+"""How often it is written down that the run goes on: of one that vanishes with its host, nothing
+else says until when it was there."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,8 @@ class Agent:
 
     hello: Hello
     link: Link
+    pace: list[int] = field(default_factory=list)
+    """Of its last pulse."""
 
     @property
     def node(self) -> int:
@@ -100,6 +105,8 @@ class Crew:
         self._pulse: asyncio.Task[None] | None = None
         self._unknown: dict[Link, None] = {}
         """Who has connected and not shown that it knows the key, the oldest first."""
+        self._furthest = (0, -1)
+        """The newest generation, and the step that it has come to."""
         self._strangers = 0
         self._signals = 0
         self._paused_s, self._resumed_s = 0.0, float("-inf")
@@ -193,6 +200,8 @@ class Crew:
                 agent = Agent(hello=message, link=link)
             if isinstance(message, Pulse):
                 self._feel(message)
+                if agent is not None:
+                    agent.pace = message.pace
             elif agent is not None:
                 self._queue.put_nowait((agent, message))
 
@@ -225,6 +234,7 @@ class Crew:
 
     def _feel(self, pulse: Pulse) -> None:
         for rank, step, state, cpu_s in pulse.ranks:
+            self._furthest = max(self._furthest, (pulse.generation, step))
             self._watch.feel(
                 time.monotonic(),
                 generation=pulse.generation,
@@ -235,9 +245,14 @@ class Crew:
             )
 
     async def _keep_pulse(self) -> None:
+        noted_s = time.monotonic()
         while True:
             paused_s = await sleep_a_pulse()
             now_s = time.monotonic()
+            if now_s - noted_s > ALIVE_S:
+                generation, step = self._furthest
+                self._note("alive", generation=generation, step=step)
+                noted_s = now_s
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
             for agent in list(self.agents.values()):
