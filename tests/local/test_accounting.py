@@ -33,7 +33,7 @@ class Harm:
         if trainer.step == 13 and os.environ["ECHELON_GENERATION"] == "0":
             trainer.checkpointer.wait()
             torch.distributed.barrier()
-            if trainer.world.rank == 1:
+            if trainer.world.rank == 1 and KILLED:
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(600)  # until it is ended
 
@@ -44,6 +44,10 @@ with echelon.init() as world:
         callbacks=[Harm()])
     assert trainer.fit(Data()).step == 20
 """
+
+
+def script(*, killed):
+    return f"PACE_S, SLOW_S, KILLED = {PACE_S}, {SLOW_S}, {killed}\n{SCRIPT}"
 
 
 def events(run, kind):
@@ -61,8 +65,7 @@ def status(run, *options):
 
 
 def test_a_training_that_was_killed_once_has_redone_some_work(tmp_path):
-    script = SCRIPT.replace("PACE_S", str(PACE_S)).replace("SLOW_S", str(SLOW_S))
-    with live_run(tmp_path, script, ONE_NODE) as run:
+    with live_run(tmp_path, script(killed=True), ONE_NODE) as run:
         assert run.wait() == 0, run.output
         failed, well = events(run, "spent")
         assert (failed["failed"], failed["first"], failed["last"]) == (True, 0, 13)
@@ -86,9 +89,20 @@ def test_a_training_that_was_killed_once_has_redone_some_work(tmp_path):
         assert f"{100 * told['effective']:.0f} % of " in status(run)
 
 
+def test_the_time_of_a_hang_is_not_productive(tmp_path):
+    options = [*ONE_NODE, "--hang-timeout=4", "--on-hang=restart"]
+    with live_run(tmp_path, script(killed=False), options) as run:
+        assert run.wait() == 0, run.output
+        hung, well = (event["seconds"] for event in events(run, "spent"))
+        # Seen by looks, one a second: the last may have been just before the last move.
+        assert hung["restart"] + hung["redone work"] >= 2 * (4 - 1)
+        assert 0 < hung["redone work"] <= hung["productive"] / 13 + 0.01
+        assert well["restart"] == well["redone work"] == 0
+
+
 def test_of_a_script_that_knows_nothing_of_the_library_all_is_productive(tmp_path):
-    script = "import os, time\ntime.sleep(0.5 * (1 + int(os.environ['RANK'])))\n"
-    with live_run(tmp_path, script, [*ONE_NODE, "--set=preload="]) as run:
+    stranger = "import os, time\ntime.sleep(0.5 * (1 + int(os.environ['RANK'])))\n"
+    with live_run(tmp_path, stranger, [*ONE_NODE, "--set=preload="]) as run:
         assert run.wait() == 0, run.output
         (spent,) = events(run, "spent")
         assert spent["seconds"].pop("productive") >= 1.5
