@@ -204,6 +204,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     """
     from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     job = current_job(found, _cluster_of(found))
@@ -217,9 +218,12 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
         "directory": str(found.path.absolute()),
     }
+    accounts = account(read_attempts(found))
     if as_json:
-        console.print_json(facts)
+        effective = None if accounts.effective is None else round(accounts.effective, 4)
+        console.print_json({**facts, "effective": effective, "time": accounts.seconds})
     else:
+        facts["effective"] = accounts.render()
         rows = [[name, str(fact)] for name, fact in facts.items() if fact not in ("", None)]
         console.print_table(["", ""], rows)
 

@@ -64,6 +64,7 @@ from echelon.launch.orphans import end_orphaned_job
 from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.sampling import OomWatch, describe_process, fit, sample_process, tail
+from echelon.launch.spending import Motion, read_pace, read_spent
 from echelon.launch.stopping import await_place
 from echelon.launch.wire import MAX_PAYLOAD
 from echelon.world import count_devices
@@ -82,6 +83,7 @@ class _Rank:
     generation: int
     files: RankFiles
     beacon: Beacon
+    motion: Motion
     pid: int = 0
     warm: bool = False
 
@@ -260,6 +262,8 @@ class Agent:
             if paused_s > SILENCE_S / 2 and self._link:
                 self._link.heard_s = time.monotonic()  # it was we who did not listen
             self._oom.look(time.monotonic())
+            for r in self._ranks.values():
+                r.motion.look(time.monotonic())
             self._say(
                 Pulse(
                     generation=self._generation(),
@@ -268,6 +272,7 @@ class Agent:
                         for r in self._ranks.values()
                         if r.pid
                     ],
+                    pace=read_pace([r.beacon for r in self._ranks.values()]),
                 )
             )
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
@@ -315,7 +320,11 @@ class Agent:
             )
             beacon = Beacon.create(files.beacon)
             self._ranks[rank] = _Rank(
-                rank=rank, generation=order.generation, files=files, beacon=beacon
+                rank=rank,
+                generation=order.generation,
+                files=files,
+                beacon=beacon,
+                motion=Motion(beacon),
             )
             self._clock.add(log)
             self._nursery.tell(
@@ -363,6 +372,7 @@ class Agent:
         self._guard.forget(gone.pid)
         self._clock.finish(gone.files.log, time.time())
         step = gone.beacon.step
+        spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
         gone.beacon.close()
         failed = status != 0
         self._say(
@@ -375,6 +385,7 @@ class Agent:
                 error=read_record(gone.files.error) if failed else {},
                 tail=tail(gone.files.log) if failed else "",
                 out_of_memory=self._oom.happened(time.monotonic()),
+                spent=spent,
             )
         )
         if not any(r.generation == gone.generation for r in self._ranks.values()):

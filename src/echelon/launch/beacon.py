@@ -1,4 +1,5 @@
-"""Where a rank is, and where it is to stop: a few numbers in memory that rank and agent share.
+"""Where a rank is, where it is to stop, and what it did with its time: a few numbers in memory
+that rank and agent share.
 
 The file is mapped by both, so neither needs a system call. Each number is eight aligned bytes, and
 has one writer, so nobody ever sees half of one.
@@ -7,11 +8,13 @@ has one writer, so nobody ever sees half of one.
 import mmap
 import os
 import struct
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 _NUMBER = struct.Struct("=q")
-_SIZE = 64
+_SIZE = 128
 VARIABLE = "ECHELON_BEACON"
 
 
@@ -42,6 +45,24 @@ class Beacon:
     """By the agent: the place where all ranks may have to stop."""
     committed = _Field(4)
     """By the agent: the place where they do, for all of them wait there."""
+    started_us = _Field(5)
+    """By the agent: when the rank was asked for, by the host's monotonic clock."""
+    met_us = _Field(6)
+    """By the rank: how long it took until it had the process group; 0 while it waits for it."""
+    began_us = _Field(7)
+    """By the rank: how long until its training loop began; 0 while it prepares that."""
+    first = _Field(8)
+    """By the rank: steps that had been taken before."""
+    data_us = _Field(9)
+    """By the rank: how long the loop has waited for data."""
+    stall_us = _Field(10)
+    """By the rank: how long checkpoints have held it up."""
+    saved = _Field(11)
+    """By the rank: step of the newest checkpoint of which its part is safe; rank 0: all of it."""
+    save_us = _Field(12)
+    """By the rank: how long that took, from the call on."""
+    pass_us = _Field(13)
+    """By the rank: the longest time between two places where it could stop."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -51,7 +72,9 @@ class Beacon:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(handle, _NUMBER.pack(-1) * (_SIZE // _NUMBER.size))
-            return cls(mmap.mmap(handle, _SIZE))
+            beacon = cls(mmap.mmap(handle, _SIZE))
+            beacon.started_us = _now_us()
+            return beacon
         finally:
             os.close(handle)
 
@@ -60,5 +83,22 @@ class Beacon:
         with path.open("r+b") as file:
             return cls(mmap.mmap(file.fileno(), _SIZE))
 
+    def elapsed_us(self) -> int:
+        """Return for how long there is this rank; never 0."""
+        return max(1, _now_us() - self.started_us)
+
     def close(self) -> None:
         self.memory.close()
+
+
+def find_beacon(environ: Mapping[str, str]) -> Beacon | None:
+    """Return this rank's own; None where there is none, or one of another version of this file."""
+    path = environ.get(VARIABLE, "")
+    try:
+        return Beacon.open(Path(path)) if path else None
+    except (OSError, ValueError):
+        return None
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -103,7 +103,12 @@ class Controller:
         journal, folder = self._journal, self._run.attempt(self._attempt)
         job_id = self._environ.get("SLURM_JOB_ID", "")
         journal.note(
-            "attempt", attempt=self._attempt, pid=os.getpid(), job=job_id, saved=self._saved
+            "attempt",
+            attempt=self._attempt,
+            pid=os.getpid(),
+            job=job_id,
+            saved=self._saved,
+            slots=self._slots(),
         )
         with contextlib.suppress(OSError):
             self._run.verdict.unlink()  # why an earlier attempt has failed
@@ -115,7 +120,9 @@ class Controller:
         ]
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
-            verdict = await self._join() or await self._run_generations()
+            verdict = await self._join()
+            journal.note("slots", slots=self._slots())
+            verdict = verdict or await self._run_generations()
         finally:
             for task in watching:
                 task.cancel()
@@ -201,7 +208,7 @@ class Controller:
         Slurm gives them.
         """
         paces = [agent.pace for agent in self._crew.agents.values() if agent.pace]
-        if paces:
+        if any(way_us >= 0 for _, way_us, *_ in paces):
             return max(self._request.lead_s, lead_from(paces))
         patient = self._request.hand_over in ("always", "requeue")
         return max(self._request.lead_s, self._request.grace_s + 2 * RESERVE_S if patient else 0.0)
@@ -292,7 +299,17 @@ class Controller:
         return generation
 
     def _ranks_of(self, agent: Agent) -> int:
-        return self._request.procs or agent.hello.gpus or self._starter.ranks(agent.node)
+        return self._ranks_on(agent.node, agent.hello.gpus)
+
+    def _ranks_on(self, node: int, gpus: int) -> int:
+        return self._request.procs or gpus or self._starter.ranks(node)
+
+    def _slots(self) -> int:
+        """Return for how many ranks there is room; a node that has not come is like the others."""
+        known = {node: agent.hello.gpus for node, agent in self._crew.agents.items()}
+        usual = max(known.values(), default=0)
+        nodes = range(self._starter.nodes)
+        return sum(self._ranks_on(node, known.get(node, usual)) for node in nodes)
 
 
 def _stopped(stop: Stop) -> Failure:
@@ -325,8 +342,8 @@ def lead_from(paces: Sequence[Sequence[int]]) -> float:
     """Return how long ranks need that save and come by places to stop at this pace. Pure.
 
     Args:
-        paces: of each node, in microseconds: its longest save, and the longest way between two
-            places.
+        paces: of each node, as `Pulse.pace` says: its longest save and the longest way between two
+            places come first, in microseconds.
     """
     save_s = max(pace[0] for pace in paces) / 1e6
     way_s = max(pace[1] for pace in paces) / 1e6

@@ -30,6 +30,9 @@ STRANGERS = 64
 """Connections beyond one per node that may be without a handshake. With more the oldest is dropped:
 else whoever opens enough of them would take all the files that a process may have open."""
 _BACKLOG = 4096
+ALIVE_S = 60.0
+"""How often it is written down that the run goes on: of one that vanishes with its host, nothing
+else says until when it was there."""
 
 
 @dataclass(slots=True)
@@ -39,7 +42,7 @@ class Agent:
     hello: Hello
     link: Link
     pace: list[int] = field(default_factory=list)
-    """How long its ranks' saves, and their ways from place to place, have taken at most, in µs."""
+    """Of its last pulse: see `Pulse.pace`."""
 
     @property
     def node(self) -> int:
@@ -105,6 +108,8 @@ class Crew:
         self._pulse: asyncio.Task[None] | None = None
         self._unknown: dict[Link, None] = {}
         """Who has connected and not shown that it knows the key, the oldest first."""
+        self._furthest = (0, -1)
+        """The newest generation, and the step that it has come to."""
         self._strangers = 0
         self._signals = 0
         self._paused_s, self._resumed_s = 0.0, float("-inf")
@@ -212,6 +217,8 @@ class Crew:
                 agent = Agent(hello=message, link=link)
             if isinstance(message, Pulse):
                 self._feel(message)
+                if agent is not None:
+                    agent.pace = message.pace
             elif agent is not None:
                 self._queue.put_nowait((agent, message))
 
@@ -244,6 +251,7 @@ class Crew:
 
     def _feel(self, pulse: Pulse) -> None:
         for rank, step, state, cpu_s in pulse.ranks:
+            self._furthest = max(self._furthest, (pulse.generation, step))
             self._watch.feel(
                 time.monotonic(),
                 generation=pulse.generation,
@@ -254,9 +262,14 @@ class Crew:
             )
 
     async def _keep_pulse(self) -> None:
+        noted_s = time.monotonic()
         while True:
             paused_s = await sleep_a_pulse()
             now_s = time.monotonic()
+            if now_s - noted_s > ALIVE_S:
+                generation, step = self._furthest
+                self._note("alive", generation=generation, step=step)
+                noted_s = now_s
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
             for agent in list(self.agents.values()):

@@ -28,6 +28,7 @@ from echelon.launch.messages import (
 )
 from echelon.launch.messages import Stacks as StacksOfNode
 from echelon.launch.request import LaunchRequest
+from echelon.launch.spending import Spending
 from echelon.launch.stopping import Accord
 from echelon.launch.verdict import (
     Failure,
@@ -80,6 +81,7 @@ class Generation:
         """Where all ranks have stopped together, in words."""
         self._request, self._journal = request, journal
         self._crew, self._watch, self._explain = crew, watch, explain
+        self._spending = Spending()
 
     async def run(self, meeting: Meeting, ranks_of: Callable[[Agent], int]) -> None:
         """Start the ranks, and return when all of them are gone."""
@@ -93,6 +95,9 @@ class Generation:
         if why and self.stop and not self.stop.at_once:
             stop = await why
             self.stop = replace(stop, message=f"{stop.message}{self._halted}")
+        failed = bool(self.failures) and not self.stop
+        spent = self._spending.record(time.monotonic(), failed=failed)
+        self._journal.note("spent", generation=self.number, **spent)
 
     def _begin_to_explain(self) -> asyncio.Task[Stop] | None:
         """Ask why we are to stop, for a signal alone does not say; the answer comes as an entry.
@@ -133,6 +138,7 @@ class Generation:
             "generation", generation=self.number, world_size=first, nodes=len(self.agents)
         )
         self._watch.begin(self.number)
+        self._spending.begin(self._ranks, time.monotonic())
 
     async def _watch_ranks(self) -> None:
         """Wait until all ranks have gone well, for the first trouble, or for a stop."""
@@ -155,6 +161,7 @@ class Generation:
                 )
             case (Agent() as agent, RankExited() as gone) if gone.generation == self.number:
                 self._ranks.pop(gone.rank, None)
+                self._spending.leave(gone, time.monotonic())
                 self._watch.forget(gone.rank)
                 self._journal.note(
                     "exited",
@@ -178,6 +185,7 @@ class Generation:
         lost = [rank for rank, owner in self._ranks.items() if owner is agent]
         for rank in lost:
             del self._ranks[rank]
+            self._spending.lose(rank, time.monotonic())
         if lost:
             self.failures.append(
                 Failure(
@@ -270,6 +278,8 @@ class Generation:
                 case (Agent() as agent, Ended(generation=self.number) | Lost()):
                     left.discard(agent.node)
                 case (Agent() as agent, RankExited() as gone):
+                    if gone.generation == self.number:
+                        self._spending.leave(gone, time.monotonic())
                     self._notice_late(agent, gone)
                 case (_, Stop() as stop):
                     self.stop = stop

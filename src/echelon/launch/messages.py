@@ -78,6 +78,8 @@ class RankExited(Message):
     """The end of its log."""
     out_of_memory: bool = False
     """Whether the kernel has just killed for memory on this node."""
+    spent: dict[str, int] = field(default_factory=dict)
+    """What it did with its time: numbers of its beacon, see `spending`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,9 @@ class Pulse(Message):
     generation: int = 0
     ranks: list[list[Any]] = field(default_factory=list)
     """Rank, step, state (R, S, T, D …), CPU seconds used by it and its children."""
+    pace: list[int] = field(default_factory=list)
+    """Of the node's ranks, as in their beacons: the largest save_us and pass_us, the least and the
+    largest `saved`; -1 where none said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

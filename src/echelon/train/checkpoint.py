@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from echelon.core.rundir import write_atomic
 from echelon.errors import NotFoundError, NotPermittedError
+from echelon.launch.beacon import find_beacon
 from echelon.train.agreement import least_over_ranks, number_of_rank_0
 from echelon.train.checkpoint_files import (
     Checkpoint,
@@ -75,6 +76,7 @@ class Checkpointer:
         self._saves = 0
         self.last_stall_s = 0.0
         """How long the last `save` kept the loop waiting."""
+        self._beacon = find_beacon(os.environ)
         self._token = f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
         self._prepare()
 
@@ -119,7 +121,7 @@ class Checkpointer:
             UsageError: the state holds something that is no data.
         """
         began = time.monotonic()
-        self.wait()
+        self._settle()
         self._saves += 1
         skeleton, tensors = flatten(state, "state")
         own_skeleton, own_tensors = flatten(own, "own")
@@ -138,10 +140,11 @@ class Checkpointer:
             manifest=manifest,
         )
         self._thread = threading.Thread(
-            target=self._write, args=(job,), name="checkpoint", daemon=True
+            target=self._write, args=(job, began), name="checkpoint", daemon=True
         )
         self._thread.start()
         self.last_stall_s = time.monotonic() - began
+        self._tell_stall(began)
         if wait:
             self.wait()
 
@@ -153,14 +156,15 @@ class Checkpointer:
         self._block.fill(tensors)
         return self._block
 
-    def _write(self, job: Part) -> None:
+    def _write(self, job: Part, began: float) -> None:
         if self._rank == 0 and not self._cleared:
             self._clear()
             self._cleared = True
         try:
             job.write_part()
-            if self._rank == 0:
-                path = job.complete()
+            path = job.complete() if self._rank == 0 else None
+            self._tell_saved(int(job.manifest["step"]), began)
+            if path is not None:
                 self._retire(path)
         except Exception as error:  # noqa: BLE001  it is told where the loop hears it
             self._error = error
@@ -168,6 +172,11 @@ class Checkpointer:
 
     def wait(self) -> None:
         """Wait until nothing is being written; warn when it could not be."""
+        began = time.monotonic()
+        self._settle()
+        self._tell_stall(began)
+
+    def _settle(self) -> None:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -179,6 +188,17 @@ class Checkpointer:
                 RuntimeWarning,
                 stacklevel=3,
             )
+
+    def _tell_stall(self, began: float) -> None:
+        """Tell the agent for how long a checkpoint has held up the loop."""
+        if self._beacon is not None:
+            stall_us = int((time.monotonic() - began) * 1e6)
+            self._beacon.stall_us = max(0, self._beacon.stall_us) + stall_us
+
+    def _tell_saved(self, step: int, began: float) -> None:
+        if self._beacon is not None:
+            self._beacon.save_us = int((time.monotonic() - began) * 1e6)
+            self._beacon.saved = step
 
     def _retire(self, newest: Path) -> None:
         """Keep the newest and the best, and let go of the rest."""
@@ -248,6 +268,8 @@ class Checkpointer:
         agreed = least_over_ranks(-1 if found is None else found.step)
         if agreed < 0:
             return None
+        if self._beacon is not None:
+            self._beacon.saved = agreed
         if found is not None and found.step == agreed:
             return found
         # Another rank could not read ours: all fall back to what all have.

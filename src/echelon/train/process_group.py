@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.errors import TimedOutError, UnavailableError, UsageError
+from echelon.launch.beacon import find_beacon
 from echelon.world import World, detect
 
 JOIN_S = 300.0
@@ -100,6 +101,8 @@ def init(
     gpu = _own_gpu(world)
     if world.world_size == 1 and world.source == "none":
         return _group(world, _device(gpu), backend="")
+    if (beacon := find_beacon(variables)) is not None:
+        beacon.met_us = 0
     store = _find_store(world, variables, join_timeout_s)
     has = _check_in(store, world, _describe_gpu(gpu), join_timeout_s)
     chosen = backend or choose_backend(has)
@@ -117,6 +120,9 @@ def init(
     group = _group(world, device, backend=chosen)
     if check:
         _check_sum(group)
+    if beacon is not None:
+        beacon.met_us = beacon.elapsed_us()
+        beacon.close()
     return group
 
 

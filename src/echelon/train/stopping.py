@@ -9,10 +9,9 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
-from echelon.launch.beacon import VARIABLE, Beacon
+from echelon.launch.beacon import find_beacon
 
 _LOOK_S = 0.002
 """How often a rank that waits for the commit looks."""
@@ -47,25 +46,39 @@ class StopLine:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        path = (os.environ if environ is None else environ).get(VARIABLE, "")
-        self._beacon = Beacon.open(Path(path)) if path and Path(path).exists() else None
+        self._beacon = find_beacon(os.environ if environ is None else environ)
         self._passed = 0
         self._before: dict[int, Any] = {}
         """What was done about each signal that is held off."""
+        self._came_s, self._longest_s = float("inf"), 0.0
+        """When it last came by, and the longest time between two such."""
 
     def __enter__(self) -> Self:
         if self._beacon is not None:
             self._beacon.passed = self._passed
+            self._beacon.began_us = max(self._beacon.began_us, 0)
             if threading.current_thread() is threading.main_thread():
                 self._before = {number: signal.signal(number, _hold_off) for number in _HELD_OFF}
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._came_s = float("inf")
         if self._beacon is not None:
             self._beacon.passed = _DEAF
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+    def begin(self, step: int) -> None:
+        """Tell the agent that all is ready, and how many steps had been taken before."""
+        if self._beacon is not None and self._beacon.began_us <= 0:
+            self._beacon.first = step
+            self._beacon.began_us = self._beacon.elapsed_us()
+
+    def wait_for_data(self, waited_s: float) -> None:
+        """Tell the agent for how long the loop has waited for data since the last word of it."""
+        if self._beacon is not None:
+            self._beacon.data_us = max(0, self._beacon.data_us) + int(waited_s * 1e6)
 
     def tell(self, step: int) -> None:
         """Tell the agent how far the training is."""
@@ -81,6 +94,11 @@ class StopLine:
         if beacon is None:
             return False
         self._passed += 1
+        came_s = time.monotonic()
+        if came_s - self._came_s > self._longest_s:
+            self._longest_s = came_s - self._came_s
+            beacon.pass_us = int(self._longest_s * 1e6)
+        self._came_s = came_s
         proposed = beacon.proposed
         if proposed <= 0 or proposed != self._passed:
             beacon.passed = self._passed
@@ -92,4 +110,5 @@ class StopLine:
                 return True
             time.sleep(_LOOK_S)
         beacon.waiting = 0
+        self._came_s = time.monotonic()  # what it waited here was not its own time
         return False

@@ -270,6 +270,7 @@ class Trainer:
             self.module.train()
         if self._is_over(source):
             progress.tell("there is nothing left to train")
+        self._stop_line.begin(self.step)
         while not self._is_over(source):
             source.order.set_epoch(self.epoch)
             self._train_epoch(source, progress)
@@ -321,6 +322,7 @@ class Trainer:
                 now_s = time.perf_counter()
                 self.data_wait = waited_s / (now_s - since_s)
                 self.step_s = (now_s - since_s) / (self.step - since)
+                self._stop_line.wait_for_data(waited_s)
                 waited_s, since_s, since = 0.0, now_s, self.step
                 self._log(source, progress)
             if not over and self._save_every and self.step % self._save_every == 0:

@@ -24,6 +24,7 @@ VALUES = {
     bool: st.booleans(),
     str: st.text(),
     list[str]: st.lists(st.text()),
+    list[int]: st.lists(st.integers()),
     list[list[Any]]: st.lists(st.lists(anything)),
     dict[str, int]: st.dictionaries(st.text(), st.integers()),
     dict[str, str]: st.dictionaries(st.text(), st.text()),

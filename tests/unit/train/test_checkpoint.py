@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.errors import NotFoundError, NotPermittedError, UsageError
+from echelon.launch.beacon import VARIABLE, Beacon
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import (
     CheckpointError,
+    Part,
     checkpoint_path,
     export_weights,
     load_checkpoint,
@@ -313,3 +315,59 @@ def test_a_damaged_one_of_a_later_step_does_not_cost_new_ones(tmp_path):
         checkpointer.save(state(step), step=step, wait=True)
     assert checkpointer.steps() == [10]
     assert Checkpointer(tmp_path).load().step == 10
+
+
+# --- what the agent is told -------------------------------------------------------------------
+
+
+@pytest.fixture
+def beacon(tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "beacon"))
+    return Beacon.create(tmp_path / "beacon")
+
+
+def test_the_agent_is_told_what_is_safe_and_what_it_cost(tmp_path, beacon):
+    checkpointer = Checkpointer(tmp_path / "checkpoints")
+    assert checkpointer.load() is None
+    assert (beacon.saved, beacon.save_us, beacon.stall_us) == (-1, -1, -1)
+    began = time.monotonic()
+    checkpointer.save({"w": torch.zeros(1000)}, step=7)
+    checkpointer.wait()
+    assert beacon.saved == 7
+    held_up = beacon.stall_us
+    assert checkpointer.last_stall_s * 1e6 <= held_up + 1
+    assert 0 < max(beacon.save_us, held_up) <= (time.monotonic() - began) * 1e6
+    checkpointer.save({"w": torch.zeros(1000)}, step=8, wait=True)
+    assert beacon.saved == 8
+    assert beacon.stall_us >= held_up + checkpointer.last_stall_s * 1e6 - 1
+    beacon.saved = -1
+    assert Checkpointer(tmp_path / "checkpoints").load().step == 8
+    assert beacon.saved == 8  # it is there to go back to
+
+
+def test_what_could_not_be_written_is_not_safe(full_disk, beacon):
+    checkpointer = Checkpointer(full_disk)
+    checkpointer.save({"w": torch.zeros(1000)}, step=1, wait=True)
+    checkpointer.save({"w": torch.zeros(4_000_000)}, step=2)
+    with pytest.warns(RuntimeWarning, match="could not be written"):
+        checkpointer.wait()
+    assert beacon.saved == 1
+
+
+def test_a_part_is_safe_when_it_is_written_and_the_whole_when_all_are(
+    tmp_path, beacon, monkeypatch
+):
+    first, second = (Checkpointer(tmp_path / "c", rank=rank, world_size=2) for rank in (0, 1))
+    first._token = second._token
+    second.save({"w": torch.zeros(10)}, step=3, wait=True)
+    assert beacon.saved == 3
+    beacon.saved, complete, before = -1, Part.complete, []
+
+    def noted(part):
+        before.append(beacon.saved)
+        return complete(part)
+
+    monkeypatch.setattr(Part, "complete", noted)
+    first._cleared = True  # two of one process are no two generations
+    first.save({"w": torch.zeros(10)}, step=3, wait=True)
+    assert (before, beacon.saved, first.steps()) == ([-1], 3, [3])

@@ -1,0 +1,1 @@
+"""What can be seen of a run: where its time went."""

@@ -1,0 +1,276 @@
+"""Where the time of a run went: each second of each slot of a rank has one purpose.
+
+A slot is a GPU, or a CPU rank where there is none, from the start of an attempt's controller to its
+end. It all comes from the controllers' events. Times are compared within one controller's file
+only, with the exception of the queue, whose beginning nobody there has seen.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from echelon.core.events import Event, EventReader
+from echelon.core.rundir import RunDir
+from echelon.launch.spending import IDLE, PHASES, PRODUCTIVE, REDONE, RESTART
+
+QUEUE, LAUNCH = "queue", "launch"
+CATEGORIES = (QUEUE, LAUNCH, *PHASES)
+_MOST = 2**53
+"""What is larger was no time, and no step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEvents:
+    """What is known of one attempt."""
+
+    submitted_s: float | None = None
+    """When it was queued, in seconds since the epoch; None when nobody wrote it down."""
+    events: Sequence[Event] = ()
+    """Of its controller."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accounts:
+    """Where the time went. Whole microseconds, so that nothing is lost in adding up."""
+
+    spent_us: Mapping[str, int]
+    """By category. All but the queue are times of slots, and add up to what was allocated; the
+    queue is the time on the clock."""
+    allocated_us: int
+    """Slots, times how long they were there."""
+    gpus: bool = False
+    """Whether slots are GPUs."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {category: spent_us / 1e6 for category, spent_us in self.spent_us.items()}
+
+    @property
+    def effective(self) -> float | None:
+        """Share of the allocated time that was productive; None when nothing was allocated."""
+        return self.spent_us[PRODUCTIVE] / self.allocated_us if self.allocated_us else None
+
+    def render(self) -> str:
+        """Return a line for people; empty when there is nothing to say."""
+        if self.effective is None:
+            return ""
+        unit = "GPU" if self.gpus else "rank"
+        return f"{100 * self.effective:.0f} % of {self.allocated_us / 1e6:,.0f} {unit}-seconds"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Generation:
+    """One set of ranks, while it is read."""
+
+    number: int
+    began_us: int
+    ranks: int
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """When it was at which step."""
+    spent_us: dict[str, int] = field(default_factory=dict)
+    first: int | None = None
+    last: int = 0
+    step_us: float = 0.0
+    """Of one rank."""
+
+    def end(self, now_us: int, spent: Mapping[str, Any] | None) -> None:
+        """Account for all of it; by what its ranks said, if that is known."""
+        whole = self.ranks * (now_us - self.began_us)
+        if spent is None:
+            self.spent_us = {PRODUCTIVE: whole}
+            self._guess_pace()
+            return
+        self.spent_us = _fit(_phases(spent), whole)
+        rest = RESTART if spent.get("failed") is True else IDLE
+        self.spent_us[rest] += whole - sum(self.spent_us.values())
+        first, last = _count(spent.get("first")), _count(spent.get("last"))
+        if first is not None and last is not None:
+            self.first, self.last = first, last
+            self.step_us = 1e6 * _number(spent.get("steps_s"))
+
+    def _guess_pace(self) -> None:
+        """Take the steps of one that vanished from what was written down while it lived."""
+        if self.steps:
+            (from_us, self.first), (to_us, self.last) = self.steps[0], self.steps[-1]
+            self.step_us = (to_us - from_us) / max(1, self.last - self.first)
+
+    def redo_from(self, step: int) -> None:
+        """Take back steps that were done again, because the ranks after it began at this one."""
+        if self.first is None:
+            return
+        lost = max(0, self.last - max(self.first, step))
+        redone = min(self.spent_us[PRODUCTIVE], round(lost * self.step_us * self.ranks))
+        self.spent_us[PRODUCTIVE] -= redone
+        self.spent_us[REDONE] = self.spent_us.get(REDONE, 0) + redone
+
+
+@dataclass(slots=True, kw_only=True)
+class _Session:
+    """One life of a controller; a job that was queued again has several in one file."""
+
+    began_us: int
+    ended_us: int
+    slots: int
+    generations: list[_Generation]
+    spent_us: dict[str, int]
+    """What is no rank's."""
+
+
+def account(attempts: Sequence[AttemptEvents]) -> Accounts:
+    """Return where the time of a run went, over all its attempts.
+
+    A controller that vanished is counted until its last event, and what its last ranks did, which
+    nobody has said, as productive; but the steps that had to be done again are not.
+    """
+    total = dict.fromkeys(CATEGORIES, 0)
+    generations: list[_Generation] = []
+    allocated_us, before_us = 0, 0
+    for attempt in attempts:
+        submitted_us = _micros(attempt.submitted_s)
+        for session in map(_read_session, _sessions(attempt.events)):
+            # The next attempt may be in the queue while the last one still runs.
+            if waits_us := max(submitted_us, before_us):
+                total[QUEUE] += max(0, session.began_us - waits_us)
+            before_us = session.ended_us
+            allocated_us += session.slots * (session.ended_us - session.began_us)
+            _add(total, session.spent_us)
+            generations += session.generations
+    _find_redone(generations)
+    for generation in generations:
+        _add(total, generation.spent_us)
+    joined = [event for attempt in attempts for event in attempt.events if event.kind == "joined"]
+    gpus = any(event.data.get("gpus") for event in joined)
+    return Accounts(spent_us=total, allocated_us=allocated_us, gpus=gpus)
+
+
+def _find_redone(generations: Sequence[_Generation]) -> None:
+    """Let each step count once: what a later generation went back behind was done in vain."""
+    resumed: int | None = None
+    for generation in reversed(generations):
+        if resumed is not None:
+            generation.redo_from(resumed)
+        if generation.first is not None:
+            resumed = generation.first if resumed is None else min(resumed, generation.first)
+
+
+def _sessions(events: Sequence[Event]) -> Iterator[list[Event]]:
+    """Divide a file where a controller begins."""
+    session: list[Event] = []
+    for event in events:
+        if event.kind == "attempt" and session:
+            yield session
+            session = []
+        session.append(event)
+    if session:
+        yield session
+
+
+def _read_session(events: Sequence[Event]) -> _Session:
+    began_us = now_us = _micros(events[0].time_s)
+    slots = _slots(events)
+    generations: list[_Generation] = []
+    ours = {LAUNCH: 0, RESTART: 0, IDLE: 0}
+    running: _Generation | None = None
+    since_us = began_us
+
+    def end(spent: Mapping[str, Any] | None) -> None:
+        nonlocal running, since_us
+        if running is not None:
+            running.end(now_us, spent)
+            ours[IDLE] += (slots - running.ranks) * (now_us - running.began_us)
+            running, since_us = None, now_us
+
+    for event in events:
+        now_us = max(now_us, _micros(event.time_s))  # a clock may have been set back
+        number = _count(event.data.get("generation")) or 0
+        if event.kind == "generation":
+            end(None)
+            ours[RESTART if generations else LAUNCH] += slots * (now_us - since_us)
+            ranks = _count(event.data.get("world_size")) or 0
+            running = _Generation(number=number, began_us=now_us, ranks=ranks)
+            generations.append(running)
+        elif running is None or number != running.number:
+            continue
+        elif event.kind == "spent":
+            end(event.data)
+        elif event.kind == "alive" and (step := _count(event.data.get("step"))) is not None:
+            running.steps.append((now_us, step))
+    if running is None:
+        ours[IDLE if generations else LAUNCH] += slots * (now_us - since_us)
+    end(None)
+    return _Session(
+        began_us=began_us, ended_us=now_us, slots=slots, generations=generations, spent_us=ours
+    )
+
+
+def _slots(events: Sequence[Event]) -> int:
+    """Return how many there were: the last word counts, but no generation had more ranks."""
+    told = [_count(event.data.get("slots")) or 0 for event in events if "slots" in event.data]
+    used = [
+        _count(event.data.get("world_size")) or 0 for event in events if event.kind == "generation"
+    ]
+    return max([*told[-1:], *used], default=0)
+
+
+# --- numbers that somebody has written --------------------------------------------------------
+
+
+def _phases(spent: Mapping[str, Any]) -> dict[str, int]:
+    told = spent.get("seconds")
+    known = told if isinstance(told, Mapping) else {}
+    return {phase: _micros(known.get(phase)) for phase in PHASES}
+
+
+def _fit(spent_us: dict[str, int], whole: int) -> dict[str, int]:
+    """Shrink times that are more than there was: clocks of two machines differ a little."""
+    found = sum(spent_us.values())
+    if found <= whole:
+        return spent_us
+    return {phase: us * whole // found for phase, us in spent_us.items()}
+
+
+def _add(total: dict[str, int], spent_us: Mapping[str, int]) -> None:
+    for category, us in spent_us.items():
+        total[category] += us
+
+
+def _number(value: Any) -> float:
+    """Return a time that was written down; 0 when it is none."""
+    return float(value) if isinstance(value, int | float) and 0 < value < _MOST else 0.0
+
+
+def _micros(seconds: Any) -> int:
+    return round(_number(seconds) * 1e6)
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < _MOST else None
+
+
+# --- from files -------------------------------------------------------------------------------
+
+
+def read_attempts(run: RunDir) -> list[AttemptEvents]:
+    """Return what a run's controllers have written, the first attempt first."""
+    numbers = [
+        int(number)
+        for path in run.events.glob("controller-*.jsonl")
+        if (number := path.stem.removeprefix("controller-")).isdecimal()
+    ]
+    return [
+        AttemptEvents(
+            submitted_s=_submitted(run, number),
+            events=EventReader(run.events_of(f"controller-{number}")).read(),
+        )
+        for number in sorted(numbers)
+    ]
+
+
+def _submitted(run: RunDir, attempt: int) -> float | None:
+    try:
+        record = json.loads((run.attempt(attempt) / "job.json").read_text())
+        return datetime.fromisoformat(record["submitted"]).timestamp()
+    except (OSError, ValueError, TypeError, KeyError):
+        return None

@@ -1,0 +1,53 @@
+"""A few numbers that two processes share: each has its place, and one of another size is none."""
+
+import os
+import struct
+import time
+
+import pytest
+
+from echelon.launch import beacon as module
+from echelon.launch.beacon import VARIABLE, Beacon, find_beacon
+
+FIELDS = [name for name, value in vars(Beacon).items() if isinstance(value, module._Field)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "beacon"
+
+
+def test_each_number_has_a_place_of_its_own(path):
+    agent, rank = Beacon.create(path), Beacon.open(path)
+    untouched = [name for name in FIELDS if getattr(rank, name) == -1]
+    assert sorted([*untouched, "started_us"]) == sorted(FIELDS)
+    for number, name in enumerate(FIELDS):
+        setattr(agent, name, number + 2**40)
+    assert [getattr(rank, name) for name in FIELDS] == [n + 2**40 for n in range(len(FIELDS))]
+
+
+def test_a_rank_knows_since_when_it_was_asked_for(path):
+    agent = Beacon.create(path)
+    assert 0 <= time.monotonic_ns() // 1000 - agent.started_us < 60e6
+    agent.started_us -= 5_000_000
+    if (child := os.fork()) == 0:
+        found = find_beacon({VARIABLE: str(path)})
+        found.met_us = found.elapsed_us()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert 5_000_000 < agent.met_us < 65_000_000
+
+
+def test_an_instant_is_not_mistaken_for_nothing(path):
+    agent = Beacon.create(path)
+    agent.started_us += 10**9
+    assert agent.elapsed_us() == 1
+
+
+def test_one_that_is_not_there_or_of_another_version_is_none(path):
+    assert find_beacon({}) is None
+    assert find_beacon({VARIABLE: str(path)}) is None
+    path.write_bytes(struct.pack("=q", -1) * 8)
+    assert find_beacon({VARIABLE: str(path)}) is None
+    Beacon.create(path)
+    assert find_beacon({VARIABLE: str(path)}) is not None

@@ -1,0 +1,65 @@
+"""What a controller keeps of its agents' pulses."""
+
+import asyncio
+
+import pytest
+
+from echelon.launch import crew as module
+from echelon.launch.crew import Crew
+from echelon.launch.hang import HangWatch
+from echelon.launch.messages import Hello, Pulse
+from echelon.launch.starting import LocalStarter
+
+HELLO = Hello(node=0, name="n", host="h", addresses=[])
+
+
+@pytest.fixture
+def noted():
+    return []
+
+
+@pytest.fixture
+def crew(noted):
+    def note(kind, **data):
+        noted.append({"kind": kind, **data})
+
+    return Crew(LocalStarter(None, 1), HangWatch(0), note)
+
+
+async def join(crew):
+    link = crew._make_link()
+    link._received(link, HELLO)
+    agent, _ = await crew.next()
+    return agent
+
+
+def test_an_agent_has_the_pace_of_its_last_pulse(crew):
+    async def scenario():
+        agent = await join(crew)
+        assert agent.pace == []
+        for save_us in (5, 7):
+            agent.link._received(agent.link, Pulse(pace=[save_us, 1, 2, 3]))
+        assert agent.pace == [7, 1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_it_is_written_down_that_the_run_goes_on(crew, noted, monkeypatch):
+    monkeypatch.setattr(module, "ALIVE_S", -1.0)
+    pulses = iter([0.0, 0.0])
+
+    async def sleep_a_pulse():
+        return next(pulses)
+
+    monkeypatch.setattr(module, "sleep_a_pulse", sleep_a_pulse)
+
+    async def scenario():
+        agent = await join(crew)
+        for generation, step in ((0, 30), (1, 20), (1, 25), (0, 31)):
+            pulse = Pulse(generation=generation, ranks=[[0, step, "R", 1.0]])
+            agent.link._received(agent.link, pulse)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await crew._keep_pulse()
+
+    asyncio.run(scenario())
+    assert noted[1:] == [{"kind": "alive", "generation": 1, "step": 25}] * 2

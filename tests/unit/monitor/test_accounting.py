@@ -1,0 +1,244 @@
+"""Where the time of a run went: every second of every slot is found once, whatever was written."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.core.events import Event, EventWriter
+from echelon.core.rundir import RunDir
+from echelon.launch.spending import PHASES
+from echelon.monitor.accounting import CATEGORIES, AttemptEvents, account, read_attempts
+
+
+def at(time_s, kind, **data):
+    return Event(time_s=time_s, kind=kind, data=data)
+
+
+def generation(time_s, number=0, ranks=2):
+    return at(time_s, "generation", generation=number, world_size=ranks)
+
+
+def spent(time_s, number=0, *, failed=False, steps=None, **seconds):
+    named = {phase.replace(" ", "_").replace("-", "_"): phase for phase in PHASES}
+    told = {named[name]: value for name, value in seconds.items()}
+    facts = dict(zip(("first", "last", "steps_s"), steps or (), strict=False))
+    return at(time_s, "spent", generation=number, failed=failed, seconds=told, **facts)
+
+
+def accounts(*files, submitted=()):
+    times = [*submitted, *[None] * len(files)]
+    return account(
+        [
+            AttemptEvents(submitted_s=submitted_s, events=events)
+            for submitted_s, events in zip(times, files, strict=False)
+        ]
+    )
+
+
+def found(*files, submitted=()):
+    told = accounts(*files, submitted=submitted)
+    shown = {category: us / 1e6 for category, us in told.spent_us.items() if us}
+    assert sum(shown.values()) - shown.get("queue", 0) == pytest.approx(told.allocated_us / 1e6)
+    return shown
+
+
+def test_an_attempt_that_went_well():
+    events = [
+        at(100, "attempt", attempt=1, slots=1),
+        at(105, "slots", slots=4),
+        generation(110, ranks=4),
+        spent(210, rendezvous=20, warm_up=40, productive=300, data_wait=10, checkpoint_stall=18),
+        at(215, "ended", state="COMPLETED"),
+    ]
+    told = accounts(events, submitted=[60])
+    assert told.seconds == {
+        "queue": 40,
+        "launch": 40,
+        "rendezvous": 20,
+        "warm-up": 40,
+        "productive": 300,
+        "data wait": 10,
+        "checkpoint stall": 18,
+        "redone work": 0,
+        "restart": 0,
+        "idle": 12 + 20,
+    }
+    assert tuple(told.seconds) == CATEGORIES
+    assert told.allocated_us == 4 * 115 * 10**6
+    assert told.effective == 300 / 460
+    assert told.render() == "65 % of 460 rank-seconds"
+
+
+def test_slots_are_gpus_where_nodes_have_any():
+    events = [at(0, "attempt"), at(1, "joined", node=0, gpus=2), generation(1), spent(2001)]
+    assert accounts(events).render() == "0 % of 4,002 GPU-seconds"
+
+
+def test_a_generation_that_failed_is_followed_by_a_restart_and_some_work_is_redone():
+    events = [
+        at(0, "attempt", slots=2),
+        generation(10),
+        spent(110, failed=True, steps=(0, 90, 1.0), productive=190, idle=3),
+        generation(113, 1),
+        spent(213, 1, steps=(60, 160, 1.0), productive=200),
+        at(214, "ended"),
+    ]
+    assert found(events) == {
+        "launch": 20,
+        "restart": 7 + 6,
+        "redone work": 60,
+        "productive": 130 + 200,
+        "idle": 3 + 2,
+    }
+
+
+def test_what_the_next_attempt_goes_back_behind_is_redone_over_all_generations():
+    first = [
+        *(at(0, "attempt", slots=1), generation(0, ranks=1)),
+        spent(50, failed=True, steps=(0, 50, 1.0), productive=50),
+        generation(50, 1, ranks=1),
+        spent(80, 1, failed=True, steps=(40, 70, 1.0), productive=30),
+        at(80, "ended"),
+    ]
+    second = [
+        *(at(1000, "attempt", slots=1), generation(1000, ranks=1)),
+        spent(1100, steps=(30, 130, 1.0), productive=100),
+    ]
+    told = found(first, second, submitted=[0, 20])
+    assert told == {"queue": 920, "redone work": 20 + 30, "productive": 30 + 100}
+
+
+def test_slots_of_a_lost_node_are_idle():
+    events = [
+        at(0, "attempt", slots=4),
+        *(generation(0, ranks=4), spent(10, failed=True, productive=40)),
+        *(generation(10, 1, ranks=2), spent(110, 1, productive=200)),
+        at(110, "ended"),
+    ]
+    assert found(events) == {"productive": 240, "idle": 200}
+
+
+def test_an_attempt_for_which_nobody_came_is_all_launch():
+    assert found([at(0, "attempt", slots=3), at(120, "ended")]) == {"launch": 360}
+
+
+def test_one_that_vanished_is_counted_until_its_last_event():
+    vanished = [
+        at(0, "attempt", slots=2),
+        generation(10),
+        at(20, "alive", generation=0, step=-1),
+        at(70, "alive", generation=0, step=100),
+        at(130, "alive", generation=0, step=160),
+        at(135, "rank", rank=0, generation=0),
+    ]
+    again = [at(500, "attempt", slots=2), generation(510), spent(520, steps=(140, 150, 1.0))]
+    assert found(vanished) == {"launch": 20, "productive": 250}
+    told = found(vanished, again)
+    assert (told["productive"], told["redone work"]) == (210, 40)
+
+
+def test_a_job_that_was_queued_again_waits_again():
+    events = [
+        *(at(100, "attempt", slots=1), generation(110, ranks=1)),
+        at(120, "rank", rank=0, generation=0),
+        *(at(300, "attempt", slots=1), generation(310, ranks=1), spent(320, productive=10)),
+        at(320, "ended"),
+    ]
+    assert found(events, submitted=[40]) == {"queue": 60 + 180, "launch": 20, "productive": 20}
+
+
+def test_more_than_there_was_is_shrunk():
+    events = [at(0, "attempt", slots=1), generation(0, ranks=1), spent(10, productive=6, idle=9)]
+    assert found(events) == {"productive": 4, "idle": 6}
+
+
+def test_no_more_is_redone_than_was_done():
+    events = [
+        *(at(0, "attempt", slots=1), generation(0, ranks=1)),
+        spent(10, steps=(0, 50, 9.0), productive=8, data_wait=2),
+        *(generation(10, 1, ranks=1), spent(11, 1, steps=(0, 1, 1.0), productive=1)),
+    ]
+    assert found(events) == {"redone work": 8, "data wait": 2, "productive": 1}
+
+
+def test_of_nothing_there_is_nothing_to_say():
+    told = accounts([], [at(5, "attempt")])
+    assert told.effective is None
+    assert told.render() == ""
+
+
+def test_it_is_read_from_the_run(tmp_path):
+    run = RunDir.create(tmp_path, "run")
+    assert read_attempts(run) == []
+    clock = iter([1000.0, 2000.0])
+    for attempt in (2, 10):
+        with EventWriter(
+            run.events_of(f"controller-{attempt}"), clock=lambda: next(clock)
+        ) as events:
+            events.write("attempt", attempt=attempt)
+    (run.events / "controller-x.jsonl").touch()
+    run.attempt(2).mkdir()
+    (run.attempt(2) / "job.json").write_text(
+        json.dumps({"job_id": "7", "submitted": "1970-01-01T00:10:00+00:00"})
+    )
+    first, second = read_attempts(run)
+    assert (first.submitted_s, first.events[0].time_s) == (600, 1000)
+    assert (second.submitted_s, second.events[0].data) == (None, {"attempt": 10})
+
+
+# --- anything that may have been written ------------------------------------------------------
+
+small = st.integers(0, 5)
+numbers = st.integers(0, 1)
+times = st.floats(0, 1e6)
+wrong = st.sampled_from([None, "x", True, -1, 10**400, float("nan"), float("inf"), [], {}])
+seconds = st.dictionaries(st.sampled_from(PHASES), times | wrong) | wrong
+steps = st.integers(-1, 1000)
+events = st.one_of(
+    st.tuples(st.just("attempt"), st.fixed_dictionaries({"slots": small | wrong})),
+    st.tuples(st.just("slots"), st.fixed_dictionaries({"slots": small})),
+    st.tuples(
+        st.just("generation"),
+        st.fixed_dictionaries({}, optional={"generation": numbers, "world_size": small | wrong}),
+    ),
+    st.tuples(
+        st.just("spent"),
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "generation": numbers,
+                "failed": st.booleans() | wrong,
+                "seconds": seconds,
+                "first": steps | wrong,
+                "last": steps | wrong,
+                "steps_s": times | wrong,
+            },
+        ),
+    ),
+    st.tuples(
+        st.just("alive"), st.fixed_dictionaries({"generation": numbers, "step": steps | wrong})
+    ),
+    st.tuples(st.sampled_from(["ended", "rank", "joined"]), st.just({})),
+)
+"""Mostly what a controller writes, in any order, and sometimes what none would."""
+attempts = st.builds(
+    AttemptEvents,
+    submitted_s=st.none() | times,
+    events=st.lists(
+        st.tuples(times | st.sampled_from([-1.0, float("nan"), 1e308]), events).map(
+            lambda it: at(it[0], it[1][0], **it[1][1])
+        ),
+        max_size=12,
+    ),
+)
+
+
+@given(st.lists(attempts, max_size=4))
+def test_every_second_of_every_slot_has_one_purpose(files):
+    told = account(files)
+    assert min(told.spent_us.values()) >= 0
+    used = {category: us for category, us in told.spent_us.items() if category != "queue"}
+    assert sum(used.values()) == told.allocated_us
+    assert told.effective is None or 0 <= told.effective <= 1
