@@ -31,8 +31,7 @@ _LOOK_S = 0.05
 _ASK_S = 1.0
 """How often Slurm is asked."""
 _EAGER_S = 5.0
-"""For how long it is asked all the time once a controller has left its outcome: a job that is
-queued again keeps that until it runs."""
+"""For how long it is asked all the time once a controller has left its outcome."""
 
 
 def follow_run(
@@ -79,13 +78,14 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
     from echelon.clusters.runs import current_job  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
-    asked_s, ended_s = -_ASK_S, float("inf")
+    asked_s, ended_s, ended = -_ASK_S, -_EAGER_S, 0
     job = None
     while True:
         now_s = time.monotonic()
-        ended = any(run.outcome(one.number).exists() for one in attempts(run)[-2:])
-        ended_s = min(ended_s, now_s) if ended else float("inf")
-        due = now_s - asked_s >= _ASK_S or 0 <= now_s - ended_s < _EAGER_S
+        count = sum(run.outcome(one.number).exists() for one in attempts(run))
+        if count > ended:
+            ended, ended_s = count, now_s
+        due = now_s - asked_s >= _ASK_S or now_s - ended_s < _EAGER_S
         if job is None or due or not _distant(job):
             job, asked_s = current_job(run, cluster), now_s
         if screen:
