@@ -9,16 +9,16 @@ import ctypes
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from echelon.core.nodes import expand
-from echelon.core.ranklogs import LogClock
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
@@ -34,6 +34,7 @@ from echelon.launch.contract import (
     rank_files,
 )
 from echelon.launch.doors import Doors, try_doors
+from echelon.launch.files import AgentFiles, Dumper
 from echelon.launch.guard import Guard
 from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import (
@@ -59,9 +60,8 @@ from echelon.launch.messages import (
     ZygoteLost,
 )
 from echelon.launch.nursery import Nursery
-from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
-from echelon.launch.sampling import OomWatch, describe_process, fit, sample_process, tail
+from echelon.launch.sampling import OomWatch, fit, sample_process
 from echelon.launch.stopping import await_place
 from echelon.launch.wire import MAX_PAYLOAD
 from echelon.world import count_devices
@@ -69,7 +69,6 @@ from echelon.world import count_devices
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before each try to reach the controller."""
-_LOG_POLL_S = 0.2
 
 
 @dataclass(slots=True)
@@ -111,7 +110,12 @@ class Agent:
         )
         self._guard = Guard(scratch)
         self._link: Link | None = None
+        self._files = AgentFiles()
         self._ranks: dict[int, _Rank] = {}
+        self._starting: dict[int, asyncio.Task[None]] = {}
+        """By generation: starts that wait for storage."""
+        self._reporting: Counter[int] = Counter()
+        """By generation: ranks that are gone, and of whom the controller does not know yet."""
         self._doors = Doors()
         self._nursery = Nursery(
             program=request.program,
@@ -120,12 +124,12 @@ class Agent:
             log=run.logs / f"zygote-{attempt}-{node}.log",
             shell=shell,
             guard=self._guard,
+            files=self._files,
             listener=self,
         )
         self._serves_store = False
         self._waiting_opens: list[Open] | None = []
         """Orders that wait for the zygote to say whether it can serve; None once it has."""
-        self._clock = LogClock()
         self._oom = OomWatch()
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -138,28 +142,29 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             loop.add_signal_handler(number, self._say, Signalled(signal=number))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        self._nursery.start()
+        self._spawn(self._nursery.start())
         try:
             await self._reach_controller()
             self._spawn(self._pulse())
-            self._spawn(self._time_logs())
+            self._spawn(self._files.time_logs())
             await self._done.wait()
         except OSError as error:
-            sys.stderr.write(f"cannot reach the controller at {self._controller}: {error}\n")
+            self._files.say(f"cannot reach the controller at {self._controller}: {error}")
             return 69
         finally:
             self._end_everything()
         return 0
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end_task)
+        return task
 
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            sys.stderr.write(f"a fault of Echelon's own: {type(error).__name__}: {error}\n")
+            self._files.say(f"a fault of Echelon's own: {type(error).__name__}: {error}")
             self._done.set()
 
     # --- the controller -------------------------------------------------------------------------
@@ -202,7 +207,7 @@ class Agent:
         )
 
     def _lose_controller(self, _link: Link, reason: str) -> None:
-        sys.stderr.write(f"the controller is gone: {reason}\n")
+        self._files.say(f"the controller is gone: {reason}")
         if self._link is not None:
             self._done.set()
         elif not self._let_in.done():
@@ -219,10 +224,7 @@ class Agent:
             case Probe():
                 self._spawn(self._probe(message))
             case Start():
-                try:
-                    self._start(message)
-                except OSError as error:
-                    self._fail_start(message, error)
+                self._starting[message.generation] = self._spawn(self._start(message))
             case End():
                 self._end(message)
             case Propose() | Commit():
@@ -253,12 +255,7 @@ class Agent:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
 
     def _generation(self) -> int:
-        return max((r.generation for r in self._ranks.values()), default=0)
-
-    async def _time_logs(self) -> None:
-        while True:
-            await asyncio.sleep(_LOG_POLL_S)
-            self._clock.tick(time.time())
+        return max(*self._starting, *(r.generation for r in self._ranks.values()), 0, 0)
 
     # --- where the ranks meet -------------------------------------------------------------------
 
@@ -275,15 +272,22 @@ class Agent:
 
     # --- ranks ----------------------------------------------------------------------------------
 
-    def _start(self, order: Start) -> None:
+    async def _start(self, order: Start) -> None:
+        self._files.set_clock(order.now_s)
         if door := self._doors.take(order.address):
             if order.served:
                 self._nursery.tell({"order": "store", "generation": order.generation}, door)
             door.close()
-        folder = self._run.rank_log(
-            attempt=self._attempt, generation=order.generation, rank=0
-        ).parent
-        folder.mkdir(mode=0o700, exist_ok=True)
+        log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=0)
+        try:
+            await self._files.insist(partial(log.parent.mkdir, mode=0o700, exist_ok=True))
+            self._start_ranks(order)
+        except OSError as error:
+            self._fail_start(order, error)
+        finally:
+            self._starting.pop(order.generation, None)
+
+    def _start_ranks(self, order: Start) -> None:
         interface = addresses.interface_towards(order.address)
         for local_rank in range(order.count):
             rank = order.first_rank + local_rank
@@ -296,7 +300,7 @@ class Agent:
             self._ranks[rank] = _Rank(
                 rank=rank, generation=order.generation, files=files, beacon=beacon
             )
-            self._clock.add(log)
+            self._files.follow(log)
             self._nursery.tell(
                 {
                     "order": "start",
@@ -319,7 +323,9 @@ class Agent:
         self._say(RankExited(generation=order.generation, rank=rank, code=1, error=record))
 
     def _end(self, end: End) -> None:
-        if not any(r.generation == end.generation for r in self._ranks.values()):
+        if start := self._starting.pop(end.generation, None):
+            start.cancel()
+        if self._is_over(end.generation):
             self._finish(end.generation)
             return
         kill = {"order": "end", "generation": end.generation, "signal": signal.SIGKILL}
@@ -329,6 +335,10 @@ class Agent:
             asyncio.get_running_loop().call_later(end.grace_s, self._nursery.tell, kill)
         else:
             self._nursery.tell(kill)
+
+    def _is_over(self, generation: int) -> bool:
+        there = any(r.generation == generation for r in self._ranks.values())
+        return not there and not self._reporting[generation]
 
     def _finish(self, generation: int) -> None:
         """Say that a generation is gone; its store goes with it."""
@@ -340,24 +350,29 @@ class Agent:
         if gone is None:
             return
         self._guard.forget(gone.pid)
-        self._clock.finish(gone.files.log, time.time())
+        self._files.finish(gone.files.log)
         step = gone.beacon.step
         gone.beacon.close()
-        failed = status != 0
-        self._say(
-            RankExited(
-                generation=gone.generation,
-                rank=rank,
-                code=max(0, status),
-                signal=max(0, -status),
-                step=step,
-                error=read_record(gone.files.error) if failed else {},
-                tail=tail(gone.files.log) if failed else "",
-                out_of_memory=self._oom.happened(time.monotonic()),
-            )
+        report = RankExited(
+            generation=gone.generation,
+            rank=rank,
+            code=max(0, status),
+            signal=max(0, -status),
+            step=step,
+            out_of_memory=self._oom.happened(time.monotonic()),
         )
-        if not any(r.generation == gone.generation for r in self._ranks.values()):
-            self._finish(gone.generation)
+        self._reporting[gone.generation] += 1
+        self._spawn(self._report(report, gone.files))
+
+    async def _report(self, report: RankExited, files: RankFiles) -> None:
+        """Tell that a rank is gone, with its last words if it has failed."""
+        if report.code or report.signal:
+            error, tail = await self._files.last_words(files)
+            report = replace(report, error=error, tail=tail)
+        self._say(report)
+        self._reporting[report.generation] -= 1
+        if self._is_over(report.generation):
+            self._finish(report.generation)
 
     def _beacons(self, generation: int) -> list[Beacon]:
         return [r.beacon for r in self._ranks.values() if r.generation == generation]
@@ -381,21 +396,12 @@ class Agent:
 
     async def _dump(self, generation: int) -> None:
         """Have every rank write its stacks, and send what they wrote."""
-        asked = [r for r in self._ranks.values() if r.generation == generation and r.pid]
-        sizes = {r.rank: _size(r.files.stacks) for r in asked}
-        for r in asked:
-            if r.warm:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(r.pid, DUMP)
-        for _ in range(20):
-            await asyncio.sleep(0.05)
-            if all(not r.warm or _size(r.files.stacks) > sizes[r.rank] for r in asked):
-                break
-        await asyncio.sleep(0.05)  # the last one may be in the middle of it
-        found = {
-            str(r.rank): tail(r.files.stacks, start=sizes[r.rank]) or describe_process(r.pid)
-            for r in asked
+        asked = {
+            r.rank: Dumper(pid=r.pid, warm=r.warm, stacks=r.files.stacks)
+            for r in self._ranks.values()
+            if r.generation == generation and r.pid
         }
+        found = await self._files.dump(asked)
         self._say(Stacks(generation=generation, ranks=fit(found, MAX_PAYLOAD - 1024)))
 
     # --- what the nursery says ------------------------------------------------------------------
@@ -418,8 +424,8 @@ class Agent:
     def zygote_lost(self, status: int) -> None:
         """Ranks die with their zygote; what they had started, we end. The next comes at once."""
         self._waiting_opens = []
-        self._nursery.start()
-        if self._ranks:
+        self._spawn(self._nursery.start())
+        if self._ranks or self._starting:
             self._say(
                 ZygoteLost(
                     generation=self._generation(),
@@ -428,6 +434,9 @@ class Agent:
                     out_of_memory=self._oom.happened(time.monotonic()),
                 )
             )
+        for start in self._starting.values():
+            start.cancel()  # its store went with the zygote
+        self._starting.clear()
         for rank in list(self._ranks.values()):
             if rank.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -453,15 +462,9 @@ class Agent:
             if rank.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(rank.pid, signal.SIGKILL)
-            self._clock.finish(rank.files.log, time.time())
+            self._files.finish(rank.files.log)
+        self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _parse_candidates(text: str) -> list[tuple[str, int]]:

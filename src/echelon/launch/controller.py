@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,7 +20,7 @@ from echelon.launch.contract import TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
 from echelon.launch.hang import HangWatch
-from echelon.launch.journal import Journal
+from echelon.launch.journal import Journal, write_error
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
@@ -188,10 +187,6 @@ def main(arguments: list[str]) -> int:
         _die_with(int(command))
     starter = choose_starter(LocalShell(), environ, nodes=request.high)
 
-    def say(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
     async def carry() -> int:
         controller = Controller(
             run=run,
@@ -199,7 +194,7 @@ def main(arguments: list[str]) -> int:
             request=request,
             starter=starter,
             environ=environ,
-            say=say,
+            say=write_error,
         )
         return await controller.run()
 

@@ -37,6 +37,8 @@ class Agent:
 
     hello: Hello
     link: Link
+    held: bool = False
+    """Whether storage holds one of its ranks: not even a kill ends that before storage is back."""
 
     @property
     def node(self) -> int:
@@ -193,6 +195,8 @@ class Crew:
                 agent = Agent(hello=message, link=link)
             if isinstance(message, Pulse):
                 self._feel(message)
+                if agent is not None:
+                    agent.held = any(seen[2] == "D" for seen in message.ranks)
             elif agent is not None:
                 self._queue.put_nowait((agent, message))
 
