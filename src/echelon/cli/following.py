@@ -1,5 +1,6 @@
 """Watching a run from outside: what it writes, and how it ends. Files, and the cluster's word."""
 
+import math
 import re
 import shutil
 import signal
@@ -14,6 +15,7 @@ from echelon.cli import console
 from echelon.core.events import EventReader
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
+from echelon.core.scribe import AWAY
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -41,16 +43,25 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
     from echelon.clusters.runs import attempts, current_job  # noqa: PLC0415
 
     asked_s, ended_s = -_ASK_S, float("inf")
-    job = None
+    job, away = None, False
     while True:
-        known, now_s = attempts(run), time.monotonic()
-        ended = bool(known) and run.outcome(known[-1].number).exists()
-        ended_s = min(ended_s, now_s) if ended else float("inf")
-        due = now_s - asked_s >= _ASK_S or 0 <= now_s - ended_s < _EAGER_S
-        if job is None or due or not _distant(job):
-            job, asked_s = current_job(run, cluster), now_s
-        if screen:
-            screen.show(over=job.over)
+        try:
+            known, now_s = attempts(run), time.monotonic()
+            ended = bool(known) and run.outcome(known[-1].number).exists()
+            ended_s = min(ended_s, now_s) if ended else float("inf")
+            due = now_s - asked_s >= _ASK_S or 0 <= now_s - ended_s < _EAGER_S
+            if job is None or due or not _distant(job):
+                job, asked_s = current_job(run, cluster), now_s
+            if screen:
+                screen.show(over=job.over)
+        except OSError as error:
+            if error.errno not in AWAY:
+                raise
+            if not away:  # the run goes on without us: no reason to end it
+                console.note(f"waiting for the run's storage: {error}")
+            away = True
+            time.sleep(_ASK_S)
+            continue
         if job.over:
             reason = f" ({job.reason})" if job.reason else ""
             console.note(f"{run.run_id}: {job.state}{reason}")
@@ -127,7 +138,8 @@ class _Screen:
                     self._bar.hide()
                     _show_job(text, self._rank, labelled=labelled)
                     found = True
-        for line in self._logs.read(over=over, now_s=time.time()):
+        # Lines that nobody has timed yet are the newest, whatever our own clock says.
+        for line in self._logs.read(over=over, now_s=math.inf):
             self._bar.hide()
             _print_labelled(line.rank, line.text)
             found = True
