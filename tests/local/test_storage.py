@@ -61,7 +61,7 @@ class Disk:
 
     @contextmanager
     def full(self):
-        filler = self.place.parent / "runs" / ".filler"
+        filler = self.place / ".filler"
         with filler.open("wb", buffering=0) as file:
             size = 1 << 20
             while size:
@@ -106,6 +106,16 @@ def state_of(pid):
         return file.read().rpartition(") ")[2].split()[0]
 
 
+def pids(run):
+    return {process.pid for process in run.processes()}
+
+
+def await_again(run):
+    """Wait for the ranks of the second generation."""
+    again = [run.folder / f"again-{rank}" for rank in range(2)]
+    assert wait_until(lambda: all(p.exists() for p in again), timeout_s=30), run.output
+
+
 def await_held(pid):
     assert wait_until(lambda: state_of(pid) == "D", timeout_s=10)
 
@@ -117,7 +127,7 @@ def test_storage_that_hangs_for_a_while_costs_no_rank(tmp_path, disk):
             await_held(writer)
             time.sleep(SILENCE_S + 5)
             assert run.command.poll() is None, run.output
-            assert {writer, other} <= {process.pid for process in run.processes()}
+            assert {writer, other} <= pids(run)
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.output
         assert kinds(run).count("rank") == 2
@@ -133,8 +143,7 @@ def test_a_rank_that_dies_while_storage_hangs_is_started_again(tmp_path, disk):
             os.kill(other, signal.SIGKILL)
             time.sleep(END_S + 3)
             assert run.command.poll() is None, run.output
-        again = [tmp_path / f"again-{rank}" for rank in range(2)]
-        assert wait_until(lambda: all(p.exists() for p in again), timeout_s=30), run.output
+        await_again(run)
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.output
         assert kinds(run).count("restart") == 1
@@ -151,11 +160,43 @@ def test_a_restart_waits_for_storage(tmp_path, disk):
             os.kill(other, signal.SIGKILL)
             time.sleep(SILENCE_S + 2)
             assert not (tmp_path / "again-0").exists()
-        again = [tmp_path / f"again-{rank}" for rank in range(2)]
-        assert wait_until(lambda: all(p.exists() for p in again), timeout_s=30), run.output
+        await_again(run)
         (tmp_path / "go").touch()
         assert run.wait() == 0, run.output
         assert kinds(run).count("restart") == 1
+
+
+def test_a_zygote_that_dies_while_storage_hangs_is_replaced(tmp_path, disk):
+    with live_run(tmp_path, SCRIPT, OPTIONS) as run:
+        run.await_ranks(range(2))
+        (tmp_path / "hush").touch()
+        with disk.frozen():
+            os.kill(run.find("zygote", 1), signal.SIGKILL)
+            time.sleep(SILENCE_S + 2)
+            assert run.command.poll() is None, run.output
+        await_again(run)
+        (tmp_path / "go").touch()
+        assert run.wait() == 0, run.output
+        assert kinds(run).count("restart") == 1
+        assert not {"lost", "paused"} & set(kinds(run))
+
+
+def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk):
+    with live_run(tmp_path, SCRIPT, OPTIONS) as run:
+        first, other = run.await_ranks(range(2))
+        (tmp_path / "hush").touch()
+        with disk.frozen():
+            os.kill(other, signal.SIGKILL)
+            assert wait_until(lambda: first not in pids(run), timeout_s=10)
+            os.kill(run.command.pid, signal.SIGINT)
+            assert wait_until(
+                lambda: "zygote" not in {process.role for process in run.processes()}, timeout_s=10
+            )
+        assert run.wait() == 130, run.output
+        assert outcome(run)["state"] == "CANCELLED"
+        assert kinds(run)[-1] == "ended"
+        assert not (tmp_path / "again-0").exists()
+        assert wait_until(lambda: not run.processes(), timeout_s=5)
 
 
 @pytest.mark.parametrize("trouble", ["frozen", "full"])
@@ -166,9 +207,7 @@ def test_an_end_waits_for_storage(tmp_path, disk, trouble):
         time.sleep(0.2)
         with getattr(disk, trouble)():
             (tmp_path / "go").touch()
-            assert wait_until(
-                lambda: not ranks & {process.pid for process in run.processes()}, timeout_s=10
-            )
+            assert wait_until(lambda: not ranks & pids(run), timeout_s=10)
             time.sleep(2)
             assert run.command.poll() is None, run.output
         assert run.wait() == 0, run.output

@@ -48,6 +48,7 @@ from echelon.launch.messages import (
     Note,
     Open,
     Opened,
+    Place,
     Probe,
     Propose,
     Pulse,
@@ -384,7 +385,13 @@ class Agent:
                 beacon.committed = order.place
             elif order.place:
                 beacon.proposed = order.place
-        if isinstance(order, Propose):
+        if order.generation in self._starting:
+            # No rank is there that could come to any place: there is nothing to agree on.
+            nowhere = Place(
+                generation=order.generation, proposed=order.place, furthest=-1, waiting=False
+            )
+            self._say(nowhere)
+        elif isinstance(order, Propose):
             self._spawn(self._tell_place(order))
 
     async def _tell_place(self, order: Propose) -> None:

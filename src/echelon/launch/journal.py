@@ -23,6 +23,8 @@ PATIENCE_S = 60.0
 """How long an attempt that is over waits for storage to take its last words."""
 _SOON_S = 3.0
 """After how much of that it says that it waits."""
+_FIRST_S = 1.0
+"""How long words for people wait for what they are about."""
 _SAY_S = 5.0
 """How long whoever reads the job's output may keep us."""
 
@@ -47,6 +49,8 @@ class Journal:
         self._speaker.post(partial(self._speak, text))
 
     def _speak(self, text: str) -> None:
+        # Whoever reads of a verdict may look for it: it is there by then, if storage is.
+        self._events.scribe.settle(_FIRST_S)
         with suppress(OSError):
             self._say(text)
 

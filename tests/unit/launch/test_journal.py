@@ -10,6 +10,7 @@ from echelon.core.events import EventReader
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.launch import journal as journals
 from echelon.launch.journal import Journal
+from echelon.launch.verdict import Failure, judge
 
 
 @pytest.fixture
@@ -44,6 +45,16 @@ def test_words_for_people_come_before_the_outcome(journal):
     journal.leave_outcome({})
     journal.close()
     assert before == [True] * 100
+
+
+def test_files_come_before_the_words_about_them(journal):
+    there = []
+    journal._say = lambda _text: there.append(journal.run.verdict.exists())
+    journal.leave_verdict(judge([Failure(cause="hang", message="nothing moves")]))
+    journal.report("it hangs")
+    journal.leave_outcome({})
+    journal.close()
+    assert there == [True]
 
 
 def test_a_failing_write_is_tried_again(journal, said, monkeypatch):
