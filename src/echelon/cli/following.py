@@ -1,5 +1,6 @@
 """Watching a run from outside: what it writes, and how it ends. Files, and the cluster's word."""
 
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from echelon.cli import console
 from echelon.core.events import EventReader
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
+from echelon.core.scribe import AWAY
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -79,17 +81,26 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     asked_s, ended_s, ended = -_ASK_S, -_EAGER_S, 0
-    job = None
+    job, away = None, False
     while True:
-        now_s = time.monotonic()
-        count = sum(run.outcome(one.number).exists() for one in attempts(run))
-        if count > ended:
-            ended, ended_s = count, now_s
-        due = now_s - asked_s >= _ASK_S or now_s - ended_s < _EAGER_S
-        if job is None or due or not _distant(job):
-            job, asked_s = current_job(run, cluster), now_s
-        if screen:
-            screen.show(over=job.over)
+        try:
+            now_s = time.monotonic()
+            count = sum(run.outcome(one.number).exists() for one in attempts(run))
+            if count > ended:
+                ended, ended_s = count, now_s
+            due = now_s - asked_s >= _ASK_S or now_s - ended_s < _EAGER_S
+            if job is None or due or not _distant(job):
+                job, asked_s = current_job(run, cluster), now_s
+            if screen:
+                screen.show(over=job.over)
+        except OSError as error:
+            if error.errno not in AWAY:
+                raise
+            if not away:  # the run goes on without us: no reason to end it
+                console.note(f"waiting for the run's storage: {error}")
+            away = True
+            time.sleep(_ASK_S)
+            continue
         if job.over:
             reason = f" ({job.reason})" if job.reason else ""
             console.note(f"{run.run_id}: {job.state}{reason}")
@@ -175,7 +186,8 @@ class _Screen:
                     self._bar.hide()
                     _show_job(text, self._rank, labelled=labelled)
                     found = True
-        for line in self._logs.read(over=over, now_s=time.time()):
+        # Lines that nobody has timed yet are the newest, whatever our own clock says.
+        for line in self._logs.read(over=over, now_s=math.inf):
             self._bar.hide()
             _print_labelled(line.rank, line.text)
             found = True

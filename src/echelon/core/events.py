@@ -5,13 +5,18 @@ one: an unfinished last line is left for the next read, and a line that is no JS
 passed over.
 """
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from echelon.core.scribe import Scribe
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 """Made once: `json.dumps` would make one for every event."""
@@ -48,16 +53,10 @@ class EventWriter:
 
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        # A predecessor killed in mid-line must not swallow our first event.
-        size = os.fstat(self._file).st_size
-        if size and os.pread(self._file, 1, size - 1) != b"\n":
-            os.write(self._file, b"\n")
+        self._file = _open_at_line_start(path)
 
     def write(self, kind: str, **data: Any) -> None:
-        assert "time" not in data, "an event's time is the writer's clock"
-        event = Event(time_s=self._clock(), kind=kind, data=data)
-        os.write(self._file, f"{render_event(event)}\n".encode())
+        os.write(self._file, _line(self._clock(), kind, data))
 
     def close(self) -> None:
         os.close(self._file)
@@ -72,6 +71,69 @@ class EventWriter:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class EventLog:
+    """Appends to one file by a scribe: `write` never waits, and never fails.
+
+    What storage that was away for long has cost is an event too: `lost events`, with their count.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float], room: int = 10_000) -> None:
+        self._path, self._clock = path, clock
+        self._file = -1
+        self.scribe = Scribe("events", tell_lost=self._tell_lost, room=room)
+        """For what else has to be written in this order."""
+
+    def write(self, kind: str, **data: Any) -> None:
+        self.scribe.post(partial(self._append, _line(self._clock(), kind, data)))
+
+    def close(self, within_s: float) -> bool:
+        """Write what is left; return whether that could be done in time."""
+        if not self.scribe.close(within_s):
+            return False
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+        return True
+
+    def _tell_lost(self, count: int) -> None:
+        self._append(_line(self._clock(), "lost events", {"count": count}))
+
+    def _append(self, line: bytes) -> None:
+        if self._file < 0:
+            self._file = _open_at_line_start(self._path)
+        try:
+            _write_whole(self._file, line)
+        except OSError:
+            # A handle that has become stale stays so; and part of a line may have been written.
+            file, self._file = self._file, -1
+            with suppress(OSError):
+                os.close(file)
+            raise
+
+
+def _line(time_s: float, kind: str, data: Mapping[str, Any]) -> bytes:
+    assert "time" not in data, "an event's time is the writer's clock"
+    return f"{render_event(Event(time_s=time_s, kind=kind, data=data))}\n".encode()
+
+
+def _write_whole(file: int, line: bytes) -> None:
+    if (written := os.write(file, line)) < len(line):
+        raise OSError(errno.ENOSPC, f"{written} of {len(line)} bytes were written")
+
+
+def _open_at_line_start(path: Path) -> int:
+    """Open a file to append lines: one that a predecessor did not finish must not swallow ours."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        size = os.fstat(file).st_size
+        if size and os.pread(file, 1, size - 1) != b"\n":
+            os.write(file, b"\n")
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 class EventReader:

@@ -9,16 +9,16 @@ import ctypes
 import os
 import shutil
 import signal
-import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from echelon.core.nodes import expand
-from echelon.core.ranklogs import LogClock
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
@@ -34,6 +34,7 @@ from echelon.launch.contract import (
     rank_files,
 )
 from echelon.launch.doors import Doors, try_doors
+from echelon.launch.files import AgentFiles, Dumper
 from echelon.launch.guard import Guard
 from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import (
@@ -47,6 +48,7 @@ from echelon.launch.messages import (
     Note,
     Open,
     Opened,
+    Place,
     Probe,
     Propose,
     Pulse,
@@ -61,9 +63,8 @@ from echelon.launch.messages import (
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.nursery import Nursery
 from echelon.launch.orphans import end_orphaned_job
-from echelon.launch.rank import DUMP, read_record
 from echelon.launch.request import LaunchRequest, read_request
-from echelon.launch.sampling import OomWatch, describe_process, fit, sample_process, tail
+from echelon.launch.sampling import OomWatch, fit, sample_process
 from echelon.launch.spending import Motion, read_pace, read_spent
 from echelon.launch.stopping import await_place
 from echelon.launch.wire import MAX_PAYLOAD
@@ -72,7 +73,6 @@ from echelon.world import count_devices
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before each try to reach the controller."""
-_LOG_POLL_S = 0.2
 
 
 @dataclass(slots=True)
@@ -116,7 +116,12 @@ class Agent:
         )
         self._guard = Guard(scratch)
         self._link: Link | None = None
+        self._files = AgentFiles()
         self._ranks: dict[int, _Rank] = {}
+        self._starting: dict[int, asyncio.Task[None]] = {}
+        """By generation: starts that wait for storage."""
+        self._reporting: Counter[int] = Counter()
+        """By generation: ranks that are gone, and of whom the controller does not know yet."""
         self._doors = Doors()
         self._nursery = Nursery(
             program=request.program,
@@ -125,6 +130,7 @@ class Agent:
             log=run.logs / f"zygote-{attempt}-{node}.log",
             shell=shell,
             guard=self._guard,
+            files=self._files,
             listener=self,
         )
         self._check = NodeCheck(
@@ -138,7 +144,6 @@ class Agent:
         self._serves_store = False
         self._waiting_opens: list[Open] | None = []
         """Orders that wait for the zygote to say whether it can serve; None once it has."""
-        self._clock = LogClock()
         self._oom = OomWatch()
         self._done = asyncio.Event()
         self.orphaned = False
@@ -153,33 +158,34 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
             loop.add_signal_handler(number, self._say, Signalled(signal=number))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        self._fault = check_places(self._run.logs, self._scratch)
+        self._fault = await asyncio.to_thread(check_places, self._run.logs, self._scratch)
         if not self._fault:
-            self._nursery.start()  # it has a log: not before there is a place for it
+            self._spawn(self._nursery.start())  # it has a log: not before there is a place for it
         try:
             if not self._fault:
                 command = self._request.node_check
                 self._fault = await self._check.run(gpus=self._gpus, command=command)
             await self._reach_controller()
             self._spawn(self._pulse())
-            self._spawn(self._time_logs())
+            self._spawn(self._files.time_logs())
             await self._done.wait()
         except OSError as error:
-            sys.stderr.write(f"cannot reach the controller at {self._controller}: {error}\n")
+            self._files.say(f"cannot reach the controller at {self._controller}: {error}")
             return 69
         finally:
             self._end_everything()
         return 0
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end_task)
+        return task
 
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            sys.stderr.write(f"a fault of Echelon's own: {type(error).__name__}: {error}\n")
+            self._files.say(f"a fault of Echelon's own: {type(error).__name__}: {error}")
             self._done.set()
 
     # --- the controller -------------------------------------------------------------------------
@@ -224,7 +230,7 @@ class Agent:
         )
 
     def _lose_controller(self, _link: Link, reason: str) -> None:
-        sys.stderr.write(f"the controller is gone: {reason}\n")
+        self._files.say(f"the controller is gone: {reason}")
         if self._link is not None:
             self.orphaned = not self._done.is_set()
             self._done.set()
@@ -242,10 +248,7 @@ class Agent:
             case Probe():
                 self._spawn(self._probe(message))
             case Start():
-                try:
-                    self._start(message)
-                except OSError as error:
-                    self._fail_start(message, error)
+                self._starting[message.generation] = self._spawn(self._start(message))
             case End():
                 self._end(message)
             case Propose() | Commit():
@@ -279,12 +282,7 @@ class Agent:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
 
     def _generation(self) -> int:
-        return max((r.generation for r in self._ranks.values()), default=0)
-
-    async def _time_logs(self) -> None:
-        while True:
-            await asyncio.sleep(_LOG_POLL_S)
-            self._clock.tick(time.time())
+        return max(*self._starting, *(r.generation for r in self._ranks.values()), 0, 0)
 
     # --- where the ranks meet -------------------------------------------------------------------
 
@@ -301,15 +299,22 @@ class Agent:
 
     # --- ranks ----------------------------------------------------------------------------------
 
-    def _start(self, order: Start) -> None:
+    async def _start(self, order: Start) -> None:
+        self._files.set_clock(order.now_s)
         if door := self._doors.take(order.address):
             if order.served:
                 self._nursery.tell({"order": "store", "generation": order.generation}, door)
             door.close()
-        folder = self._run.rank_log(
-            attempt=self._attempt, generation=order.generation, rank=0
-        ).parent
-        folder.mkdir(mode=0o700, exist_ok=True)
+        log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=0)
+        try:
+            await self._files.insist(partial(log.parent.mkdir, mode=0o700, exist_ok=True))
+            self._start_ranks(order)
+        except OSError as error:
+            self._fail_start(order, error)
+        finally:
+            self._starting.pop(order.generation, None)
+
+    def _start_ranks(self, order: Start) -> None:
         interface = addresses.interface_towards(order.address)
         for local_rank in range(order.count):
             rank = order.first_rank + local_rank
@@ -326,7 +331,7 @@ class Agent:
                 beacon=beacon,
                 motion=Motion(beacon),
             )
-            self._clock.add(log)
+            self._files.follow(log)
             self._nursery.tell(
                 {
                     "order": "start",
@@ -349,7 +354,9 @@ class Agent:
         self._say(RankExited(generation=order.generation, rank=rank, code=1, error=record))
 
     def _end(self, end: End) -> None:
-        if not any(r.generation == end.generation for r in self._ranks.values()):
+        if start := self._starting.pop(end.generation, None):
+            start.cancel()
+        if self._is_over(end.generation):
             self._finish(end.generation)
             return
         kill = {"order": "end", "generation": end.generation, "signal": signal.SIGKILL}
@@ -359,6 +366,10 @@ class Agent:
             asyncio.get_running_loop().call_later(end.grace_s, self._nursery.tell, kill)
         else:
             self._nursery.tell(kill)
+
+    def _is_over(self, generation: int) -> bool:
+        there = any(r.generation == generation for r in self._ranks.values())
+        return not there and not self._reporting[generation]
 
     def _finish(self, generation: int) -> None:
         """Say that a generation is gone; its store goes with it."""
@@ -370,26 +381,31 @@ class Agent:
         if gone is None:
             return
         self._guard.forget(gone.pid)
-        self._clock.finish(gone.files.log, time.time())
+        self._files.finish(gone.files.log)
         step = gone.beacon.step
         spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
         gone.beacon.close()
-        failed = status != 0
-        self._say(
-            RankExited(
-                generation=gone.generation,
-                rank=rank,
-                code=max(0, status),
-                signal=max(0, -status),
-                step=step,
-                error=read_record(gone.files.error) if failed else {},
-                tail=tail(gone.files.log) if failed else "",
-                out_of_memory=self._oom.happened(time.monotonic()),
-                spent=spent,
-            )
+        report = RankExited(
+            generation=gone.generation,
+            rank=rank,
+            code=max(0, status),
+            signal=max(0, -status),
+            step=step,
+            out_of_memory=self._oom.happened(time.monotonic()),
+            spent=spent,
         )
-        if not any(r.generation == gone.generation for r in self._ranks.values()):
-            self._finish(gone.generation)
+        self._reporting[gone.generation] += 1
+        self._spawn(self._report(report, gone.files))
+
+    async def _report(self, report: RankExited, files: RankFiles) -> None:
+        """Tell that a rank is gone, with its last words if it has failed."""
+        if report.code or report.signal:
+            error, tail = await self._files.last_words(files)
+            report = replace(report, error=error, tail=tail)
+        self._say(report)
+        self._reporting[report.generation] -= 1
+        if self._is_over(report.generation):
+            self._finish(report.generation)
 
     def _beacons(self, generation: int) -> list[Beacon]:
         return [r.beacon for r in self._ranks.values() if r.generation == generation]
@@ -401,7 +417,13 @@ class Agent:
                 beacon.committed = order.place
             elif order.place:
                 beacon.proposed = order.place
-        if isinstance(order, Propose):
+        if order.generation in self._starting:
+            # No rank is there that could come to any place: there is nothing to agree on.
+            nowhere = Place(
+                generation=order.generation, proposed=order.place, furthest=-1, waiting=False
+            )
+            self._say(nowhere)
+        elif isinstance(order, Propose):
             self._spawn(self._tell_place(order))
 
     async def _tell_place(self, order: Propose) -> None:
@@ -413,21 +435,12 @@ class Agent:
 
     async def _dump(self, generation: int) -> None:
         """Have every rank write its stacks, and send what they wrote."""
-        asked = [r for r in self._ranks.values() if r.generation == generation and r.pid]
-        sizes = {r.rank: _size(r.files.stacks) for r in asked}
-        for r in asked:
-            if r.warm:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(r.pid, DUMP)
-        for _ in range(20):
-            await asyncio.sleep(0.05)
-            if all(not r.warm or _size(r.files.stacks) > sizes[r.rank] for r in asked):
-                break
-        await asyncio.sleep(0.05)  # the last one may be in the middle of it
-        found = {
-            str(r.rank): tail(r.files.stacks, start=sizes[r.rank]) or describe_process(r.pid)
-            for r in asked
+        asked = {
+            r.rank: Dumper(pid=r.pid, warm=r.warm, stacks=r.files.stacks)
+            for r in self._ranks.values()
+            if r.generation == generation and r.pid
         }
+        found = await self._files.dump(asked)
         self._say(Stacks(generation=generation, ranks=fit(found, MAX_PAYLOAD - 1024)))
 
     # --- what the nursery says ------------------------------------------------------------------
@@ -450,8 +463,8 @@ class Agent:
     def zygote_lost(self, status: int) -> None:
         """Ranks die with their zygote; what they had started, we end. The next comes at once."""
         self._waiting_opens = []
-        self._nursery.start()
-        if self._ranks:
+        self._spawn(self._nursery.start())
+        if self._ranks or self._starting:
             self._say(
                 ZygoteLost(
                     generation=self._generation(),
@@ -460,6 +473,9 @@ class Agent:
                     out_of_memory=self._oom.happened(time.monotonic()),
                 )
             )
+        for start in self._starting.values():
+            start.cancel()  # its store went with the zygote
+        self._starting.clear()
         for rank in list(self._ranks.values()):
             if rank.pid:
                 with contextlib.suppress(ProcessLookupError):
@@ -486,15 +502,9 @@ class Agent:
             if rank.pid:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(rank.pid, signal.SIGKILL)
-            self._clock.finish(rank.files.log, time.time())
+            self._files.finish(rank.files.log)
+        self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _parse_candidates(text: str) -> list[tuple[str, int]]:

@@ -10,7 +10,6 @@ import ctypes
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -39,7 +38,7 @@ from echelon.launch.generation import Generation
 from echelon.launch.handover import PLANNED, RESUMABLE, decide_hand_over, find_objection
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
-from echelon.launch.journal import Journal
+from echelon.launch.journal import Journal, write_error
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
 from echelon.launch.request import LaunchRequest, read_request
@@ -379,13 +378,9 @@ def main(arguments: list[str]) -> int:
     if owns_job:
         own = record_own_job(run, attempt, job_id)
         if objection := find_objection(run, own, Slurm(shell, environ)):
-            sys.stderr.write(f"{run.run_id}: nothing to do for job {job_id}: {objection}\n")
+            write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection}")
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
             return 0
-
-    def say(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
 
     async def carry() -> int:
         controller = Controller(
@@ -398,7 +393,7 @@ def main(arguments: list[str]) -> int:
                 request.hand_over, run, shell, environ, original, owns_job=owns_job
             ),
             environ=environ,
-            say=say,
+            say=write_error,
         )
         return await controller.run()
 

@@ -43,6 +43,8 @@ class Agent:
     link: Link
     pace: list[int] = field(default_factory=list)
     """Of its last pulse: see `Pulse.pace`."""
+    held: bool = False
+    """Whether storage holds one of its ranks: not even a kill ends that before storage is back."""
 
     @property
     def node(self) -> int:
@@ -219,6 +221,7 @@ class Crew:
                 self._feel(message)
                 if agent is not None:
                     agent.pace = message.pace
+                    agent.held = any(seen[2] == "D" for seen in message.ranks)
             elif agent is not None:
                 self._queue.put_nowait((agent, message))
 

@@ -53,6 +53,8 @@ KILL_S = 3.0
 """What ranks get between being asked to go, when they would not agree, and being killed."""
 END_S = 10.0
 """How long an agent may take to end its ranks, beyond the grace."""
+STORAGE_S = 600.0
+"""How long it may take while storage holds some of them."""
 
 
 class Generation:
@@ -131,6 +133,7 @@ class Generation:
                     address=meeting.address,
                     port=meeting.port,
                     served=meeting.served,
+                    now_s=time.time(),
                 )
             )
             first += count
@@ -269,8 +272,11 @@ class Generation:
         order = self._last_order()
         self._tell(left, order)
         deadline = time.monotonic() + order.grace_s + END_S
+        latest = deadline + STORAGE_S
         while left:
             match await self._crew.next(deadline):
+                case None if time.monotonic() < latest and self._is_held(left):
+                    deadline = time.monotonic() + END_S
                 case None:
                     for node in left & self._crew.agents.keys():
                         self._crew.agents[node].link.drop("it did not end its ranks")
@@ -285,6 +291,9 @@ class Generation:
                     self.stop = stop
                     if stop.at_once:
                         self._tell(left, End(generation=self.number))
+
+    def _is_held(self, nodes: set[int]) -> bool:
+        return any(self._crew.agents[node].held for node in nodes & self._crew.agents.keys())
 
     def _last_order(self) -> End:
         """Return how ranks are to be ended: asked first, where there is time for that."""

@@ -15,6 +15,8 @@ _ASLEEP_S = 0.005
 _RECENT_S = 2.5
 """Two pulses of an agent, and some delay."""
 _STOPPED = ("T", "t")
+_HELD = ("D",)
+"""In a wait that nothing but its end can end: for storage, nearly always."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class HangWatch:
             seen.step, seen.step_since_s = step, now_s
         if cpu_s - seen.cpu_s > _ASLEEP_S:
             seen.cpu_s, seen.awake_s = cpu_s, now_s
-        if (state in _STOPPED) != (seen.state in _STOPPED):
+        if any((state in kind) != (seen.state in kind) for kind in (_STOPPED, _HELD)):
             seen.state_since_s = now_s
         seen.state = state
 
@@ -108,8 +110,26 @@ class HangWatch:
                 return self._blame_stopped(rank, now_s)
         speak = any(seen.step >= 0 for seen in self._ranks.values())
         found = self._find_by_steps(now_s) if speak else self._find_by_waits(now_s)
+        if found is None:
+            return None
         # That it was stopped may be seen later than that nothing moves.
-        return self._blame_stopped(stopped[0], now_s) if found and stopped else found
+        return self._blame_stopped(stopped[0], now_s) if stopped else self._blame_storage(found)
+
+    def _blame_storage(self, hang: Hang) -> Hang:
+        """Return the hang of ranks that storage has held for most of the time, if it is that."""
+        held = [
+            rank
+            for rank, seen in self._ranks.items()
+            if seen.state in _HELD and seen.felt_s - seen.state_since_s >= self._timeout_s / 2
+        ]
+        if not held:
+            return hang
+        seen = self._ranks[held[0]]
+        message = f"it waits for storage, for {seen.felt_s - seen.state_since_s:.0f} s"
+        if others := len(held) - 1:
+            so = "does another rank" if others == 1 else f"do {others} others"
+            message = f"{message}, and so {so}"
+        return replace(hang, rank=held[0], message=message, step=seen.step, sure=True)
 
     def _blame_stopped(self, rank: int, now_s: float) -> Hang:
         seen = self._ranks[rank]

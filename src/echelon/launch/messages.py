@@ -179,6 +179,8 @@ class Start(Message):
     address: str
     port: int
     served: bool
+    now_s: float = 0.0
+    """The controller's time of day: it decides over the order of lines from several nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from echelon.core.shell import Shell
+from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
 from echelon.launch.rank import Program
 from echelon.launch.zygote import MESSAGE_SIZE
@@ -47,25 +48,33 @@ class Nursery:
         log: Path,
         shell: Shell,
         guard: Guard,
+        files: AgentFiles,
         listener: Listener,
     ) -> None:
         self._program, self._preload, self._log = program, preload, log
         self._shell, self._guard, self._listener = shell, guard, listener
+        self._files = files
+        self._launcher = Path(__file__).resolve().parents[2]
         self._env = env
         self._socket: socket.socket | None = None
         self._pid = 0
         self._status: int | None = None
         self._stillborn = 0
 
-    def start(self) -> None:
-        """Start the zygote; `zygote_ready` comes when it has imported everything."""
+    async def start(self) -> None:
+        """Start the zygote; `zygote_ready` comes when it has imported everything.
+
+        Raises:
+            OSError: its log cannot be written.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        launcher = Path(__file__).resolve().parents[2]
         preload = self._preload if self._stillborn < _FORGIVEN else ()
-        argv = [sys.executable, str(launcher), "zygote", str(theirs.fileno())]
+        argv = [sys.executable, str(self._launcher), "zygote", str(theirs.fileno())]
         argv += [self._program.kind, ",".join(preload), *self._program.argv]
-        self._pid = self._shell.start(argv, log=self._log, env=self._env, keep=[theirs.fileno()])
-        self._status = None
+        self._pid, self._status = 0, None
+        self._pid = await self._files.insist(
+            lambda: self._shell.start(argv, log=self._log, env=self._env, keep=[theirs.fileno()])
+        )
         theirs.close()
         ours.setblocking(False)
         self._socket = ours
@@ -90,10 +99,9 @@ class Nursery:
     def close(self) -> None:
         """End the zygote, which ends its ranks."""
         self._forget()
-        if not self._pid:
-            return  # it was never started, and 0 would be our own group
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
 
     def collected(self, pid: int, status: int) -> None:
         """Take note of a dead child, if it is ours; the end of its socket may be yet to come."""

@@ -26,8 +26,12 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
 
+from echelon.core.scribe import persist
+
 DUMP = signal.SIGRTMIN + 7
 """Makes a warm rank write its stacks, even one that holds the interpreter's lock."""
+PATIENCE_S = 30.0
+"""For how long files are tried that ranks cannot start without, while storage only fails."""
 _NOT_OURS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What the zygote has handlers for, and a fresh process has not."""
 _OPENBLAS_SETTERS = (
@@ -76,7 +80,8 @@ def restore_fresh_state(stacks: Path) -> None:
             # Somebody has unset PYTHONUNBUFFERED: line by line at least, so that little is lost.
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     faulthandler.enable()
-    handle = os.open(stacks, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    handle = persist(lambda: os.open(stacks, flags, 0o600), within_s=PATIENCE_S)
     faulthandler.register(DUMP, file=handle, all_threads=True)
 
 

@@ -43,7 +43,7 @@ def describe_process(pid: int) -> str:
         waits = Path(f"/proc/{pid}/wchan").read_text().strip("\0 \n")
     except OSError:
         waits = ""
-    words = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for a disk"}
+    words = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for storage"}
     doing = words.get(state, f"in state {state}")
     return f"process {pid} is {doing}, CPU time {cpu_s:.1f} s, in {waits or 'its own code'}"
 

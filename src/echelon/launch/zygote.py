@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from echelon.launch.rank import Program, restore_fresh_state, run_program
+from echelon.core.scribe import persist
+from echelon.launch.rank import PATIENCE_S, Program, restore_fresh_state, run_program
 
 _PR_SET_PDEATHSIG = 1
 _DEAF_TO = (
@@ -251,7 +252,8 @@ def _serve_store(handle: int) -> NoReturn:
 
 def _open_output(log: Path) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    output = persist(lambda: os.open(log, flags, 0o600), within_s=PATIENCE_S)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     os.close(nothing)

@@ -22,10 +22,12 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.rundir import write_atomic
+from echelon.core.scribe import persist
 from echelon.errors import NotFoundError, NotPermittedError
 from echelon.launch.beacon import find_beacon
 from echelon.train.agreement import least_over_ranks, number_of_rank_0
 from echelon.train.checkpoint_files import (
+    STORAGE_S,
     Checkpoint,
     CheckpointError,
     Part,
@@ -82,15 +84,18 @@ class Checkpointer:
 
     def _prepare(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            probe = self.folder / f".probe-{os.getpid()}-{self._rank}"
-            probe.touch()
-            probe.unlink()
+            persist(self._probe, within_s=STORAGE_S)
         except OSError as error:
             raise NotPermittedError(
                 f"no checkpoint can be written to {self.folder}: {error.strerror}",
                 hint="make the folder writable, or name another",
             ) from error
+
+    def _probe(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = self.folder / f".probe-{os.getpid()}-{self._rank}"
+        probe.touch()
+        probe.unlink()
 
     def _clear(self) -> None:
         """Remove what an earlier generation was writing when it was killed.
@@ -157,10 +162,10 @@ class Checkpointer:
         return self._block
 
     def _write(self, job: Part, began: float) -> None:
-        if self._rank == 0 and not self._cleared:
-            self._clear()
-            self._cleared = True
         try:
+            if self._rank == 0 and not self._cleared:
+                self._clear()
+                self._cleared = True
             job.write_part()
             path = job.complete() if self._rank == 0 else None
             self._tell_saved(int(job.manifest["step"]), began)

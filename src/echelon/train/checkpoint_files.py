@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echelon.core.rundir import sync_folder, write_atomic
+from echelon.core.scribe import persist
 from echelon.errors import EchelonError, UnavailableError
 from echelon.train.state import dumps, flatten, unflatten
 from echelon.train.tensor_block import TensorBlock
@@ -28,6 +30,9 @@ FORMAT = "echelon checkpoint"
 VERSION = 1
 GATHER_S = 600.0
 """How long rank 0 waits for the other ranks' parts before it gives a checkpoint up."""
+STORAGE_S = 30.0
+"""For how long something is tried while storage is away: that is no damage, for which an older
+checkpoint would be taken."""
 _NAME = re.compile(r"step-(\d{9,})")
 
 
@@ -135,7 +140,7 @@ def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkp
     for writer, shard in enumerate(manifest["shards"]):
         file = path / Path(str(shard["file"])).name
         try:
-            size, digest = file.stat().st_size, _checksum(file)
+            size, digest = persist(partial(_measure, file), within_s=STORAGE_S)
         except OSError as error:
             raise _damaged(path, f"{file.name}: {error.strerror}") from error
         if (size, digest) != (shard["bytes"], shard["sha256"]):
@@ -153,9 +158,14 @@ def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkp
     )
 
 
+def _measure(file: Path) -> tuple[int, str]:
+    return file.stat().st_size, _checksum(file)
+
+
 def read_manifest(path: Path) -> dict[str, Any]:
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        text = persist((path / "manifest.json").read_text, within_s=STORAGE_S)
+        manifest = json.loads(text)
         known = (manifest["format"], manifest["version"]) == (FORMAT, VERSION)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, f"its manifest cannot be read ({error})") from error

@@ -3,21 +3,26 @@
 Rank 0 alone speaks. Of what a restart does again there are two records; the later one counts.
 """
 
+import contextlib
 import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from echelon.core.events import EventWriter
 from echelon.core.progressbar import Standing, render_standing
+from echelon.core.scribe import persist
 from echelon.train.tensorboard import ScalarWriter
 
 _LINE_S = 10.0
 """Between two lines where there is no terminal to draw a bar in."""
 _BAR_S = 0.1
 """Between two drawings of a bar: nobody sees more of them."""
+_AGAIN_S = 30.0
+"""After how long files are tried again that could not be written."""
 
 
 class Progress:
@@ -52,12 +57,21 @@ class Progress:
         # A bar is drawn at once; the first line may take its time.
         self._told_s = -math.inf if self._terminal else time.monotonic()
         self._since_s, self._since = time.monotonic(), 0
+        self._folder = folder if speaks else None
         self._metrics: EventWriter | None = None
         self._scalars: ScalarWriter | None = None
-        if speaks and folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._metrics = EventWriter(folder / "metrics.jsonl", clock=clock)
-            self._scalars = ScalarWriter(folder / "tensorboard", now_s=clock())
+        self._missed, self._again_s = 0, 0.0
+        if self._folder:
+            persist(partial(self._open, self._folder), within_s=_AGAIN_S)
+
+    def _open(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._metrics = EventWriter(folder / "metrics.jsonl", clock=self._clock)
+        try:
+            self._scalars = ScalarWriter(folder / "tensorboard", now_s=self._clock())
+        except OSError:
+            self.close()
+            raise
 
     def begin(self, done: int) -> None:
         """Begin to measure the speed: at the start of an epoch, or in the middle of one."""
@@ -118,7 +132,14 @@ class Progress:
     def _record(
         self, kind: str, step: int, values: Mapping[str, float], more: Mapping[str, float | str]
     ) -> None:
+        if not self._folder:
+            return
+        if self._missed and time.monotonic() < self._again_s:
+            self._missed += 1
+            return
         try:
+            if self._metrics is None:
+                self._open(self._folder)
             if self._metrics:
                 self._metrics.write(kind, step=step, **more, metrics=dict(values))
             if self._scalars:
@@ -127,7 +148,14 @@ class Progress:
                 self._scalars.write(scalars, step=step, now_s=self._clock())
         except OSError as error:  # a full disk must not end a training that can go on
             self.close()
-            self.tell(f"no more metrics are written: {error}")
+            self._again_s = time.monotonic() + _AGAIN_S
+            if not self._missed:
+                self.tell(f"no metrics are written until that is possible again: {error}")
+            self._missed += 1
+        else:
+            if self._missed:
+                self.tell(f"metrics are written again; {self._missed} records are missing")
+            self._missed = 0
 
     def tell(self, text: str) -> None:
         """Say something, in a line of its own."""
@@ -136,14 +164,14 @@ class Progress:
     def _show(self, text: str, *, over: bool) -> None:
         if not self._speaks:
             return
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{text}{os.linesep if over else ''}")
-        else:
-            sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+        shown = f"\r\x1b[K{text}{os.linesep if over else ''}" if self._terminal else f"{text}\n"
+        with contextlib.suppress(OSError):  # the log may be on the disk that is full
+            sys.stderr.write(shown)
+            sys.stderr.flush()
 
     def close(self) -> None:
         for file in (self._metrics, self._scalars):
             if file:
-                file.close()
+                with contextlib.suppress(OSError):  # of what was written before
+                    file.close()
         self._metrics = self._scalars = None

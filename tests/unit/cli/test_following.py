@@ -1,5 +1,6 @@
 """Watching a run, with a cluster and a clock of the tests' own."""
 
+import errno
 import shutil
 import time
 
@@ -67,6 +68,22 @@ def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
     with pytest.raises(following.NotFoundError, match="directory is gone"):
         following.follow_to_the_end(run, cluster)
     assert cluster.cancelled == ["7"]
+
+
+@pytest.mark.usefixtures("clock")
+def test_storage_that_is_away_for_a_while_cancels_no_run(tmp_path, capsys):
+    class _Away(_Cluster):
+        def job(self, *_, **__):
+            super().job()
+            if self.asked in (2, 3):
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return Job(id="7", state="RUNNING" if self.asked < 5 else "COMPLETED")
+
+    cluster = _Away(Job(id="7", state="RUNNING"))
+    run = _start(cluster, tmp_path)
+    assert following.follow_to_the_end(run, cluster).state == "COMPLETED"
+    assert cluster.cancelled == []
+    assert capsys.readouterr().err.count("waiting for the run's storage") == 1
 
 
 def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, monkeypatch):

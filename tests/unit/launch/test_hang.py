@@ -326,3 +326,21 @@ def test_stacks_tell_whose_hang_it_is_unless_that_is_known():
     assert hang.with_stacks({}) == hang
     sure = Hang(rank=1, message="stopped", sure=True)
     assert sure.with_stacks(found) == sure
+
+
+def test_ranks_that_storage_holds():
+    """Half of them write; the others wait for those."""
+    bench = Bench()
+    state = lambda rank, now_s: "D" if rank >= 2 and now_s >= 1 else "S"  # noqa: E731
+    hang, _ = bench.run(60, state=state, cpu=asleep, step=lambda _rank, _s: 7)
+    assert hang.rank == 2
+    assert hang.step == 7
+    assert hang.message == "it waits for storage, for 9 s, and so does another rank"
+    assert hang.with_stacks({"0": "elsewhere", "1": "here", "2": "here", "3": "here"}) == hang
+
+
+def test_a_moment_of_storage_explains_no_hang():
+    bench = Bench()
+    state = lambda rank, now_s: "D" if rank == 2 and now_s >= 8 else "S"  # noqa: E731
+    hang, _ = bench.run(60, state=state, cpu=asleep, step=lambda _rank, _s: 7)
+    assert "storage" not in hang.message

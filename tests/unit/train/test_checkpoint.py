@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+import pkgutil
 import random
 import signal
 import subprocess
@@ -371,3 +373,40 @@ def test_a_part_is_safe_when_it_is_written_and_the_whole_when_all_are(
     first._cleared = True  # two of one process are no two generations
     first.save({"w": torch.zeros(10)}, step=3, wait=True)
     assert (before, beacon.saved, first.steps()) == ([-1], 3, [3])
+
+
+@pytest.mark.parametrize("read", ["checkpoint_files._checksum", "checkpoint_files.Path.read_text"])
+def test_storage_that_is_away_for_a_moment_is_no_damage(tmp_path, monkeypatch, read):
+    """Else an older one is loaded, and newer ones are removed: of a time that was gone back on."""
+    checkpointer = saved(tmp_path, 10, 20)
+    fail_once(monkeypatch, f"echelon.train.{read}")
+    assert checkpointer.load().step == 20
+
+
+def test_a_start_waits_for_storage(tmp_path, monkeypatch):
+    fail_once(monkeypatch, "echelon.train.checkpoint.Path.touch")
+    assert Checkpointer(tmp_path).steps() == []
+
+
+@pytest.mark.parametrize("write", ["Checkpointer._clear", "Part.write_part", "Part.complete"])
+def test_a_write_that_fails_is_told_once_and_the_next_one_works(tmp_path, monkeypatch, write):
+    checkpointer = Checkpointer(tmp_path)
+    fail_once(monkeypatch, f"echelon.train.checkpoint.{write}")
+    with pytest.warns(RuntimeWarning, match="could not be written .* Input/output error"):
+        checkpointer.save(state(1), step=1, wait=True)
+    checkpointer.save(state(2), step=2, wait=True)  # a second warning would be an error here
+    assert checkpointer.steps() == [2]
+
+
+def fail_once(monkeypatch, name):
+    """Have a function fail as storage does that is away, the first time."""
+    place, _, name = name.rpartition(".")
+    owner = pkgutil.resolve_name(place)
+    real, errors = getattr(owner, name), [OSError(errno.EIO, "Input/output error")]
+
+    def fail(*args, **kwargs):
+        if errors:
+            raise errors.pop()
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, fail)

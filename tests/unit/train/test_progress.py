@@ -68,7 +68,9 @@ def test_a_terminal_gets_a_bar_in_one_line(make, capsys):
     assert drawn.count("\r\x1b[K") == 2
 
 
-def test_a_disk_that_fills_up_ends_the_writing_not_the_training(tmp_path, make, capsys):
+def test_a_disk_that_fills_up_interrupts_the_writing_not_the_training(
+    tmp_path, make, capsys, monkeypatch
+):
     progress = make(tmp_path)
 
     def fail(*_, **__):
@@ -77,7 +79,17 @@ def test_a_disk_that_fills_up_ends_the_writing_not_the_training(tmp_path, make, 
     progress._metrics.write = fail
     update(progress, 50)
     update(progress, 60)
-    assert capsys.readouterr().err.count("no more metrics are written") == 1
+    assert capsys.readouterr().err.count("no metrics are written") == 1
+    monkeypatch.setattr("echelon.train.progress._AGAIN_S", 0)
+    progress._again_s = 0
+    with monkeypatch.context() as full:
+        full.setattr("echelon.train.progress.EventWriter", fail)
+        update(progress, 70)
+    update(progress, 80)
+    progress.close()
+    assert "metrics are written again; 3 records are missing" in capsys.readouterr().err
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["done"] for line in lines] == [80]
 
 
 @pytest.mark.parametrize(
