@@ -1,6 +1,7 @@
 """A run outlives its jobs: time limits, preemption, dead hosts, and what people do."""
 
 import json
+import shutil
 
 import pytest
 
@@ -10,8 +11,8 @@ from slurm.survival import check_samples, start_chain, train_undisturbed
 
 STEPS = 150
 SHAPE = ("--nodes=2", "--procs=1")
-SHORT = ("--time=1m", "--signal-lead=46")
-"""A job that stops 14 seconds after its start."""
+SHORT = ("--time=1m", "--signal-lead=43")
+"""A job that stops 17 seconds after its start."""
 
 
 @pytest.fixture
@@ -20,8 +21,9 @@ def chain(full, tmp_path):
     environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
     started = []
 
-    def start(*options, steps=STEPS, pace_s=0.1):
-        started.append(start_chain(tmp_path, environ, *options, steps=steps, pace_s=pace_s))
+    def start(*options, steps=STEPS, pace_s=0.1, **variables):
+        env = {**environ, **variables}
+        started.append(start_chain(tmp_path, env, *options, steps=steps, pace_s=pace_s))
         return started[-1]
 
     yield start
@@ -125,17 +127,21 @@ def test_slurms_own_cancel_ends_the_chain_too(full, chain):
 def test_where_jobs_may_not_submit_the_command_that_waits_does(full, chain, tmp_path, undisturbed):
     tools = tmp_path / "tools"
     tools.mkdir()
-    (tools / "sbatch").write_text(
-        "#!/bin/sh\necho 'sbatch: error: Access/permission denied' >&2\nexit 1\n"
-    )
+    real = shutil.which("sbatch")
+    (tools / "sbatch").write_text(f"""\
+#!/bin/sh
+case $(hostname) in node*) echo 'sbatch: error: Access/permission denied' >&2; exit 1;; esac
+exec {real} "$@"
+""")
     (tools / "sbatch").chmod(0o755)
-    run = chain(*SHAPE, *SHORT, f"--prologue=export PATH={tools}:$PATH")
+    run = chain(*SHAPE, *SHORT, PATH=f"{tools}:{full.environ['PATH']}")
     check_end(full, run, undisturbed, jobs=2)
     assert run.outcomes()[0]["next"] == "wanted"
 
 
+@pytest.mark.full
 def test_a_node_that_is_drained_is_left(full, chain, undisturbed):
-    run = chain(*SHAPE)
+    run = chain(*SHAPE, pace_s=0.4)
     run.await_step(20)
     (node,) = expand(full.job(run.job(1))["NodeList"])[1:]
     full.exec("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=memory")

@@ -137,7 +137,10 @@ def render_options(spec: JobSpec) -> dict[str, str]:
         "mail-user": spec.mail_user,
         "mail-type": ",".join(spec.mail_type),
         "wait-all-nodes": "1" if spec.wait_all_nodes else "",
-        "signal": f"USR1@{spec.signal_lead_s}" if spec.signal_lead_s else "",
+        # The style `echelon` tells its ranks itself: Slurm would kill those that do not listen yet.
+        "signal": f"USR1@{spec.signal_lead_s}"
+        if spec.signal_lead_s and spec.style != "echelon"
+        else "",
     }
     options = {name: value for name, value in options.items() if value}
     extra = dict(spec.slurm_extra)

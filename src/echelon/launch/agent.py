@@ -361,8 +361,8 @@ class Agent:
             return
         kill = {"order": "end", "generation": end.generation, "signal": signal.SIGKILL}
         if end.grace_s > 0:
-            if end.ask:
-                self._nursery.tell({**kill, "signal": signal.SIGTERM})
+            if end.signal:
+                self._nursery.tell({**kill, "signal": end.signal})
             asyncio.get_running_loop().call_later(end.grace_s, self._nursery.tell, kill)
         else:
             self._nursery.tell(kill)

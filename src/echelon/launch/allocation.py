@@ -24,11 +24,17 @@ ANSWER_S = 5.0
 """How long an answer may take when ranks wait for it."""
 STOPPED_IN_TIME = 75
 """With what a job ends that another goes on from: EX_TEMPFAIL."""
-_STATES = {
-    "TIMEOUT": ("time limit", "the job reached its time limit"),
+_LIMIT = ("time limit", "the job reached its time limit")
+_ENDING = {
+    "TIMEOUT": _LIMIT,
     "PREEMPTED": ("preemption", "another job takes the nodes"),
     "CANCELLED": ("cancelled", "the job was cancelled"),
+    "COMPLETING": ("cancelled", "the job was cancelled"),
 }
+"""States of a job that somebody ends, and what they mean.
+
+While it is being ended, text shows no more than COMPLETING; the reason tells a limit.
+"""
 _CLOCK = re.compile(r"sdiag output at .*\((\d+)\)")
 
 
@@ -73,6 +79,7 @@ class _Look:
     end_s: float | None
     """When it ends, by this host's clock; None for never, or when it is not known."""
     preempted: bool
+    reason: str
 
 
 class SlurmAllocation:
@@ -125,6 +132,7 @@ class SlurmAllocation:
             state=word(text, "JobState"),
             end_s=end_s - self._clock_ahead_s() if end_s is not None else None,
             preempted=parse_time(word(text, "PreemptTime")) is not None,
+            reason=word(text, "Reason"),
         )
 
     def _clock_ahead_s(self) -> float:
@@ -159,9 +167,9 @@ def _pause(end_s: float | None, lead_s: float, now_s: float) -> float:
 def judge_stop(stop: Stop, look: _Look, now_s: float, monotonic_s: float) -> Stop:
     """Return what a signal means, by what the cluster said when it had come. Pure."""
     state = "PREEMPTED" if look.preempted else look.state
-    if state not in _STATES:
+    if state not in _ENDING:
         return stop
-    cause, message = _STATES[state]
+    cause, message = _LIMIT if look.reason == "TimeLimit" else _ENDING[state]
     if cause in (stop.cause, "preemption"):
         message = stop.message
     if stop.at_once or look.end_s is None or cause != "preemption":

@@ -5,6 +5,7 @@ what is left of it is ended here.
 """
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -300,10 +301,18 @@ class Generation:
         stop = self.stop
         if not stop or stop.at_once:
             return End(generation=self.number)
-        grace_s = float(self._request.grace_s) if self._deaf else KILL_S
+        left_s = math.inf
         if stop.deadline_s is not None:
-            grace_s = max(0.0, min(grace_s, stop.deadline_s - time.monotonic()))
-        return End(generation=self.number, grace_s=grace_s, ask=not stop.told)
+            left_s = max(0.0, stop.deadline_s - time.monotonic())
+        grace_s, ask = float(self._request.grace_s) if self._deaf else KILL_S, signal.SIGTERM
+        if self._deaf and self._request.lead_s and stop.cause == "time limit":
+            # It wants to be warned, and what it does with the time that is left is its own affair.
+            grace_s, ask = max(grace_s, self._request.lead_s), signal.SIGUSR1
+        return End(
+            generation=self.number,
+            grace_s=min(grace_s, left_s),
+            signal=0 if stop.told else ask,
+        )
 
     def _tell(self, nodes: set[int], order: End) -> None:
         for node in nodes & self._crew.agents.keys():

@@ -189,8 +189,8 @@ class End(Message):
 
     generation: int
     grace_s: float = 0.0
-    ask: bool = True
-    """Whether to signal them at the beginning of that time, because nobody else has."""
+    signal: int = 0
+    """How to ask; 0 where somebody else has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,10 @@ def stamp(seconds_from_now, *, clock=0.0):
 class Answers:
     """A Slurm whose clock may be another."""
 
-    def __init__(self, *, left_s=1000.0, clock=0.0, state="RUNNING", nodes=(), preempted=False):
+    def __init__(
+        self, *, left_s=1000.0, clock=0.0, state="RUNNING", nodes=(), preempted=False, reason="None"
+    ):
+        self.reason = reason
         self.left_s, self.clock, self.state = left_s, clock, state
         self.nodes, self.preempted = nodes, preempted
 
@@ -44,7 +47,8 @@ class Answers:
             return "\n".join(self.nodes)
         end = stamp(self.left_s, clock=self.clock)
         preempted = stamp(0, clock=self.clock) if self.preempted else "None"
-        return f"JobId=7 JobState={self.state} EndTime={end} PreemptTime={preempted} NodeList=x"
+        state = f"JobState={self.state} Reason={self.reason}"
+        return f"JobId=7 {state} EndTime={end} PreemptTime={preempted} NodeList=x"
 
     def diagnose(self):
         return f"sdiag output at Sun Nov 15 13:54:36 2026 ({int(time.time() + self.clock)})\n"
@@ -140,6 +144,8 @@ def test_nor_does_a_node_without_slurms_commands(monkeypatch):
     ("answers", "cause", "told"),
     [
         (Answers(state="CANCELLED"), "cancelled", True),
+        (Answers(state="COMPLETING"), "cancelled", True),
+        (Answers(state="COMPLETING", reason="TimeLimit"), "time limit", True),
         (Answers(state="TIMEOUT"), "time limit", True),
         (Answers(preempted=True, left_s=30), "preemption", True),
         (Answers(state="RUNNING"), "preemption", True),  # as it was said
