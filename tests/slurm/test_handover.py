@@ -139,6 +139,25 @@ exec {real} "$@"
     assert run.outcomes()[0]["next"] == "wanted"
 
 
+def test_a_node_that_fails_its_check_is_left_out_of_what_comes_next(full, chain, tmp_path):
+    run = chain(
+        *SHAPE,
+        "--node-check=test $SLURMD_NODENAME != node2",
+        steps=10,
+        XDG_STATE_HOME=str(tmp_path / "state"),
+    )
+    code, said = run.wait()
+    assert code == 0, said
+    assert "node2: it failed its check" in said
+    assert [one["next"] for one in run.outcomes()] == ["standby", ""]
+    assert "node2" in expand(full.job(run.job(1))["NodeList"])
+    assert "node2" not in expand(full.job(run.job(2))["NodeList"])
+    (bad,) = json.loads(run.command("nodes", "--json").stdout)
+    assert bad["node"] == "node2"
+    assert run.command("nodes", "--forgive", "node2").returncode == 0
+    assert json.loads(run.command("nodes", "--json").stdout) == []
+
+
 @pytest.mark.full
 def test_a_node_that_is_drained_is_left(full, chain, undisturbed):
     run = chain(*SHAPE, pace_s=0.4)

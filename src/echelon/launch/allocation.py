@@ -95,7 +95,7 @@ class SlurmAllocation:
             nodes = view.nodes() if view.can_move() else []
             look, drained = await asyncio.to_thread(self._look_around, nodes)
             if drained:
-                post(Stop("maintenance", f"{drained} is being drained", STOPPED_IN_TIME))
+                post(Stop("maintenance", drained, STOPPED_IN_TIME))
                 return
             end_s = look.end_s if look else None
             while (pause_s := _pause(end_s, view.lead_s(), time.time())) > 0:
@@ -179,12 +179,13 @@ def judge_stop(stop: Stop, look: _Look, now_s: float, monotonic_s: float) -> Sto
 
 
 def find_drained(lines: Sequence[str]) -> str:
-    """Return the first node that is being drained, of `scontrol --oneliner show node`."""
+    """Return which node is being drained, in words, of `scontrol --oneliner show node`."""
     for line in lines:
         state = word(line, "State")
         if "DRAIN" in state and "DOWN" not in state:
             reason = re.search(r" Reason=(.*?)(?: \[|$)", line)
-            return f"{word(line, 'NodeName')} ({reason[1] if reason else 'nobody says why'})"
+            why = f" ({reason[1]})" if reason else ""
+            return f"{word(line, 'NodeName')} is being drained{why}"
     return ""
 
 

@@ -318,7 +318,12 @@ def _stopped(stop: Stop) -> Failure:
 def _state(verdict: Verdict | None) -> str:
     if verdict is None:
         return "COMPLETED"
-    states = {"cancelled": "CANCELLED", "preemption": "PREEMPTED", "time limit": "TIMEOUT"}
+    states = {
+        "cancelled": "CANCELLED",
+        "preemption": "PREEMPTED",
+        "maintenance": "PREEMPTED",
+        "time limit": "TIMEOUT",
+    }
     return states.get(verdict.failure.cause, "FAILED")
 
 
