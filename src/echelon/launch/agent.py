@@ -1,20 +1,17 @@
-"""One process per node: starts the node's ranks through its zygote, watches them, and reports.
+"""One process per node, at the controller's service: it joins, obeys, and shows that it lives.
 
-It obeys the controller for as long as the connection lives; when that is gone, so are the ranks.
+The orders are for the node's ranks, which noderanks.py keeps. When the connection is gone, so are
+they.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,69 +20,35 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
 from echelon.launch import addresses
-from echelon.launch.beacon import Beacon
-from echelon.launch.contract import (
-    CONTROLLER,
-    KEY,
-    NODE,
-    RankFiles,
-    common_environment,
-    rank_environment,
-    rank_files,
-)
-from echelon.launch.doors import Doors, try_doors
-from echelon.launch.files import AgentFiles, Dumper
+from echelon.launch.contract import CONTROLLER, KEY, NODE, common_environment
+from echelon.launch.doors import try_doors
+from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
 from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import (
     Commit,
     Dump,
     End,
-    Ended,
     Hello,
     Leave,
     Message,
-    Note,
     Open,
-    Opened,
-    Place,
     Probe,
     Propose,
-    Pulse,
-    RankExited,
-    RankStarted,
     Reached,
     Signalled,
-    Stacks,
     Start,
-    ZygoteLost,
 )
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
+from echelon.launch.noderanks import NodeRanks
 from echelon.launch.nursery import Nursery
 from echelon.launch.orphans import end_orphaned_job
 from echelon.launch.request import LaunchRequest, read_request
-from echelon.launch.sampling import OomWatch, fit, sample_process
-from echelon.launch.spending import Motion, read_pace, read_spent
-from echelon.launch.stopping import await_place
-from echelon.launch.wire import MAX_PAYLOAD
 from echelon.world import count_devices
 
 _PR_SET_CHILD_SUBREAPER = 36
 _PATIENCE_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before each try to reach the controller."""
-
-
-@dataclass(slots=True)
-class _Rank:
-    """One that was asked for and has not gone."""
-
-    rank: int
-    generation: int
-    files: RankFiles
-    beacon: Beacon
-    motion: Motion
-    pid: int = 0
-    warm: bool = False
 
 
 class Agent:
@@ -102,12 +65,12 @@ class Agent:
         shell: Shell,
         scratch: Path,
     ) -> None:
-        self._run, self._attempt, self._node = run, attempt, node
+        self._run, self._node = run, node
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = bytes.fromhex(environ[KEY])
         self._controller = _parse_candidates(environ[CONTROLLER])
-        self._environ = common_environment(
+        common = common_environment(
             environ,
             run_id=run.run_id,
             run_dir=run.path,
@@ -117,34 +80,34 @@ class Agent:
         self._guard = Guard(scratch)
         self._link: Link | None = None
         self._files = AgentFiles()
-        self._ranks: dict[int, _Rank] = {}
-        self._starting: dict[int, asyncio.Task[None]] = {}
-        """By generation: starts that wait for storage."""
-        self._reporting: Counter[int] = Counter()
-        """By generation: ranks that are gone, and of whom the controller does not know yet."""
-        self._doors = Doors()
         self._nursery = Nursery(
             program=request.program,
             preload=request.preload,
-            env=self._environ,
+            env=common,
             log=run.logs / f"zygote-{attempt}-{node}.log",
             shell=shell,
             guard=self._guard,
             files=self._files,
-            listener=self,
+        )
+        self._ranks = NodeRanks(
+            run=run,
+            attempt=attempt,
+            environ=common,
+            scratch=scratch,
+            nursery=self._nursery,
+            guard=self._guard,
+            files=self._files,
+            say=self._say,
+            spawn=self._spawn,
         )
         self._check = NodeCheck(
             shell=shell,
             guard=self._guard,
-            env={**self._environ, NODE: str(node)},
+            env={**common, NODE: str(node)},
             log=run.logs / f"check-{attempt}-{node}.log",
             scratch=scratch,
         )
         self._fault: Fault | None = None
-        self._serves_store = False
-        self._waiting_opens: list[Open] | None = []
-        """Orders that wait for the zygote to say whether it can serve; None once it has."""
-        self._oom = OomWatch()
         self._done = asyncio.Event()
         self.orphaned = False
         """Whether the controller has gone without a word."""
@@ -160,7 +123,8 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         self._fault = await asyncio.to_thread(check_places, self._run.logs, self._scratch)
         if not self._fault:
-            self._spawn(self._nursery.start())  # it has a log: not before there is a place for it
+            # It has a log: not before there is a place for it.
+            self._spawn(self._nursery.start(self._ranks))
         try:
             if not self._fault:
                 command = self._request.node_check
@@ -176,7 +140,7 @@ class Agent:
             self._end_everything()
         return 0
 
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._end_task)
@@ -244,19 +208,23 @@ class Agent:
     def _obey(self, _link: Link, message: Message) -> None:
         match message:
             case Open():
-                self._open(message)
+                self._ranks.open(message)
             case Probe():
                 self._spawn(self._probe(message))
             case Start():
-                self._starting[message.generation] = self._spawn(self._start(message))
+                self._ranks.start(message)
             case End():
-                self._end(message)
+                self._ranks.end(message)
             case Propose() | Commit():
-                self._steer(message)
+                self._ranks.steer(message)
             case Dump():
-                self._spawn(self._dump(message.generation))
+                self._spawn(self._ranks.dump(message.generation))
             case Leave():
                 self._done.set()
+
+    async def _probe(self, order: Probe) -> None:
+        reached = await try_doors(order.ports)
+        self._say(Reached(generation=order.generation, addresses=reached))
 
     async def _pulse(self) -> None:
         """Say that we live, and notice when the controller does not."""
@@ -264,223 +232,11 @@ class Agent:
             paused_s = await sleep_a_pulse()
             if paused_s > SILENCE_S / 2 and self._link:
                 self._link.heard_s = time.monotonic()  # it was we who did not listen
-            self._oom.look(time.monotonic())
-            for r in self._ranks.values():
-                r.motion.look(time.monotonic())
-            self._say(
-                Pulse(
-                    generation=self._generation(),
-                    ranks=[
-                        [r.rank, r.beacon.step, *sample_process(r.pid)]
-                        for r in self._ranks.values()
-                        if r.pid
-                    ],
-                    pace=read_pace([r.beacon for r in self._ranks.values()]),
-                )
-            )
+            self._say(self._ranks.pulse())
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
 
-    def _generation(self) -> int:
-        return max(*self._starting, *(r.generation for r in self._ranks.values()), 0, 0)
-
-    # --- where the ranks meet -------------------------------------------------------------------
-
-    def _open(self, order: Open) -> None:
-        if self._waiting_opens is not None:
-            self._waiting_opens.append(order)
-            return
-        ports = self._doors.open(order.addresses)
-        self._say(Opened(generation=order.generation, ports=ports, served=self._serves_store))
-
-    async def _probe(self, order: Probe) -> None:
-        reached = await try_doors(order.ports)
-        self._say(Reached(generation=order.generation, addresses=reached))
-
-    # --- ranks ----------------------------------------------------------------------------------
-
-    async def _start(self, order: Start) -> None:
-        self._files.set_clock(order.now_s)
-        if door := self._doors.take(order.address):
-            if order.served:
-                self._nursery.tell({"order": "store", "generation": order.generation}, door)
-            door.close()
-        log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=0)
-        try:
-            await self._files.insist(partial(log.parent.mkdir, mode=0o700, exist_ok=True))
-            self._start_ranks(order)
-        except OSError as error:
-            self._fail_start(order, error)
-        finally:
-            self._starting.pop(order.generation, None)
-
-    def _start_ranks(self, order: Start) -> None:
-        interface = addresses.interface_towards(order.address)
-        for local_rank in range(order.count):
-            rank = order.first_rank + local_rank
-            log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=rank)
-            files = rank_files(log, self._scratch, rank)
-            env = rank_environment(
-                order, local_rank, files, interface=interface, environ=self._environ
-            )
-            beacon = Beacon.create(files.beacon)
-            self._ranks[rank] = _Rank(
-                rank=rank,
-                generation=order.generation,
-                files=files,
-                beacon=beacon,
-                motion=Motion(beacon),
-            )
-            self._files.follow(log)
-            self._nursery.tell(
-                {
-                    "order": "start",
-                    "generation": order.generation,
-                    "rank": rank,
-                    "env": env,
-                    "log": str(log),
-                    "error": str(files.error),
-                    "stacks": str(files.stacks),
-                }
-            )
-
-    def _fail_start(self, order: Start, error: OSError) -> None:
-        """Tell why a rank cannot be started: a full disk, say. Those that were end with it."""
-        ranks = range(order.first_rank, order.first_rank + order.count)
-        rank = next((rank for rank in ranks if rank not in self._ranks), order.first_rank)
-        places = f"it has files in {self._run.logs} and {self._scratch.parent}"
-        message = f"it cannot be started: {error}; {places}"
-        record = {"type": type(error).__name__, "message": message}
-        self._say(RankExited(generation=order.generation, rank=rank, code=1, error=record))
-
-    def _end(self, end: End) -> None:
-        if start := self._starting.pop(end.generation, None):
-            start.cancel()
-        if self._is_over(end.generation):
-            self._finish(end.generation)
-            return
-        kill = {"order": "end", "generation": end.generation, "signal": signal.SIGKILL}
-        if end.grace_s > 0:
-            if end.signal:
-                self._nursery.tell({**kill, "signal": end.signal})
-            asyncio.get_running_loop().call_later(end.grace_s, self._nursery.tell, kill)
-        else:
-            self._nursery.tell(kill)
-
-    def _is_over(self, generation: int) -> bool:
-        there = any(r.generation == generation for r in self._ranks.values())
-        return not there and not self._reporting[generation]
-
-    def _finish(self, generation: int) -> None:
-        """Say that a generation is gone; its store goes with it."""
-        self._nursery.tell({"order": "end", "generation": generation, "signal": signal.SIGKILL})
-        self._say(Ended(generation=generation))
-
-    def rank_exited(self, rank: int, status: int) -> None:
-        gone = self._ranks.pop(rank, None)
-        if gone is None:
-            return
-        self._guard.forget(gone.pid)
-        self._files.finish(gone.files.log)
-        step = gone.beacon.step
-        spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
-        gone.beacon.close()
-        report = RankExited(
-            generation=gone.generation,
-            rank=rank,
-            code=max(0, status),
-            signal=max(0, -status),
-            step=step,
-            out_of_memory=self._oom.happened(time.monotonic()),
-            spent=spent,
-        )
-        self._reporting[gone.generation] += 1
-        self._spawn(self._report(report, gone.files))
-
-    async def _report(self, report: RankExited, files: RankFiles) -> None:
-        """Tell that a rank is gone, with its last words if it has failed."""
-        if report.code or report.signal:
-            error, tail = await self._files.last_words(files)
-            report = replace(report, error=error, tail=tail)
-        self._say(report)
-        self._reporting[report.generation] -= 1
-        if self._is_over(report.generation):
-            self._finish(report.generation)
-
-    def _beacons(self, generation: int) -> list[Beacon]:
-        return [r.beacon for r in self._ranks.values() if r.generation == generation]
-
-    def _steer(self, order: Propose | Commit) -> None:
-        """Have the ranks wait at a place, or stop there."""
-        for beacon in self._beacons(order.generation):
-            if isinstance(order, Commit):
-                beacon.committed = order.place
-            elif order.place:
-                beacon.proposed = order.place
-        if order.generation in self._starting:
-            # No rank is there that could come to any place: there is nothing to agree on.
-            nowhere = Place(
-                generation=order.generation, proposed=order.place, furthest=-1, waiting=False
-            )
-            self._say(nowhere)
-        elif isinstance(order, Propose):
-            self._spawn(self._tell_place(order))
-
-    async def _tell_place(self, order: Propose) -> None:
-        here = await await_place(
-            lambda: self._beacons(order.generation), order.generation, order.place
-        )
-        if here:
-            self._say(here)
-
-    async def _dump(self, generation: int) -> None:
-        """Have every rank write its stacks, and send what they wrote."""
-        asked = {
-            r.rank: Dumper(pid=r.pid, warm=r.warm, stacks=r.files.stacks)
-            for r in self._ranks.values()
-            if r.generation == generation and r.pid
-        }
-        found = await self._files.dump(asked)
-        self._say(Stacks(generation=generation, ranks=fit(found, MAX_PAYLOAD - 1024)))
-
-    # --- what the nursery says ------------------------------------------------------------------
-
-    def zygote_ready(self, serves_store: bool, reason: str) -> None:
-        self._serves_store = serves_store
-        if reason:
-            self._say(Note(text=f"ranks start cold on this node: {reason}"))
-        waiting, self._waiting_opens = self._waiting_opens or [], None
-        for order in waiting:
-            self._open(order)
-
-    def rank_started(self, rank: int, pid: int, warm: bool) -> None:
-        started = self._ranks[rank]
-        started.pid, started.warm = pid, warm
-        self._guard.watch(pid)
-        generation = started.generation
-        self._say(RankStarted(generation=generation, rank=rank, pid=pid, warm=warm))
-
-    def zygote_lost(self, status: int) -> None:
-        """Ranks die with their zygote; what they had started, we end. The next comes at once."""
-        self._waiting_opens = []
-        self._spawn(self._nursery.start())
-        if self._ranks or self._starting:
-            self._say(
-                ZygoteLost(
-                    generation=self._generation(),
-                    code=max(0, status),
-                    signal=max(0, -status),
-                    out_of_memory=self._oom.happened(time.monotonic()),
-                )
-            )
-        for start in self._starting.values():
-            start.cancel()  # its store went with the zygote
-        self._starting.clear()
-        for rank in list(self._ranks.values()):
-            if rank.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.pid, signal.SIGKILL)
-            self.rank_exited(rank.rank, -signal.SIGKILL)
+    # --- its children, and the end --------------------------------------------------------------
 
     def _reap(self) -> None:
         """Collect what has died: zygote, guard, checks, and orphans of a killed zygote."""
@@ -498,11 +254,7 @@ class Agent:
 
     def _end_everything(self) -> None:
         self._nursery.close()
-        for rank in self._ranks.values():
-            if rank.pid:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(rank.pid, signal.SIGKILL)
-            self._files.finish(rank.files.log)
+        self._ranks.close()
         self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 

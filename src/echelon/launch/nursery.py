@@ -49,11 +49,9 @@ class Nursery:
         shell: Shell,
         guard: Guard,
         files: AgentFiles,
-        listener: Listener,
     ) -> None:
         self._program, self._preload, self._log = program, preload, log
-        self._shell, self._guard, self._listener = shell, guard, listener
-        self._files = files
+        self._shell, self._guard, self._files = shell, guard, files
         self._launcher = Path(__file__).resolve().parents[2]
         self._env = env
         self._socket: socket.socket | None = None
@@ -61,8 +59,8 @@ class Nursery:
         self._status: int | None = None
         self._stillborn = 0
 
-    async def start(self) -> None:
-        """Start the zygote; `zygote_ready` comes when it has imported everything.
+    async def start(self, listener: Listener) -> None:
+        """Start the zygote, and tell the listener of it and its ranks, as long as it lives.
 
         Raises:
             OSError: its log cannot be written.
@@ -80,7 +78,7 @@ class Nursery:
         self._socket = ours
         self._stillborn += 1  # until it says otherwise
         self._guard.watch(self._pid)
-        asyncio.get_running_loop().add_reader(ours, self._hear)
+        asyncio.get_running_loop().add_reader(ours, self._hear, listener)
 
     def tell(self, order: Mapping[str, Any], listener: socket.socket | None = None) -> None:
         """Give an order, with a socket if there is one to hand over."""
@@ -123,7 +121,7 @@ class Nursery:
             self._socket = None
             self._guard.forget(self._pid)
 
-    def _hear(self) -> None:
+    def _hear(self, listener: Listener) -> None:
         assert self._socket is not None
         try:
             data = self._socket.recv(MESSAGE_SIZE)
@@ -133,14 +131,14 @@ class Nursery:
             data = b""
         if not data:
             self._forget()
-            self._listener.zygote_lost(self._collect())
+            listener.zygote_lost(self._collect())
             return
         said = json.loads(data)
         match said["what"]:
             case "ready":
                 self._stillborn = 0
-                self._listener.zygote_ready(said["store"], said["reason"])
+                listener.zygote_ready(said["store"], said["reason"])
             case "started":
-                self._listener.rank_started(said["rank"], said["pid"], said["warm"])
+                listener.rank_started(said["rank"], said["pid"], said["warm"])
             case "exited":
-                self._listener.rank_exited(said["rank"], said["status"])
+                listener.rank_exited(said["rank"], said["status"])
