@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests")]
 from measuring import RESULTS, describe_machine  # noqa: E402
 from soaking.ground import Report, ground, keep_logs, say  # noqa: E402
 from soaking.nodes import soak_nodes  # noqa: E402
-from soaking.slurmctld import soak_controller  # noqa: E402
+from soaking.slurmctld import SCENES, soak_controller  # noqa: E402
 from soaking.stops import soak_limit, soak_preempt  # noqa: E402
 from soaking.storm import soak_storm  # noqa: E402
 
@@ -84,7 +84,9 @@ def parse_arguments(words):
     storm.add_argument("--seed", type=int, default=0)
     controller = tests.add_parser("controller", help="slurmctld goes away for a while")
     controller.add_argument("--seconds", type=float, default=30)
-    controller.add_argument("--steps", type=int, default=400, help="of a tenth of a second")
+    scenes = list(dict.fromkeys(scene for scene, _ in SCENES))
+    controller.add_argument("--scenes", nargs="+", choices=scenes, default=scenes)
+    controller.add_argument("--steps", type=int, default=600, help="of a tenth of a second")
     return parser.parse_args(words)
 
 
@@ -95,7 +97,7 @@ def run_test(asked):
     report, kept, began_s = Report(), None, time.monotonic()
     with ground(nodes) as here:
         with report.trial(name):
-            report = soak(here, asked)
+            soak(here, asked, report)
         if report.failures:
             kept = keep_logs(here, asked.test)
     lengths = {key: value for key, value in vars(asked).items() if key != "test"}

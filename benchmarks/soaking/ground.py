@@ -84,6 +84,13 @@ class Ground:
         place.mkdir(exist_ok=True)
         return self.cluster.sbatch(place, script, *options, "--exclusive")
 
+    def calm(self):
+        """End all jobs, and have all nodes idle, whatever was done to them."""
+        for name, node in self.cluster.nodes().items():
+            if node.state.startswith("drain"):
+                self.cause("restore", name)
+        self.cluster.calm()
+
     def queue(self):
         """Return the ids of the jobs that are in the queue."""
         return self.cluster.exec("squeue", "--noheader", "--format=%i").split()

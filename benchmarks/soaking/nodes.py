@@ -5,7 +5,7 @@ import random
 import time
 from collections import Counter
 
-from soaking.ground import Report, events, say
+from soaking.ground import events, say
 from soaking.ranks import living_ranks
 
 from echelon.core.nodes import expand
@@ -16,9 +16,9 @@ FAVOURITE = 0.5
 """How often it is one and the same node's turn: it shall fail twice."""
 
 
-def soak_nodes(here, asked) -> Report:
+def soak_nodes(here, asked, report):
     """Do random things to random nodes of a run, and see it finish."""
-    report, chance = Report(), random.Random(asked.seed)  # noqa: S311  nothing is secret here
+    chance = random.Random(asked.seed)  # noqa: S311  nothing is secret here
     steps = round(60 * asked.minutes / asked.pace_s)
     options = (f"--nodes={asked.nodes}", "--procs=1", "--restarts=1000")
     chain = here.chain("training", *options, steps=steps, pace_s=asked.pace_s)
@@ -45,7 +45,6 @@ def soak_nodes(here, asked) -> Report:
         "what was done": [f"{at_s:.0f} s: {what} {node}" for at_s, what, node in done],
     }
     report.goals = {"things that went wrong": (len(report.failures), "≤", 0)}
-    return report
 
 
 def _disturb(here, chain, chance, asked):

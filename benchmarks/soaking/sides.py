@@ -74,8 +74,11 @@ class EchelonSide(_Side):
 
     def halted_at(self):
         """Return the step after which all its ranks have stopped together."""
-        stopped = [record["step"] for _, record in events(self.chain, "stopped")]
-        assert stopped, "it was ended before its ranks had come to a place to stop"
+        last = max(number for number, _ in events(self.chain, "attempt"))
+        stopped = [
+            record["step"] for number, record in events(self.chain, "stopped") if number == last
+        ]
+        assert stopped, f"in the end it could not be stopped: attempt {last} did not answer"
         return stopped[-1]
 
     def stop(self):

@@ -10,14 +10,21 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from soaking.ground import Ground, Report, events, say, undisturbed
+from soaking.ground import Ground, events, say, undisturbed
 
 from echelon.core.waiting import wait_until
 from slurm.survival import SURVIVOR, Chain, check_samples
 
 SHAPE = ("--nodes=2", "--procs=1")
 PACE_S = 0.1
-WAYS = {"paused": signal.SIGSTOP, "killed": signal.SIGKILL}
+WAYS = {"paused": signal.SIGSTOP, "killed": signal.SIGKILL, "ended": signal.SIGTERM}
+"""How it goes. One that is killed forgets what it has not saved: the last seconds' jobs too."""
+SCENES = (
+    *(("submit", "paused"), ("submit", "killed")),
+    *(("status", "paused"), ("status", "killed")),
+    *(("standby", "paused"), ("standby", "ended")),
+    *(("hand-over", "paused"), ("hand-over", "killed")),
+)
 
 
 @dataclass(frozen=True)
@@ -34,27 +41,26 @@ class Trial:
     """What they have to be in the end."""
 
 
-def soak_controller(here, asked) -> Report:
+def soak_controller(here, asked, report):
     """Have slurmctld go away during submit, status, the standby's submission and hand-over."""
-    report, steps = Report(), asked.steps
+    steps = asked.steps
     weights = undisturbed(here, *SHAPE, steps=steps)
     well = tried = 0
-    for way in WAYS:
-        for scene in (_submit, _status, _standby, _hand_over):
-            name = f"{scene.__name__.strip('_')}-{way}"
-            before, tried = len(report.failures), tried + 1
-            say(f"{name}: slurmctld goes for {asked.seconds:g} s")
-            with report.trial(name):
-                trial = Trial(here, name, way, asked.seconds, steps, weights)
-                report.figures[name] = scene(trial)
-            _recover(here)
-            if len(report.failures) == before:
-                well += 1
-                say(f"{name}: {report.figures[name]}")
-            here.cluster.calm()
+    for what, way in SCENES:
+        if what not in asked.scenes:
+            continue
+        name = f"{what}, {way}"
+        before, tried = len(report.failures), tried + 1
+        say(f"{name}: slurmctld goes for {asked.seconds:g} s")
+        with report.trial(name):
+            trial = Trial(here, name.replace(", ", "-"), way, asked.seconds, steps, weights)
+            report.figures[name] = _PLAY[what](trial)
+        if len(report.failures) == before:
+            well += 1
+            say(f"{name}: {report.figures[name]}")
+        _recover(here)
     report.figures["nothing lost, nothing doubled"] = f"{well} of {tried}"
     report.goals = {"scenes in which something was lost or doubled": (tried - well, "≤", 0)}
-    return report
 
 
 @contextmanager
@@ -79,6 +85,7 @@ def _recover(here):
         here.box.start_slurmctld()
     up = lambda: "UP" in here.box.run(["scontrol", "ping"]).stdout  # noqa: E731
     assert wait_until(up, timeout_s=60, interval_s=0.5)
+    here.calm()
 
 
 # --- scenes -------------------------------------------------------------------------------------
@@ -143,6 +150,9 @@ def _hand_over(trial):
     found = _finish(trial, chain)
     assert found["attempts that worked"] >= 2, "nothing was handed over"
     return found
+
+
+_PLAY = {"submit": _submit, "status": _status, "standby": _standby, "hand-over": _hand_over}
 
 
 # --- what must be true --------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import itertools
 import time
 
 from soaking.ground import (
-    Report,
     check_end,
     job_gaps,
     say,
@@ -21,9 +20,9 @@ SLURMS_OWN_REQUEUE_S = 143.8
 GAP_S = 10.0
 
 
-def soak_limit(here, asked) -> Report:
+def soak_limit(here, asked, report):
     """Run trainings at once until each is done, though none of their jobs may last that long."""
-    report, steps = Report(), round(asked.seconds / asked.pace_s)
+    steps = round(asked.seconds / asked.pace_s)
     weights = undisturbed(here, *SHAPE, steps=steps)
     options = [*SHAPE, f"--time={asked.time}"]
     options += [f"--signal-lead={asked.lead}"] if asked.lead else []
@@ -61,7 +60,6 @@ def soak_limit(here, asked) -> Report:
         "trainings that were not finished exactly": (asked.trainings - well, "≤", 0),
         "longest gap between steps of two jobs, s": (max(by_step, default=None), "≤", GAP_S),
     }
-    return report
 
 
 def _try_requeue(here, options, weights, steps, asked):
@@ -76,9 +74,8 @@ def _try_requeue(here, options, weights, steps, asked):
     return {"--hand-over requeue, where credentials expire after 10 s": spread(pauses)}
 
 
-def soak_preempt(here, asked) -> Report:
+def soak_preempt(here, asked, report):
     """Take the nodes away from one training, again and again."""
-    report = Report()
     steps = round(asked.seconds_between * (asked.times + 1) / asked.pace_s)
     weights = undisturbed(here, *SHAPE, steps=steps)
     # Nodes that it has to wait for, though others are free.
@@ -115,7 +112,6 @@ def soak_preempt(here, asked) -> Report:
         "preemptions not outlived": (asked.times - outlived, "≤", 0),
         "longest way back to a step, s": (max(after_high, default=None), "≤", GAP_S),
     }
-    return report
 
 
 def _first_steps(chain):

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from soaking.ground import Report, say
+from soaking.ground import say
 from soaking.ranks import last_step, living_ranks
 from soaking.sides import SAMPLES, EchelonSide, PeerSide
 
@@ -43,13 +43,12 @@ def plan_storm(seed, minutes, every_s, *, ranks_alone):
     return faults
 
 
-def soak_storm(here, asked) -> Report:
+def soak_storm(here, asked, report):
     """Have Echelon, and perhaps its peer, stand in the same storm."""
-    report = Report()
     plan = plan_storm(asked.seed, asked.minutes, asked.every, ranks_alone=asked.faults == "ranks")
     sides = [EchelonSide, PeerSide] if asked.peer else [EchelonSide]
     for side in sides:
-        figures = {}
+        figures = report.figures[side.name] = {}
         with report.trial(side.name):
             step_s = _calibrate(here, side, asked)
             standing = side(here, f"storm-{side.name}", asked)
@@ -57,21 +56,17 @@ def soak_storm(here, asked) -> Report:
                 figures |= _stand(here, standing, plan, step_s, asked)
             finally:
                 figures |= standing.stop()
-                _mend(here)
             if side is EchelonSide:
                 steps = standing.halted_at()
                 # What was begun beyond it has been lost, and would have been done again.
                 counted = [record for record in standing.chain.records() if record[1] <= steps]
                 check_samples(counted, steps, samples=SAMPLES)
                 figures["samples exact"] = True
-        report.figures[side.name] = figures
-    if asked.peer:
-        # Bad nodes, and what else the one has left behind, is not the other's.
-        here.cluster.calm()
+        with report.trial(f"all at rest after {side.name}"):
+            here.calm()
     limit = 97 if asked.faults == "ranks" else 92
     ours = report.figures["echelon"].get("effective_percent")
     report.goals = {"effective training time, percent": (ours, "≥", limit)}
-    return report
 
 
 def _calibrate(here, side, asked):
@@ -84,7 +79,7 @@ def _calibrate(here, side, asked):
         times = [at_s for at_s, _, step, _ in _records(calm.folder / "consumed-0") if step > 10]
     finally:
         calm.stop()
-        here.cluster.calm()
+        here.calm()
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     return statistics.median(gaps)
 
@@ -148,12 +143,6 @@ def _try_strike(here, side, fault):
     node = hosts[int(fault.draw * len(hosts))]
     here.cause("kill" if fault.kind == "node" else "cut", node)
     return node
-
-
-def _mend(here):
-    for name, node in here.cluster.nodes().items():
-        if node.cut or not node.running:
-            here.cause("restore", name)
 
 
 def _measure(folder, began_s, over_s, step_s, asked):

@@ -18,7 +18,7 @@ from echelon.sandbox.hosts import Hosts
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.loopback import LoopbackHosts
 from echelon.sandbox.namespaces import NamespaceHosts
-from echelon.sandbox.processes import HOST, Process, end_processes, find_processes, mark
+from echelon.sandbox.processes import HOST, Process, find_processes, mark
 
 Progress = Callable[[str], None]
 
@@ -255,14 +255,13 @@ class Sandbox:
         self.await_ready([node], timeout_s=30)
 
     def signal_slurmctld(self, number: signal.Signals) -> None:
-        """Have slurmctld pause (SIGSTOP), go on (SIGCONT), or die (SIGKILL)."""
+        """Have slurmctld pause (SIGSTOP), go on (SIGCONT), or go (SIGTERM, SIGKILL)."""
         self._check_owner()
         pids = [process.pid for process in self._daemons("slurmctld")]
-        if number == signal.SIGKILL:
-            end_processes(pids)
-            return
         for pid in pids:
             os.kill(pid, number)
+        if number in (signal.SIGTERM, signal.SIGKILL):
+            wait_until(lambda: not self._daemons("slurmctld"), timeout_s=20)
 
     def _report(self, node: str) -> None:
         """SIGHUP makes a slurmd register anew."""
