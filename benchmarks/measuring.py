@@ -181,17 +181,19 @@ def write_results(name, rows, goals, **more):
         met = value is not None and value <= limit
         judged[what] = {"value": value, "limit": limit, "met": met}
         print(f"{'met   ' if met else 'MISSED'} {what}: {value}, goal ≤ {limit}")
-    result = {
-        "date": datetime.now(tz=UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "versions": _versions(),
-        "rows": rows,
-        "goals": judged,
-        **more,
-    }
+    result = {**describe_machine(), "rows": rows, "goals": judged, **more}
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps(result, indent=2, ensure_ascii=False)
     (RESULTS / f"{name}.json").write_text(f"{text}\n")
+
+
+def describe_machine():
+    """Return when and on what it was measured."""
+    return {
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "versions": _versions(),
+    }
 
 
 def _title(key):

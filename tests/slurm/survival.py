@@ -67,6 +67,10 @@ class Chain:
 
     def records(self):
         """Return (turn, step, indices) of all ranks, in the order of time."""
+        return [(turn, step, indices) for _, turn, step, indices in self.timed_records()]
+
+    def timed_records(self):
+        """Return the same with the time before each."""
         lines = []
         for path in self.folder.glob("consumed-*"):
             for line in path.read_text().splitlines():
@@ -74,7 +78,7 @@ class Chain:
                     lines.append(json.loads(line))
                 except ValueError:
                     continue  # its writer was killed, or is at it
-        return [(turn, step, indices) for _, turn, step, indices in sorted(lines)]
+        return sorted(lines)
 
     def said_so_far(self):
         said = [path.read_text() for path in sorted((self.run / "logs").glob("job-*.out"))]
@@ -86,11 +90,20 @@ class Chain:
         return self.process.returncode, said
 
 
-def start_chain(folder, environ, *options, steps, pace_s):
-    """Submit a training and follow it to its end."""
+def start_chain(folder, environ, *options, steps, pace_s, arguments=()):
+    """Submit a training and follow it to its end.
+
+    Args:
+        folder: where it runs, and leaves everything.
+        environ: variables.
+        options: of the command.
+        steps: how many there are,
+        pace_s: and how long each sleeps.
+        arguments: the script's others.
+    """
     argv = [sys.executable, "-m", "echelon", "submit", "--follow", *options, str(SURVIVOR)]
     process = subprocess.Popen(
-        [*argv, str(steps), str(pace_s)],
+        [*argv, str(steps), str(pace_s), *arguments],
         cwd=folder,
         env=environ,
         stdout=subprocess.PIPE,
@@ -100,19 +113,21 @@ def start_chain(folder, environ, *options, steps, pace_s):
     return Chain(folder=folder, environ=environ, process=process)
 
 
-def check_samples(records, steps):
+def check_samples(records, steps, samples=SAMPLES):
     """Each sample of every epoch was consumed once, by the ranks whose work has counted."""
     last = {step: turn for turn, step, _ in records}
-    assert sorted(last) == list(range(1, steps + 1))
-    per_epoch = SAMPLES // BATCH
+    missing = sorted(set(range(1, steps + 1)) ^ last.keys())
+    assert not missing, f"steps that nobody took, or that should not be: {missing[:10]}"
+    per_epoch = samples // BATCH
     seen = Counter(
         ((step - 1) // per_epoch, index)
         for turn, step, indices in records
         if turn == last[step]
         for index in indices
     )
-    assert set(seen.values()) == {1}
-    assert len(seen) == steps * BATCH
+    again = sorted(key for key, times in seen.items() if times > 1)
+    assert not again, f"(epoch, sample) that were consumed more than once: {again[:10]}"
+    assert len(seen) == steps * BATCH, f"{len(seen)} samples were consumed of {steps * BATCH}"
 
 
 def train_undisturbed(folder, *options, steps):

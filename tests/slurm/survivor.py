@@ -1,13 +1,13 @@
 """A training that is interrupted in many ways: `survivor.py STEPS PACE`.
 
-Every rank writes down which samples it consumed in which step, by job and generation; the first one
-leaves what the weights were in the end.
+Every rank writes down where it is, and which samples it consumed in which step, by job and
+generation; the first one leaves what the weights were in the end.
 """
 
+import argparse
 import hashlib
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -16,24 +16,33 @@ from torch import nn
 
 import echelon
 
-SAMPLES, BATCH = 60, 12
-STEPS, PACE_S = int(sys.argv[1]), float(sys.argv[2])
+BATCH = 12
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("pace_s", type=float)
+    parser.add_argument("--samples", type=int, default=60)
+    parser.add_argument("--save-every", type=int, default=0)
+    return parser.parse_args()
 
 
 class Points(torch.utils.data.Dataset):
-    def __init__(self):
+    def __init__(self, samples):
         draw = torch.Generator().manual_seed(5)
-        self.x = torch.randn(SAMPLES, 8, generator=draw)
-        self.y = torch.randint(3, (SAMPLES,), generator=draw)
+        self.x = torch.randn(samples, 8, generator=draw)
+        self.y = torch.randint(3, (samples,), generator=draw)
 
     def __len__(self):
-        return SAMPLES
+        return len(self.y)
 
     def __getitem__(self, index):
         return self.x[index], self.y[index]
 
 
 def main():
+    asked = parse_arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3))
@@ -44,21 +53,24 @@ def main():
             loss=nn.functional.cross_entropy,
             optimizer=lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
             global_batch=BATCH,
-            epochs=-(-STEPS * BATCH // SAMPLES),
-            max_steps=STEPS,
+            epochs=-(-asked.steps * BATCH // asked.samples),
+            max_steps=asked.steps,
+            save_every=asked.save_every,
         )
         take = trainer._learner._step.take
         turn = f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
+        where = {"turn": turn, "host": os.uname().nodename, "pid": os.getpid()}
+        Path(f"where-{world.rank}").write_text(json.dumps(where))
         with Path(f"consumed-{world.rank}").open("a", buffering=1) as consumed:
 
             def noted(portion, tally):
                 record = [time.time(), turn, trainer.step + 1, portion.indices[: portion.size]]
                 print(json.dumps(record), file=consumed)
                 take(portion, tally)
-                time.sleep(PACE_S)
+                time.sleep(asked.pace_s)
 
             trainer._learner._step.take = noted
-            trainer.fit(Points())
+            trainer.fit(Points(asked.samples))
         if world.is_main:
             weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
             Path("weights").write_text(hashlib.sha256(weights).hexdigest())

@@ -1,5 +1,8 @@
 """Nodes that die, cables that are cut, and what comes back."""
 
+import signal
+from pathlib import Path
+
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import find_processes
 
@@ -94,3 +97,25 @@ def _await_change(path):
     assert wait_until(path.exists, timeout_s=20)
     first = path.read_text()
     assert wait_until(lambda: path.read_text() not in ("", first), timeout_s=20)
+
+
+def test_slurmctld_dies_and_comes_back_with_its_queue(full, tmp_path):
+    job = full.sbatch(tmp_path, "#!/bin/bash\nsleep 60\n", "--begin=now+1hour")
+    full.box.signal_slurmctld(signal.SIGKILL)
+    said = full.box.run(["scontrol", "ping"]).stdout
+    full.box.start_slurmctld()
+    assert "DOWN" in said
+    assert full.await_job(job, "PENDING")["JobId"] == job
+
+
+def test_slurmctld_pauses_and_goes_on(full):
+    full.box.signal_slurmctld(signal.SIGSTOP)
+    slurmctld = [p for p in find_processes(Layout(root=full.root)) if p.program == "slurmctld"]
+    states = {_state(process.pid) for process in slurmctld}
+    full.box.signal_slurmctld(signal.SIGCONT)
+    assert states == {"T"}
+    assert "UP" in full.exec("scontrol", "ping")
+
+
+def _state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

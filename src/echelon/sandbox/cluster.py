@@ -138,7 +138,7 @@ class Sandbox:
                 hint=f"start anew (echelon sandbox down{self.layout.option}), "
                 f"or see why: tail {self.layout.logs}/slurmctld.log",
             )
-        alive = {process.host for process in self._slurmds()}
+        alive = {process.host for process in self._daemons("slurmd")}
         cut = self._hosts.cut_hosts()
         return [
             NodeStatus(
@@ -193,6 +193,10 @@ class Sandbox:
         argv = ["slurmd", "-N", node, "-f", str(self.layout.slurm_conf)]
         self.run(argv, host=node).check()
 
+    def start_slurmctld(self) -> None:
+        """Start slurmctld, which goes to the background when it listens."""
+        self.run(["slurmctld", "-f", str(self.layout.slurmctld_conf)]).check()
+
     def start_all(self, progress: Progress) -> None:
         """Start the hosts and all of Slurm on them, and return when every node is idle."""
         layout, nodes = self.layout, self.state.config.node_names
@@ -212,7 +216,7 @@ class Sandbox:
         if self.state.config.accounting:
             progress("starting MariaDB and slurmdbd")
             accounting.start_accounting(self.state, layout, self)
-        self.run(["slurmctld", "-f", str(layout.slurmctld_conf)]).check()
+        self.start_slurmctld()
         for node in nodes:
             self._start_slurmd(node)
         self.await_ready(nodes, timeout_s=30 + len(nodes))
@@ -250,15 +254,24 @@ class Sandbox:
             self._start_slurmd(node)
         self.await_ready([node], timeout_s=30)
 
+    def signal_slurmctld(self, number: signal.Signals) -> None:
+        """Have slurmctld pause (SIGSTOP), go on (SIGCONT), or go (SIGTERM, SIGKILL)."""
+        self._check_owner()
+        pids = [process.pid for process in self._daemons("slurmctld")]
+        for pid in pids:
+            os.kill(pid, number)
+        if number in (signal.SIGTERM, signal.SIGKILL):
+            wait_until(lambda: not self._daemons("slurmctld"), timeout_s=20)
+
     def _report(self, node: str) -> None:
         """SIGHUP makes a slurmd register anew."""
-        for process in self._slurmds():
+        for process in self._daemons("slurmd"):
             if process.host == node:
                 os.kill(process.pid, signal.SIGHUP)
 
-    def _slurmds(self) -> list[Process]:
+    def _daemons(self, program: str) -> list[Process]:
         found = find_processes(self.layout)
-        return [process for process in found if process.trusted and process.program == "slurmd"]
+        return [process for process in found if process.trusted and process.program == program]
 
     def _known(self, node: str) -> str:
         self._check_owner()
