@@ -96,6 +96,7 @@ def run_test(asked):
     name = "storm of ranks" if getattr(asked, "faults", "") == "ranks" else asked.test
     report, kept, began_s = Report(), None, time.monotonic()
     with ground(nodes) as here:
+        slurm = here.cluster.exec("sinfo", "-V").strip()
         with report.trial(name):
             soak(here, asked, report)
         if report.failures:
@@ -103,8 +104,10 @@ def run_test(asked):
     lengths = {key: value for key, value in vars(asked).items() if key != "test"}
     took_s = round(time.monotonic() - began_s)
     judged = {what: _judge(*goal) for what, goal in report.goals.items()}
+    machine = describe_machine()
     result = {
-        **describe_machine(),
+        **machine,
+        "versions": {**machine["versions"], "slurm": slurm},
         "lengths": {**lengths, "nodes of the cluster": nodes},
         "took_s": took_s,
         "figures": report.figures,
