@@ -35,7 +35,13 @@ from echelon.launch.badnodes import NodeRecord, cluster_name, exclusions, record
 from echelon.launch.contract import ENVIRON, HERE, TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
-from echelon.launch.handover import PLANNED, RESUMABLE, decide_hand_over, find_objection
+from echelon.launch.handover import (
+    PLANNED,
+    RESUMABLE,
+    decide_hand_over,
+    find_exhaustion,
+    find_objection,
+)
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal, write_error
@@ -377,7 +383,10 @@ def main(arguments: list[str]) -> int:
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
     if owns_job:
         own = record_own_job(run, attempt, job_id)
-        if objection := find_objection(run, own, Slurm(shell, environ)):
+        objection = find_objection(run, own, Slurm(shell, environ)) or find_exhaustion(
+            run, own, read_history(run, attempt), restarts=request.restarts
+        )
+        if objection:
             write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection}")
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
             return 0
