@@ -164,6 +164,8 @@ class Controller:
         if not why_not and (hosts := self._exclusions()) != self._excluded:
             await self._succession.exclude(hosts)
         followed = await self._succession.conclude(wanted=not why_not)
+        if not followed and not why_not:
+            why_not = "nobody is there to go on: the job that waited has been cancelled"
         name, planned = self._run.run_id, verdict.failure.cause in PLANNED
         if followed and planned:
             goes_on = _GOES_ON[followed].format(run=name)

@@ -125,6 +125,15 @@ class Standby:
                 ["scontrol", "update", f"JobId={self.attempt.job_id}", f"ExcNodeList={hosts}"]
             )
 
+    def is_gone(self) -> bool:
+        """Tell whether somebody has taken it out of the queue."""
+        if not self.attempt:
+            return False
+        try:
+            return self._slurm.job(self.attempt.job_id, run_id=self._run.run_id).over
+        except EchelonError:
+            return False  # nobody has said so
+
     def withdraw(self) -> None:
         """Take it out of the queue: the run is at its end."""
         if self.attempt:
@@ -143,21 +152,21 @@ def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> str:
         ended = outcome(run, earlier.number)
         if ended and ended.state == SKIPPED:
             continue  # it had no business here
-        if ended is None:
-            try:
-                job = slurm.job(earlier.job_id, run_id=run.run_id)
-            except UnavailableError:
-                if own.after == earlier.job_id:
-                    return ""  # Slurm would not have started us
-                raise
-            if not job.over:
-                return f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}"
-            cancelled = job.state == "CANCELLED" and not is_orphaned(run, earlier.number)
-            if own.after and cancelled:
-                return f"job {earlier.job_id} was cancelled"
-        elif own.after and not ended.next:
+        if ended and not own.after:
+            return ""  # whoever submitted us knew
+        if ended and not ended.next:
             return f"the run is at its end: {ended.state}"
-        return ""
+        try:
+            job = slurm.job(earlier.job_id, run_id=run.run_id)
+        except UnavailableError:
+            if own.after == earlier.job_id:
+                return ""  # Slurm would not have started us
+            raise
+        if not job.over and not ended:
+            return f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}"
+        # Also when its controller has not heard of that, or too late.
+        cancelled = job.state == "CANCELLED" and not is_orphaned(run, earlier.number)
+        return f"job {earlier.job_id} was cancelled" if own.after and cancelled else ""
     return ""
 
 

@@ -101,6 +101,7 @@ def test_what_is_written_is_read_back(spec):
             {"gpus": 2, "gpu_option": "gpus-per-node"},
         ),
         ("#SBATCH --signal=USR1@90", {"signal_lead": 90}),
+        ("#SBATCH --signal=SIGUSR1@90", {"signal_lead": 90}),
         ("#SBATCH --signal=B:TERM@90", {"slurm.extra": {"signal": "B:TERM@90"}}),
         ("#SBATCH --mem=0", {"slurm.extra": {"mem": "0"}}),
         (

@@ -9,7 +9,7 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell, Result
 from echelon.core.slurm import Slurm
 from echelon.errors import UnavailableError
-from echelon.launch.attempts import Attempt
+from echelon.launch.attempts import Attempt, orphan
 from echelon.launch.handover import Standby, decide_hand_over, find_exhaustion, find_objection
 from echelon.launch.history import History
 from echelon.launch.verdict import Failure
@@ -169,6 +169,15 @@ def test_whether_an_earlier_attempt_lives_is_asked_of_slurm(run, state, after, w
 def test_what_a_controller_has_said_is_believed(run, outcome, after, allowed):
     earlier(run, outcome=outcome)
     assert (find_objection(run, own(after=after), Told()) == "") == allowed
+
+
+def test_a_job_that_was_cancelled_while_it_saved_stays_cancelled(run):
+    earlier(run, outcome={"state": "TIMEOUT", "next": "standby"})
+    assert "was cancelled" in find_objection(run, own(), Told(j1="CANCELLED"))
+    assert find_objection(run, own(), Told(j1="FAILED")) == ""
+    assert find_objection(run, own(after=""), Told(j1="CANCELLED")) == ""
+    orphan(run, 1)
+    assert find_objection(run, own(), Told(j1="CANCELLED")) == ""
 
 
 def test_a_standby_trusts_that_slurm_started_it(run):
