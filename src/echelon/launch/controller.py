@@ -214,14 +214,30 @@ class Controller:
         grace if a next job is to go on from what they then save, and otherwise all the time that
         Slurm gives them.
         """
-        paces = [agent.pace for agent in self._crew.agents.values() if agent.pace]
-        if any(way_us >= 0 for _, way_us, *_ in paces):
-            return max(self._request.lead_s, lead_from(paces))
-        patient = self._request.hand_over in ("always", "requeue")
-        return max(self._request.lead_s, self._request.grace_s + 2 * RESERVE_S if patient else 0.0)
+        if self._listen():
+            return max(self._request.lead_s, lead_from(self._paces()))
+        return max(
+            self._request.lead_s, self._request.grace_s + 2 * RESERVE_S if self._save() else 0.0
+        )
 
     def can_move(self) -> bool:
-        return self._succession.assured()
+        """Tell whether the run would go on elsewhere, from where it is.
+
+        A node that is drained ends nobody's job. A program that does not save when it is told to
+        stop is better off where it is.
+        """
+        return self._succession.assured() and (self._listen() or self._save())
+
+    def _paces(self) -> list[list[int]]:
+        return [agent.pace for agent in self._crew.agents.values() if agent.pace]
+
+    def _listen(self) -> bool:
+        """Tell whether ranks train with the library."""
+        return any(way_us >= 0 for _, way_us, *_ in self._paces())
+
+    def _save(self) -> bool:
+        """Tell whether the user says that ranks save by themselves."""
+        return self._request.hand_over in ("always", "requeue")
 
     def nodes(self) -> list[str]:
         return [agent.name for agent in self._crew.agents.values()]
