@@ -110,7 +110,6 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
 
 def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
     """Follow a run that belongs to this command: Ctrl-C stops it, and a second one at once."""
-    from echelon.clusters.runs import current_job  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     known = attempts(run)  # should its directory be deleted while we are here
@@ -125,7 +124,7 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
                     cancel_all(run, cluster)
                 else:
                     console.note("stopping; again to stop at once")
-                    cluster.stop(current_job(run, cluster).id, run_id=run.run_id)
+                    stop_all(run, cluster)
                 interrupted = True
             else:
                 # Whoever calls us expects what any interrupted command returns.
@@ -136,6 +135,18 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
         with suppress(NotFoundError):  # its directory is gone, which is why we are here
             cancel_all(run, cluster, known)
         raise
+
+
+def stop_all(run: "RunDir", cluster: "Cluster") -> None:
+    """Ask a run's job to stop, and first the one that waits: it might go on meanwhile."""
+    from echelon.clusters.runs import current_job  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
+
+    current = current_job(run, cluster)
+    for attempt in reversed(attempts(run)):
+        cluster.stop(attempt.job_id, run_id=run.run_id)
+        if attempt.job_id == current.id:
+            return
 
 
 def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = ()) -> None:

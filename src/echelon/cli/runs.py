@@ -261,9 +261,11 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
 
     Example: echelon stop last
     """
+    from echelon.cli.following import stop_all  # noqa: PLC0415
+
     found, cluster = _find(runs_dir, run)
-    if job := _current(found, cluster):
-        cluster.stop(job.id, run_id=found.run_id)
+    if _current(found, cluster):
+        stop_all(found, cluster)
         console.note(f"{found.run_id} is asked to stop; later: echelon resume {found.run_id}")
 
 

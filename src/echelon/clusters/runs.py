@@ -17,7 +17,14 @@ from echelon.core.jobs import RUNNING, Job
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UsageError
-from echelon.launch.attempts import Attempt, attempts, has_begun, is_skipped, submit_attempt
+from echelon.launch.attempts import (
+    Attempt,
+    attempts,
+    has_begun,
+    is_skipped,
+    outcome,
+    submit_attempt,
+)
 from echelon.launch.request import read_request
 from echelon.spec import KEYS, JobSpec, show_value
 
@@ -249,9 +256,18 @@ def current_job(run: RunDir, cluster: Cluster) -> Job:
     known = [one for one in attempts(run) if not is_skipped(run, one)]
     if not known:
         return Job(id="", state="UNSUBMITTED", reason="it was prepared, but never queued")
-    last = cluster.job(known[-1].job_id, run_id=run.run_id)
+    last = _job_of(run, known[-1], cluster)
     if not known[-1].after or has_begun(run, known[-1]) or last.state in RUNNING:
         return last
     # A standby: it counts once the job that it waits for is over, unless that completed.
-    before = cluster.job(known[-2].job_id, run_id=run.run_id) if known[1:] else last
+    before = _job_of(run, known[-2], cluster) if known[1:] else last
     return last if before.over and before.state != "COMPLETED" and not last.over else before
+
+
+def _job_of(run: RunDir, attempt: Attempt, cluster: Cluster) -> Job:
+    """Return an attempt's job; once the cluster has forgotten it, as its controller saw it end."""
+    job = cluster.job(attempt.job_id, run_id=run.run_id)
+    ended = outcome(run, attempt.number) if job.state == "UNKNOWN" else None
+    if ended is None:
+        return job
+    return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")

@@ -84,6 +84,9 @@ _HOW_TO_SUBMIT = frozenset({"ignore-pbs", "parsable", "quiet", "verbose", "wait"
 """Say how sbatch itself should behave, not what the job should be like."""
 _NO_JOB = frozenset({"help", "test-only", "usage", "version"})
 
+_REQUEUE = {"requeue": "requeue", "never": "no-requeue"}
+"""What `hand_over` asks of Slurm's own way to go on with a job."""
+
 # Option ⇄ key of the request, where the value is the same text on both sides.
 _TEXT_OPTIONS = {
     "job-name": "name",
@@ -144,8 +147,8 @@ def render_options(spec: JobSpec) -> dict[str, str]:
     }
     options = {name: value for name, value in options.items() if value}
     extra = dict(spec.slurm_extra)
-    if spec.hand_over == "requeue":
-        extra["requeue"] = ""
+    if spec.hand_over in _REQUEUE:  # else it is the cluster's habit, or ours
+        extra[_REQUEUE[spec.hand_over]] = ""
     if "gres" in extra and "gres" in options:
         options["gres"] += f",{extra.pop('gres')}"
     return {**options, **extra}
@@ -256,6 +259,7 @@ def parse_options(words: Sequence[str]) -> dict[str, str]:
         alone = name in _SWITCHES | _OPTIONAL
         if not equals and not alone and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
+        options.pop(name, None)  # in the order in which they count
         options[name] = value
     return options
 
@@ -285,7 +289,8 @@ def parse_directives(script: str) -> dict[str, object]:
     """
     options: dict[str, str] = {}
     for words in directives(script):
-        options.update(parse_options(words))
+        given = parse_options(words)
+        options = {name: value for name, value in options.items() if name not in given} | given
     if asked := sorted(_NO_JOB & options.keys()):
         raise UsageError(
             f"with --{asked[0]} in it sbatch would queue nothing",
@@ -300,7 +305,7 @@ def parse_directives(script: str) -> dict[str, object]:
     values |= _take_hand_over(options)
     if "wait-all-nodes" in options:
         values["wait_all_nodes"] = options.pop("wait-all-nodes")
-    if match := re.fullmatch(r"USR1@(\d+)", options.get("signal", "")):
+    if match := re.fullmatch(r"(?:SIG)?USR1@(\d+)", options.get("signal", "")):
         values["signal_lead"] = int(match[1])
         del options["signal"]
     if values.get("mem") == "0":  # all that a node has: a word of Slurm's, not an amount
@@ -320,9 +325,9 @@ def parse_directives(script: str) -> dict[str, object]:
 
 def _take_hand_over(options: dict[str, str]) -> dict[str, object]:
     found: dict[str, object] = {}
-    for name, mode in (("requeue", "requeue"), ("no-requeue", "never")):
-        if options.pop(name, None) is not None:
-            found["hand_over"] = mode
+    for name in [name for name in options if name in _REQUEUE.values()]:  # the last one counts
+        del options[name]
+        found["hand_over"] = next(mode for mode, option in _REQUEUE.items() if option == name)
     return found
 
 

@@ -5,6 +5,7 @@ too late for a time limit (up to a minute off) and do not say why they come: its
 """
 
 import asyncio
+import calendar
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +46,7 @@ class View(Protocol):
         """Return how long before their end ranks have to be told."""
 
     def can_move(self) -> bool:
-        """Tell whether the run would go on elsewhere."""
+        """Tell whether the run would go on elsewhere, from where it is."""
 
     def nodes(self) -> list[str]:
         """Return the nodes that it is on."""
@@ -86,18 +87,20 @@ class SlurmAllocation:
     """A job of Slurm."""
 
     def __init__(self, shell: Shell, environ: Mapping[str, str]) -> None:
-        self._shell, self._environ = shell, scrub(environ)
+        # Times of day in UTC: where clocks are put back, an hour of local time comes twice.
+        self._shell, self._environ = shell, {**scrub(environ), "TZ": "UTC0"}
         self._job = environ["SLURM_JOB_ID"]
         self._ahead_s: float | None = None
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:
+        end_s: float | None = None
         while True:
             nodes = view.nodes() if view.can_move() else []
             look, drained = await asyncio.to_thread(self._look_around, nodes)
             if drained:
                 post(Stop("maintenance", drained, STOPPED_IN_TIME))
                 return
-            end_s = look.end_s if look else None
+            end_s = look.end_s if look else end_s  # while slurmctld is away, the last that it said
             while (pause_s := _pause(end_s, view.lead_s(), time.time())) > 0:
                 await asyncio.sleep(min(pause_s, LOOK_S))
                 if pause_s >= LOOK_S:
@@ -190,9 +193,9 @@ def find_drained(lines: Sequence[str]) -> str:
 
 
 def parse_time(text: str) -> float | None:
-    """Return a time that Slurm shows, in seconds since the epoch; None for Unknown, None, N/A."""
+    """Return a time that Slurm shows in UTC, since the epoch; None for Unknown, None, N/A."""
     try:
-        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
     except (ValueError, OverflowError):
         return None
 

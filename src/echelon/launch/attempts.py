@@ -15,6 +15,7 @@ from typing import Any
 
 from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir, write_atomic
+from echelon.errors import EchelonError
 
 SKIPPED = "SKIPPED"
 """The state of an attempt that found nothing to do."""
@@ -79,12 +80,13 @@ def has_begun(run: RunDir, attempt: Attempt) -> bool:
 
 
 def is_superseded(run: RunDir, number: int) -> bool:
-    """Tell whether a later attempt has begun."""
-    return any(
-        int(folder.name) > number and (folder / "owner").exists()
-        for folder in run.attempts.iterdir()
-        if folder.name.isdecimal()
-    )
+    """Tell whether a later attempt is carried out.
+
+    One that has an owner may still find that there is nothing to do, because we are at it: only
+    one that does something has events.
+    """
+    later = [int(folder.name) for folder in run.attempts.iterdir() if folder.name.isdecimal()]
+    return any(one > number and run.events_of(f"controller-{one}").exists() for one in later)
 
 
 def is_orphaned(run: RunDir, number: int) -> bool:
@@ -134,10 +136,12 @@ def submit_attempt(
         raise
     submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
     record = {"job_id": job_id, "submitted": submitted, "after": after}
-    try:
+    path = run.attempt(number) / "job.json"
+    # Whatever else may be known of it, it is in the queue: first that is written down.
+    write_atomic(path, json.dumps(record) + "\n")
+    with contextlib.suppress(EchelonError):  # whoever called us would queue another
         record["output"] = look(job_id).output
-    finally:  # whatever else may be known of it, it is in the queue
-        write_atomic(run.attempt(number) / "job.json", json.dumps(record) + "\n")
+        write_atomic(path, json.dumps(record) + "\n")
     return Attempt(number=number, **record)
 
 

@@ -35,7 +35,13 @@ from echelon.launch.badnodes import NodeRecord, cluster_name, exclusions, record
 from echelon.launch.contract import ENVIRON, HERE, TIED
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
-from echelon.launch.handover import PLANNED, RESUMABLE, decide_hand_over, find_objection
+from echelon.launch.handover import (
+    PLANNED,
+    RESUMABLE,
+    decide_hand_over,
+    find_exhaustion,
+    find_objection,
+)
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal, write_error
@@ -158,6 +164,8 @@ class Controller:
         if not why_not and (hosts := self._exclusions()) != self._excluded:
             await self._succession.exclude(hosts)
         followed = await self._succession.conclude(wanted=not why_not)
+        if not followed and not why_not:
+            why_not = "nobody is there to go on: the job that waited has been cancelled"
         name, planned = self._run.run_id, verdict.failure.cause in PLANNED
         if followed and planned:
             goes_on = _GOES_ON[followed].format(run=name)
@@ -206,14 +214,30 @@ class Controller:
         grace if a next job is to go on from what they then save, and otherwise all the time that
         Slurm gives them.
         """
-        paces = [agent.pace for agent in self._crew.agents.values() if agent.pace]
-        if any(way_us >= 0 for _, way_us, *_ in paces):
-            return max(self._request.lead_s, lead_from(paces))
-        patient = self._request.hand_over in ("always", "requeue")
-        return max(self._request.lead_s, self._request.grace_s + 2 * RESERVE_S if patient else 0.0)
+        if self._listen():
+            return max(self._request.lead_s, lead_from(self._paces()))
+        return max(
+            self._request.lead_s, self._request.grace_s + 2 * RESERVE_S if self._save() else 0.0
+        )
 
     def can_move(self) -> bool:
-        return self._succession.assured()
+        """Tell whether the run would go on elsewhere, from where it is.
+
+        A node that is drained ends nobody's job. A program that does not save when it is told to
+        stop is better off where it is.
+        """
+        return self._succession.assured() and (self._listen() or self._save())
+
+    def _paces(self) -> list[list[int]]:
+        return [agent.pace for agent in self._crew.agents.values() if agent.pace]
+
+    def _listen(self) -> bool:
+        """Tell whether ranks train with the library."""
+        return any(way_us >= 0 for _, way_us, *_ in self._paces())
+
+    def _save(self) -> bool:
+        """Tell whether the user says that ranks save by themselves."""
+        return self._request.hand_over in ("always", "requeue")
 
     def nodes(self) -> list[str]:
         return [agent.name for agent in self._crew.agents.values()]
@@ -382,7 +406,10 @@ def main(arguments: list[str]) -> int:
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
     if owns_job:
         own = record_own_job(run, attempt, job_id)
-        if objection := find_objection(run, own, Slurm(shell, environ)):
+        objection = find_objection(run, own, Slurm(shell, environ)) or find_exhaustion(
+            run, own, read_history(run, attempt), restarts=request.restarts
+        )
+        if objection:
             write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection}")
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
             return 0

@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -122,6 +123,9 @@ class Crew:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._be_signalled, number)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            # A warning that the user's own `--signal=B:` asks for: we know the limit, and live on.
+            loop.add_signal_handler(number, partial(self._note, "warned", signal=int(number)))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         heard = []
         for address in self._starter.candidates():

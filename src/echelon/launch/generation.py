@@ -91,12 +91,12 @@ class Generation:
         self._start(meeting, [ranks_of(agent) for agent in self.agents])
         await self._watch_ranks()
         self._watch.end()
-        why = self._begin_to_explain()
+        first, why = self.stop, self._begin_to_explain()
         if self.stop and not self.stop.at_once:
             await self._stop_together()
         await self._end()
-        if why and self.stop and not self.stop.at_once:
-            stop = await why
+        if self.stop and not self.stop.at_once:
+            stop = await self._explain_last(self.stop, first, why)
             self.stop = replace(stop, message=f"{stop.message}{self._halted}")
         failed = bool(self.failures) and not self.stop
         spent = self._spending.record(time.monotonic(), failed=failed)
@@ -118,6 +118,22 @@ class Generation:
             return explained
 
         return asyncio.get_running_loop().create_task(explain())
+
+    async def _explain_last(
+        self, last: Stop, first: Stop | None, why: asyncio.Task[Stop] | None
+    ) -> Stop:
+        """Return which stop counts, in the cluster's words: the first, unless a user's came later.
+
+        Who ends a run while it saves before its time limit does not want it to go on.
+        """
+        if first is None or why is None:
+            return await self._explain(last)
+        explained = await why
+        if last.cause not in (first.cause, explained.cause):
+            last = await self._explain(last)
+            if last.cause == "cancelled":
+                return last
+        return explained
 
     def _start(self, meeting: Meeting, counts: Sequence[int]) -> None:
         first = 0

@@ -10,7 +10,16 @@ from collections.abc import Mapping
 from echelon.core.rundir import RunDir
 from echelon.core.slurm import Slurm
 from echelon.errors import EchelonError, UnavailableError
-from echelon.launch.attempts import Attempt, attempts, is_orphaned, outcome, submit_attempt
+from echelon.launch.attempts import (
+    SKIPPED,
+    Attempt,
+    attempts,
+    has_begun,
+    is_orphaned,
+    is_skipped,
+    outcome,
+    submit_attempt,
+)
 from echelon.launch.history import History
 from echelon.launch.verdict import Failure
 
@@ -54,7 +63,7 @@ def decide_hand_over(
     if not nodes_are_why:
         return "other nodes would not mend it"
     if len(history.failures) >= restarts:
-        return f"all {restarts} restarts are used up" if restarts else "restarts are switched off"
+        return _used_up(restarts)
     return f"{stalled} jobs in a row have saved nothing new" if stalled > _STALLED else ""
 
 
@@ -116,6 +125,15 @@ class Standby:
                 ["scontrol", "update", f"JobId={self.attempt.job_id}", f"ExcNodeList={hosts}"]
             )
 
+    def is_gone(self) -> bool:
+        """Tell whether somebody has taken it out of the queue."""
+        if not self.attempt:
+            return False
+        try:
+            return self._slurm.job(self.attempt.job_id, run_id=self._run.run_id).over
+        except EchelonError:
+            return False  # nobody has said so
+
     def withdraw(self) -> None:
         """Take it out of the queue: the run is at its end."""
         if self.attempt:
@@ -129,22 +147,47 @@ def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> str:
     That an earlier one is over is asked of Slurm, where its controller has not said so itself.
     """
     for earlier in reversed([one for one in attempts(run) if one.number < own.number]):
-        if earlier.job_id == own.job_id:
-            continue  # the same job, queued again
+        if own.job_id in (earlier.job_id, earlier.after):
+            continue  # the same job, queued again, or the one that waits for our own end
         ended = outcome(run, earlier.number)
-        if ended is None:
-            try:
-                job = slurm.job(earlier.job_id, run_id=run.run_id)
-            except UnavailableError:
-                if own.after == earlier.job_id:
-                    return ""  # Slurm would not have started us
-                raise
-            if not job.over:
-                return f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}"
-            cancelled = job.state == "CANCELLED" and not is_orphaned(run, earlier.number)
-            if own.after and cancelled:
-                return f"job {earlier.job_id} was cancelled"
-        elif own.after and not ended.next:
+        if ended and ended.state == SKIPPED:
+            continue  # it had no business here
+        if ended and not own.after:
+            return ""  # whoever submitted us knew
+        if ended and not ended.next:
             return f"the run is at its end: {ended.state}"
-        return ""
+        try:
+            job = slurm.job(earlier.job_id, run_id=run.run_id)
+        except UnavailableError:
+            if own.after == earlier.job_id:
+                return ""  # Slurm would not have started us
+            raise
+        if not job.over and not ended:
+            return f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}"
+        # Also when its controller has not heard of that, or too late.
+        cancelled = job.state == "CANCELLED" and not is_orphaned(run, earlier.number)
+        return f"job {earlier.job_id} was cancelled" if own.after and cancelled else ""
     return ""
+
+
+def find_exhaustion(run: RunDir, own: Attempt, history: History, *, restarts: int) -> str:
+    """Return why an attempt is one too many; empty when it is not.
+
+    A controller that is killed decides nothing, and leaves its standby in the queue. If that goes
+    on for ever, so would the run: whoever takes over from such a one looks at the budget itself.
+    """
+    begun = [one for one in attempts(run) if one.number < own.number and has_begun(run, one)]
+    before = next((one for one in reversed(begun) if not is_skipped(run, one)), None)
+    if before is None or outcome(run, before.number) is not None:
+        return ""
+    if not own.after and own.job_id != before.job_id:
+        return ""  # somebody wants it
+    if len(history.failures) > restarts:
+        return f"attempt {before.number} has ended without a word; {_used_up(restarts)}"
+    if history.stalled > _STALLED:
+        return f"{history.stalled} jobs in a row have saved nothing new"
+    return ""
+
+
+def _used_up(restarts: int) -> str:
+    return f"all {restarts} restarts are used up" if restarts else "restarts are switched off"

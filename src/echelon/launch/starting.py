@@ -99,7 +99,7 @@ class SlurmStarter:
             step = [
                 *("srun", f"--jobid={self._job}", f"--nodelist={hosts}"),
                 *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
-                *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill"),
+                *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill", "--export=ALL"),
                 *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none"),
                 gpus,
             ]

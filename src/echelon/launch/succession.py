@@ -12,6 +12,7 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.core.slurm import Slurm
 from echelon.errors import EchelonError, UnavailableError
+from echelon.launch.allocation import ANSWER_S
 from echelon.launch.handover import Standby
 from echelon.launch.journal import Journal
 
@@ -113,7 +114,17 @@ class StandbySuccession:
         if not self.assured():
             with contextlib.suppress(EchelonError):
                 await asyncio.to_thread(self._standby.submit, self._excluded)
+        elif await self._is_gone():
+            return ""
         return "standby" if self.assured() else "wanted"
+
+    async def _is_gone(self) -> bool:
+        """Tell whether somebody has cancelled it: then nobody is to go on."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await asyncio.to_thread(self._standby.is_gone)
+        except TimeoutError:
+            return False
 
     async def leave(self) -> None:
         pass

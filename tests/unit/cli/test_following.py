@@ -9,6 +9,7 @@ import pytest
 from echelon.cli import following
 from echelon.clusters.runs import prepare_run, submit_run
 from echelon.core.jobs import Job
+from echelon.launch.attempts import submit_attempt
 from echelon.spec import JobSpec
 
 
@@ -101,3 +102,20 @@ def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, monkey
     run = _start(cluster, tmp_path)
     monkeypatch.setattr(following, "_follow", follow)
     assert following.follow_to_the_end(run, cluster).exit_code == 130
+
+
+def test_what_waits_is_stopped_before_what_runs(tmp_path):
+    stopped = []
+
+    class _Two(_Cluster):
+        def job(self, job_id, **_):
+            return Job(id=job_id, state="PENDING" if job_id == "8" else "RUNNING")
+
+        def stop(self, job_id, **_):
+            stopped.append(job_id)
+
+    cluster = _Two()
+    run = _start(cluster, tmp_path)
+    submit_attempt(run, lambda _: "8", cluster.job, after="7")
+    following.stop_all(run, cluster)
+    assert stopped == ["8", "7"]

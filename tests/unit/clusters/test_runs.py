@@ -225,3 +225,12 @@ def test_a_resumed_run_is_its_new_job(run):
     attempt(run, after="1")
     attempt(run)
     assert runs.current_job(run, Knows(j1="FAILED", j2="CANCELLED", j3="PENDING")).id == "3"
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT"])
+def test_what_slurm_has_forgotten_is_as_its_controller_saw_it_end(run, state):
+    attempt(run, owner="1.0", outcome={"state": state, "exit_code": 9})
+    attempt(run, after="1")
+    found = runs.current_job(run, Knows(j1="UNKNOWN", j2="UNKNOWN"))
+    assert (found.id, found.state, found.exit_code) == ("1", state, 9)
+    assert runs.current_job(run, Knows(j1="FAILED", j2="UNKNOWN")).state == "FAILED"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from echelon.clusters.sbatch import parse_directives, render_directives
 from echelon.errors import UsageError
-from echelon.spec import GPU_OPTIONS, MAIL_TYPES, Layer, merge
+from echelon.spec import GPU_OPTIONS, MAIL_TYPES, JobSpec, Layer, merge
 
 SEEDS = Path(__file__).parents[2] / "golden" / "directives"
 
@@ -101,6 +101,10 @@ def test_what_is_written_is_read_back(spec):
             {"gpus": 2, "gpu_option": "gpus-per-node"},
         ),
         ("#SBATCH --signal=USR1@90", {"signal_lead": 90}),
+        ("#SBATCH --no-requeue --requeue", {"hand_over": "requeue"}),
+        ("#SBATCH --requeue\n#SBATCH --no-requeue", {"hand_over": "never"}),
+        ("#SBATCH --requeue --no-requeue\n#SBATCH --requeue", {"hand_over": "requeue"}),
+        ("#SBATCH --signal=SIGUSR1@90", {"signal_lead": 90}),
         ("#SBATCH --signal=B:TERM@90", {"slurm.extra": {"signal": "B:TERM@90"}}),
         ("#SBATCH --mem=0", {"slurm.extra": {"mem": "0"}}),
         (
@@ -215,3 +219,11 @@ def test_documented_scripts_are_understood(name, values):
     seen = {key: getattr(spec, key) for key in values}
     seen["nodes"] = str(spec.nodes)
     assert seen == {"nodes": "1", **values}
+
+
+@pytest.mark.parametrize("style", ["echelon", "torchrun", "srun"])
+@pytest.mark.parametrize(("mode", "word"), [("never", "--no-requeue"), ("requeue", "--requeue")])
+def test_slurm_hears_that_nobody_is_to_go_on(style, mode, word):
+    """Where a cluster requeues jobs by habit, silence would mean yes."""
+    lines = render_directives(JobSpec(script="a.py", style=style, hand_over=mode)).split("\n")
+    assert f"#SBATCH {word}" in lines

@@ -22,7 +22,7 @@ ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_CONF":
 
 def stamp(seconds_from_now, *, clock=0.0):
     moment = time.time() + clock + seconds_from_now
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment))
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment))
 
 
 class Answers:
@@ -112,6 +112,34 @@ def test_a_limit_that_was_moved_is_seen(monkeypatch):
 
     answers.show = shorten
     assert watch(answers, View(10.0), monkeypatch).cause == "time limit"
+
+
+def test_a_limit_is_kept_in_mind_while_slurmctld_is_away(monkeypatch):
+    answers = Answers(left_s=10.5)
+    show = answers.show
+
+    def once(argv):
+        shown = show(argv)
+        answers.show = lambda _argv: ""
+        return shown
+
+    answers.show = once
+    assert watch(answers, View(10.0, moves=False), monkeypatch).cause == "time limit"
+
+
+def test_times_are_asked_for_in_utc():
+    """In local time the hour in which clocks are put back comes twice."""
+    seen = []
+
+    class Noting(FakeShell):
+        def run(self, argv, **more):
+            seen.append(more["env"]["TZ"])
+            return super().run(argv, **more)
+
+    place = SlurmAllocation(Noting(answers={"scontrol": ""}), {**ENVIRON, "TZ": "Europe/Berlin"})
+    asyncio.run(place.explain(Stop("cancelled", "x", 143)))
+    assert seen == ["UTC0"]
+    assert parse_time("2026-10-25T02:30:00") == 1792895400.0
 
 
 def test_a_drained_node_is_left_if_the_run_can_move(monkeypatch):

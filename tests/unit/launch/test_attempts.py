@@ -8,10 +8,12 @@ import pytest
 from echelon.core.events import EventWriter
 from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
+from echelon.errors import UnavailableError
 from echelon.launch.attempts import (
     Outcome,
     attempts,
     begin_attempt,
+    is_superseded,
     outcome,
     own_attempt,
     record_own_job,
@@ -63,12 +65,23 @@ def test_one_that_nobody_has_written_down_writes_itself(run):
 
 
 def test_a_job_that_is_queued_is_written_down_whatever_else_fails(run):
-    def look(_):
-        raise RuntimeError("slurmctld is away")
+    """Nor does anybody hear that it was not queued, and queue another."""
 
-    with pytest.raises(RuntimeError):
-        submit_attempt(run, lambda _: "7", look)
-    assert [one.job_id for one in attempts(run)] == ["7"]
+    def look(_):
+        assert [one.after for one in attempts(run)] == ["6"]  # it may begin before we are told
+        raise UnavailableError("slurmctld is away", hint="")
+
+    assert submit_attempt(run, lambda _: "7", look, after="6").job_id == "7"
+    assert [(one.job_id, one.after) for one in attempts(run)] == [("7", "6")]
+
+
+def test_an_attempt_that_finds_nothing_to_do_supersedes_nobody(run):
+    for owner in ("7.0", "8.0"):
+        begin_attempt(run, "", owner)
+    assert not is_superseded(run, 1)
+    events(run, 2)
+    assert not is_superseded(run, 2)
+    assert is_superseded(run, 1)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"state": 1}', '{"exit_code": 0}'])

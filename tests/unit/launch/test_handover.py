@@ -9,8 +9,8 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell, Result
 from echelon.core.slurm import Slurm
 from echelon.errors import UnavailableError
-from echelon.launch.attempts import Attempt
-from echelon.launch.handover import Standby, decide_hand_over, find_objection
+from echelon.launch.attempts import Attempt, orphan
+from echelon.launch.handover import Standby, decide_hand_over, find_exhaustion, find_objection
 from echelon.launch.history import History
 from echelon.launch.verdict import Failure
 
@@ -171,6 +171,15 @@ def test_what_a_controller_has_said_is_believed(run, outcome, after, allowed):
     assert (find_objection(run, own(after=after), Told()) == "") == allowed
 
 
+def test_a_job_that_was_cancelled_while_it_saved_stays_cancelled(run):
+    earlier(run, outcome={"state": "TIMEOUT", "next": "standby"})
+    assert "was cancelled" in find_objection(run, own(), Told(j1="CANCELLED"))
+    assert find_objection(run, own(), Told(j1="FAILED")) == ""
+    assert find_objection(run, own(after=""), Told(j1="CANCELLED")) == ""
+    orphan(run, 1)
+    assert find_objection(run, own(), Told(j1="CANCELLED")) == ""
+
+
 def test_a_standby_trusts_that_slurm_started_it(run):
     earlier(run)
     assert find_objection(run, own(), Told()) == ""
@@ -182,3 +191,39 @@ def test_a_job_that_was_queued_again_is_not_its_own_enemy(run):
     earlier(run)
     again = Attempt(number=2, job_id="1")
     assert find_objection(run, again, Told(j1="RUNNING")) == ""
+
+
+def test_nor_is_the_one_that_waits_for_its_end(run):
+    earlier(run)
+    earlier(run)
+    (run.attempt(2) / "job.json").write_text('{"job_id": "2", "after": "1"}')
+    again = Attempt(number=3, job_id="1")
+    assert find_objection(run, again, Told(j1="RUNNING", j2="PENDING")) == ""
+
+
+def test_one_that_had_no_business_here_says_nothing_about_the_run(run):
+    earlier(run, outcome={"state": "TIMEOUT", "next": "standby"})
+    earlier(run, outcome={"state": "SKIPPED"})
+    assert find_objection(run, Attempt(number=3, job_id="3", after="1"), Told()) == ""
+
+
+@pytest.mark.parametrize(
+    ("failures", "stalled", "own", "why"),
+    [
+        (1, 0, {"after": "1"}, ""),
+        (2, 0, {"after": "1"}, "attempt 1 has ended without a word; all 1 restarts are used up"),
+        (1, 2, {"after": "1"}, ""),
+        (1, 3, {"after": "1"}, "3 jobs in a row have saved nothing new"),
+        (2, 0, {"job_id": "1"}, "attempt 1 has ended without a word; all 1 restarts are used up"),
+        (2, 9, {}, ""),  # somebody wants it
+    ],
+)
+def test_whoever_takes_over_from_a_silent_one_looks_at_the_budget(run, failures, stalled, own, why):
+    earlier(run)
+    (run.attempt(1) / "owner").touch()
+    lost = Failure(cause="lost node", message="gone")
+    history = History(failures=(lost,) * failures, stalled=stalled)
+    attempt = Attempt(number=2, **{"job_id": "2", **own})
+    assert find_exhaustion(run, attempt, history, restarts=1) == why
+    run.outcome(1).write_text('{"state": "TIMEOUT", "exit_code": 75, "next": "standby"}')
+    assert find_exhaustion(run, attempt, history, restarts=1) == ""

@@ -74,7 +74,7 @@ def test_the_step_takes_every_node_and_all_its_gpus_once():
     calls = [call for call in shell.calls if call[0] == "srun"]
     fixed = (
         "--ntasks-per-node=1",
-        *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill"),
+        *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill", "--export=ALL"),
         *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none"),
     )
     assert calls == [
