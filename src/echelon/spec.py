@@ -245,7 +245,13 @@ class JobSpec:
 
     @property
     def tasks_per_node(self) -> int:
-        """Slurm's tasks: where a launcher on each node starts the ranks, one."""
+        """Slurm's tasks: where a launcher on each node starts the ranks, one.
+
+        So it is with our own where the number of nodes is open: with tasks per node Slurm would
+        take no more nodes than it must.
+        """
+        if self.nodes.low != self.nodes.high:
+            return 1
         return self.procs_per_node if self.style in ("echelon", "srun", "file") else 1
 
     @property
@@ -303,8 +309,8 @@ class JobSpec:
             found.append(f"{self.gpus} GPUs cannot be shared evenly by {self.tasks_per_node} tasks")
         if self.nodes.low != self.nodes.high and self.style not in ("echelon", "torchrun"):
             found.append(f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}")
-        if self.nodes.low != self.nodes.high and self.gpu_option == "gpus":
-            found.append(f"a total of GPUs cannot be asked for {self.nodes} nodes")
+        if self.nodes.low != self.nodes.high and self.gpu_option in ("gpus", "gpus-per-task"):
+            found.append(f"gpu_option '{self.gpu_option}' needs a fixed number of nodes")
         if self.signal_lead_s and self.style in ("static", "torchrun"):
             found.append(f"style '{self.style}' does not hand a signal on to its ranks")
         if self.module and self.style in ("static", "torchrun"):

@@ -74,7 +74,7 @@ def test_a_run_goes_on_without_a_node_that_it_lost(full, submitted, tmp_path, fa
 
 
 def test_a_run_that_needs_the_node_ends_with_a_verdict(full, submitted, tmp_path):
-    run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1")
+    run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1", "--hand-over=never")
     await_world(tmp_path, 2)
     full("kill", "node2")
     said, _ = run.communicate(timeout=60)

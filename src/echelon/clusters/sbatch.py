@@ -122,7 +122,7 @@ def render_options(spec: JobSpec) -> dict[str, str]:
         "account": spec.account,
         "qos": spec.qos,
         "nodes": nodes,
-        "ntasks-per-node": str(spec.tasks_per_node),
+        "ntasks-per-node": str(spec.tasks_per_node) if spec.nodes.low == spec.nodes.high else "",
         **_gpu_options(spec),
         # Ours are per rank; a launcher's task holds all ranks of its node.
         "cpus-per-task": str(spec.cpus_per_task * spec.ranks_per_task or ""),

@@ -61,6 +61,9 @@ class Allocation(Protocol):
     async def explain(self, stop: Stop) -> Stop:
         """Return a stop that a signal has brought, with what the cluster says about it."""
 
+    async def reaches_cluster(self) -> bool:
+        """Tell whether the cluster answers: if not, it may be we who are cut off."""
+
 
 class OwnMachine:
     """No allocation: nobody takes a machine away from itself."""
@@ -70,6 +73,9 @@ class OwnMachine:
 
     async def explain(self, stop: Stop) -> Stop:
         return stop
+
+    async def reaches_cluster(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +120,18 @@ class SlurmAllocation:
                 return
 
     async def explain(self, stop: Stop) -> Stop:
+        look = await self._look_soon()
+        return judge_stop(stop, look, time.time(), time.monotonic()) if look else stop
+
+    async def reaches_cluster(self) -> bool:
+        return await self._look_soon() is not None
+
+    async def _look_soon(self) -> _Look | None:
         try:
             async with asyncio.timeout(ANSWER_S):
-                look = await asyncio.to_thread(self._look)
+                return await asyncio.to_thread(self._look)
         except TimeoutError:
-            look = None
-        return judge_stop(stop, look, time.time(), time.monotonic()) if look else stop
+            return None
 
     def _look_around(self, nodes: Sequence[str]) -> tuple[_Look | None, str]:
         drained = find_drained(self._show("node", ",".join(nodes)).splitlines()) if nodes else ""

@@ -282,7 +282,7 @@ class Controller:
             if not generation.failures:
                 return None
             verdict = judge(generation.failures)
-            self._record.blame(verdict.failure)
+            await self._blame(verdict.failure)
             why_not = decide_retry(
                 verdict.failure,
                 self._failures,
@@ -299,6 +299,11 @@ class Controller:
             told = render(verdict, run=self._run.path)
             used = f"restart {len(self._failures)} of {self._request.restarts}"
             self._journal.report(f"{used}: {told}")
+
+    async def _blame(self, failure: Failure) -> None:
+        """Write down what is a node's fault; who cannot reach the cluster itself blames nobody."""
+        if failure.cause != "lost node" or await self._allocation.reaches_cluster():
+            self._record.blame(failure)
 
     async def _run_generation(self, number: int) -> Generation:
         agents = [self._crew.agents[node] for node in sorted(self._crew.agents)]
@@ -402,7 +407,8 @@ def main(arguments: list[str]) -> int:
         _die_with(int(command))
     job_id = environ.get("SLURM_JOB_ID", "")
     owns_job = bool(job_id) and HERE not in environ
-    owner = f"{job_id}.{environ.get('SLURM_RESTART_COUNT', 0)}" if owns_job else str(os.getpid())
+    # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
+    owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
     if owns_job:
         own = record_own_job(run, attempt, job_id)

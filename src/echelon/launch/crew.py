@@ -27,6 +27,8 @@ from echelon.launch.verdict import OUR_PAUSE
 
 LEAVE_S = 5.0
 """How long agents may take to go, once they are told to."""
+LOST_S = 1.0
+"""How long, where some are lost."""
 STRANGERS = 64
 """Connections beyond one per node that may be without a handshake. With more the oldest is dropped:
 else whoever opens enough of them would take all the files that a process may have open."""
@@ -114,6 +116,7 @@ class Crew:
         self._furthest = (0, -1)
         """The newest generation, and the step that it has come to."""
         self._strangers = 0
+        self._lost = False
         self._signals = 0
         self._paused_s, self._resumed_s = 0.0, float("-inf")
         """For how long this process last did not run at all, and when that was over."""
@@ -163,6 +166,7 @@ class Crew:
                 self.agents[what.node] = agent
                 self._note("joined", node=what.node, name=what.name, gpus=what.gpus)
             case Lost() if agent and self.has(agent):
+                self._lost = True
                 del self.agents[agent.node]
                 self._note("lost", node=agent.node, name=agent.name, reason=what.reason)
             case Note() if agent:
@@ -193,7 +197,8 @@ class Crew:
             self._pulse.cancel()
         for agent in self.agents.values():
             agent.link.say(Leave())
-        deadline = time.monotonic() + LEAVE_S
+        # What brought an agent that is lost would wait for it much longer.
+        deadline = time.monotonic() + (LOST_S if self._lost else LEAVE_S)
         left = {started.pid for started in self.started}
         while left and time.monotonic() < deadline:
             self._dismiss_late()

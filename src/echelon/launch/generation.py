@@ -50,6 +50,8 @@ AGREE_S = 30.0
 """How long ranks may take to come to the place where they stop, if nobody says otherwise."""
 SAVE_S = 120.0
 """How long they may take to save, and go; likewise."""
+AGAIN_S = 0.5
+"""After which time ranks that did not listen are asked again whether they do."""
 KILL_S = 3.0
 """What ranks get between being asked to go, when they would not agree, and being killed."""
 END_S = 10.0
@@ -79,7 +81,8 @@ class Generation:
         self.stacks: dict[str, str] = {}
         self._ranks: dict[int, Agent] = {}
         """Those that have not gone."""
-        self._deaf = False
+        self._gone_by_s: float | None = None
+        """When ranks that do not listen have to be gone; None before they were asked."""
         self._halted = ""
         """Where all ranks have stopped together, in words."""
         self._request, self._journal = request, journal
@@ -244,19 +247,23 @@ class Generation:
     # --- stopping -------------------------------------------------------------------------------
 
     async def _stop_together(self) -> None:
-        """Have ranks that listen stop at one place, save, and go; others are ended as they are."""
-        accord = Accord((agent.node for agent in self.agents), self.number)
-        self._tell_all(accord.begin())
-        until_s, step = time.monotonic() + AGREE_S, -1
-        while self._ranks and not accord.deaf:
-            match await self._crew.next(self._before(until_s)):
+        """Have ranks that listen stop at one place, save, and go.
+
+        Others are asked to go by a signal, and have their grace; those that begin to listen only
+        now, because their training is about to begin, can still come to a place in that time.
+        """
+        accord = self._begin_accord()
+        until_s, again_s, step = time.monotonic() + AGREE_S, math.inf, -1
+        while self._ranks:
+            match await self._crew.next(min(self._before(until_s), again_s)):
+                case None if again_s <= time.monotonic() < self._before(until_s):
+                    accord, again_s = self._begin_accord(), math.inf
                 case None | (Agent(), Lost()):
                     return
                 case (Agent() as agent, Place() as place):
-                    order = accord.hear(agent.node, place)
-                    self._tell_all(order)
-                    if isinstance(order, Commit):
-                        until_s = time.monotonic() + SAVE_S
+                    until_s = self._hear(accord, agent, place, until_s)
+                    if accord.deaf:
+                        again_s = min(again_s, time.monotonic() + AGAIN_S)
                 case (_, Stop() as stop):
                     self.stop = stop
                     if stop.at_once:
@@ -264,14 +271,34 @@ class Generation:
                 case (Agent() as agent, RankExited() as gone):
                     step = max(step, gone.step)
                     await self._notice((agent, gone))
-        self._deaf = accord.deaf
-        if self._ranks or self.failures:
-            return
+        if not self.failures:
+            self._take_stop(accord, step)
+
+    def _take_stop(self, accord: Accord, step: int) -> None:
+        """Say where all have stopped, now that all are gone and none has failed."""
         if accord.committed:
             self._journal.note("stopped", generation=self.number, step=step)
             self._halted = f"; all ranks stopped after step {step}, and saved"
-        else:
+        elif self._gone_by_s is None:
             self.stop = None  # they were done before they came to the place
+
+    def _begin_accord(self) -> Accord:
+        accord = Accord((agent.node for agent in self.agents), self.number)
+        self._tell_all(accord.begin())
+        return accord
+
+    def _hear(self, accord: Accord, agent: Agent, place: Place, until_s: float) -> float:
+        """Take an agent's answer; return until when ranks may now take."""
+        order = accord.hear(agent.node, place)
+        self._tell_all(order)
+        if isinstance(order, Commit):
+            return time.monotonic() + SAVE_S
+        if accord.deaf and self._gone_by_s is None:
+            ask = self._last_order(deaf=True)
+            self._gone_by_s = time.monotonic() + ask.grace_s
+            self._tell({one.node for one in self.agents}, ask)
+            return self._gone_by_s
+        return until_s
 
     def _before(self, until_s: float) -> float:
         """Return until when something may take: to the stop's own deadline, where it has one."""
@@ -312,16 +339,18 @@ class Generation:
     def _is_held(self, nodes: set[int]) -> bool:
         return any(self._crew.agents[node].held for node in nodes & self._crew.agents.keys())
 
-    def _last_order(self) -> End:
+    def _last_order(self, *, deaf: bool = False) -> End:
         """Return how ranks are to be ended: asked first, where there is time for that."""
         stop = self.stop
         if not stop or stop.at_once:
             return End(generation=self.number)
+        if self._gone_by_s is not None:  # they were asked
+            return End(generation=self.number, grace_s=max(0.0, self._gone_by_s - time.monotonic()))
         left_s = math.inf
         if stop.deadline_s is not None:
             left_s = max(0.0, stop.deadline_s - time.monotonic())
-        grace_s, ask = float(self._request.grace_s) if self._deaf else KILL_S, signal.SIGTERM
-        if self._deaf and self._request.lead_s and stop.cause == "time limit":
+        grace_s, ask = float(self._request.grace_s) if deaf else KILL_S, signal.SIGTERM
+        if deaf and self._request.lead_s and stop.cause == "time limit":
             # It wants to be warned, and what it does with the time that is left is its own affair.
             grace_s, ask = max(grace_s, self._request.lead_s), signal.SIGUSR1
         return End(

@@ -83,6 +83,8 @@ class NodeRanks:
         self._spawn = spawn
         """Has something done beside all else; what fails in it is the agent's to report."""
         self._ranks: dict[int, _Rank] = {}
+        self._kills: dict[int, asyncio.TimerHandle] = {}
+        """By generation: kills that are due when its grace is over."""
         self._starting: dict[int, asyncio.Task[None]] = {}
         """By generation: starts that wait for storage."""
         self._reporting: Counter[int] = Counter()
@@ -172,12 +174,22 @@ class NodeRanks:
         if order.grace_s > 0:
             if order.signal:
                 self._nursery.tell({**kill, "signal": order.signal})
-            asyncio.get_running_loop().call_later(order.grace_s, self._nursery.tell, kill)
+            self._respite(order.generation)
+            self._kills[order.generation] = asyncio.get_running_loop().call_later(
+                order.grace_s, self._nursery.tell, kill
+            )
         else:
             self._nursery.tell(kill)
 
+    def _respite(self, generation: int) -> None:
+        """Do not kill ranks that were to be killed."""
+        if kill := self._kills.pop(generation, None):
+            kill.cancel()
+
     def steer(self, order: Propose | Commit) -> None:
-        """Have the ranks wait at a place, or stop there."""
+        """Have the ranks wait at a place, or stop there: for that they get the time it takes."""
+        if isinstance(order, Commit):
+            self._respite(order.generation)
         for beacon in self._beacons(order.generation):
             if isinstance(order, Commit):
                 beacon.committed = order.place

@@ -152,7 +152,8 @@ class RequeueSuccession:
 
     async def leave(self) -> None:
         if self._wanted:  # it ends us as well
-            await asyncio.to_thread(self._slurm.ask, ["scontrol", "requeue", self._job_id])
+            with contextlib.suppress(EchelonError):  # it may be ended before it can answer
+                await asyncio.to_thread(self._slurm.ask, ["scontrol", "requeue", self._job_id])
 
 
 def choose_succession(
