@@ -9,7 +9,7 @@ Debian's Slurm. Short forms, to see whether it works:
     soak.py limit --trainings 2 --seconds 60 --pace 0.1 --time 1m --no-requeue
     soak.py preempt --times 2 --between 5
     soak.py nodes --minutes 2 --every 15
-    soak.py storm --minutes 3 --every 20 --calibrate 15 --peer
+    soak.py storm --minutes 3 --every 20 --calibrate 15
     soak.py controller --seconds 15
 """
 
@@ -41,8 +41,8 @@ ALL = (
     ["limit"],
     ["preempt"],
     ["nodes"],
-    ["storm", "--peer"],
-    ["storm", "--faults=ranks", "--peer"],
+    ["storm"],
+    ["storm", "--faults=ranks"],
     ["controller"],
 )
 
@@ -76,7 +76,9 @@ def parse_arguments(words):
     storm.add_argument("--minutes", type=float, default=30)
     storm.add_argument("--every", type=float, default=60, help="seconds between two faults")
     storm.add_argument("--faults", choices=["all", "ranks"], default="all")
-    storm.add_argument("--peer", action="store_true", help="the same for torchrun + requeue")
+    storm.add_argument(
+        "--sides", choices=["echelon", "torchrun", "both"], default="both", help="who stands in it"
+    )
     storm.add_argument("--nodes", default="2:4")
     storm.add_argument("--pace", dest="pace_s", type=float, default=0.1)
     storm.add_argument("--save-every", type=int, default=20, help="steps between checkpoints")

@@ -46,8 +46,8 @@ def plan_storm(seed, minutes, every_s, *, ranks_alone):
 def soak_storm(here, asked, report):
     """Have Echelon, and perhaps its peer, stand in the same storm."""
     plan = plan_storm(asked.seed, asked.minutes, asked.every, ranks_alone=asked.faults == "ranks")
-    sides = [EchelonSide, PeerSide] if asked.peer else [EchelonSide]
-    for side in sides:
+    sides = [EchelonSide, PeerSide]
+    for side in [one for one in sides if asked.sides in (one.name, "both")]:
         figures = report.figures[side.name] = {}
         with report.trial(side.name):
             step_s = _calibrate(here, side, asked)
@@ -65,8 +65,9 @@ def soak_storm(here, asked, report):
         with report.trial(f"all at rest after {side.name}"):
             here.calm()
     limit = 97 if asked.faults == "ranks" else 92
-    ours = report.figures["echelon"].get("effective_percent")
-    report.goals = {"effective training time, percent": (ours, "≥", limit)}
+    if ours := report.figures.get("echelon"):
+        effective = ours.get("effective_percent")
+        report.goals = {"effective training time, percent": (effective, "≥", limit)}
 
 
 def _calibrate(here, side, asked):
