@@ -286,6 +286,12 @@ class JobSpec:
         stem = self.script.rpartition("/")[2].rpartition(".")[0] or self.script.rpartition("/")[2]
         return self.name or " ".join(stem.split()) or "echelon"
 
+    @property
+    def _warned_s(self) -> int:
+        """How long before the end of a job its ranks are told, whatever they are."""
+        saves = self.hand_over in ("always", "requeue")
+        return max(self.signal_lead_s, self.grace_s + 10 if saves else 0)
+
     def problems(self) -> list[str]:
         """Return everything in it that cannot be."""
         found = []
@@ -313,6 +319,12 @@ class JobSpec:
             found.append(f"gpu_option '{self.gpu_option}' needs a fixed number of nodes")
         if self.signal_lead_s and self.style in ("static", "torchrun"):
             found.append(f"style '{self.style}' does not hand a signal on to its ranks")
+        limit_s = parse_duration(self.time) if self.time else None
+        if self.style == "echelon" and limit_s is not None and limit_s <= self._warned_s:
+            found.append(
+                f"a time of {self.time} leaves none to work: its end is told {self._warned_s} s "
+                "before (signal_lead, grace)"
+            )
         if self.module and self.style in ("static", "torchrun"):
             found.append(f"style '{self.style}' takes a script, not a module")
         found += [

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -124,6 +126,28 @@ def test_slurms_own_cancel_ends_the_chain_too(full, chain):
     assert [one["state"] for one in run.outcomes()][:1] == ["CANCELLED"], said
 
 
+def test_what_waits_is_gone_before_a_cancelled_job_is(full, tmp_path):
+    """Slurm may kill a controller whose ranks take their time."""
+    (tmp_path / "deaf.py").write_text("""\
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open("began", "w").close()
+time.sleep(600)
+""")
+    environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
+    command = [sys.executable, "-m", "echelon", "submit", "--nodes=1", "--procs=1", "deaf.py"]
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=60)
+    try:
+        assert wait_until((tmp_path / "began").exists, timeout_s=60, interval_s=0.1)
+        assert wait_until(lambda: len(queue(full)) == 2, timeout_s=20, interval_s=0.1)
+        first, standby = sorted(queue(full), key=int)
+        full.exec("scancel", "--signal=TERM", "--batch", first)
+        assert wait_until(lambda: standby not in queue(full), timeout_s=10, interval_s=0.1)
+        assert first in queue(full)
+    finally:
+        full.calm()
+
+
 def test_where_jobs_may_not_submit_the_command_that_waits_does(full, chain, tmp_path, undisturbed):
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -168,7 +192,7 @@ def test_a_node_that_is_drained_is_left(full, chain, undisturbed):
         check_end(full, run, undisturbed, jobs=2)
     finally:
         full.exec("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    assert f"{node} is being drained (memory)" in run.said_so_far()
+    assert f"{node} (memory) is being drained" in run.said_so_far()
     assert node not in expand(full.job(run.job(2))["NodeList"])
 
 

@@ -58,6 +58,8 @@ def test_every_problem_is_told_at_once_with_where_it_stands():
         ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes is a key of the request"),
         ({"mem": "0"}, "0 means all of a node's memory"),
         ({"style": "torchrun", "signal_lead": 60}, "does not hand a signal on"),
+        ({"time": "1m", "signal_lead": 60}, "a time of 00:01:00 leaves none to work"),
+        ({"time": "1m", "grace": 50, "hand_over": "always"}, "its end is told 60 s before"),
         ({"env": {"A B": "1"}}, "'A B' cannot be the name of a variable"),
         ({"slurm.extra": {"a b": "1"}}, "'a b' is not an sbatch option"),
         ({"mail_type": "END,NEVER"}, "'NEVER' is not one of"),

@@ -203,7 +203,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     Example: echelon status last
     """
     from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
-    from echelon.launch.attempts import attempts, has_begun  # noqa: PLC0415
+    from echelon.launch.attempts import attempts, is_of_use  # noqa: PLC0415
     from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
@@ -213,7 +213,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         "state": job.state,
         "reason": job.reason,
         "job": job.id,
-        "attempts": len([one for one in attempts(found) if not one.after or has_begun(found, one)]),
+        "attempts": sum(is_of_use(found, attempt) for attempt in attempts(found)),
         "nodes": job.nodes,
         "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
         "directory": str(found.path.absolute()),

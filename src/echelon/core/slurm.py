@@ -87,10 +87,10 @@ class Slurm:
             if done.code == 0:
                 return done.stdout.strip().partition(";")[0]
             if not _AWAY.search(done.stderr):
-                raise UsageError(
-                    f"Slurm refuses the job: {_last_line(done.stderr)}",
-                    hint=f"the script is {script}; try it yourself: sbatch --test-only {script}",
-                )
+                hint = f"the script is {script}; try it yourself: sbatch --test-only {script}"
+                if exclude:  # it may be that too few are left
+                    hint = f"it is kept away from {exclude}; echelon nodes says why"
+                raise UsageError(f"Slurm refuses the job: {_last_line(done.stderr)}", hint=hint)
             if pause_s is not None:
                 self._sleep(pause_s)
             if found := self._find(comment):

@@ -105,6 +105,11 @@ def is_skipped(run: RunDir, attempt: Attempt) -> bool:
     return ended is not None and ended.state == SKIPPED
 
 
+def is_of_use(run: RunDir, attempt: Attempt) -> bool:
+    """Tell whether an attempt is one in a user's eyes: not a standby that nobody has needed."""
+    return (not attempt.after or has_begun(run, attempt)) and not is_skipped(run, attempt)
+
+
 def _read(run: RunDir, number: int, name: str) -> Mapping[str, Any]:
     try:
         record = json.loads((run.attempt(number) / name).read_text())

@@ -102,6 +102,7 @@ class Controller:
         """When this attempt began."""
         self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
         self._excluded = self._exclusions()
+        self._withdrawing: asyncio.Task[str] | None = None
 
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
@@ -153,8 +154,22 @@ class Controller:
                     self._crew.post(Stop("superseded", message, STOPPED_IN_TIME, at_once=True))
                     return
 
+    async def _explain(self, stop: Stop) -> Stop:
+        """Return a stop in the cluster's words.
+
+        When somebody has cancelled the run, Slurm may kill us before our ranks are gone: what waits
+        leaves the queue first.
+        """
+        explained = await self._allocation.explain(stop)
+        if explained.cause == "cancelled" and self._withdrawing is None:
+            withdraw = self._succession.conclude(wanted=False)
+            self._withdrawing = asyncio.get_running_loop().create_task(withdraw)
+        return explained
+
     async def _conclude(self, verdict: Verdict | None) -> Outcome:
         """See to it that another job goes on, if one should; say how this one has ended."""
+        if self._withdrawing is not None:
+            await self._withdrawing
         if verdict is None:
             await self._succession.conclude(wanted=False)
             return Outcome(state="COMPLETED", exit_code=0)
@@ -253,7 +268,7 @@ class Controller:
                 case None:
                     break
                 case (_, Stop() as stop):
-                    return judge([_stopped(await self._allocation.explain(stop))])
+                    return judge([_stopped(await self._explain(stop))])
                 case (_, Gone() as gone):
                     awaited -= gone.started.nodes
         unfit = [agent.hello for _, agent in sorted(self._crew.unfit.items())]
@@ -314,14 +329,14 @@ class Controller:
             journal=self._journal,
             crew=self._crew,
             watch=self._watch,
-            explain=self._allocation.explain,
+            explain=self._explain,
         )
         try:
             meeting = await self._place.find(agents, number)
         except MeetingError as error:
             generation.failures.append(error.failure)
         except StopError as error:
-            generation.stop = await self._allocation.explain(error.stop)
+            generation.stop = await self._explain(error.stop)
         else:
             await generation.run(meeting, self._ranks_of)
         return generation

@@ -54,6 +54,15 @@ def test_a_refusal_is_told_and_not_repeated():
     assert len(shell.calls) == 1
 
 
+def test_a_refusal_names_the_nodes_that_are_left_out():
+    shell = FakeShell(answers={"sbatch": failed("sbatch: error: not available\n")})
+    with pytest.raises(UsageError) as told:
+        cluster(shell).submit(
+            Path("job.sh"), run_id="r-1", attempt=1, environ={}, exclude="node[1-3]"
+        )
+    assert told.value.hint == "it is kept away from node[1-3]; echelon nodes says why"
+
+
 def test_a_controller_that_is_away_for_a_moment_is_waited_for():
     answers = {"sbatch": in_turn(failed(AWAY), Result(argv=(), stdout="7\n")), "squeue": ""}
     slept = []

@@ -13,6 +13,7 @@ from echelon.launch.attempts import (
     Outcome,
     attempts,
     begin_attempt,
+    is_of_use,
     is_superseded,
     outcome,
     own_attempt,
@@ -73,6 +74,17 @@ def test_a_job_that_is_queued_is_written_down_whatever_else_fails(run):
 
     assert submit_attempt(run, lambda _: "7", look, after="6").job_id == "7"
     assert [(one.job_id, one.after) for one in attempts(run)] == [("7", "6")]
+
+
+def test_a_standby_that_nobody_has_needed_is_no_attempt_in_a_users_eyes(run):
+    for number, after in (("7", ""), ("8", "7")):
+        submit_attempt(run, lambda _, n=number: n, lambda n: Job(id=n, state="x"), after=after)
+    first, standby = attempts(run)
+    assert (is_of_use(run, first), is_of_use(run, standby)) == (True, False)
+    own_attempt(run, 2, "8.0")
+    assert is_of_use(run, standby)
+    run.outcome(2).write_text('{"state": "SKIPPED", "exit_code": 0}')
+    assert not is_of_use(run, standby)
 
 
 def test_an_attempt_that_finds_nothing_to_do_supersedes_nobody(run):
