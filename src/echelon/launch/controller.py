@@ -192,7 +192,7 @@ class Controller:
         else:
             if planned:
                 verdict = replace(verdict, not_retried=why_not)
-            if verdict.failure.cause in RESUMABLE and newest_checkpoint(self._run) >= 0:
+            if verdict.failure.cause in RESUMABLE and self._newest_saved() >= 0:
                 verdict = replace(verdict, advice=f"go on with: echelon resume {name}")
             self._journal.leave_verdict(verdict)
             self._journal.report(f"{name} failed\n{render(verdict, run=self._run.path)}")
@@ -207,8 +207,15 @@ class Controller:
             cluster, self._environ, nodelist=request.nodelist, exclude=request.exclude
         )
 
+    def _newest_saved(self) -> int:
+        """Return the step that a next attempt would go on from; -1 when nothing is saved.
+
+        Checkpoints may be elsewhere than in the run's own folder: then ranks have said so.
+        """
+        return max([newest_checkpoint(self._run), *(saved for *_, saved in self._paces())])
+
     def _decide_hand_over(self, verdict: Verdict) -> str:
-        failure, saved = verdict.failure, newest_checkpoint(self._run)
+        failure, saved = verdict.failure, self._newest_saved()
         too_few = len(self._crew.agents) < self._request.low
         return decide_hand_over(
             failure,

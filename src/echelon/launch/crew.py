@@ -45,7 +45,7 @@ class Agent:
     hello: Hello
     link: Link
     pace: list[int] = field(default_factory=list)
-    """Of its last pulse: see `Pulse.pace`."""
+    """Of the last pulse with ranks: see `Pulse.pace`."""
     held: bool = False
     """Whether storage holds one of its ranks: not even a kill ends that before storage is back."""
 
@@ -229,7 +229,7 @@ class Crew:
             if isinstance(message, Pulse):
                 self._feel(message)
                 if agent is not None:
-                    agent.pace = message.pace
+                    agent.pace = message.pace or agent.pace
                     agent.held = any(seen[2] == "D" for seen in message.ranks)
             elif agent is not None:
                 self._queue.put_nowait((agent, message))
