@@ -7,6 +7,7 @@ its batch script dies and nobody is left to submit anything; and drops it when t
 import contextlib
 from collections.abc import Mapping
 
+from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
 from echelon.core.slurm import Slurm
 from echelon.errors import EchelonError, UnavailableError
@@ -110,13 +111,15 @@ class Standby:
                 after=self._job_id,
             )
 
-        self.attempt = submit_attempt(
-            self._run,
-            submit,
-            lambda job_id: self._slurm.job(job_id, run_id=self._run.run_id),
-            after=self._job_id,
-        )
+        self.attempt = submit_attempt(self._run, submit, self._release, after=self._job_id)
         return self.attempt
+
+    def _release(self, job_id: str) -> Job:
+        """Return it as it is in the queue; `--hold` was for the first job, and nobody is here."""
+        job = self._slurm.job(job_id, run_id=self._run.run_id)
+        if job.reason == "JobHeldUser":
+            self._slurm.ask(["scontrol", "release", job_id])
+        return job
 
     def exclude(self, hosts: str) -> None:
         """Have it wait for other nodes than these."""

@@ -115,7 +115,7 @@ def test_a_limit_that_was_moved_is_seen(monkeypatch):
 
 
 def test_a_limit_is_kept_in_mind_while_slurmctld_is_away(monkeypatch):
-    answers = Answers(left_s=10.5)
+    answers = Answers(left_s=11.5)
     show = answers.show
 
     def once(argv):

@@ -102,6 +102,14 @@ def test_a_standby_waits_for_our_end_and_is_written_down(run):
     assert json.loads((run.attempt(2) / "job.json").read_text())["after"] == "7"
 
 
+@pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser"])
+def test_a_standby_is_not_held_as_the_first_job_was(run, reason):
+    show = f"JobId=8 JobState=PENDING Reason={reason} Comment=echelon:r-1/1 "
+    shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
+    Standby(Slurm(shell, {}), run, job_id="7", environ={}).submit()
+    assert (("scontrol", "release", "8") in shell.calls) == (reason == "JobHeldUser")
+
+
 def test_what_slurm_refuses_leaves_no_attempt_behind(run):
     shell = FakeShell(answers={"sbatch": Result(argv=(), code=1, stderr="sbatch: error: no\n")})
     standby = Standby(Slurm(shell, {}), run, job_id="7", environ={})
