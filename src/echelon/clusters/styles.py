@@ -26,7 +26,7 @@ def render_script(spec: JobSpec, *, run: str = "") -> str:
             of that name on the nodes.
     """
     if spec.style == "echelon":
-        head = _head(spec, queued=bool(run))
+        head = _head(spec, run=run)
         return "\n".join([head, _environment(spec), _launch_echelon(spec, run)])
     task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
     parts = [
@@ -43,12 +43,14 @@ def render_script(spec: JobSpec, *, run: str = "") -> str:
 # --- what all have in common ------------------------------------------------------------------
 
 
-def _head(spec: JobSpec, *, queued: bool = False) -> str:
+def _head(spec: JobSpec, *, run: str = "") -> str:
     command = shlex.join(["echelon", "script", "--style", spec.style, spec.script, *spec.args])
     # A line break in an argument must not end the comment.
     shown = command.replace("\n", "\\n").replace("\r", "\\r")
     extra = _NO_KILL if spec.style == "echelon" else ""
-    if queued and spec.hand_over != "never":
+    if run:
+        extra += _COMMENT.format(run=run.rpartition("/")[2])
+    if run and spec.hand_over != "never":
         extra += _HAND_OVER if spec.hand_over == "requeue" else f"{_HAND_OVER}{_NO_REQUEUE}"
         extra += _ORIGINAL
     return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}{extra}"
@@ -59,6 +61,10 @@ _NO_KILL = """\
 #SBATCH --no-kill
 """
 
+_COMMENT = """\
+# Whose job it is, also when the script is submitted by hand.
+#SBATCH --comment=echelon:{run}
+"""
 _HAND_OVER = """\
 # What a job has said must not be lost when another goes on.
 #SBATCH --open-mode=append
