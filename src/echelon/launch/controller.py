@@ -124,6 +124,8 @@ class Controller:
             loop.create_task(self._allocation.watch(self._crew.post, self)),
             loop.create_task(self._await_successor()),
         ]
+        for task in watching:
+            task.add_done_callback(self._tell_fault)
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
             verdict = await self._join()
@@ -140,6 +142,11 @@ class Controller:
         journal.close()
         await self._succession.leave()
         return outcome.exit_code
+
+    def _tell_fault(self, task: asyncio.Task[None]) -> None:
+        """Say that something watches no more; the run itself can go on."""
+        if not task.cancelled() and (error := task.exception()):
+            self._journal.report(f"a fault of Echelon's own: {type(error).__name__}: {error}")
 
     async def _await_successor(self) -> None:
         """Stop at once when another attempt has begun: Slurm takes us for dead, and may be right.
