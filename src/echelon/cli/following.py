@@ -17,7 +17,7 @@ from echelon.core.events import EventReader
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
 from echelon.core.scribe import AWAY
-from echelon.errors import NotFoundError
+from echelon.errors import NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,11 +93,11 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
                 job, asked_s = current_job(run, cluster), now_s
             if screen:
                 screen.show(over=job.over)
-        except OSError as error:
-            if error.errno not in AWAY:
+        except (OSError, UnavailableError) as error:
+            if isinstance(error, OSError) and error.errno not in AWAY:
                 raise
             if not away:  # the run goes on without us: no reason to end it
-                console.note(f"waiting for the run's storage: {error}")
+                console.note(f"waiting for the run's storage, or its cluster: {error}")
             away = True
             time.sleep(_ASK_S)
             continue

@@ -9,6 +9,7 @@ import pytest
 from echelon.cli import following
 from echelon.clusters.runs import prepare_run, submit_run
 from echelon.core.jobs import Job
+from echelon.errors import UnavailableError
 from echelon.launch.attempts import submit_attempt
 from echelon.spec import JobSpec
 
@@ -72,12 +73,19 @@ def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("clock")
-def test_storage_that_is_away_for_a_while_cancels_no_run(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        OSError(errno.ESTALE, "Stale file handle"),
+        UnavailableError("slurmctld did not answer for 60 s", hint=""),
+    ],
+)
+def test_what_is_away_for_a_while_cancels_no_run(tmp_path, capsys, trouble):
     class _Away(_Cluster):
         def job(self, *_, **__):
             super().job()
             if self.asked in (2, 3):
-                raise OSError(errno.ESTALE, "Stale file handle")
+                raise trouble
             return Job(id="7", state="RUNNING" if self.asked < 5 else "COMPLETED")
 
     cluster = _Away(Job(id="7", state="RUNNING"))
