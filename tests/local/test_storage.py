@@ -17,7 +17,7 @@ from echelon.core.waiting import wait_until
 from echelon.launch.generation import END_S
 from echelon.launch.link import SILENCE_S
 from local.liverun import live_run
-from rig import SBIN, require, require_root
+from rig import SBIN, do_without, require, require_root
 
 OPTIONS = ["--set=preload=", "--procs=1", "--restarts=1"]
 SCRIPT = """\
@@ -87,7 +87,7 @@ def disk(tmp_path):
         disk = Disk(tmp_path / "image", tmp_path / "runs")
     except subprocess.CalledProcessError as error:
         if b"loop" in error.stderr:  # no package brings it: the kernel has it, or has not
-            pytest.skip("the kernel of this machine gives no loop device")
+            do_without("needs a loop device")
         raise
     yield disk
     disk.clear()

@@ -319,7 +319,7 @@ def resume(
     if here:
         cluster = _cluster("local", runs_dir, tied=True)
     attempt = submit_run(found, cluster, os.environ)
-    console.note(f"{found.run_id}: attempt {attempt.number} is job {attempt.job_id}")
+    console.note(f"{found.run_id} goes on as job {attempt.job_id}")
     if here:
         raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
     if wait or follow:
