@@ -10,8 +10,15 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from echelon.launch.crew import Agent, Crew, Entry, Lost, Stop
+from echelon.launch.failures import (
+    from_exit,
+    from_late_exit,
+    from_lost_agent,
+    from_lost_zygote,
+)
 from echelon.launch.hang import Hang, HangWatch, script_frames
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import Meeting, MeetingError, StopError, collect
@@ -31,15 +38,7 @@ from echelon.launch.messages import Stacks as StacksOfNode
 from echelon.launch.request import LaunchRequest
 from echelon.launch.spending import Spending
 from echelon.launch.stopping import Accord
-from echelon.launch.verdict import (
-    Failure,
-    classify_exit,
-    is_victim,
-    judge,
-    last_traceback,
-    render,
-    to_record,
-)
+from echelon.launch.verdict import Failure, is_victim, judge, render, to_record
 
 CONFESS_S = 2.0
 """How long a victim's report waits for the cause's own, which may be busy cleaning up.
@@ -194,9 +193,10 @@ class Generation:
                     signal=gone.signal,
                 )
                 if gone.code or gone.signal:
-                    self.failures.append(self._failure(agent, gone))
+                    log = self._log(gone.rank)
+                    self.failures.append(from_exit(gone, node=agent.name, log=log))
             case (Agent() as agent, ZygoteLost() as lost) if lost.generation == self.number:
-                self.failures.append(_bereaved(agent, lost))
+                self.failures.append(from_lost_zygote(lost, node=agent.name))
             case (Agent() as agent, Lost() as lost) if agent in self.agents:
                 self._lose(agent, lost.reason)
             case (_, Stop() as stop):
@@ -210,39 +210,14 @@ class Generation:
             del self._ranks[rank]
             self._spending.lose(rank, time.monotonic())
         if lost:
-            self.failures.append(
-                Failure(
-                    cause="lost node",
-                    message=f"its agent is gone: {reason}",
-                    node=agent.name,
-                    generation=self.number,
-                )
-            )
+            failure = from_lost_agent(reason, node=agent.name, generation=self.number)
+            self.failures.append(failure)
 
-    def _failure(self, agent: Agent, gone: RankExited) -> Failure:
-        cause, message = classify_exit(
-            code=gone.code,
-            number=gone.signal,
-            error=gone.error,
-            tail=gone.tail,
-            out_of_memory=gone.out_of_memory,
-        )
-        run = self._journal.run
-        log = run.rank_log(
-            attempt=self._journal.attempt, generation=gone.generation, rank=gone.rank
-        )
-        return Failure(
-            cause=cause,
-            message=message,
-            rank=gone.rank,
-            node=agent.name,
-            step=gone.step if gone.step >= 0 else None,
-            exit_code=128 + gone.signal if gone.signal else gone.code,
-            error_type=str(gone.error.get("type", "")),
-            traceback=str(gone.error.get("traceback", "")) or last_traceback(gone.tail),
-            log=str(log.relative_to(run.path)),
-            generation=gone.generation,
-        )
+    def _log(self, rank: int) -> Path:
+        """Return where a rank's log is within the run."""
+        journal = self._journal
+        log = journal.run.rank_log(attempt=journal.attempt, generation=self.number, rank=rank)
+        return log.relative_to(journal.run.path)
 
     # --- stopping -------------------------------------------------------------------------------
 
@@ -367,16 +342,9 @@ class Generation:
         """Add ranks that fell after the first: by themselves, or because we ended them."""
         if not (gone.code or gone.signal) or self.stop:
             return
-        ours = gone.signal == signal.SIGKILL
-        if ours and gone.error:
-            # It had failed by itself, and we ended what it did at its exit.
-            failure = self._failure(agent, replace(gone, code=1, signal=0))
-        else:
-            failure = self._failure(agent, gone)
-            if ours:
-                failure = replace(failure, cause="ended", message="ended with its generation")
         if gone.rank not in {known.rank for known in self.failures}:
-            self.failures.append(failure)
+            log = self._log(gone.rank)
+            self.failures.append(from_late_exit(gone, node=agent.name, log=log))
 
     # --- hangs ----------------------------------------------------------------------------------
 
@@ -413,17 +381,3 @@ class Generation:
         if self._request.on_hang != "report":
             self.failures.append(failure)
             self.stacks = stacks
-
-
-def _bereaved(agent: Agent, lost: ZygoteLost) -> Failure:
-    """Return the failure of a node whose ranks have died with their zygote."""
-    cause, how = classify_exit(
-        code=lost.code, number=lost.signal, error={}, tail="", out_of_memory=lost.out_of_memory
-    )
-    return Failure(
-        cause=cause,
-        message=f"its zygote is gone, and its ranks with it: {how}",
-        node=agent.name,
-        exit_code=128 + lost.signal if lost.signal else lost.code,
-        generation=lost.generation,
-    )

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from echelon.launch import addresses
 from echelon.launch.crew import Agent, Crew, Lost, Stop
+from echelon.launch.failures import from_lost_agent
 from echelon.launch.messages import Message, Open, Opened, Probe, Reached
 from echelon.launch.verdict import Failure
 
@@ -58,8 +59,7 @@ async def collect(
         assert entry is not None, "there is no deadline"
         match entry:
             case (Agent() as agent, Lost() as lost) if agent in needed:
-                message = f"its agent is gone: {lost.reason}"
-                raise MeetingError(Failure(cause="lost node", message=message, node=agent.name))
+                raise MeetingError(from_lost_agent(lost.reason, node=agent.name))
             case (_, Stop() as stop):
                 raise StopError(stop)
             case (Agent() as agent, what) if isinstance(what, kind):
