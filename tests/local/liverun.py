@@ -66,14 +66,14 @@ class Process:
 class LiveRun:
     """`echelon run` in a folder, and every process that belongs to it."""
 
-    def __init__(self, folder, script, options=(), *, wrapper=()):
+    def __init__(self, folder, script, options=(), *, wrapper=(), arguments=()):
         self.folder = folder
         name = "train.sh" if script.startswith("#!") else "train.py"
         path = folder / name
         path.write_text(script)
         path.chmod(0o755)
         argv = [*wrapper, sys.executable, "-m", "echelon", "run", "--nodes=2", "--procs=2"]
-        argv += ["--runs-dir", str(folder / "runs"), *options, f"./{name}"]
+        argv += ["--runs-dir", str(folder / "runs"), *options, f"./{name}", *arguments]
         self._output = (folder / "output").open("wb")
         # A killed rank cannot remove what multiprocessing keeps there; short, for it holds sockets.
         self.scratch = Path(tempfile.mkdtemp(prefix="live-"))
@@ -119,6 +119,17 @@ class LiveRun:
 
         return next(process.pid for process in found.values() if is_it(process))
 
+    def events(self, kind):
+        """Return what its controller has written of a kind."""
+        paths = self.folder.glob("runs/*/events/controller-1.jsonl")
+        lines = [line for path in paths for line in path.read_text().splitlines()]
+        return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+    def await_events(self, kind, count):
+        """Wait until there are so many; return them."""
+        assert wait_until(lambda: len(self.events(kind)) >= count, timeout_s=START_S), self.output
+        return self.events(kind)
+
     def wait(self, timeout_s=START_S):
         """Wait for the command's end and return its code."""
         return self.command.wait(timeout_s)
@@ -157,9 +168,9 @@ class LiveRun:
 
 
 @contextmanager
-def live_run(folder, script, options=(), *, wrapper=()):
+def live_run(folder, script, options=(), *, wrapper=(), arguments=()):
     """Start a run that is gone afterwards, whatever happens."""
-    run = LiveRun(folder, script, options, wrapper=wrapper)
+    run = LiveRun(folder, script, options, wrapper=wrapper, arguments=arguments)
     try:
         yield run
     finally:

@@ -50,11 +50,6 @@ def script(*, killed):
     return f"PACE_S, SLOW_S, KILLED = {PACE_S}, {SLOW_S}, {killed}\n{SCRIPT}"
 
 
-def events(run, kind):
-    lines = (run.path / "events" / "controller-1.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-
 def status(run, *options):
     argv = [sys.executable, "-m", "echelon", "status", *options]
     argv += ["--runs-dir", str(run.folder / "runs"), run.path.name]
@@ -67,16 +62,16 @@ def status(run, *options):
 def test_a_training_that_was_killed_once_has_redone_some_work(tmp_path):
     with live_run(tmp_path, script(killed=True), ONE_NODE) as run:
         assert run.wait() == 0, run.output
-        failed, well = events(run, "spent")
-        assert (failed["failed"], failed["first"], failed["last"]) == (True, 0, 13)
-        assert (well["failed"], well["first"], well["last"]) == (False, 10, 20)
+        failed, well = run.events("spent")
+        assert (failed["again"], failed["first"], failed["last"]) == (True, 0, 13)
+        assert (well["again"], well["first"], well["last"]) == (False, 10, 20)
         assert (
             failed["ranks"] == failed["known"] == 2
         )  # the other was killed, and told all the same
         assert failed["steps_s"] >= PACE_S
         told = json.loads(status(run, "--json"))
         time = told["time"]
-        (began,), (ended,) = events(run, "attempt"), events(run, "ended")
+        (began,), (ended,) = run.events("attempt"), run.events("ended")
         allocated_s = 2 * (ended["time"] - began["time"])
         assert sum(time.values()) - time["queue"] == pytest.approx(allocated_s, abs=1e-3)
         # Both ranks: 20 steps that count, 3 that do not, and 4 samples waited for in each of 23.
@@ -93,7 +88,7 @@ def test_the_time_of_a_hang_is_not_productive(tmp_path):
     options = [*ONE_NODE, "--hang-timeout=4", "--on-hang=restart"]
     with live_run(tmp_path, script(killed=False), options) as run:
         assert run.wait() == 0, run.output
-        hung, well = (event["seconds"] for event in events(run, "spent"))
+        hung, well = (event["seconds"] for event in run.events("spent"))
         # Seen by looks, one a second: the last may have been just before the last move.
         assert hung["restart"] + hung["redone work"] >= 2 * (4 - 1)
         assert 0 < hung["redone work"] <= hung["productive"] / 13 + 0.01
@@ -104,7 +99,7 @@ def test_of_a_script_that_knows_nothing_of_the_library_all_is_productive(tmp_pat
     stranger = "import os, time\ntime.sleep(0.5 * (1 + int(os.environ['RANK'])))\n"
     with live_run(tmp_path, stranger, [*ONE_NODE, "--set=preload="]) as run:
         assert run.wait() == 0, run.output
-        (spent,) = events(run, "spent")
+        (spent,) = run.events("spent")
         assert spent["seconds"].pop("productive") >= 1.5
         assert spent["seconds"].pop("idle") >= 0.4  # of the one that is done before the other
         assert set(spent["seconds"].values()) == {0}

@@ -23,6 +23,7 @@ class Cluster:
         self.environ = {
             **outer,
             "ECHELON_SANDBOX_DIR": str(home),
+            "XDG_STATE_HOME": str(home / ".state"),
             "PATH": f"{BIN}:{outer['PATH']}:{SBIN}",
         }
 

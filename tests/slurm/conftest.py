@@ -17,7 +17,7 @@ def home():
     folder = Path(tempfile.mkdtemp(prefix="echelon-", dir="/var/tmp"))
     folder.chmod(0o755)
     yield folder
-    for name in [entry.name for entry in folder.iterdir()]:
+    for name in [entry.name for entry in folder.iterdir() if entry.name != ".state"]:
         Cluster(folder, name)("down", check=False)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -58,7 +58,14 @@ def submitted(full, tmp_path):
 def await_world(folder, size, generation=None):
     """Wait until ranks step in a world of this size."""
     pattern = f"world-{size}-{'*' if generation is None else generation}"
-    assert wait_until(lambda: list(folder.glob(pattern)) != [], timeout_s=60)
+    assert wait_until(lambda: list(folder.glob(pattern)) != [], timeout_s=60), tell(folder)
+
+
+def tell(folder):
+    """Return what is known of a run that is not where it should be."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".jsonl", ".log", ".out"))
+    told = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files]
+    return "\n".join([*told, *sorted(path.name for path in folder.iterdir())])
 
 
 @pytest.mark.parametrize("fault", ["kill", pytest.param("cut", marks=pytest.mark.full)])
@@ -94,6 +101,17 @@ def test_a_killed_rank_is_started_anew_on_another_node_than_ours(full, submitted
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 0, said
     assert "rank 1 on node2: killed by SIGKILL" in said
+
+
+def test_an_agent_that_was_killed_is_brought_back_by_the_same_job(full, submitted, tmp_path):
+    run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1", "--hand-over=never")
+    await_world(tmp_path, 2, generation=0)
+    full.box.run(["pkill", "-KILL", "--oldest", "--full", "launcher agent"], host="node2").check()
+    await_world(tmp_path, 2, generation=1)
+    (tmp_path / "over").touch()
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
+    assert "restart 1 of 3: node2: its agent is gone" in said
 
 
 def test_a_run_can_be_asked_to_stop(full, submitted, tmp_path):

@@ -9,7 +9,7 @@ def main() -> int:
     """Become what the first argument says."""
     role, arguments = sys.argv[1], sys.argv[2:]
     if role == "controller":
-        from echelon.launch.controller import main as become  # noqa: PLC0415
+        from echelon.launch.beginning import main as become  # noqa: PLC0415
     elif role == "agent":
         from echelon.launch.agent import main as become  # noqa: PLC0415
     else:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub, word
 from echelon.errors import EchelonError
@@ -64,6 +65,9 @@ class Allocation(Protocol):
     async def reaches_cluster(self) -> bool:
         """Tell whether the cluster answers: if not, it may be we who are cut off."""
 
+    async def holds(self, host: str) -> bool | None:
+        """Tell whether a node is still ours: one that died is not; None when nobody answers."""
+
 
 class OwnMachine:
     """No allocation: nobody takes a machine away from itself."""
@@ -77,6 +81,9 @@ class OwnMachine:
     async def reaches_cluster(self) -> bool:
         return True
 
+    async def holds(self, host: str) -> bool | None:  # noqa: ARG002
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
@@ -87,6 +94,8 @@ class _Look:
     """When it ends, by this host's clock; None for never, or when it is not known."""
     preempted: bool
     reason: str
+    hosts: frozenset[str] = frozenset()
+    """What is left of its nodes."""
 
 
 class SlurmAllocation:
@@ -126,6 +135,10 @@ class SlurmAllocation:
     async def reaches_cluster(self) -> bool:
         return await self._look_soon() is not None
 
+    async def holds(self, host: str) -> bool | None:
+        look = await self._look_soon()
+        return host in look.hosts if look and look.hosts else None
+
     async def _look_soon(self) -> _Look | None:
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -148,6 +161,7 @@ class SlurmAllocation:
             end_s=end_s - self._clock_ahead_s() if end_s is not None else None,
             preempted=parse_time(word(text, "PreemptTime")) is not None,
             reason=word(text, "Reason"),
+            hosts=frozenset(expand(word(text, "NodeList").replace("(null)", ""))),
         )
 
     def _clock_ahead_s(self) -> float:

@@ -6,50 +6,32 @@ another when that makes sense; leave a verdict and an outcome.
 
 import asyncio
 import contextlib
-import ctypes
-import json
 import os
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from echelon.core.rundir import RunDir, write_atomic
-from echelon.core.shell import LocalShell
-from echelon.core.slurm import Slurm
+from echelon.core.rundir import RunDir
 from echelon.launch.allocation import (
     RESERVE_S,
     STOPPED_IN_TIME,
     Allocation,
-    choose_allocation,
 )
-from echelon.launch.attempts import (
-    SKIPPED,
-    Outcome,
-    begin_attempt,
-    is_superseded,
-    record_own_job,
-)
-from echelon.launch.badnodes import NodeRecord, cluster_name, exclusions, record_path
-from echelon.launch.contract import ENVIRON, HERE, TIED
+from echelon.launch.attempts import is_superseded
+from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
+from echelon.launch.concluding import Conclusion
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
-from echelon.launch.handover import (
-    PLANNED,
-    RESUMABLE,
-    decide_hand_over,
-    find_exhaustion,
-    find_objection,
-)
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
-from echelon.launch.journal import Journal, write_error
+from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
-from echelon.launch.request import LaunchRequest, read_request
-from echelon.launch.starting import Starter, choose_starter
-from echelon.launch.succession import Succession, choose_succession
+from echelon.launch.recall import Recall
+from echelon.launch.request import LaunchRequest
+from echelon.launch.starting import Starter
+from echelon.launch.succession import Succession
 from echelon.launch.verdict import (
     Failure,
     Verdict,
@@ -61,16 +43,16 @@ from echelon.launch.verdict import (
 
 JOIN_S = 120.0
 """How long agents may take to come; on a large cluster some start late."""
+LATE_S = 10.0
+"""After how long without one we ask whether those that are missing are still ours."""
+SOON_S = 3.0
+"""How long a run that can go on with fewer nodes waits for one that may be back at once,"""
+NEEDED_S = 30.0
+"""and how long one that cannot."""
 _FENCE_S = 5.0
 """How often we look whether another attempt has begun."""
 _SAVE_S = 20.0
 """What saving may take as long as nobody has measured it."""
-_GOES_ON = {
-    "standby": "the job that waits for this one's end goes on",
-    "requeue": "the job goes back into the queue",
-    "wanted": "go on with: echelon resume {run}",
-}
-_PR_SET_PDEATHSIG = 1
 
 
 class Controller:
@@ -101,8 +83,21 @@ class Controller:
         self._saved = newest_checkpoint(run)
         """When this attempt began."""
         self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
-        self._excluded = self._exclusions()
-        self._withdrawing: asyncio.Task[str] | None = None
+        self._conclusion = Conclusion(
+            run=run,
+            request=request,
+            history=self._history,
+            succession=succession,
+            journal=self._journal,
+            environ=environ,
+        )
+        self._recall = Recall(
+            self._crew,
+            starter,
+            allocation,
+            departed=self._note_slots,
+            tell_fault=self._tell_fault,
+        )
 
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
@@ -118,7 +113,7 @@ class Controller:
         )
         with contextlib.suppress(OSError):
             self._run.verdict.unlink()  # why an earlier attempt has failed
-        self._succession.begin(journal, self._excluded)
+        self._conclusion.prepare()
         loop = asyncio.get_running_loop()
         watching = [
             loop.create_task(self._allocation.watch(self._crew.post, self)),
@@ -129,15 +124,23 @@ class Controller:
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
             verdict = await self._join()
-            journal.note("slots", slots=self._slots())
+            self._note_slots()
             verdict = verdict or await self._run_generations()
         finally:
             for task in watching:
                 task.cancel()
+            self._recall.close()
             await self._crew.leave()
         if trouble := self._record.close():
             journal.report(trouble)
-        outcome = await self._conclude(verdict)
+        saved = self._newest_saved()
+        outcome = await self._conclusion.reach(
+            verdict,
+            failures=self._failures,
+            nodes=len(self._crew.agents),
+            saved=saved,
+            progress=saved > self._saved,
+        )
         journal.leave_outcome(asdict(outcome))
         journal.close()
         await self._succession.leave()
@@ -162,57 +165,11 @@ class Controller:
                     return
 
     async def _explain(self, stop: Stop) -> Stop:
-        """Return a stop in the cluster's words.
-
-        When somebody has cancelled the run, Slurm may kill us before our ranks are gone: what waits
-        leaves the queue first.
-        """
+        """Return a stop in the cluster's words."""
         explained = await self._allocation.explain(stop)
-        if explained.cause == "cancelled" and self._withdrawing is None:
-            withdraw = self._succession.conclude(wanted=False)
-            self._withdrawing = asyncio.get_running_loop().create_task(withdraw)
+        if explained.cause == "cancelled":
+            self._conclusion.withdraw()
         return explained
-
-    async def _conclude(self, verdict: Verdict | None) -> Outcome:
-        """See to it that another job goes on, if one should; say how this one has ended."""
-        if self._withdrawing is not None:
-            await self._withdrawing
-        if verdict is None:
-            await self._succession.conclude(wanted=False)
-            return Outcome(state="COMPLETED", exit_code=0)
-        if verdict.failure.cause == "superseded":
-            return Outcome(state="CANCELLED", exit_code=STOPPED_IN_TIME, next="standby")
-        why_not = self._decide_hand_over(verdict)
-        if not why_not and (hosts := self._exclusions()) != self._excluded:
-            await self._succession.exclude(hosts)
-        followed = await self._succession.conclude(wanted=not why_not)
-        if not followed and not why_not:
-            why_not = "nobody is there to go on: the job that waited has been cancelled"
-        name, planned = self._run.run_id, verdict.failure.cause in PLANNED
-        if followed and planned:
-            goes_on = _GOES_ON[followed].format(run=name)
-            self._journal.report(f"{name}: {verdict.failure.message}; {goes_on}")
-        elif followed:
-            self._journal.note("restart", verdict=to_record(verdict))
-            goes_on = _GOES_ON[followed].format(run=name)
-            self._journal.report(f"{name}: {goes_on}\n{render(verdict, run=self._run.path)}")
-        else:
-            if planned:
-                verdict = replace(verdict, not_retried=why_not)
-            if verdict.failure.cause in RESUMABLE and self._newest_saved() >= 0:
-                verdict = replace(verdict, advice=f"go on with: echelon resume {name}")
-            self._journal.leave_verdict(verdict)
-            self._journal.report(f"{name} failed\n{render(verdict, run=self._run.path)}")
-        code = verdict.failure.exit_code or 1
-        return Outcome(state=_state(verdict), exit_code=code, next=followed)
-
-    def _exclusions(self) -> str:
-        """Return the nodes that a next attempt shall not have, by what is known now."""
-        cluster = cluster_name(self._environ)
-        request = self._request
-        return exclusions(
-            cluster, self._environ, nodelist=request.nodelist, exclude=request.exclude
-        )
 
     def _newest_saved(self) -> int:
         """Return the step that a next attempt would go on from; -1 when nothing is saved.
@@ -220,19 +177,6 @@ class Controller:
         Checkpoints may be elsewhere than in the run's own folder: then ranks have said so.
         """
         return max([newest_checkpoint(self._run), *(saved for *_, saved in self._paces())])
-
-    def _decide_hand_over(self, verdict: Verdict) -> str:
-        failure, saved = verdict.failure, self._newest_saved()
-        too_few = len(self._crew.agents) < self._request.low
-        return decide_hand_over(
-            failure,
-            replace(self._history, failures=tuple(self._failures)),
-            mode=self._request.hand_over,
-            restarts=self._request.restarts,
-            saved=saved,
-            progress=saved > self._saved,
-            nodes_are_why=too_few and failure.cause in ("lost node", "start"),
-        )
 
     # --- what the allocation has to know (`View`) -----------------------------------------------
 
@@ -277,10 +221,13 @@ class Controller:
         """Wait for the agents; return a verdict when too few come."""
         deadline = time.monotonic() + JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
         awaited = set(range(self._starter.nodes))
-        while not self._crew.agents.keys() | self._crew.unfit.keys() >= awaited:
-            match await self._crew.next(deadline):
-                case None:
+        while missing := awaited - self._crew.agents.keys() - self._crew.unfit.keys():
+            match await self._crew.next(min(deadline, time.monotonic() + LATE_S)):
+                case None if time.monotonic() >= deadline:
                     break
+                case None:
+                    await self._recall.find_departed(missing)
+                    awaited -= self._recall.departed
                 case (_, Stop() as stop):
                     return judge([_stopped(await self._explain(stop))])
                 case (_, Gone() as gone):
@@ -306,12 +253,19 @@ class Controller:
         number = 0
         while True:
             generation = await self._run_generation(number)
+            if generation.made_room:
+                number += 1
+                nodes = len(self._crew.agents)
+                self._journal.report(f"{self._run.run_id} goes on with {nodes} nodes")
+                continue
             if generation.stop:
                 return judge([_stopped(generation.stop)])
             if not generation.failures:
                 return None
             verdict = judge(generation.failures)
             await self._blame(verdict.failure)
+            if stop := await self._await_missing():
+                return judge([_stopped(stop)])
             why_not = decide_retry(
                 verdict.failure,
                 self._failures,
@@ -328,6 +282,19 @@ class Controller:
             told = render(verdict, run=self._run.path)
             used = f"restart {len(self._failures)} of {self._request.restarts}"
             self._journal.report(f"{used}: {told}")
+
+    async def _await_missing(self) -> Stop | None:
+        """Give nodes that were lost the time to come back; return why to stop instead."""
+        self._recall.begin()
+        began_s = time.monotonic()
+        while self._recall.is_hopeful():
+            enough = len(self._crew.agents) >= self._request.low
+            match await self._crew.next(began_s + (SOON_S if enough else NEEDED_S)):
+                case None:
+                    break
+                case (_, Stop() as stop):
+                    return await self._explain(stop)
+        return None
 
     async def _blame(self, failure: Failure) -> None:
         """Write down what is a node's fault; who cannot reach the cluster itself blames nobody."""
@@ -361,28 +328,19 @@ class Controller:
     def _ranks_on(self, node: int, gpus: int) -> int:
         return self._request.procs or gpus or self._starter.ranks(node)
 
+    def _note_slots(self) -> None:
+        self._journal.note("slots", slots=self._slots())
+
     def _slots(self) -> int:
         """Return for how many ranks there is room; a node that has not come is like the others."""
         known = {node: agent.hello.gpus for node, agent in self._crew.agents.items()}
         usual = max(known.values(), default=0)
-        nodes = range(self._starter.nodes)
+        nodes = set(range(self._starter.nodes)) - self._recall.departed
         return sum(self._ranks_on(node, known.get(node, usual)) for node in nodes)
 
 
 def _stopped(stop: Stop) -> Failure:
     return Failure(cause=stop.cause, message=stop.message, exit_code=stop.exit_code)
-
-
-def _state(verdict: Verdict | None) -> str:
-    if verdict is None:
-        return "COMPLETED"
-    states = {
-        "cancelled": "CANCELLED",
-        "preemption": "PREEMPTED",
-        "maintenance": "PREEMPTED",
-        "time limit": "TIMEOUT",
-    }
-    return states.get(verdict.failure.cause, "FAILED")
 
 
 def _last_line(path: Path) -> str:
@@ -391,13 +349,6 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def _die_with(command: int) -> None:
-    """Have the kernel tell us when the command that we belong to goes, however it goes."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-    if os.getppid() != command:
-        os.kill(os.getpid(), signal.SIGHUP)
 
 
 def lead_from(paces: Sequence[Sequence[int]]) -> float:
@@ -410,58 +361,3 @@ def lead_from(paces: Sequence[Sequence[int]]) -> float:
     save_s = max(pace[0] for pace in paces) / 1e6
     way_s = max(pace[1] for pace in paces) / 1e6
     return 2 * RESERVE_S + 2 * way_s + max(_SAVE_S, 2 * save_s)
-
-
-def _read_original(environ: dict[str, str]) -> dict[str, str]:
-    """Return the variables with which the job's script began, which it has left in a pipe."""
-    number = environ.pop(ENVIRON, "")
-    if not number:
-        return dict(environ)
-    try:
-        with os.fdopen(int(number), "rb") as pipe:
-            pairs = [pair.partition(b"=") for pair in pipe.read().split(b"\0") if pair]
-    except (OSError, ValueError):
-        return dict(environ)
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-
-
-def main(arguments: list[str]) -> int:
-    """Carry out an attempt of a run: `controller RUN ATTEMPT`; the next one when it is empty."""
-    path, number = arguments
-    run = RunDir.open(Path(path).absolute())
-    request = read_request(run)
-    environ = dict(os.environ)
-    original = _read_original(environ)
-    if command := environ.pop(TIED, ""):
-        _die_with(int(command))
-    job_id = environ.get("SLURM_JOB_ID", "")
-    owns_job = bool(job_id) and HERE not in environ
-    # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
-    owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
-    attempt, shell = begin_attempt(run, number, owner), LocalShell()
-    if owns_job:
-        own = record_own_job(run, attempt, job_id)
-        objection = find_objection(run, own, Slurm(shell, environ)) or find_exhaustion(
-            run, own, read_history(run, attempt), restarts=request.restarts
-        )
-        if objection:
-            write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection}")
-            write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
-            return 0
-
-    async def carry() -> int:
-        controller = Controller(
-            run=run,
-            attempt=attempt,
-            request=request,
-            starter=choose_starter(shell, environ, nodes=request.high),
-            allocation=choose_allocation(shell, environ),
-            succession=choose_succession(
-                request.hand_over, run, shell, environ, original, owns_job=owns_job
-            ),
-            environ=environ,
-            say=write_error,
-        )
-        return await controller.run()
-
-    return asyncio.run(carry())

@@ -6,13 +6,14 @@ so that the controller can take them out one by one and be read from top to bott
 
 import asyncio
 import contextlib
+import math
 import os
 import resource
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ LEAVE_S = 5.0
 """How long agents may take to go, once they are told to."""
 LOST_S = 1.0
 """How long, where some are lost."""
+RECALL_S = 30.0
+"""How long one may take to come that is started again; a node that is dead lets nobody know."""
 STRANGERS = 64
 """Connections beyond one per node that may be without a handshake. With more the oldest is dropped:
 else whoever opens enough of them would take all the files that a process may have open."""
@@ -106,7 +109,13 @@ class Crew:
         self.unfit: dict[int, Agent] = {}
         """By node; those that were sent away, because they failed their check."""
         self.started: list[Started] = []
+        """All that ever were."""
         self._starter, self._watch, self._note = starter, watch, note
+        self._start: Callable[[Sequence[int]], list[Started]] = lambda _nodes: []
+        self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
+        """By pid, of all that were started; and who is told when the agent comes, or does not."""
+        self._recalled: dict[int, asyncio.Future[bool]] = {}
+        """The same by node, of those that were started again."""
         self._key = secrets.token_bytes(32)
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._servers: list[asyncio.Server] = []
@@ -144,10 +153,39 @@ class Crew:
             listener.listen(_BACKLOG)
             self._servers.append(server)
         private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard)}
-        self.started = self._starter.start(agent_command(run, attempt), {**env, **private}, folder)
+        command = agent_command(run, attempt)
+        self._start = partial(
+            self._starter.start, argv=command, env={**env, **private}, logs=folder
+        )
+        for started in self._start(range(self._starter.nodes)):
+            self._add(started)
         _allow_many_files()  # now, so that agents and ranks have the user's own limit
         self._pulse = loop.create_task(self._keep_pulse())
         self._pulse.add_done_callback(self._end_with)
+
+    async def recall(self, node: int) -> bool:
+        """Start the agent of a node again, and tell whether it has come.
+
+        It comes as soon as somebody takes what happens out of the queue.
+        """
+        coming: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._recalled[node] = coming
+        (started,) = await asyncio.to_thread(self._start, [node])
+        self._add(started, coming)
+        try:
+            async with asyncio.timeout(RECALL_S):
+                return await coming
+        except TimeoutError:
+            return False
+        finally:
+            del self._recalled[node]
+            if started.pid in self._living and not _has_come(coming):
+                _kill_group(started.pid)
+
+    def _add(self, started: Started, coming: asyncio.Future[bool] | None = None) -> None:
+        self.started.append(started)
+        self._living[started.pid] = started, coming
+        self._reap()  # it may be gone already
 
     async def next(self, deadline_s: float | None = None) -> Entry | None:
         """Return the next thing that happened; None when the time is over."""
@@ -164,6 +202,7 @@ class Crew:
                 agent.link.say(Leave())
             case Hello() if agent:
                 self.agents[what.node] = agent
+                _answer(self._recalled.get(what.node), came=True)
                 self._note("joined", node=what.node, name=what.name, gpus=what.gpus)
             case Lost() if agent and self.has(agent):
                 self._lost = True
@@ -180,13 +219,19 @@ class Crew:
     async def _take(self, deadline_s: float | None) -> Entry:
         if not self._queue.empty():  # no timer for each of thousands that come at once
             return self._queue.get_nowait()
-        left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        left_s = None
+        if deadline_s is not None and deadline_s < math.inf:
+            left_s = max(0.0, deadline_s - time.monotonic())
         async with asyncio.timeout(left_s):
             return await self._queue.get()
 
     def post(self, stop: Stop) -> None:
         """Have the run stop."""
         self._queue.put_nowait((None, stop))
+
+    def wake(self) -> None:
+        """Have whoever waits for the next thing look about."""
+        self._queue.put_nowait((None, None))
 
     def has(self, agent: Agent) -> bool:
         return self.agents.get(agent.node) is agent
@@ -199,14 +244,13 @@ class Crew:
             agent.link.say(Leave())
         # What brought an agent that is lost would wait for it much longer.
         deadline = time.monotonic() + (LOST_S if self._lost else LEAVE_S)
-        left = {started.pid for started in self.started}
+        left = set(self._living)
         while left and time.monotonic() < deadline:
             self._dismiss_late()
             left = {pid for pid in left if _is_there(pid)}
             await asyncio.sleep(0.005)
         for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            _kill_group(pid)
         for server in self._servers:
             server.close()
 
@@ -306,9 +350,10 @@ class Crew:
             agent.link.heard_s = now_s
 
     def _reap(self) -> None:
-        for started in self.started:
-            if not _is_there(started.pid):
-                self._queue.put_nowait((None, Gone(started)))
+        for pid in [pid for pid in self._living if not _is_there(pid)]:
+            started, coming = self._living.pop(pid)
+            self._queue.put_nowait((None, Gone(started)))
+            _answer(coming, came=False)
 
     def _be_signalled(self, number: int) -> None:
         self._signals += 1
@@ -324,6 +369,20 @@ def _allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _answer(coming: asyncio.Future[bool] | None, *, came: bool) -> None:
+    if coming and not coming.done():
+        coming.set_result(came)
+
+
+def _has_come(coming: asyncio.Future[bool]) -> bool:
+    return coming.done() and not coming.cancelled() and coming.result()
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _is_there(pid: int) -> bool:

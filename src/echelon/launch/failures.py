@@ -4,9 +4,11 @@ What a failure leads to is decided elsewhere (verdict.py).
 """
 
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from echelon.launch.hang import Hang
 from echelon.launch.messages import RankExited, ZygoteLost
 from echelon.launch.verdict import Failure, classify_exit, last_traceback
 
@@ -63,6 +65,19 @@ def from_lost_agent(reason: str, *, node: str, generation: int = 0) -> Failure:
     """Return the failure of a node of which nothing is heard any more."""
     message = f"its agent is gone: {reason}"
     return Failure(cause="lost node", message=message, node=node, generation=generation)
+
+
+def from_hang(hang: Hang, *, node: str, stacks: Mapping[str, str]) -> Failure:
+    """Return the failure of ranks that make no progress."""
+    return Failure(
+        cause="hang",
+        message=hang.message,
+        rank=hang.rank,
+        node=node,
+        step=hang.step if hang.step >= 0 else None,
+        traceback=stacks.get(str(hang.rank), ""),
+        generation=hang.generation,
+    )
 
 
 def _exit_code(code: int, number: int) -> int:

@@ -4,17 +4,17 @@ It ends by itself when all ranks have gone well; at the first trouble, or when t
 what is left of it is ended here.
 """
 
-import asyncio
 import math
-import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from echelon.launch.crew import Agent, Crew, Entry, Lost, Stop
+from echelon.launch.ending import order_end
 from echelon.launch.failures import (
     from_exit,
+    from_hang,
     from_late_exit,
     from_lost_agent,
     from_lost_zygote,
@@ -27,6 +27,7 @@ from echelon.launch.messages import (
     Dump,
     End,
     Ended,
+    Hello,
     Place,
     Propose,
     RankExited,
@@ -35,9 +36,10 @@ from echelon.launch.messages import (
     ZygoteLost,
 )
 from echelon.launch.messages import Stacks as StacksOfNode
+from echelon.launch.reason import Reason
 from echelon.launch.request import LaunchRequest
 from echelon.launch.spending import Spending
-from echelon.launch.stopping import Accord
+from echelon.launch.stopping import WITHDRAWN, Accord
 from echelon.launch.verdict import Failure, is_victim, judge, render, to_record
 
 CONFESS_S = 2.0
@@ -51,8 +53,10 @@ SAVE_S = 120.0
 """How long they may take to save, and go; likewise."""
 AGAIN_S = 0.5
 """After which time ranks that did not listen are asked again whether they do."""
-KILL_S = 3.0
-"""What ranks get between being asked to go, when they would not agree, and being killed."""
+NEWCOMERS_S = 2.0
+"""How long a node that has come waits for others that may be about to come too."""
+ASK_AGAIN_S = 10.0
+"""After which time ranks are asked again to make room: now they may listen."""
 END_S = 10.0
 """How long an agent may take to end its ranks, beyond the grace."""
 STORAGE_S = 600.0
@@ -77,6 +81,8 @@ class Generation:
         self.failures: list[Failure] = []
         """In the order of their arrival."""
         self.stop: Stop | None = None
+        self.made_room = False
+        """Whether ranks have stopped so that more can take part."""
         self.stacks: dict[str, str] = {}
         self._ranks: dict[int, Agent] = {}
         """Those that have not gone."""
@@ -84,58 +90,30 @@ class Generation:
         """When ranks that do not listen have to be gone; None before they were asked."""
         self._halted = ""
         """Where all ranks have stopped together, in words."""
+        self._ask_s = math.inf
+        """When ranks are asked to make room for a node that has come."""
+        self._told_waiting = False
         self._request, self._journal = request, journal
         self._crew, self._watch, self._explain = crew, watch, explain
         self._spending = Spending()
+        self._last_step = -1
+        """That a rank which has gone had taken."""
 
     async def run(self, meeting: Meeting, ranks_of: Callable[[Agent], int]) -> None:
         """Start the ranks, and return when all of them are gone."""
         self._start(meeting, [ranks_of(agent) for agent in self.agents])
         await self._watch_ranks()
         self._watch.end()
-        first, why = self.stop, self._begin_to_explain()
-        if self.stop and not self.stop.at_once:
+        why = Reason(self.stop, self._explain, self._crew.post)
+        if self.stop and not self.stop.at_once and not self._halted:
             await self._stop_together()
         await self._end()
         if self.stop and not self.stop.at_once:
-            stop = await self._explain_last(self.stop, first, why)
+            stop = await why.settle(self.stop)
             self.stop = replace(stop, message=f"{stop.message}{self._halted}")
-        failed = bool(self.failures) and not self.stop
-        spent = self._spending.record(time.monotonic(), failed=failed)
+        again = (self.made_room or bool(self.failures)) and not self.stop
+        spent = self._spending.record(time.monotonic(), again=again)
         self._journal.note("spent", generation=self.number, **spent)
-
-    def _begin_to_explain(self) -> asyncio.Task[Stop] | None:
-        """Ask why we are to stop, for a signal alone does not say; the answer comes as an entry.
-
-        Who preempts gives little time: meanwhile ranks can come to a place.
-        """
-        stop = self.stop
-        if not stop or stop.at_once:
-            return None
-
-        async def explain() -> Stop:
-            explained = await self._explain(stop)
-            if explained != stop:
-                self._crew.post(explained)
-            return explained
-
-        return asyncio.get_running_loop().create_task(explain())
-
-    async def _explain_last(
-        self, last: Stop, first: Stop | None, why: asyncio.Task[Stop] | None
-    ) -> Stop:
-        """Return which stop counts, in the cluster's words: the first, unless a user's came later.
-
-        Who ends a run while it saves before its time limit does not want it to go on.
-        """
-        if first is None or why is None:
-            return await self._explain(last)
-        explained = await why
-        if last.cause not in (first.cause, explained.cause):
-            last = await self._explain(last)
-            if last.cause == "cancelled":
-                return last
-        return explained
 
     def _start(self, meeting: Meeting, counts: Sequence[int]) -> None:
         first = 0
@@ -161,19 +139,28 @@ class Generation:
         )
         self._watch.begin(self.number)
         self._spending.begin(self._ranks, time.monotonic())
+        self._see_newcomers()
 
     async def _watch_ranks(self) -> None:
         """Wait until all ranks have gone well, for the first trouble, or for a stop."""
-        deadline: float | None = None
+        until_s = math.inf
         while self._ranks and not self.stop:
-            entry = await self._crew.next(deadline)
-            if entry is None:
+            entry = await self._crew.next(min(until_s, self._ask_s))
+            if entry:
+                await self._notice(entry)
+            elif until_s <= time.monotonic():
                 return  # the time for confessions is over
-            await self._notice(entry)
-            if not all(is_victim(failure) for failure in self.failures):
+            elif not self.failures:
+                await self._make_room()
+            if self.made_room or not all(is_victim(failure) for failure in self.failures):
                 return
             if self.failures:
-                deadline = deadline or time.monotonic() + CONFESS_S
+                until_s, self._ask_s = min(until_s, time.monotonic() + CONFESS_S), math.inf
+
+    def _see_newcomers(self) -> None:
+        """Think of making room, in a moment, where agents are here that have no ranks."""
+        here = any(agent not in self.agents for agent in self._crew.agents.values())
+        self._ask_s = time.monotonic() + NEWCOMERS_S if here else math.inf
 
     async def _notice(self, entry: Entry) -> None:
         match entry:
@@ -183,6 +170,7 @@ class Generation:
                 )
             case (Agent() as agent, RankExited() as gone) if gone.generation == self.number:
                 self._ranks.pop(gone.rank, None)
+                self._last_step = max(self._last_step, gone.step)
                 self._spending.leave(gone, time.monotonic())
                 self._watch.forget(gone.rank)
                 self._journal.note(
@@ -199,6 +187,8 @@ class Generation:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
             case (Agent() as agent, Lost() as lost) if agent in self.agents:
                 self._lose(agent, lost.reason)
+            case (Agent(), Hello() | Lost()):
+                self._see_newcomers()
             case (_, Stop() as stop):
                 self.stop = stop
             case (_, Hang() as hang) if hang.generation == self.number:
@@ -219,6 +209,47 @@ class Generation:
         log = journal.run.rank_log(attempt=journal.attempt, generation=self.number, rank=rank)
         return log.relative_to(journal.run.path)
 
+    # --- making room ----------------------------------------------------------------------------
+
+    async def _make_room(self) -> None:
+        """Have ranks save and go, at one place, so that a next set can be larger.
+
+        Nothing is forced: ranks that do not listen, or are long on their way, go on as they are.
+        """
+        accord = self._begin_accord()
+        way_s = max((agent.pace[1] for agent in self.agents if agent.pace), default=0) / 1e6
+        until_s = time.monotonic() + AGREE_S + 2 * way_s
+        while self._ranks and not self.failures:
+            match entry := await self._crew.next(until_s):
+                case None:
+                    break
+                case (Agent() as agent, Place() as place):
+                    order = accord.hear(agent.node, place)
+                    self._tell_all(order)
+                    if isinstance(order, Commit):
+                        until_s = time.monotonic() + SAVE_S
+                    elif accord.deaf:
+                        break
+                case _:
+                    await self._notice(entry)
+            if self.stop and (self.stop.at_once or not accord.committed):
+                return  # it is more urgent, and comes to a place of its own
+        if not accord.committed:
+            self._tell_all(Propose(generation=self.number, place=WITHDRAWN))
+            self._ask_s = time.monotonic() + ASK_AGAIN_S
+            self._tell_waiting()
+        elif not self.failures:
+            self._halt()
+            self.made_room = not self.stop
+
+    def _tell_waiting(self) -> None:
+        """Say once that a node has no ranks, and why."""
+        waiting = [one.name for one in self._crew.agents.values() if one not in self.agents]
+        if waiting and not self._told_waiting:
+            self._told_waiting = True
+            why = "ranks that do not listen cannot make room; it is used at the next restart"
+            self._journal.report(f"{', '.join(waiting)} waits: {why}")
+
     # --- stopping -------------------------------------------------------------------------------
 
     async def _stop_together(self) -> None:
@@ -228,34 +259,36 @@ class Generation:
         now, because their training is about to begin, can still come to a place in that time.
         """
         accord = self._begin_accord()
-        until_s, again_s, step = time.monotonic() + AGREE_S, math.inf, -1
+        until_s, again_s = time.monotonic() + AGREE_S, math.inf
         while self._ranks:
-            match await self._crew.next(min(self._before(until_s), again_s)):
+            match entry := await self._crew.next(min(self._before(until_s), again_s)):
                 case None if again_s <= time.monotonic() < self._before(until_s):
                     accord, again_s = self._begin_accord(), math.inf
-                case None | (Agent(), Lost()):
+                case None:
+                    return
+                case (Agent() as agent, Lost()) if agent in self.agents:
                     return
                 case (Agent() as agent, Place() as place):
                     until_s = self._hear(accord, agent, place, until_s)
                     if accord.deaf:
                         again_s = min(again_s, time.monotonic() + AGAIN_S)
-                case (_, Stop() as stop):
-                    self.stop = stop
-                    if stop.at_once:
-                        return
-                case (Agent() as agent, RankExited() as gone):
-                    step = max(step, gone.step)
-                    await self._notice((agent, gone))
+                case (_, Stop() | RankExited()):
+                    await self._notice(entry)
+            if self.stop and self.stop.at_once:
+                return
         if not self.failures:
-            self._take_stop(accord, step)
+            self._take_stop(accord)
 
-    def _take_stop(self, accord: Accord, step: int) -> None:
-        """Say where all have stopped, now that all are gone and none has failed."""
+    def _take_stop(self, accord: Accord) -> None:
         if accord.committed:
-            self._journal.note("stopped", generation=self.number, step=step)
-            self._halted = f"; all ranks stopped after step {step}, and saved"
+            self._halt()
         elif self._gone_by_s is None:
             self.stop = None  # they were done before they came to the place
+
+    def _halt(self) -> None:
+        """Say where all have stopped, now that all are gone and none has failed."""
+        self._journal.note("stopped", generation=self.number, step=self._last_step)
+        self._halted = f"; all ranks stopped after step {self._last_step}, and saved"
 
     def _begin_accord(self) -> Accord:
         accord = Accord((agent.node for agent in self.agents), self.number)
@@ -316,22 +349,11 @@ class Generation:
 
     def _last_order(self, *, deaf: bool = False) -> End:
         """Return how ranks are to be ended: asked first, where there is time for that."""
-        stop = self.stop
-        if not stop or stop.at_once:
-            return End(generation=self.number)
-        if self._gone_by_s is not None:  # they were asked
-            return End(generation=self.number, grace_s=max(0.0, self._gone_by_s - time.monotonic()))
-        left_s = math.inf
-        if stop.deadline_s is not None:
-            left_s = max(0.0, stop.deadline_s - time.monotonic())
-        grace_s, ask = float(self._request.grace_s) if deaf else KILL_S, signal.SIGTERM
-        if deaf and self._request.lead_s and stop.cause == "time limit":
-            # It wants to be warned, and what it does with the time that is left is its own affair.
-            grace_s, ask = max(grace_s, self._request.lead_s), signal.SIGUSR1
-        return End(
-            generation=self.number,
-            grace_s=min(grace_s, left_s),
-            signal=0 if stop.told else ask,
+        if self._gone_by_s is not None and self.stop and not self.stop.at_once:  # they were asked
+            left_s = max(0.0, self._gone_by_s - time.monotonic())
+            return End(generation=self.number, grace_s=left_s)
+        return order_end(
+            self.number, self.stop, self._request if deaf else None, now_s=time.monotonic()
         )
 
     def _tell(self, nodes: set[int], order: End) -> None:
@@ -365,15 +387,7 @@ class Generation:
         stacks = {rank: script_frames(text) for rank, text in told}
         hang = hang.with_stacks(stacks)
         owner = self._ranks.get(hang.rank)
-        failure = Failure(
-            cause="hang",
-            message=hang.message,
-            rank=hang.rank,
-            node=owner.name if owner else "",
-            step=hang.step if hang.step >= 0 else None,
-            traceback=stacks.get(str(hang.rank), ""),
-            generation=self.number,
-        )
+        failure = from_hang(hang, node=owner.name if owner else "", stacks=stacks)
         verdict = replace(judge([failure]), stacks=stacks)
         self._journal.note("hang", **to_record(verdict))
         self._journal.leave_verdict(verdict)

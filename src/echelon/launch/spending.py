@@ -128,8 +128,10 @@ class Spending:
             self._lost_s.append(now_s - self._began_s)
             self._failed_s = min(self._failed_s, now_s)
 
-    def record(self, now_s: float, *, failed: bool) -> dict[str, Any]:
+    def record(self, now_s: float, *, again: bool) -> dict[str, Any]:
         """Return it for an event, once all are gone: seconds by phase, over all ranks.
+
+        Whether ranks are to be started `again` says what the time is that the first to go waited.
 
         What is missing from ranks times duration is from one's exit to the end of all.
         """
@@ -144,7 +146,7 @@ class Spending:
         total[IDLE] = sum(max(0.0, until_s - left_s) for left_s, _ in self._left)
         seconds = {phase: round(spent_s, 6) for phase, spent_s in total.items()}
         counts = {"ranks": self._count, "known": len(self._left)}
-        return {**counts, "failed": failed, "seconds": seconds, **self._steps()}
+        return {**counts, "again": again, "seconds": seconds, **self._steps()}
 
     def _add_lost(self, total: dict[str, float]) -> None:
         """Let the lost have done as the others did; of a lost generation nothing is known."""

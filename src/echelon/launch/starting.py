@@ -38,11 +38,16 @@ class Starter(Protocol):
     def ranks(self, node: int) -> int:
         """Return how many a node is to have, where neither the request nor GPUs say."""
 
+    def host(self, node: int) -> str:
+        """Return what the cluster calls a node."""
+
     def candidates(self) -> list[str]:
         """Return our own addresses at which they may reach us, the best first."""
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> list[Started]:
-        """Start them all."""
+    def start(
+        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+    ) -> list[Started]:
+        """Start those of some nodes."""
 
 
 class LocalStarter:
@@ -54,12 +59,17 @@ class LocalStarter:
     def ranks(self, node: int) -> int:  # noqa: ARG002  all are alike
         return 1
 
+    def host(self, node: int) -> str:
+        return f"node{node}"
+
     def candidates(self) -> list[str]:
         return [addresses.LOOPBACK]
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> list[Started]:
+    def start(
+        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+    ) -> list[Started]:
         found = []
-        for node in range(self.nodes):
+        for node in nodes:
             log = logs / f"agent-{node}.log"
             pid = self._shell.start(argv, log=log, env={**env, NODE: str(node)})
             found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
@@ -80,6 +90,9 @@ class SlurmStarter:
         counts = parse_counts(self._environ.get("SLURM_TASKS_PER_NODE", ""))
         return counts[node] if node < len(counts) else 1
 
+    def host(self, node: int) -> str:
+        return self._hosts[node]
+
     def candidates(self) -> list[str]:
         """Ask Slurm where the nodes are, and the kernel which way leads there."""
         if self.nodes == 1:
@@ -90,25 +103,29 @@ class SlurmStarter:
         found = [a for a in towards if a and not a.startswith("127.")]
         return list(dict.fromkeys([*found, *addresses.host_addresses()]))
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> list[Started]:
+    def start(
+        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+    ) -> list[Started]:
         clean = {name: value for name, value in env.items() if not _SHAPE.fullmatch(name)}
         found = []
-        for number, (nodes, gpus) in enumerate(self._steps()):
-            log = logs / f"srun-{number}.log"
-            hosts = ",".join(self._hosts[node] for node in nodes)
+        for group, gpus in self._steps(nodes):
+            log = logs / f"srun-{group[0]}.log"
+            hosts = ",".join(self._hosts[node] for node in group)
             step = [
                 *("srun", f"--jobid={self._job}", f"--nodelist={hosts}"),
-                *(f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
+                *(f"--nodes={len(group)}", f"--ntasks={len(group)}", "--ntasks-per-node=1"),
                 *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill", "--export=ALL"),
                 *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none"),
                 gpus,
             ]
-            pid = self._shell.start([*step, *argv], log=log, env=clean)
-            found.append(Started(pid=pid, nodes=frozenset(nodes), log=log))
+            # Alone, it says where it is; together, each finds its place in the job's host list.
+            place = {NODE: str(group[0])} if len(group) == 1 else {}
+            pid = self._shell.start([*step, *argv], log=log, env={**clean, **place})
+            found.append(Started(pid=pid, nodes=frozenset(group), log=log))
         return found
 
-    def _steps(self) -> list[tuple[list[int], str]]:
-        """Return which nodes to reach by one srun, and its option for all their GPUs.
+    def _steps(self, nodes: Sequence[int]) -> list[tuple[list[int], str]]:
+        """Return which of the nodes to reach by one srun, and its option for all their GPUs.
 
         Where nodes were granted different numbers, as happens with a total of `--gpus`, Slurm 22.05
         refuses to give a step more per node than the least: then each node has a step of its own.
@@ -117,11 +134,14 @@ class SlurmStarter:
             ["scontrol", "--details", "--oneliner", "show", "job", self._job], timeout_s=60
         )
         granted = parse_granted(shown.stdout)
-        counts = [granted.get(host, 0) for host in self._hosts]
-        if len(set(counts)) == 1:
-            option = f"--gres=gpu:{counts[0]}" if counts[0] else "--gres=none"
-            return [(list(range(self.nodes)), option)]
-        return [([node], f"--gpus={count}") for node, count in enumerate(counts)]
+        counts = {node: granted.get(self._hosts[node], 0) for node in nodes}
+        if len(set(counts.values())) == 1:
+            count = counts[nodes[0]]
+            return [(list(nodes), f"--gres=gpu:{count}" if count else "--gres=none")]
+        return [
+            ([node], f"--gpus={count}" if count else "--gres=none")
+            for node, count in counts.items()
+        ]
 
 
 def parse_granted(text: str) -> dict[str, int]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from echelon.launch.beacon import Beacon
 from echelon.launch.messages import Commit, Place, Propose
 
+WITHDRAWN = -1
+"""A place that is none: who waits at another goes on."""
 _LOOK_S = 0.005
 _FAR = 64
 

@@ -83,7 +83,7 @@ class _Generation:
             self._guess_pace()
             return
         self.spent_us = _fit(_phases(spent), whole)
-        rest = RESTART if spent.get("failed") is True else IDLE
+        rest = RESTART if spent.get("again") is True else IDLE
         self.spent_us[rest] += whole - sum(self.spent_us.values())
         first, last = _count(spent.get("first")), _count(spent.get("last"))
         if first is not None and last is not None:
@@ -112,7 +112,7 @@ class _Session:
 
     began_us: int
     ended_us: int
-    slots: int
+    allocated_us: int
     generations: list[_Generation]
     spent_us: dict[str, int]
     """What is no rank's."""
@@ -134,7 +134,7 @@ def account(attempts: Sequence[AttemptEvents]) -> Accounts:
             if waits_us := max(submitted_us, before_us):
                 total[QUEUE] += max(0, session.began_us - waits_us)
             before_us = session.ended_us
-            allocated_us += session.slots * (session.ended_us - session.began_us)
+            allocated_us += session.allocated_us
             _add(total, session.spent_us)
             generations += session.generations
     _find_redone(generations)
@@ -167,51 +167,84 @@ def _sessions(events: Sequence[Event]) -> Iterator[list[Event]]:
         yield session
 
 
-def _read_session(events: Sequence[Event]) -> _Session:
-    began_us = now_us = _micros(events[0].time_s)
-    slots = _slots(events)
-    generations: list[_Generation] = []
-    ours = {LAUNCH: 0, RESTART: 0, IDLE: 0}
-    running: _Generation | None = None
-    since_us = began_us
+class _Reader:
+    """Reads one life of a controller, event by event."""
 
-    def end(spent: Mapping[str, Any] | None) -> None:
-        nonlocal running, since_us
-        if running is not None:
-            running.end(now_us, spent)
-            ours[IDLE] += (slots - running.ranks) * (now_us - running.began_us)
-            running, since_us = None, now_us
+    def __init__(self, began_us: int, slots: int) -> None:
+        self._now_us, self._slots = began_us, slots
+        self._running: _Generation | None = None
+        self._session = _Session(
+            began_us=began_us,
+            ended_us=began_us,
+            allocated_us=0,
+            generations=[],
+            spent_us={LAUNCH: 0, RESTART: 0, IDLE: 0},
+        )
+        self._between = LAUNCH
+        """What the time is in which no ranks are there."""
+        self._held_us = 0
+        """The same time, of all slots, since there were ranks."""
 
-    for event in events:
-        now_us = max(now_us, _micros(event.time_s))  # a clock may have been set back
+    def read(self, event: Event) -> None:
+        self._pass_time(_micros(event.time_s))
         number = _count(event.data.get("generation")) or 0
-        if event.kind == "generation":
-            end(None)
-            ours[RESTART if generations else LAUNCH] += slots * (now_us - since_us)
+        if event.kind == "slots":
+            told = _count(event.data.get("slots"))
+            self._slots = self._slots if told is None else told
+        elif event.kind == "generation":
+            self._end_ranks(None)
+            self._spend(self._between, self._held_us)
+            self._between, self._held_us = RESTART, 0
             ranks = _count(event.data.get("world_size")) or 0
-            running = _Generation(number=number, began_us=now_us, ranks=ranks)
-            generations.append(running)
-        elif running is None or number != running.number:
-            continue
+            self._running = _Generation(number=number, began_us=self._now_us, ranks=ranks)
+            self._session.generations.append(self._running)
+        elif self._running is None or number != self._running.number:
+            return
         elif event.kind == "spent":
-            end(event.data)
+            self._end_ranks(event.data)
         elif event.kind == "alive" and (step := _count(event.data.get("step"))) is not None:
-            running.steps.append((now_us, step))
-    if running is None:
-        ours[IDLE if generations else LAUNCH] += slots * (now_us - since_us)
-    end(None)
-    return _Session(
-        began_us=began_us, ended_us=now_us, slots=slots, generations=generations, spent_us=ours
-    )
+            self._running.steps.append((self._now_us, step))
+
+    def end(self) -> _Session:
+        self._end_ranks(None)
+        self._spend(IDLE if self._session.generations else LAUNCH, self._held_us)
+        self._session.ended_us = self._now_us
+        return self._session
+
+    def _pass_time(self, now_us: int) -> None:
+        passed_us = max(0, now_us - self._now_us)  # a clock may have been set back
+        self._now_us += passed_us
+        ranks = self._running.ranks if self._running else 0
+        slots = max(self._slots, ranks)  # ranks are there until their end is known
+        self._session.allocated_us += slots * passed_us
+        if self._running:
+            self._spend(IDLE, (slots - ranks) * passed_us)
+        else:
+            self._held_us += slots * passed_us
+
+    def _end_ranks(self, spent: Mapping[str, Any] | None) -> None:
+        if self._running:
+            self._running.end(self._now_us, spent)
+            self._running = None
+
+    def _spend(self, category: str, us: int) -> None:
+        self._session.spent_us[category] += us
 
 
-def _slots(events: Sequence[Event]) -> int:
-    """Return how many there were: the last word counts, but no generation had more ranks."""
+def _read_session(events: Sequence[Event]) -> _Session:
+    reader = _Reader(_micros(events[0].time_s), _first_slots(events))
+    for event in events:
+        reader.read(event)
+    return reader.end()
+
+
+def _first_slots(events: Sequence[Event]) -> int:
+    """Return how many there were at first: the second word, when the nodes have come, is sure."""
     told = [_count(event.data.get("slots")) or 0 for event in events if "slots" in event.data]
     used = [
         _count(event.data.get("world_size")) or 0 for event in events if event.kind == "generation"
     ]
-    return max([*told[-1:], *used], default=0)
+    return max([*told[:2][-1:], *used[:1]], default=0)
 
 
 # --- numbers that somebody has written --------------------------------------------------------

@@ -141,7 +141,7 @@ def test_the_account_of_a_generation():
     spending.begin(range(2), 1000.0)
     spending.leave(gone(0, step=40, **TRAINED), 1100.0)
     spending.leave(gone(1, step=40, **TRAINED), 1110.0)
-    told = spending.record(1112.0, failed=False)
+    told = spending.record(1112.0, again=False)
     assert told["seconds"] == {
         "rendezvous": 20,
         "warm-up": 10,
@@ -155,7 +155,7 @@ def test_the_account_of_a_generation():
     assert {name: fact for name, fact in told.items() if name != "seconds"} == {
         "ranks": 2,
         "known": 2,
-        "failed": False,
+        "again": False,
         "first": 20,
         "last": 40,
         "steps_s": 3.0,
@@ -168,7 +168,7 @@ def test_who_was_lost_did_as_the_others_did_until_then():
     spending.leave(gone(0, ran_us=5 * S, met_us=-1), 5.0)
     spending.lose(1, 10.0)
     spending.leave(gone(2, step=4, ran_us=9 * S, met_us=9 * S, first=4), 10.0)
-    record = spending.record(11.0, failed=True)
+    record = spending.record(11.0, again=True)
     assert (record["ranks"], record["known"]) == (3, 2)
     told = record["seconds"]
     assert told["productive"] == pytest.approx(5 + 10 * 5 / 14, abs=1e-5)
@@ -179,6 +179,6 @@ def test_who_was_lost_did_as_the_others_did_until_then():
 def test_of_ranks_that_all_vanished_nothing_is_known():
     spending = Spending()
     spending.begin(range(2), 0.0)
-    told = spending.record(4.0, failed=True)
+    told = spending.record(4.0, again=True)
     assert told["seconds"]["productive"] == 8
     assert "first" not in told

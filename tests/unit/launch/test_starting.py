@@ -63,9 +63,9 @@ def test_other_forms_of_a_grant(gres, count):
     assert parse_granted(text) == {"n01": count, "n02": count}
 
 
-def start_step(name, environ):
+def start_step(name, environ, nodes=(0, 1)):
     shell = Recorder(answers={"scontrol --details --oneliner show job 42": details(name)})
-    started = SlurmStarter(shell, JOB).start(AGENT, {**environ, **JOB}, Path("logs"))
+    started = SlurmStarter(shell, JOB).start(nodes, AGENT, {**environ, **JOB}, Path("logs"))
     return shell, started
 
 
@@ -99,6 +99,15 @@ def test_nodes_that_give_the_same_share_one_step():
     assert started == Started(pid=started.pid, nodes=frozenset({0, 1}), log=Path("logs/srun-0.log"))
 
 
+def test_one_node_can_be_reached_again():
+    """By then the job's own host list may be shorter: the agent is told which node it is."""
+    shell, (started,) = start_step("uneven", {}, nodes=[1])
+    (call,) = [call for call in shell.calls if call[0] == "srun"]
+    assert call[2:5] == ("--nodelist=node3", "--nodes=1", "--ntasks=1")
+    assert shell.started[0][1]["ECHELON_NODE"] == "1"
+    assert started.log == Path("logs/srun-1.log")
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -111,7 +120,7 @@ def test_nodes_that_give_the_same_share_one_step():
 )
 def test_the_jobs_shape_does_not_become_the_steps(name):
     shell, _ = start_step("even", {name: "4", "HOME": "/root"})
-    assert shell.started[0][1] == {"HOME": "/root", **JOB}
+    assert shell.started[0][1] == {"HOME": "/root", "ECHELON_NODE": "0", **JOB}
 
 
 @pytest.mark.parametrize(
@@ -137,7 +146,7 @@ def test_where_slurms_nodes_reach_us(monkeypatch):
 
 def test_on_one_machine_each_agent_plays_a_node():
     shell = Recorder()
-    started = LocalStarter(shell, 2).start(AGENT, {"HOME": "/root"}, Path("logs"))
+    started = LocalStarter(shell, 2).start([0, 1], AGENT, {"HOME": "/root"}, Path("logs"))
     assert shell.calls == [tuple(AGENT)] * 2
     assert shell.started == [
         (Path("logs/agent-0.log"), {"HOME": "/root", "ECHELON_NODE": "0"}),

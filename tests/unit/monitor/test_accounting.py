@@ -20,11 +20,11 @@ def generation(time_s, number=0, ranks=2):
     return at(time_s, "generation", generation=number, world_size=ranks)
 
 
-def spent(time_s, number=0, *, failed=False, steps=None, **seconds):
+def spent(time_s, number=0, *, again=False, steps=None, **seconds):
     named = {phase.replace(" ", "_").replace("-", "_"): phase for phase in PHASES}
     told = {named[name]: value for name, value in seconds.items()}
     facts = dict(zip(("first", "last", "steps_s"), steps or (), strict=False))
-    return at(time_s, "spent", generation=number, failed=failed, seconds=told, **facts)
+    return at(time_s, "spent", generation=number, again=again, seconds=told, **facts)
 
 
 def accounts(*files, submitted=()):
@@ -80,7 +80,7 @@ def test_a_generation_that_failed_is_followed_by_a_restart_and_some_work_is_redo
     events = [
         at(0, "attempt", slots=2),
         generation(10),
-        spent(110, failed=True, steps=(0, 90, 1.0), productive=190, idle=3),
+        spent(110, again=True, steps=(0, 90, 1.0), productive=190, idle=3),
         generation(113, 1),
         spent(213, 1, steps=(60, 160, 1.0), productive=200),
         at(214, "ended"),
@@ -97,9 +97,9 @@ def test_a_generation_that_failed_is_followed_by_a_restart_and_some_work_is_redo
 def test_what_the_next_attempt_goes_back_behind_is_redone_over_all_generations():
     first = [
         *(at(0, "attempt", slots=1), generation(0, ranks=1)),
-        spent(50, failed=True, steps=(0, 50, 1.0), productive=50),
+        spent(50, again=True, steps=(0, 50, 1.0), productive=50),
         generation(50, 1, ranks=1),
-        spent(80, 1, failed=True, steps=(40, 70, 1.0), productive=30),
+        spent(80, 1, again=True, steps=(40, 70, 1.0), productive=30),
         at(80, "ended"),
     ]
     second = [
@@ -113,11 +113,31 @@ def test_what_the_next_attempt_goes_back_behind_is_redone_over_all_generations()
 def test_slots_of_a_lost_node_are_idle():
     events = [
         at(0, "attempt", slots=4),
-        *(generation(0, ranks=4), spent(10, failed=True, productive=40)),
+        *(generation(0, ranks=4), spent(10, again=True, productive=40)),
         *(generation(10, 1, ranks=2), spent(110, 1, productive=200)),
         at(110, "ended"),
     ]
     assert found(events) == {"productive": 240, "idle": 200}
+
+
+def test_slots_of_a_node_that_has_left_the_job_are_nobodys():
+    events = [
+        *(at(0, "attempt", slots=4), at(0, "slots", slots=4)),
+        *(generation(0, ranks=4), spent(10, again=True, productive=40)),
+        generation(10, 1, ranks=2),
+        at(13, "slots", slots=2),
+        *(spent(110, 1, productive=200), at(110, "ended")),
+    ]
+    assert found(events) == {"productive": 240, "idle": 6}
+
+
+def test_ranks_that_are_lost_with_their_node_count_until_their_end_is_known():
+    events = [
+        *(at(0, "attempt", slots=4), at(0, "slots", slots=4), generation(0, ranks=4)),
+        at(10, "slots", slots=2),
+        *(spent(20, again=True, productive=60), at(20, "ended")),
+    ]
+    assert found(events) == {"productive": 60, "restart": 20}
 
 
 def test_an_attempt_for_which_nobody_came_is_all_launch():
@@ -209,7 +229,7 @@ events = st.one_of(
             {},
             optional={
                 "generation": numbers,
-                "failed": st.booleans() | wrong,
+                "again": st.booleans() | wrong,
                 "seconds": seconds,
                 "first": steps | wrong,
                 "last": steps | wrong,

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.launch.crew import Stop
-from echelon.launch.generation import Generation
+from echelon.launch.reason import Reason
 
 LIMIT = Stop("time limit", "its time is over", 75, deadline_s=9.0)
 USERS = Stop("cancelled", "the controller got SIGTERM", 143)
@@ -19,15 +19,7 @@ async def settle(slurm_says, *stops):
     async def explain(stop):
         return replace(stop, cause=slurm_says) if slurm_says and stop is not LIMIT else stop
 
-    one = Generation(0, [], request=None, journal=None, crew=_Crew(), watch=None, explain=explain)
-    one.stop = first = stops[0]
-    why = one._begin_to_explain()
-    return await one._explain_last(stops[-1], first, why)
-
-
-class _Crew:
-    def post(self, stop):
-        pass
+    return await Reason(stops[0], explain, lambda _: None).settle(stops[-1])
 
 
 @pytest.mark.parametrize(
@@ -51,7 +43,6 @@ def test_a_stop_that_comes_while_ranks_are_ended_is_explained_too():
         async def explain(stop):
             return replace(stop, cause="cancelled")
 
-        one = Generation(0, [], request=None, journal=None, crew=None, watch=None, explain=explain)
-        return await one._explain_last(SIGNALLED, None, None)
+        return await Reason(None, explain, lambda _: None).settle(SIGNALLED)
 
     assert asyncio.run(scenario()).cause == "cancelled"

@@ -1,0 +1,86 @@
+"""How an attempt begins: whether there is anything to do, and what its controller is given."""
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+from pathlib import Path
+
+from echelon.core.rundir import RunDir, write_atomic
+from echelon.core.shell import LocalShell
+from echelon.core.slurm import Slurm
+from echelon.launch.allocation import choose_allocation
+from echelon.launch.attempts import SKIPPED, begin_attempt, record_own_job
+from echelon.launch.contract import ENVIRON, HERE, TIED
+from echelon.launch.controller import Controller
+from echelon.launch.handover import find_exhaustion, find_objection
+from echelon.launch.history import read_history
+from echelon.launch.journal import write_error
+from echelon.launch.request import read_request
+from echelon.launch.starting import choose_starter
+from echelon.launch.succession import choose_succession
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out an attempt of a run: `controller RUN ATTEMPT`; the next one when it is empty."""
+    path, number = arguments
+    run = RunDir.open(Path(path).absolute())
+    request = read_request(run)
+    environ = dict(os.environ)
+    original = _read_original(environ)
+    if command := environ.pop(TIED, ""):
+        _die_with(int(command))
+    job_id = environ.get("SLURM_JOB_ID", "")
+    owns_job = bool(job_id) and HERE not in environ
+    # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
+    owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
+    attempt, shell = begin_attempt(run, number, owner), LocalShell()
+    if owns_job:
+        own = record_own_job(run, attempt, job_id)
+        objection = find_objection(run, own, Slurm(shell, environ)) or find_exhaustion(
+            run, own, read_history(run, attempt), restarts=request.restarts
+        )
+        if objection:
+            write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection}")
+            write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
+            return 0
+
+    async def carry() -> int:
+        controller = Controller(
+            run=run,
+            attempt=attempt,
+            request=request,
+            starter=choose_starter(shell, environ, nodes=request.high),
+            allocation=choose_allocation(shell, environ),
+            succession=choose_succession(
+                request.hand_over, run, shell, environ, original, owns_job=owns_job
+            ),
+            environ=environ,
+            say=write_error,
+        )
+        return await controller.run()
+
+    return asyncio.run(carry())
+
+
+def _read_original(environ: dict[str, str]) -> dict[str, str]:
+    """Return the variables with which the job's script began, which it has left in a pipe."""
+    number = environ.pop(ENVIRON, "")
+    if not number:
+        return dict(environ)
+    try:
+        with os.fdopen(int(number), "rb") as pipe:
+            pairs = [pair.partition(b"=") for pair in pipe.read().split(b"\0") if pair]
+    except (OSError, ValueError):
+        return dict(environ)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def _die_with(command: int) -> None:
+    """Have the kernel tell us when the command that we belong to goes, however it goes."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+    if os.getppid() != command:
+        os.kill(os.getpid(), signal.SIGHUP)

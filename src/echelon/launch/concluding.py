@@ -1,0 +1,137 @@
+"""How an attempt ends: whether another job goes on, what its users are told, what it leaves.
+
+The decisions are pure (handover.py), and the ways to a next job are another's (succession.py).
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from echelon.core.rundir import RunDir
+from echelon.launch.allocation import STOPPED_IN_TIME
+from echelon.launch.attempts import Outcome
+from echelon.launch.badnodes import cluster_name, exclusions
+from echelon.launch.handover import PLANNED, RESUMABLE, decide_hand_over
+from echelon.launch.history import History
+from echelon.launch.journal import Journal
+from echelon.launch.request import LaunchRequest
+from echelon.launch.succession import Succession
+from echelon.launch.verdict import Failure, Verdict, render, to_record
+
+_GOES_ON = {
+    "standby": "the job that waits for this one's end goes on",
+    "requeue": "the job goes back into the queue",
+    "wanted": "go on with: echelon resume {run}",
+}
+_STATES = {
+    "cancelled": "CANCELLED",
+    "preemption": "PREEMPTED",
+    "maintenance": "PREEMPTED",
+    "time limit": "TIMEOUT",
+}
+
+
+class Conclusion:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        run: RunDir,
+        request: LaunchRequest,
+        history: History,
+        succession: Succession,
+        journal: Journal,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._run, self._request, self._history = run, request, history
+        self._succession, self._journal, self._environ = succession, journal, environ
+        self._excluded = self._exclusions()
+        self._withdrawing: asyncio.Task[str] | None = None
+
+    def prepare(self) -> None:
+        """See to it, at the beginning, that there is somebody who could go on."""
+        self._succession.begin(self._journal, self._excluded)
+
+    def withdraw(self) -> None:
+        """Take what waits out of the queue: somebody has cancelled the run.
+
+        Slurm may kill us before our ranks are gone, so this comes first.
+        """
+        if self._withdrawing is None:
+            withdraw = self._succession.conclude(wanted=False)
+            self._withdrawing = asyncio.get_running_loop().create_task(withdraw)
+
+    async def reach(
+        self,
+        verdict: Verdict | None,
+        *,
+        failures: Sequence[Failure],
+        nodes: int,
+        saved: int,
+        progress: bool,
+    ) -> Outcome:
+        """See to it that another job goes on, if one should; say how this one has ended.
+
+        Args:
+            verdict: why; None when the work is done.
+            failures: those of the whole run that cost a restart.
+            nodes: how many are left.
+            saved: the step that a next attempt would go on from; -1 when nothing is saved.
+            progress: whether that is later than where this one began.
+        """
+        if self._withdrawing is not None:
+            await self._withdrawing
+        if verdict is None:
+            await self._succession.conclude(wanted=False)
+            return Outcome(state="COMPLETED", exit_code=0)
+        if verdict.failure.cause == "superseded":
+            return Outcome(state="CANCELLED", exit_code=STOPPED_IN_TIME, next="standby")
+        too_few = nodes < self._request.low
+        why_not = decide_hand_over(
+            verdict.failure,
+            replace(self._history, failures=tuple(failures)),
+            mode=self._request.hand_over,
+            restarts=self._request.restarts,
+            saved=saved,
+            progress=progress,
+            nodes_are_why=too_few and verdict.failure.cause in ("lost node", "start"),
+        )
+        if not why_not and (hosts := self._exclusions()) != self._excluded:
+            await self._succession.exclude(hosts)
+        followed = await self._succession.conclude(wanted=not why_not)
+        if not followed and not why_not:
+            why_not = "nobody is there to go on: the job that waited has been cancelled"
+        if followed:
+            self._tell_next(verdict, _GOES_ON[followed].format(run=self._run.run_id))
+        else:
+            self._tell_end(verdict, why_not, saved)
+        state = _STATES.get(verdict.failure.cause, "FAILED")
+        return Outcome(state=state, exit_code=verdict.failure.exit_code or 1, next=followed)
+
+    def _tell_next(self, verdict: Verdict, goes_on: str) -> None:
+        name = self._run.run_id
+        if verdict.failure.cause in PLANNED:
+            self._journal.report(f"{name}: {verdict.failure.message}; {goes_on}")
+            return
+        self._journal.note("restart", verdict=to_record(verdict))
+        self._journal.report(f"{name}: {goes_on}\n{render(verdict, run=self._run.path)}")
+
+    def _tell_end(self, verdict: Verdict, why_not: str, saved: int) -> None:
+        name, cause = self._run.run_id, verdict.failure.cause
+        if cause in PLANNED:
+            verdict = replace(verdict, not_retried=why_not)
+        if cause in RESUMABLE and saved >= 0:
+            verdict = replace(verdict, advice=f"go on with: echelon resume {name}")
+        self._journal.leave_verdict(verdict)
+        self._journal.report(f"{name} failed\n{render(verdict, run=self._run.path)}")
+
+    def _exclusions(self) -> str:
+        """Return the nodes that a next attempt shall not have, by what is known now."""
+        request = self._request
+        return exclusions(
+            cluster_name(self._environ),
+            self._environ,
+            nodelist=request.nodelist,
+            exclude=request.exclude,
+        )

@@ -1,0 +1,99 @@
+"""Agents that are lost while their nodes are well: they come back, and their ranks with them."""
+
+import os
+import signal
+
+from echelon.core.waiting import wait_until
+from echelon.launch.recall import COMEBACKS
+from local.liverun import PREAMBLE, START_S, live_run
+from slurm.survival import SURVIVOR, Chain, check_samples
+
+STEPS, PACE_S = 60, 0.05
+TRAINING = {"script": SURVIVOR.read_text(), "arguments": [str(STEPS), str(PACE_S)]}
+LATE = "--set=node_check=while [ -e shut ]; do sleep 0.1; done"
+"""A node is well, and its agent comes, when the test says so."""
+PLAIN = """
+begin()
+ready()
+world = dist.get_world_size()
+while True:
+    over = torch.tensor([float(Path("over").exists())])
+    dist.all_reduce(over)
+    Path(f"stepped-{world}").touch()
+    if over:
+        break
+    time.sleep(0.02)
+"""
+
+
+def kill_agent(run, node):
+    os.kill(run.find("agent", node), signal.SIGKILL)
+
+
+def await_step(run, step):
+    chain = Chain(folder=run.folder, environ={}, process=run.command)
+    reached = lambda: any(taken >= step for _, taken, _ in chain.records())  # noqa: E731
+    assert wait_until(reached, timeout_s=START_S), run.output
+    return chain
+
+
+def worlds(run):
+    return [event["world_size"] for event in run.events("generation")]
+
+
+def test_an_agent_that_was_killed_comes_back(tmp_path):
+    with live_run(tmp_path, options=["--nodes=2", "--procs=1"], **TRAINING) as run:
+        chain = await_step(run, 10)
+        kill_agent(run, 1)
+        assert run.wait() == 0, run.output
+        check_samples(chain.records(), STEPS)
+        assert worlds(run) == [2, 2]
+        assert [event["node"] for event in run.events("joined")][2:] == [1]
+        assert run.output.count("restart 1 of 3: node1: its agent is gone") == 1, run.output
+
+
+def test_ranks_make_room_for_a_node_that_is_back(tmp_path):
+    options = ["--nodes=1:2", "--procs=1", LATE]
+    with live_run(tmp_path, options=options, **TRAINING) as run:
+        chain = await_step(run, 5)
+        (tmp_path / "shut").touch()
+        kill_agent(run, 1)
+        run.await_events("generation", 2)
+        (tmp_path / "shut").unlink()
+        assert run.wait() == 0, run.output
+        check_samples(chain.records(), STEPS)
+        assert worlds(run) == [2, 1, 2]
+        (lost, room, _) = run.events("spent")
+        assert (lost["again"], room["again"]) == (True, True)
+        assert room["last"] == run.events("stopped")[0]["step"]
+        assert "goes on with 2 nodes" in run.output
+        assert len(run.events("restart")) == 1
+
+
+def test_ranks_that_do_not_listen_are_left_in_peace(tmp_path):
+    options = ["--nodes=1:2", "--procs=1", LATE]
+    with live_run(tmp_path, PREAMBLE + PLAIN, options) as run:
+        run.await_ranks(range(2))
+        (tmp_path / "shut").touch()
+        kill_agent(run, 1)
+        assert wait_until((tmp_path / "stepped-1").exists, timeout_s=START_S), run.output
+        (tmp_path / "shut").unlink()
+        run.await_events("joined", 3)
+        wait = "node1 waits: ranks that do not listen cannot make room"
+        assert wait_until(lambda: wait in run.output, timeout_s=START_S), run.output
+        (tmp_path / "over").touch()
+        assert run.wait() == 0, run.output
+        assert worlds(run) == [2, 1]
+
+
+def test_a_node_that_is_lost_again_and_again_stays_away(tmp_path):
+    options = ["--nodes=1:2", "--procs=1", "--restarts=9"]
+    endless = {**TRAINING, "arguments": ["4000", str(PACE_S)]}
+    with live_run(tmp_path, options=options, **endless) as run:
+        for count in range(1, 2 + COMEBACKS):
+            run.await_events("joined", 1 + count)
+            run.await_events("generation", count)
+            kill_agent(run, 1)
+            run.await_events("lost", count)
+        run.await_events("generation", 2 + COMEBACKS)
+        assert worlds(run) == [2] * (1 + COMEBACKS) + [1]
