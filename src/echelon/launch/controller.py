@@ -82,6 +82,8 @@ class Controller:
         """Of the whole run: what cost a restart."""
         self._saved = newest_checkpoint(run)
         """When this attempt began."""
+        self._unfit: set[int] = set()
+        """Nodes that have failed their check, and were judged."""
         self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
         self._conclusion = Conclusion(
             run=run,
@@ -232,19 +234,28 @@ class Controller:
                     return judge([_stopped(await self._explain(stop))])
                 case (_, Gone() as gone):
                     awaited -= gone.started.nodes
-        unfit = [agent.hello for _, agent in sorted(self._crew.unfit.items())]
-        failures = judge_checks(unfit, passed=len(self._crew.agents))
-        for failure in failures:
-            self._record.blame(failure)
+        failures = self._judge_unfit()
         if len(self._crew.agents) >= self._request.low:
-            for failure in failures:
-                self._journal.report(f"{failure.node} is left out: {failure.message}")
+            self._leave_out(failures)
             return None
         if failures:
             return judge(failures)
         said = " ".join(_last_line(started.log) for started in self._crew.started).strip()
         came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
         return judge([Failure(cause="start", message=f"{came}: {said}", exit_code=69)])
+
+    def _judge_unfit(self) -> list[Failure]:
+        """Return the failures of nodes that have failed their check since we last looked."""
+        unfit = [self._crew.unfit[node] for node in sorted(self._crew.unfit.keys() - self._unfit)]
+        self._unfit |= self._crew.unfit.keys()
+        failures = judge_checks([one.hello for one in unfit], passed=len(self._crew.agents))
+        for failure in failures:
+            self._record.blame(failure)
+        return failures
+
+    def _leave_out(self, failures: Sequence[Failure]) -> None:
+        for failure in failures:
+            self._journal.report(f"{failure.node} is left out: {failure.message}")
 
     # --- generations ----------------------------------------------------------------------------
 
@@ -266,6 +277,7 @@ class Controller:
             await self._blame(verdict.failure)
             if stop := await self._await_missing():
                 return judge([_stopped(stop)])
+            self._leave_out(self._judge_unfit())
             why_not = decide_retry(
                 verdict.failure,
                 self._failures,

@@ -76,7 +76,7 @@ class Recall:
             self._despair(node)
 
     async def _try(self, node: int) -> bool:
-        """Return whether it is settled: it is back, or gone for good."""
+        """Return whether it is settled: it is back, no longer fit, or gone for good."""
         for pause_s in PAUSES_S if self._comebacks[node] < COMEBACKS else ():
             await asyncio.sleep(pause_s)
             held = await self._allocation.holds(self._starter.host(node))
@@ -85,6 +85,8 @@ class Recall:
                 return True
             if held and await self._recall(node):
                 self._comebacks[node] += 1
+                return True
+            if node in self._crew.unfit:
                 return True
         return False
 
