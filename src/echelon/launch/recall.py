@@ -17,6 +17,8 @@ PAUSES_S = (0.0, 5.0, 15.0, 30.0)
 """Before each try. Then a node stays away, but may still leave the job."""
 LOOK_S = 60.0
 """How often it is asked, after that, whether it has."""
+GLANCE_S = 2.0
+"""How often it is asked during a try."""
 COMEBACKS = 3
 """How often a node is brought back: one that is lost again and again is so for a reason."""
 
@@ -79,28 +81,34 @@ class Recall:
         """Return whether it is settled: it is back, no longer fit, or gone for good."""
         for pause_s in PAUSES_S if self._comebacks[node] < COMEBACKS else ():
             await asyncio.sleep(pause_s)
-            held = await self._allocation.holds(self._starter.host(node))
-            if held is False:
-                self._depart(node)
-                return True
-            if held and await self._recall(node):
-                self._comebacks[node] += 1
-                return True
-            if node in self._crew.unfit:
+            coming = asyncio.get_running_loop().create_task(self._recall(node))
+            try:
+                # A dead node is known to be dead, mostly, before a try there is known to fail.
+                while not coming.done() and node not in self.departed:
+                    await asyncio.wait([coming], timeout=GLANCE_S)
+                    await self.find_departed([] if coming.done() else [node])
+            finally:
+                coming.cancel()
+            if node in self.departed or node in self._crew.unfit or node in self._crew.agents:
                 return True
         return False
 
-    async def _recall(self, node: int) -> bool:
-        if node in self._crew.agents:
-            return True  # it was only late
+    async def _recall(self, node: int) -> None:
+        held = await self._allocation.holds(self._starter.host(node))
+        if held is False:
+            self._depart(node)
+        if not held or node in self._crew.agents:  # it may only have been late
+            return
         try:
-            return await self._crew.recall(node)
+            if await self._crew.recall(node):
+                self._comebacks[node] += 1
         except (EchelonError, OSError):
-            return False  # Slurm is away, say
+            return  # Slurm is away, say
 
     def _depart(self, node: int) -> None:
-        self.departed.add(node)
-        self._tell_departed()
+        if node not in self.departed:
+            self.departed.add(node)
+            self._tell_departed()
 
     def _despair(self, node: int) -> None:
         if node in self._hopeful:

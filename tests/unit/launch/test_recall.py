@@ -101,6 +101,35 @@ def test_a_node_that_has_left_the_job_is_not_tried(paused):
     assert paused
 
 
+def test_a_try_is_given_up_when_the_node_turns_out_to_be_dead(monkeypatch):
+    monkeypatch.setattr(module, "GLANCE_S", 0.01)
+    crew, ended = Crew(), []
+
+    async def hang(_node):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    crew.recall = hang
+    allocation = Allocation(True, None, False)
+
+    async def scenario():
+        recall = Recall(
+            crew,
+            SimpleNamespace(nodes=3, host=str),
+            allocation,
+            departed=lambda: None,
+            tell_fault=lambda _task: None,
+        )
+        recall.begin()
+        await asyncio.gather(*recall._tasks.values())
+        return recall.departed
+
+    assert asyncio.run(scenario()) == {1}
+    assert ended
+
+
 def test_one_that_does_not_come_may_still_leave(paused):
     crew, allocation = Crew(), Allocation(*[True] * 6, False)
     recall, departed = bring_back(crew, allocation)
