@@ -623,7 +623,6 @@ for number in range(100_000):
         ranks=None,
         node="node1",
         code=1,
-        not_retried="1 nodes are left",
         quick=True,
     ),
     Fault(
@@ -635,7 +634,6 @@ for number in range(100_000):
         node="node0",
         code=1,
         says="nothing was heard",
-        not_retried="1 nodes are left",
     ),
     Fault(
         name="a zygote is killed, and its ranks with it",

@@ -275,17 +275,12 @@ class Controller:
                 return None
             verdict = judge(generation.failures)
             await self._blame(verdict.failure)
-            if stop := await self._await_missing():
-                return judge([_stopped(stop)])
-            self._leave_out(self._judge_unfit())
-            why_not = decide_retry(
-                verdict.failure,
-                self._failures,
-                restarts=self._request.restarts,
-                nodes=len(self._crew.agents),
-                low=self._request.low,
-                stop_on_hang=self._request.on_hang == "stop",
-            )
+            why_not = self._decide_retry(verdict.failure, nodes=self._starter.nodes)
+            if not why_not:  # else nobody needs them
+                if stop := await self._await_missing():
+                    return judge([_stopped(stop)])
+                self._leave_out(self._judge_unfit())
+                why_not = self._decide_retry(verdict.failure, nodes=len(self._crew.agents))
             if why_not:
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
             number += 1
@@ -294,6 +289,17 @@ class Controller:
             told = render(verdict, run=self._run.path)
             used = f"restart {len(self._failures)} of {self._request.restarts}"
             self._journal.report(f"{used}: {told}")
+
+    def _decide_retry(self, failure: Failure, *, nodes: int) -> str:
+        """Return why ranks are not started again on so many nodes; empty when they are."""
+        return decide_retry(
+            failure,
+            self._failures,
+            restarts=self._request.restarts,
+            nodes=nodes,
+            low=self._request.low,
+            stop_on_hang=self._request.on_hang == "stop",
+        )
 
     async def _await_missing(self) -> Stop | None:
         """Give nodes that were lost the time to come back; return why to stop instead."""
