@@ -20,15 +20,18 @@ Path(f"ready-{os.environ['RANK']}").write_text(str(os.getpid()))
 """
 
 
-def test_a_controller_that_was_stopped_says_so(tmp_path):
+def test_a_controller_that_was_stopped_says_so_and_gets_its_agents_back(tmp_path):
     with live_run(tmp_path, f"{READY}time.sleep(600)\n", OPTIONS) as run:
         run.await_ranks()
         controller = run.find("controller")
         os.kill(controller, signal.SIGSTOP)
         time.sleep(PAUSE_S)
         os.kill(controller, signal.SIGCONT)
-        assert run.wait() == 1
-        assert "while this controller was stopped for" in run.verdict()["failure"]["message"]
+        _, again = run.await_events("generation", 2)
+        assert again["world_size"] == 4
+        assert "while this controller was stopped for" in run.output
+        os.kill(run.command.pid, signal.SIGINT)
+        assert run.wait() == 130, run.output
         assert wait_until(lambda: not run.processes(), timeout_s=2)
 
 
