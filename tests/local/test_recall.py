@@ -3,13 +3,14 @@
 import os
 import signal
 
+import pytest
+
 from echelon.core.waiting import wait_until
 from echelon.launch.recall import COMEBACKS
 from local.liverun import PREAMBLE, START_S, live_run
 from slurm.survival import SURVIVOR, Chain, check_samples
 
-STEPS, PACE_S = 60, 0.05
-TRAINING = {"script": SURVIVOR.read_text(), "arguments": [str(STEPS), str(PACE_S)]}
+ENDLESS = {"script": SURVIVOR.read_text(), "arguments": ["100000", "0.05"]}
 LATE = "--set=node_check=while [ -e shut ]; do sleep 0.1; done"
 """A node is well, and its agent comes, when the test says so."""
 PLAIN = """
@@ -30,11 +31,19 @@ def kill_agent(run, node):
     os.kill(run.find("agent", node), signal.SIGKILL)
 
 
-def await_step(run, step):
+def await_step(run, generation):
+    """Wait until ranks of a generation have taken a step."""
     chain = Chain(folder=run.folder, environ={}, process=run.command)
-    reached = lambda: any(taken >= step for _, taken, _ in chain.records())  # noqa: E731
-    assert wait_until(reached, timeout_s=START_S), run.output
+    turns = lambda: {turn for turn, _, _ in chain.records()}  # noqa: E731
+    assert wait_until(lambda: f".{generation}" in turns(), timeout_s=START_S), run.output
     return chain
+
+
+def stop(run, chain):
+    """Stop a training and look at its samples."""
+    os.kill(run.command.pid, signal.SIGINT)
+    assert run.wait() == 130, run.output
+    check_samples(chain.records(), run.events("stopped")[-1]["step"])
 
 
 def worlds(run):
@@ -42,11 +51,10 @@ def worlds(run):
 
 
 def test_an_agent_that_was_killed_comes_back(tmp_path):
-    with live_run(tmp_path, options=["--nodes=2", "--procs=1"], **TRAINING) as run:
-        chain = await_step(run, 10)
+    with live_run(tmp_path, options=["--nodes=2", "--procs=1"], **ENDLESS) as run:
+        await_step(run, 0)
         kill_agent(run, 1)
-        assert run.wait() == 0, run.output
-        check_samples(chain.records(), STEPS)
+        stop(run, await_step(run, 1))
         assert worlds(run) == [2, 2]
         assert [event["node"] for event in run.events("joined")][2:] == [1]
         assert run.output.count("restart 1 of 3: node1: its agent is gone") == 1, run.output
@@ -54,14 +62,13 @@ def test_an_agent_that_was_killed_comes_back(tmp_path):
 
 def test_ranks_make_room_for_a_node_that_is_back(tmp_path):
     options = ["--nodes=1:2", "--procs=1", LATE]
-    with live_run(tmp_path, options=options, **TRAINING) as run:
-        chain = await_step(run, 5)
+    with live_run(tmp_path, options=options, **ENDLESS) as run:
+        await_step(run, 0)
         (tmp_path / "shut").touch()
         kill_agent(run, 1)
-        run.await_events("generation", 2)
+        await_step(run, 1)
         (tmp_path / "shut").unlink()
-        assert run.wait() == 0, run.output
-        check_samples(chain.records(), STEPS)
+        stop(run, await_step(run, 2))
         assert worlds(run) == [2, 1, 2]
         (lost, room, _) = run.events("spent")
         assert (lost["again"], room["again"]) == (True, True)
@@ -86,10 +93,10 @@ def test_ranks_that_do_not_listen_are_left_in_peace(tmp_path):
         assert worlds(run) == [2, 1]
 
 
+@pytest.mark.full
 def test_a_node_that_is_lost_again_and_again_stays_away(tmp_path):
     options = ["--nodes=1:2", "--procs=1", "--restarts=9"]
-    endless = {**TRAINING, "arguments": ["4000", str(PACE_S)]}
-    with live_run(tmp_path, options=options, **endless) as run:
+    with live_run(tmp_path, options=options, **ENDLESS) as run:
         for count in range(1, 2 + COMEBACKS):
             run.await_events("joined", 1 + count)
             run.await_events("generation", count)
