@@ -15,7 +15,7 @@ from echelon.errors import UnavailableError, UsageError
 if TYPE_CHECKING:
     from echelon.train.images.folders import Listing
     from echelon.train.images.packfile import Header
-    from echelon.train.images.packing import Plan
+    from echelon.train.images.partial import Plan
 
 app = typer.Typer(rich_markup_mode=None)
 
