@@ -5,38 +5,21 @@
 collects every problem before it gives up. Pure: files are read by the command line.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from echelon.core.nodes import compress, expand
-from echelon.core.units import format_duration, format_memory, parse_duration, parse_memory
+from echelon import readers
+from echelon.core.units import format_memory, parse_duration
 from echelon.errors import EchelonError, UsageError
+from echelon.readers import NodeCount, nearest
 
 STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun")
 """How ranks can be started: docs/styles.md."""
 
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
 """How sites want GPUs to be asked for."""
-
-MAIL_TYPES = (
-    *("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT"),
-    *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCount:
-    """How many nodes: at least and at most."""
-
-    low: int = 1
-    high: int = 1
-
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
-
 
 _ONE_NODE = NodeCount()
 _SCRIPT_VARIABLES = frozenset(
@@ -57,112 +40,6 @@ _OWN_OPTIONS = frozenset(
 )
 
 
-# --- readers: any way of writing a value → the value ------------------------------------------
-
-
-def _text(raw: object) -> str:
-    if not isinstance(raw, str | int | float) or isinstance(raw, bool):
-        raise UsageError(f"{raw!r} is not a text", hint='write it in quotes, for example "gpu"')
-    return str(raw)
-
-
-def _count(raw: object) -> int:
-    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
-        return raw
-    if isinstance(raw, str) and raw.isdecimal() and raw.isascii():
-        return int(raw)
-    raise UsageError(f"{raw!r} is not a whole number", hint="write 0 or more, for example 4")
-
-
-def _nodes(raw: object) -> NodeCount:
-    low, colon, high = str(raw).partition(":")
-    try:
-        count = NodeCount(_count(low), _count(high if colon else low))
-    except UsageError:
-        count = NodeCount(0, 0)
-    if not 1 <= count.low <= count.high:
-        raise UsageError(f"{raw!r} is not a number of nodes", hint="write 2, or 2:4 for 2 to 4")
-    return count
-
-
-def _memory(raw: object) -> int:
-    if not (mib := parse_memory(str(raw))):
-        raise UsageError(
-            "0 means all of a node's memory to Slurm", hint="say so to Slurm itself: --slurm mem=0"
-        )
-    return mib
-
-
-def _duration(raw: object) -> str:
-    return format_duration(parse_duration(str(raw))) if raw != "" else ""
-
-
-def _seconds(raw: object) -> int:
-    if isinstance(raw, int) or (isinstance(raw, str) and raw.isdecimal()):
-        return _count(raw)
-    hint = "write 90 (seconds), 2m or 1h30m"  # where Slurm's own durations count in minutes
-    try:
-        seconds = parse_duration(str(raw))
-    except UsageError as error:
-        raise UsageError(error.message, hint=hint) from error
-    if seconds is None:
-        raise UsageError("it cannot be unlimited", hint=hint)
-    return seconds
-
-
-def _switch(raw: object) -> bool:
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if isinstance(raw, bool):
-        return raw
-    if str(raw).lower() in words:
-        return words[str(raw).lower()]
-    raise UsageError(f"{raw!r} is neither true nor false", hint="write true or false")
-
-
-def _hosts(raw: object) -> str:
-    return compress(expand(_text(raw)))
-
-
-def _words(raw: object) -> tuple[str, ...]:
-    if isinstance(raw, str):
-        return tuple(word for word in raw.split(",") if word)
-    if isinstance(raw, Sequence):
-        return tuple(_text(word) for word in raw)
-    raise UsageError(f"{raw!r} is not a list", hint='write ["a", "b"], or a,b on the command line')
-
-
-def _lines(raw: object) -> tuple[str, ...]:
-    return (raw,) if isinstance(raw, str) else _words(raw)
-
-
-def _one_of(*choices: str) -> Callable[[object], str]:
-    def read(raw: object) -> str:
-        if raw in choices:
-            return str(raw)
-        raise UsageError(
-            f"{raw!r} is not one of {', '.join(choices)}", hint=nearest(str(raw), choices)
-        )
-
-    return read
-
-
-def _mail_types(raw: object) -> tuple[str, ...]:
-    known = _one_of(*MAIL_TYPES)
-    return tuple(known(word.upper()) for word in _words(raw))
-
-
-def _table(raw: object) -> dict[str, str]:
-    if not isinstance(raw, Mapping):
-        raise UsageError(f"{raw!r} is not a table", hint='write it as [env] and NAME = "value"')
-    return {str(key): _text(value) for key, value in raw.items()}
-
-
-def nearest(wrong: str, right: Sequence[str]) -> str:
-    """Return a hint: the name that was probably meant, or all there are."""
-    close = difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(right)}"
-
-
 # --- the request ----------------------------------------------------------------------------
 
 
@@ -177,64 +54,72 @@ def _key(read: Callable[[object], Any], default: Any, help_text: str, **more: An
 class JobSpec:
     """What is asked for. Empty or 0 means: not asked, Slurm's or the site's default."""
 
-    script: str = _key(_text, "", "the training script")
-    args: tuple[str, ...] = _key(_words, (), "its arguments")
-    module: bool = _key(_switch, False, "the script is a module's name, as with python -m")
-    style: str = _key(_one_of(*STYLES), "echelon", "how ranks are started")
-    name: str = _key(_text, "", "the job's name; the script's when empty")
+    script: str = _key(readers.text, "", "the training script")
+    args: tuple[str, ...] = _key(readers.words, (), "its arguments")
+    module: bool = _key(readers.switch, False, "the script is a module's name, as with python -m")
+    style: str = _key(readers.one_of(*STYLES), "echelon", "how ranks are started")
+    name: str = _key(readers.text, "", "the job's name; the script's when empty")
 
-    partition: str = _key(_text, "", "partition, or several with commas")
-    account: str = _key(_text, "", "who pays")
-    qos: str = _key(_text, "", "quality of service")
-    constraint: str = _key(_text, "", "features that nodes must have")
-    nodelist: str = _key(_hosts, "", "nodes to use")
-    exclude: str = _key(_hosts, "", "nodes not to use")
-    dependency: str = _key(_text, "", "jobs to wait for, as sbatch takes them")
+    partition: str = _key(readers.text, "", "partition, or several with commas")
+    account: str = _key(readers.text, "", "who pays")
+    qos: str = _key(readers.text, "", "quality of service")
+    constraint: str = _key(readers.text, "", "features that nodes must have")
+    nodelist: str = _key(readers.hosts, "", "nodes to use")
+    exclude: str = _key(readers.hosts, "", "nodes not to use")
+    dependency: str = _key(readers.text, "", "jobs to wait for, as sbatch takes them")
 
-    nodes: NodeCount = _key(_nodes, _ONE_NODE, "nodes: 2, or 2:4")  # noqa: RUF009  frozen
-    gpus: int = _key(_count, 0, "GPUs per node")
-    gpu_type: str = _key(_text, "", "their type")
-    gpu_option: str = _key(_one_of(*GPU_OPTIONS), "gres", "how this site wants GPUs asked for")
-    procs: int = _key(_count, 0, "ranks per node; one per GPU when 0")
-    cpus_per_task: int = _key(_count, 0, "CPUs per rank")
-    cpus_per_gpu: int = _key(_count, 0, "CPUs per GPU")
-    mem_mib: int = _key(_memory, 0, "memory per node", key="mem")
-    mem_per_cpu_mib: int = _key(_memory, 0, "memory per CPU", key="mem_per_cpu")
-    mem_per_gpu_mib: int = _key(_memory, 0, "memory per GPU", key="mem_per_gpu")
-    time: str = _key(_duration, "", "time limit")
-    wait_all_nodes: bool = _key(_switch, False, "start when all nodes are ready")
-    signal_lead_s: int = _key(_seconds, 0, "warn this long before the limit", key="signal_lead")
+    nodes: NodeCount = _key(readers.nodes, _ONE_NODE, "nodes: 2, or 2:4")  # noqa: RUF009  frozen
+    gpus: int = _key(readers.count, 0, "GPUs per node")
+    gpu_type: str = _key(readers.text, "", "their type")
+    gpu_option: str = _key(
+        readers.one_of(*GPU_OPTIONS), "gres", "how this site wants GPUs asked for"
+    )
+    procs: int = _key(readers.count, 0, "ranks per node; one per GPU when 0")
+    cpus_per_task: int = _key(readers.count, 0, "CPUs per rank")
+    cpus_per_gpu: int = _key(readers.count, 0, "CPUs per GPU")
+    mem_mib: int = _key(readers.memory, 0, "memory per node", key="mem")
+    mem_per_cpu_mib: int = _key(readers.memory, 0, "memory per CPU", key="mem_per_cpu")
+    mem_per_gpu_mib: int = _key(readers.memory, 0, "memory per GPU", key="mem_per_gpu")
+    time: str = _key(readers.duration, "", "time limit")
+    wait_all_nodes: bool = _key(readers.switch, False, "start when all nodes are ready")
+    signal_lead_s: int = _key(
+        readers.seconds, 0, "warn this long before the limit", key="signal_lead"
+    )
 
-    restarts: int = _key(_count, 3, "how often ranks are started anew after a failure")
+    restarts: int = _key(readers.count, 3, "how often ranks are started anew after a failure")
     hang_timeout_s: int = _key(
-        _seconds, 300, "how long without progress is a hang; 0: never", key="hang_timeout"
+        readers.seconds, 300, "how long without progress is a hang; 0: never", key="hang_timeout"
     )
     on_hang: str = _key(
-        _one_of("report", "restart", "stop"), "report", "what then: report, restart or stop"
+        readers.one_of("report", "restart", "stop"), "report", "what then: report, restart or stop"
     )
     grace_s: int = _key(
-        _seconds, 30, "what a script gets to save when it is told to stop", key="grace"
+        readers.seconds, 30, "what a script gets to save when it is told to stop", key="grace"
     )
     hand_over: str = _key(
-        _one_of("auto", "always", "requeue", "never"),
+        readers.one_of("auto", "always", "requeue", "never"),
         "auto",
         "whether a next job takes over: auto, always, requeue or never",
     )
-    node_check: str = _key(_text, "", "a command that a node must pass before it is used")
-    preload: tuple[str, ...] = _key(_words, ("torch",), "modules imported once for all ranks")
+    node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
+    preload: tuple[str, ...] = _key(
+        readers.words, ("torch",), "modules imported once for all ranks"
+    )
 
-    chdir: str = _key(_text, "", "where the job runs; here when empty")
-    output: str = _key(_text, "", "where Slurm puts the output, with %j and the like")
-    mail_user: str = _key(_text, "", "who gets mail")
-    mail_type: tuple[str, ...] = _key(_mail_types, (), "about what")
+    chdir: str = _key(readers.text, "", "where the job runs; here when empty")
+    output: str = _key(readers.text, "", "where Slurm puts the output, with %j and the like")
+    mail_user: str = _key(readers.text, "", "who gets mail")
+    mail_type: tuple[str, ...] = _key(readers.mail_types, (), "about what")
 
-    python: str = _key(_text, "", "the Python of the ranks")
-    venv: str = _key(_text, "", "virtual environment to activate")
-    conda: str = _key(_text, "", "conda environment to activate")
-    modules: tuple[str, ...] = _key(_words, (), "modules to load")
-    prologue: tuple[str, ...] = _key(_lines, (), "lines of bash to run before")
-    env: Mapping[str, str] = _key(_table, {}, "variables of every rank")
-    slurm_extra: Mapping[str, str] = _key(_table, {}, "any other sbatch option", key="slurm.extra")
+    python: str = _key(readers.text, "", "the Python of the ranks")
+    venv: str = _key(readers.text, "", "virtual environment to activate")
+    conda: str = _key(readers.text, "", "conda environment to activate")
+    modules: tuple[str, ...] = _key(readers.words, (), "modules to load")
+    prologue: tuple[str, ...] = _key(readers.lines, (), "lines of bash to run before")
+    env: Mapping[str, str] = _key(readers.table, {}, "variables of every rank")
+    slurm_extra: Mapping[str, str] = _key(
+        readers.table, {}, "any other sbatch option", key="slurm.extra"
+    )
 
     # Derived, never typed twice
 

@@ -1,7 +1,8 @@
 import pytest
 
 from echelon.errors import UsageError
-from echelon.spec import KEYS, JobSpec, Layer, NodeCount, merge, show_value
+from echelon.readers import NodeCount
+from echelon.spec import KEYS, JobSpec, Layer, merge, show_value
 
 
 def spec(**values):

@@ -20,7 +20,8 @@ from echelon.core.shell import Shell
 from echelon.errors import UnavailableError, UsageError
 from echelon.launch.contract import HERE, TIED
 from echelon.launch.request import LaunchRequest
-from echelon.spec import JobSpec, NodeCount
+from echelon.readers import NodeCount
+from echelon.spec import JobSpec
 
 PREFIX = "local:"
 _WITH_OUTCOME = """\

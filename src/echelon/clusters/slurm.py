@@ -8,7 +8,8 @@ from echelon.core.slurm import Slurm
 from echelon.core.units import parse_duration
 from echelon.launch.badnodes import exclusions
 from echelon.launch.request import LaunchRequest
-from echelon.spec import JobSpec, nearest
+from echelon.readers import nearest
+from echelon.spec import JobSpec
 
 
 class SlurmCluster(Slurm):

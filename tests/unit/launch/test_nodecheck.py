@@ -21,7 +21,8 @@ from echelon.launch.nodecheck import Fault, NodeCheck, check_places, judge_check
 from echelon.launch.request import from_spec
 from echelon.launch.starting import LocalStarter
 from echelon.launch.succession import NoSuccession
-from echelon.spec import JobSpec, NodeCount
+from echelon.readers import NodeCount
+from echelon.spec import JobSpec
 
 
 class FakeGuard:

@@ -1,0 +1,146 @@
+"""Any way of writing a value → the value: one reader for each kind. Pure.
+
+A reader takes what a user wrote, in a file or on the command line, and raises UsageError with a
+hint for what it cannot read.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from echelon.core.nodes import compress, expand
+from echelon.core.units import format_duration, parse_duration, parse_memory
+from echelon.errors import UsageError
+
+MAIL_TYPES = (
+    *("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT"),
+    *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCount:
+    """How many nodes: at least and at most."""
+
+    low: int = 1
+    high: int = 1
+
+    def __str__(self) -> str:
+        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+
+def text(raw: object) -> str:
+    """Read a word, or a number for one."""
+    if not isinstance(raw, str | int | float) or isinstance(raw, bool):
+        raise UsageError(f"{raw!r} is not a text", hint='write it in quotes, for example "gpu"')
+    return str(raw)
+
+
+def count(raw: object) -> int:
+    """Read a whole number."""
+    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
+        return raw
+    if isinstance(raw, str) and raw.isdecimal() and raw.isascii():
+        return int(raw)
+    raise UsageError(f"{raw!r} is not a whole number", hint="write 0 or more, for example 4")
+
+
+def nodes(raw: object) -> NodeCount:
+    """Read `2`, or `2:4`."""
+    low, colon, high = str(raw).partition(":")
+    try:
+        found = NodeCount(count(low), count(high if colon else low))
+    except UsageError:
+        found = NodeCount(0, 0)
+    if not 1 <= found.low <= found.high:
+        raise UsageError(f"{raw!r} is not a number of nodes", hint="write 2, or 2:4 for 2 to 4")
+    return found
+
+
+def memory(raw: object) -> int:
+    """Read an amount of memory; return MiB."""
+    if not (mib := parse_memory(str(raw))):
+        raise UsageError(
+            "0 means all of a node's memory to Slurm", hint="say so to Slurm itself: --slurm mem=0"
+        )
+    return mib
+
+
+def duration(raw: object) -> str:
+    """Read a time as Slurm does; return it in Slurm's own form."""
+    return format_duration(parse_duration(str(raw))) if raw != "" else ""
+
+
+def seconds(raw: object) -> int:
+    """Read a short time, of which a plain number is seconds."""
+    if isinstance(raw, int) or (isinstance(raw, str) and raw.isdecimal()):
+        return count(raw)
+    hint = "write 90 (seconds), 2m or 1h30m"  # where Slurm's own durations count in minutes
+    try:
+        found = parse_duration(str(raw))
+    except UsageError as error:
+        raise UsageError(error.message, hint=hint) from error
+    if found is None:
+        raise UsageError("it cannot be unlimited", hint=hint)
+    return found
+
+
+def switch(raw: object) -> bool:
+    """Read true or false."""
+    known = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if isinstance(raw, bool):
+        return raw
+    if str(raw).lower() in known:
+        return known[str(raw).lower()]
+    raise UsageError(f"{raw!r} is neither true nor false", hint="write true or false")
+
+
+def hosts(raw: object) -> str:
+    """Read a host list; return its shortest form."""
+    return compress(expand(text(raw)))
+
+
+def words(raw: object) -> tuple[str, ...]:
+    """Read a list, or words with commas."""
+    if isinstance(raw, str):
+        return tuple(word for word in raw.split(",") if word)
+    if isinstance(raw, Sequence):
+        return tuple(text(word) for word in raw)
+    raise UsageError(f"{raw!r} is not a list", hint='write ["a", "b"], or a,b on the command line')
+
+
+def lines(raw: object) -> tuple[str, ...]:
+    """Read a list, or one line."""
+    return (raw,) if isinstance(raw, str) else words(raw)
+
+
+def one_of(*choices: str) -> Callable[[object], str]:
+    """Return a reader of one of these words."""
+
+    def read(raw: object) -> str:
+        if raw in choices:
+            return str(raw)
+        raise UsageError(
+            f"{raw!r} is not one of {', '.join(choices)}", hint=nearest(str(raw), choices)
+        )
+
+    return read
+
+
+def mail_types(raw: object) -> tuple[str, ...]:
+    """Read when Slurm is to write mail."""
+    known = one_of(*MAIL_TYPES)
+    return tuple(known(word.upper()) for word in words(raw))
+
+
+def table(raw: object) -> dict[str, str]:
+    """Read names with values."""
+    if not isinstance(raw, Mapping):
+        raise UsageError(f"{raw!r} is not a table", hint='write it as [env] and NAME = "value"')
+    return {str(key): text(value) for key, value in raw.items()}
+
+
+def nearest(wrong: str, right: Sequence[str]) -> str:
+    """Return a hint: the name that was probably meant, or all there are."""
+    close = difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(right)}"
