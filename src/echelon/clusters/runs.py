@@ -134,7 +134,7 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
     return frozen
 
 
-_SHIPPED = ("__init__", "_version", "errors", "spec", "world", "core", "launch")
+_SHIPPED = ("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch")
 """What the programs inside an allocation consist of."""
 _START = '''\
 """`python launcher controller|agent|zygote …`: a copy of Echelon's job-side programs.
