@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -60,10 +60,22 @@ class Program:
         before = {"script": [python], "module": [python, "-m"], "binary": []}[self.kind]
         return [*before, *self.argv]
 
+    def folder(self) -> str:
+        """Return where Python looks first for what it imports."""
+        if self.kind == "module":
+            return os.getcwd()  # noqa: PTH109  as Python itself puts it there
+        return str(Path(self.argv[0]).resolve().parent)
 
-def restore_fresh_state(stacks: Path) -> None:
-    """Give a forked process what a fresh one has."""
-    for module in [name for name in sys.modules if name.partition(".")[0] == "echelon"]:
+
+def restore_fresh_state(stacks: Path, launcher: Iterable[str]) -> None:
+    """Give a forked process what a fresh one has.
+
+    Args:
+        stacks: where it writes its stacks when asked.
+        launcher: names of the launcher's modules. To look for them here would touch the names of
+            all modules, and each page that a rank touches is copied.
+    """
+    for module in launcher:
         # The launcher's own copy must not stand in for the one that the script may want.
         del sys.modules[module]
     random.seed()
@@ -144,11 +156,10 @@ def _enter_main(program: Program) -> Callable[[], object]:
         vars(main)["__annotations__"] = {}
     sys.argv = list(program.argv)
     sys.orig_argv = program.command(sys.executable)
+    lead_path(program.folder())
     if program.kind == "module":
-        _lead_path(os.getcwd())  # noqa: PTH109  as Python itself puts it there
         return lambda: runpy._run_module_as_main(program.argv[0])  # type: ignore[attr-defined]  # noqa: SLF001
     path = os.path.abspath(program.argv[0])  # noqa: PTH100  links stay, as Python leaves them
-    _lead_path(str(Path(path).resolve().parent))
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
     vars(main)["__cached__"] = None
@@ -163,12 +174,9 @@ def _enter_main(program: Program) -> Callable[[], object]:
     return lambda: exec(code, vars(main))  # noqa: S102
 
 
-def _lead_path(folder: str) -> None:
+def lead_path(folder: str) -> None:
     """Put a folder where the launcher's own is, which only its own imports needed."""
-    if sys.flags.safe_path:
-        del sys.path[0]
-    else:
-        sys.path[0] = folder
+    sys.path[:1] = [] if sys.flags.safe_path else [folder]
 
 
 def _show(error: BaseException) -> int:

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from echelon.core.scribe import persist
+from echelon.launch.foresight import OPTIMIZING, foresee_modules, read_words
+from echelon.launch.library import PACKAGE, Library, import_library, own_modules
 from echelon.launch.rank import PATIENCE_S, Program, restore_fresh_state, run_program
 
 _PR_SET_PDEATHSIG = 1
@@ -29,11 +31,9 @@ _DEAF_TO = (
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 MESSAGE_SIZE = 1 << 17
-_LATER = ("torch._dynamo",)
-"""What torch imports when an optimiser is first used: over a second of every restart. It would be a
-second of the first start as well, so it is imported when the first ranks have been at work for"""
 _LATER_S = 5.0
-"""so long."""
+"""What most programs of torch come to import is imported when their ranks have been at work for so
+long: it would be a second of the first start of those that do not."""
 
 
 @dataclass(slots=True)
@@ -55,6 +55,10 @@ class Zygote:
     """Why ranks are started cold, if they are."""
     later: tuple[str, ...] = ()
     """What to import when there is nothing else to do."""
+    library: Library | None = None
+    """The ranks' own, if they have one."""
+    modules: tuple[str, ...] = ()
+    """Names of the launcher's modules."""
     wakeup: tuple[int, ...] = ()
     """The ends of the pipe by which signals wake us; no fork is to have them."""
 
@@ -64,10 +68,22 @@ class Zygote:
             self.reason = "it is not a Python program"
             return
         self.reason = _import_all(modules)
+        if not self.reason and "torch" in sys.modules:
+            self._foresee()
+        self.modules = own_modules()
         if (threads := _count_threads()) > 1:
             self.reason = f"importing {', '.join(modules)} started {threads - 1} threads"
         self.warm = self.reason == ""
-        self.later = _LATER if self.warm and "torch" in sys.modules else ()
+        if self.warm and "torch" in sys.modules:
+            self.later = tuple(name for name in OPTIMIZING if name not in sys.modules)
+
+    def _foresee(self) -> None:
+        """Import what this program will, as far as its text says so."""
+        words = read_words(self.program)
+        _import_all(foresee_modules(words))
+        if PACKAGE in words:
+            with _importing():
+                self.library = import_library(words, self.program.folder())
 
     def serve(self) -> "_Become":
         """Obey until one of our forks is to become something else: then return what, in it."""
@@ -116,7 +132,14 @@ class Zygote:
                 os.close(end)
             _die_with(parent)
             os.setsid()
-            return _Become(order=order, program=self.program, warm=warm, handle=handle)
+            return _Become(
+                order=order,
+                program=self.program,
+                modules=self.modules,
+                library=self.library,
+                warm=warm,
+                handle=handle,
+            )
         if handle >= 0:
             os.close(handle)
         self.children[pid] = _Child(rank=rank, generation=order["generation"])
@@ -174,6 +197,8 @@ class _Become:
 
     order: Mapping[str, Any]
     program: Program
+    modules: tuple[str, ...]
+    library: Library | None
     warm: bool
     handle: int
 
@@ -184,21 +209,29 @@ class _Become:
         _open_output(Path(self.order["log"]))
         if not self.warm:
             _execute(self.program)
-        restore_fresh_state(Path(self.order["stacks"]))
+        restore_fresh_state(Path(self.order["stacks"]), self.modules)
+        if self.library is not None:
+            self.library.offer()
         run_program(self.program, Path(self.order["error"]))
 
 
 def _import_all(modules: Iterable[str]) -> str:
     """Import modules for all forks; return why one could not be, if so."""
+    with _importing():
+        return next(filter(None, map(_import, modules)), "")
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    """Import for all forks."""
     # Nothing that a module makes is garbage: to look for some, time and again, is an eighth of what
     # importing torch takes.
     gc.disable()
     with _forkable_imports():
-        reason = next(filter(None, map(_import, modules)), "")
+        yield
     sys.stdout.flush()  # else every fork would write what an import has printed
     gc.freeze()
     gc.enable()
-    return reason
 
 
 @contextlib.contextmanager
