@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -112,6 +113,22 @@ def test_an_agent_that_was_killed_is_brought_back_by_the_same_job(full, submitte
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 0, said
     assert "restart 1 of 3: node2: its agent is gone" in said
+
+
+@pytest.mark.full
+def test_a_controller_that_did_not_run_for_a_while_keeps_its_job(full, submitted, tmp_path):
+    """Its agents have gone, each for itself, and would end a job that nobody has in hand."""
+    run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1", "--hand-over=never")
+    await_world(tmp_path, 2, generation=0)
+    for number, pause_s in (("-STOP", 8), ("-CONT", 0)):
+        argv = ["pkill", number, "--oldest", "--full", "launcher controller"]
+        full.box.run(argv, host="node1").check()
+        time.sleep(pause_s)
+    await_world(tmp_path, 2, generation=1)
+    time.sleep(10)  # longer than lost agents look
+    (tmp_path / "over").touch()
+    said, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, said
 
 
 def test_a_run_can_be_asked_to_stop(full, submitted, tmp_path):

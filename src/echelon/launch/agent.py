@@ -5,8 +5,10 @@ they.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -20,7 +22,14 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
 from echelon.launch import addresses
-from echelon.launch.contract import CONTROLLER, KEY, NODE, common_environment
+from echelon.launch.contract import (
+    CONTROLLER,
+    FILES,
+    KEY,
+    NODE,
+    REPLACES,
+    common_environment,
+)
 from echelon.launch.doors import try_doors
 from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
@@ -47,6 +56,7 @@ from echelon.launch.request import LaunchRequest, read_request
 from echelon.world import count_devices
 
 _PR_SET_CHILD_SUBREAPER = 36
+_OWN_LINE = "/proc/self/cmdline"
 _PATIENCE_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Pauses before each try to reach the controller."""
 
@@ -187,6 +197,7 @@ class Agent:
                 name=os.environ.get("SLURMD_NODENAME") or f"node{self._node}",
                 host=addresses.host_identity(),
                 addresses=addresses.host_addresses(),
+                pid=os.getpid(),
                 gpus=self._gpus,
                 fault=self._fault.reason if self._fault else "",
                 fault_own=bool(self._fault and self._fault.own),
@@ -273,6 +284,21 @@ def _node_in_job(environ: Mapping[str, str]) -> int:
     return hosts.index(environ["SLURMD_NODENAME"])
 
 
+def _limit_files(most: str) -> None:
+    """Have the user's own limit, and so have the ranks: that of the controller may be higher."""
+    if most:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(most), hard))
+
+
+def _replace(pid: str) -> None:
+    """End the agent that was here before us, if it is: then its guard ends its ranks."""
+    with contextlib.suppress(OSError):
+        if pid and Path("/proc", pid, "cmdline").read_bytes() == Path(_OWN_LINE).read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
 def main(arguments: list[str]) -> int:
     """`agent RUN ATTEMPT`, with the rest in variables: the key is nobody else's to see."""
     run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
@@ -281,6 +307,8 @@ def main(arguments: list[str]) -> int:
         raise UsageError("an agent is started by its controller", hint="use: echelon run")
     node = int(environ[NODE]) if NODE in environ else _node_in_job(environ)
     os.environ.pop(KEY)
+    _limit_files(environ.get(FILES, ""))
+    _replace(environ.get(REPLACES, ""))
     shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it
     place = shared if os.access(shared, os.W_OK) else None
     request = read_request(run)
@@ -299,7 +327,9 @@ def main(arguments: list[str]) -> int:
         )
         code = await agent.run()
         if agent.orphaned:
-            end_orphaned_job(run, attempt, environ, LocalShell(), mode=request.hand_over)
+            end_orphaned_job(
+                run, attempt, environ, LocalShell(), mode=request.hand_over, pid=os.getpid()
+            )
         return code
 
     return asyncio.run(serve())

@@ -8,7 +8,7 @@ import asyncio
 import calendar
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -65,8 +65,11 @@ class Allocation(Protocol):
     async def reaches_cluster(self) -> bool:
         """Tell whether the cluster answers: if not, it may be we who are cut off."""
 
-    async def holds(self, host: str) -> bool | None:
-        """Tell whether a node is still ours: one that died is not; None when nobody answers."""
+    async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
+        """Return which of these nodes are still ours: one that died is not.
+
+        None when nobody answers.
+        """
 
 
 class OwnMachine:
@@ -81,8 +84,8 @@ class OwnMachine:
     async def reaches_cluster(self) -> bool:
         return True
 
-    async def holds(self, host: str) -> bool | None:  # noqa: ARG002
-        return True
+    async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
+        return frozenset(hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +138,9 @@ class SlurmAllocation:
     async def reaches_cluster(self) -> bool:
         return await self._look_soon() is not None
 
-    async def holds(self, host: str) -> bool | None:
+    async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
         look = await self._look_soon()
-        return host in look.hosts if look and look.hosts else None
+        return look.hosts & set(hosts) if look and look.hosts else None
 
     async def _look_soon(self) -> _Look | None:
         try:

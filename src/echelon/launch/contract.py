@@ -14,13 +14,17 @@ from echelon.launch.messages import Start
 KEY = "ECHELON_KEY"
 CONTROLLER = "ECHELON_CONTROLLER"
 NODE = "ECHELON_NODE"
+REPLACES = "ECHELON_REPLACES"
+"""Holds the pid of the agent in whose place another comes: it may only be stopped."""
+FILES = "ECHELON_FILES"
+"""Holds how many files a process may have open: a controller allows itself more."""
 TIED = "ECHELON_TIED"
 """Holds the pid of a command whose end is the controller's end too."""
 HERE = "ECHELON_HERE"
 """Says that a run was started here and now: a job around it is not the run's own."""
 ENVIRON = "ECHELON_ENVIRON"
 """Holds the number of a file from which the variables of the job's first moment can be read."""
-PRIVATE = (KEY, CONTROLLER, NODE, TIED, HERE, ENVIRON)
+PRIVATE = (KEY, CONTROLLER, NODE, REPLACES, FILES, TIED, HERE, ENVIRON)
 """Between our own processes; no rank sees them."""
 
 

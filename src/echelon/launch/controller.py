@@ -97,7 +97,7 @@ class Controller:
             self._crew,
             starter,
             allocation,
-            departed=self._note_slots,
+            departed=self._note_departed,
             tell_fault=self._tell_fault,
         )
 
@@ -126,7 +126,7 @@ class Controller:
         try:
             await self._crew.start(self._run.path, self._attempt, folder, self._environ)
             verdict = await self._join()
-            self._note_slots()
+            journal.note("slots", slots=self._slots())
             verdict = verdict or await self._run_generations()
         finally:
             for task in watching:
@@ -264,13 +264,13 @@ class Controller:
         number = 0
         while True:
             generation = await self._run_generation(number)
-            if generation.made_room:
-                number += 1
-                nodes = len(self._crew.agents)
-                self._journal.report(f"{self._run.run_id} goes on with {nodes} nodes")
-                continue
             if generation.stop:
                 return judge([_stopped(generation.stop)])
+            if generation.made_room:
+                if ended := await self._welcome():
+                    return ended
+                number += 1
+                continue
             if not generation.failures:
                 return None
             verdict = judge(generation.failures)
@@ -290,6 +290,17 @@ class Controller:
             used = f"restart {len(self._failures)} of {self._request.restarts}"
             self._journal.report(f"{used}: {told}")
 
+    async def _welcome(self) -> Verdict | None:
+        """Go on with more nodes than before, which cost no restart; return why not, if so."""
+        if stop := await self._await_missing():
+            return judge([_stopped(stop)])
+        nodes, low = len(self._crew.agents), self._request.low
+        if nodes < low:
+            message = f"{nodes} nodes are left, and it needs {low}"
+            return judge([Failure(cause="lost node", message=message)])
+        self._journal.report(f"{self._run.run_id} goes on with {nodes} nodes")
+        return None
+
     def _decide_retry(self, failure: Failure, *, nodes: int) -> str:
         """Return why ranks are not started again on so many nodes; empty when they are."""
         return decide_retry(
@@ -303,16 +314,19 @@ class Controller:
 
     async def _await_missing(self) -> Stop | None:
         """Give nodes that were lost the time to come back; return why to stop instead."""
-        self._recall.begin()
         began_s = time.monotonic()
-        while self._recall.is_hopeful():
+        needed_s = NEEDED_S + (COMMAND_S if self._request.node_check else 0.0)
+        while True:
+            self._recall.begin()
             enough = len(self._crew.agents) >= self._request.low
-            match await self._crew.next(began_s + (SOON_S if enough else NEEDED_S)):
+            wait_s = SOON_S if enough else needed_s
+            if not self._recall.may_come(soon=enough):
+                wait_s = 0.0  # what has happened is taken in all the same
+            match await self._crew.next(began_s + wait_s):
                 case None:
-                    break
+                    return None
                 case (_, Stop() as stop):
                     return await self._explain(stop)
-        return None
 
     async def _blame(self, failure: Failure) -> None:
         """Write down what is a node's fault; who cannot reach the cluster itself blames nobody."""
@@ -329,6 +343,7 @@ class Controller:
             crew=self._crew,
             watch=self._watch,
             explain=self._explain,
+            recall=self._recall.begin,
         )
         try:
             meeting = await self._place.find(agents, number)
@@ -346,12 +361,12 @@ class Controller:
     def _ranks_on(self, node: int, gpus: int) -> int:
         return self._request.procs or gpus or self._starter.ranks(node)
 
-    def _note_slots(self) -> None:
-        self._journal.note("slots", slots=self._slots())
+    def _note_departed(self, node: int) -> None:
+        self._journal.note("departed", node=node, slots=self._slots())
 
     def _slots(self) -> int:
         """Return for how many ranks there is room; a node that has not come is like the others."""
-        known = {node: agent.hello.gpus for node, agent in self._crew.agents.items()}
+        known = {node: home.gpus for node, home in self._crew.homes.items()}
         usual = max(known.values(), default=0)
         nodes = set(range(self._starter.nodes)) - self._recall.departed
         return sum(self._ranks_on(node, known.get(node, usual)) for node in nodes)

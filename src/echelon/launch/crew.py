@@ -7,22 +7,22 @@ so that the controller can take them out one by one and be read from top to bott
 import asyncio
 import contextlib
 import math
-import os
 import resource
 import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from echelon.launch.contract import CONTROLLER, KEY
+from echelon.launch.contract import CONTROLLER, FILES, KEY, REPLACES
 from echelon.launch.hang import HangWatch
 from echelon.launch.link import PULSE_S, SILENCE_S, Link, sleep_a_pulse
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse, Signalled
+from echelon.launch.muster import Muster
 from echelon.launch.starting import Started, Starter, agent_command
 from echelon.launch.verdict import OUR_PAUSE
 
@@ -30,8 +30,6 @@ LEAVE_S = 5.0
 """How long agents may take to go, once they are told to."""
 LOST_S = 1.0
 """How long, where some are lost."""
-RECALL_S = 30.0
-"""How long one may take to come that is started again; a node that is dead lets nobody know."""
 STRANGERS = 64
 """Connections beyond one per node that may be without a handshake. With more the oldest is dropped:
 else whoever opens enough of them would take all the files that a process may have open."""
@@ -59,6 +57,30 @@ class Agent:
     @property
     def name(self) -> str:
         return self.hello.name
+
+    @property
+    def save_s(self) -> float:
+        """How long its ranks took to save, at most."""
+        return max(0, self.pace[0]) / 1e6 if self.pace else 0.0
+
+    @property
+    def way_s(self) -> float:
+        """How long they went, at most, between two places where they could stop."""
+        return max(0, self.pace[1]) / 1e6 if self.pace else 0.0
+
+    @property
+    def trains_unsaved(self) -> bool:
+        """Whether they train with the library, and one of them has saved nothing yet."""
+        return bool(self.pace) and self.pace[1] >= 0 > self.pace[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a node's last agent was."""
+
+    address: str
+    pid: int
+    gpus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +130,10 @@ class Crew:
         """By node; those that are here."""
         self.unfit: dict[int, Agent] = {}
         """By node; those that were sent away, because they failed their check."""
-        self.started: list[Started] = []
-        """All that ever were."""
+        self.homes: dict[int, Home] = {}
+        """By node; of those that ever came."""
         self._starter, self._watch, self._note = starter, watch, note
-        self._start: Callable[[Sequence[int]], list[Started]] = lambda _nodes: []
-        self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
-        """By pid, of all that were started; and who is told when the agent comes, or does not."""
-        self._recalled: dict[int, asyncio.Future[bool]] = {}
-        """The same by node, of those that were started again."""
+        self._muster = Muster(starter, self._tell_gone)
         self._key = secrets.token_bytes(32)
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._servers: list[asyncio.Server] = []
@@ -125,7 +143,8 @@ class Crew:
         self._furthest = (0, -1)
         """The newest generation, and the step that it has come to."""
         self._strangers = 0
-        self._lost = False
+        self._lost: set[int] = set()
+        """Nodes whose agents are gone, and have not come back."""
         self._signals = 0
         self._paused_s, self._resumed_s = 0.0, float("-inf")
         """For how long this process last did not run at all, and when that was over."""
@@ -138,7 +157,7 @@ class Crew:
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # A warning that the user's own `--signal=B:` asks for: we know the limit, and live on.
             loop.add_signal_handler(number, partial(self._note, "warned", signal=int(number)))
-        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_signal_handler(signal.SIGCHLD, self._muster.reap)
         heard = []
         for address in self._starter.candidates():
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -152,40 +171,28 @@ class Crew:
             server = await loop.create_server(self._make_link, sock=listener, backlog=STRANGERS)
             listener.listen(_BACKLOG)
             self._servers.append(server)
-        private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard)}
-        command = agent_command(run, attempt)
-        self._start = partial(
-            self._starter.start, argv=command, env={**env, **private}, logs=folder
-        )
-        for started in self._start(range(self._starter.nodes)):
-            self._add(started)
-        _allow_many_files()  # now, so that agents and ranks have the user's own limit
+        few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard), FILES: str(few)}
+        self._muster.call_all(agent_command(run, attempt), {**env, **private}, folder)
+        _allow_many_files()
         self._pulse = loop.create_task(self._keep_pulse())
         self._pulse.add_done_callback(self._end_with)
 
+    @property
+    def started(self) -> list[Started]:
+        """All processes that were to bring agents."""
+        return self._muster.started
+
     async def recall(self, node: int) -> bool:
-        """Start the agent of a node again, and tell whether it has come.
+        """Have the agent of a node started again; tell whether it has come.
 
         It comes as soon as somebody takes what happens out of the queue.
-        """
-        coming: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._recalled[node] = coming
-        (started,) = await asyncio.to_thread(self._start, [node])
-        self._add(started, coming)
-        try:
-            async with asyncio.timeout(RECALL_S):
-                return await coming
-        except TimeoutError:
-            return False
-        finally:
-            del self._recalled[node]
-            if started.pid in self._living and not _has_come(coming):
-                _kill_group(started.pid)
 
-    def _add(self, started: Started, coming: asyncio.Future[bool] | None = None) -> None:
-        self.started.append(started)
-        self._living[started.pid] = started, coming
-        self._reap()  # it may be gone already
+        Raises:
+            EchelonError, OSError: it could not be started.
+        """
+        home = self.homes.get(node)
+        return await self._muster.call(node, **{REPLACES: str(home.pid)} if home else {})
 
     async def next(self, deadline_s: float | None = None) -> Entry | None:
         """Return the next thing that happened; None when the time is over."""
@@ -200,14 +207,15 @@ class Crew:
                 self.unfit[what.node] = agent
                 self._note("bad node", node=what.node, name=what.name, reason=what.fault)
                 agent.link.say(Leave())
+            case Hello() if agent and what.node in self.agents:
+                agent.link.say(Leave())  # another was sooner
             case Hello() if agent:
-                self.agents[what.node] = agent
-                _answer(self._recalled.get(what.node), came=True)
-                self._note("joined", node=what.node, name=what.name, gpus=what.gpus)
+                self._take_in(agent)
             case Lost() if agent and self.has(agent):
-                self._lost = True
+                self._lost.add(agent.node)
                 del self.agents[agent.node]
-                self._note("lost", node=agent.node, name=agent.name, reason=what.reason)
+                pid = agent.hello.pid
+                self._note("lost", node=agent.node, name=agent.name, pid=pid, reason=what.reason)
             case Note() if agent:
                 self._note("note", node=agent.node, text=what.text)
             case Signalled(signal=signal.SIGTERM) if agent:
@@ -215,6 +223,14 @@ class Crew:
                 message = f"{agent.name} was told to stop (SIGTERM)"
                 return agent, Stop("preemption", message, 128 + signal.SIGTERM, told=True)
         return agent, what
+
+    def _take_in(self, agent: Agent) -> None:
+        hello, node = agent.hello, agent.node
+        self.agents[node] = agent
+        self.homes[node] = Home(agent.link.peer_address, hello.pid, hello.gpus)
+        self._lost.discard(node)
+        self._muster.welcome(node)
+        self._note("joined", node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus)
 
     async def _take(self, deadline_s: float | None) -> Entry:
         if not self._queue.empty():  # no timer for each of thousands that come at once
@@ -244,13 +260,10 @@ class Crew:
             agent.link.say(Leave())
         # What brought an agent that is lost would wait for it much longer.
         deadline = time.monotonic() + (LOST_S if self._lost else LEAVE_S)
-        left = set(self._living)
-        while left and time.monotonic() < deadline:
+        while self._muster.is_here() and time.monotonic() < deadline:
             self._dismiss_late()
-            left = {pid for pid in left if _is_there(pid)}
             await asyncio.sleep(0.005)
-        for pid in left:
-            _kill_group(pid)
+        self._muster.end()
         for server in self._servers:
             server.close()
 
@@ -349,11 +362,8 @@ class Crew:
         for agent in self.agents.values():
             agent.link.heard_s = now_s
 
-    def _reap(self) -> None:
-        for pid in [pid for pid in self._living if not _is_there(pid)]:
-            started, coming = self._living.pop(pid)
-            self._queue.put_nowait((None, Gone(started)))
-            _answer(coming, came=False)
+    def _tell_gone(self, started: Started) -> None:
+        self._queue.put_nowait((None, Gone(started)))
 
     def _be_signalled(self, number: int) -> None:
         self._signals += 1
@@ -369,25 +379,3 @@ def _allow_many_files() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _answer(coming: asyncio.Future[bool] | None, *, came: bool) -> None:
-    if coming and not coming.done():
-        coming.set_result(came)
-
-
-def _has_come(coming: asyncio.Future[bool]) -> bool:
-    return coming.done() and not coming.cancelled() and coming.result()
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _is_there(pid: int) -> bool:
-    """Tell whether a child is still there, and collect it if not."""
-    try:
-        return os.waitpid(pid, os.WNOHANG)[0] == 0
-    except ChildProcessError:
-        return False

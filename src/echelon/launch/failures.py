@@ -80,5 +80,11 @@ def from_hang(hang: Hang, *, node: str, stacks: Mapping[str, str]) -> Failure:
     )
 
 
+def from_standstill(rank: int, *, generation: int) -> Failure:
+    """Return the failure of a rank that was to save and go, and did not."""
+    message = "it did not end after the step at which all ranks were to stop"
+    return Failure(cause="hang", message=message, rank=rank, generation=generation)
+
+
 def _exit_code(code: int, number: int) -> int:
     return 128 + number if number else code

@@ -18,6 +18,7 @@ from echelon.launch.failures import (
     from_late_exit,
     from_lost_agent,
     from_lost_zygote,
+    from_standstill,
 )
 from echelon.launch.hang import Hang, HangWatch, script_frames
 from echelon.launch.journal import Journal
@@ -32,10 +33,10 @@ from echelon.launch.messages import (
     Propose,
     RankExited,
     RankStarted,
-    Start,
     ZygoteLost,
 )
 from echelon.launch.messages import Stacks as StacksOfNode
+from echelon.launch.placing import place_ranks
 from echelon.launch.reason import Reason
 from echelon.launch.request import LaunchRequest
 from echelon.launch.spending import Spending
@@ -76,6 +77,7 @@ class Generation:
         crew: Crew,
         watch: HangWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
+        recall: Callable[[], None],
     ) -> None:
         self.number, self.agents = number, agents
         self.failures: list[Failure] = []
@@ -93,8 +95,12 @@ class Generation:
         self._ask_s = math.inf
         """When ranks are asked to make room for a node that has come."""
         self._told_waiting = False
+        self._accord: Accord | None = None
+        """By which ranks make room, once they have agreed on it."""
         self._request, self._journal = request, journal
         self._crew, self._watch, self._explain = crew, watch, explain
+        self._recall = recall
+        """Has agents brought back that are missing."""
         self._spending = Spending()
         self._last_step = -1
         """That a rank which has gone had taken."""
@@ -105,7 +111,7 @@ class Generation:
         await self._watch_ranks()
         self._watch.end()
         why = Reason(self.stop, self._explain, self._crew.post)
-        if self.stop and not self.stop.at_once and not self._halted:
+        if self.stop and not self.stop.at_once:
             await self._stop_together()
         await self._end()
         if self.stop and not self.stop.at_once:
@@ -116,26 +122,13 @@ class Generation:
         self._journal.note("spent", generation=self.number, **spent)
 
     def _start(self, meeting: Meeting, counts: Sequence[int]) -> None:
-        first = 0
-        for node_rank, (agent, count) in enumerate(zip(self.agents, counts, strict=True)):
-            self._ranks |= dict.fromkeys(range(first, first + count), agent)
-            agent.link.say(
-                Start(
-                    generation=self.number,
-                    node_rank=node_rank,
-                    nodes=len(self.agents),
-                    first_rank=first,
-                    count=count,
-                    world_size=sum(counts),
-                    address=meeting.address,
-                    port=meeting.port,
-                    served=meeting.served,
-                    now_s=time.time(),
-                )
-            )
-            first += count
+        orders = place_ranks(counts, meeting, generation=self.number, now_s=time.time())
+        for agent, order in zip(self.agents, orders, strict=True):
+            ranks = range(order.first_rank, order.first_rank + order.count)
+            self._ranks |= dict.fromkeys(ranks, agent)
+            agent.link.say(order)
         self._journal.note(
-            "generation", generation=self.number, world_size=first, nodes=len(self.agents)
+            "generation", generation=self.number, world_size=sum(counts), nodes=len(self.agents)
         )
         self._watch.begin(self.number)
         self._spending.begin(self._ranks, time.monotonic())
@@ -157,10 +150,10 @@ class Generation:
             if self.failures:
                 until_s, self._ask_s = min(until_s, time.monotonic() + CONFESS_S), math.inf
 
-    def _see_newcomers(self) -> None:
+    def _see_newcomers(self, after_s: float = NEWCOMERS_S) -> None:
         """Think of making room, in a moment, where agents are here that have no ranks."""
         here = any(agent not in self.agents for agent in self._crew.agents.values())
-        self._ask_s = time.monotonic() + NEWCOMERS_S if here else math.inf
+        self._ask_s = time.monotonic() + after_s if here else math.inf
 
     async def _notice(self, entry: Entry) -> None:
         match entry:
@@ -188,6 +181,7 @@ class Generation:
             case (Agent() as agent, Lost() as lost) if agent in self.agents:
                 self._lose(agent, lost.reason)
             case (Agent(), Hello() | Lost()):
+                self._recall()
                 self._see_newcomers()
             case (_, Stop() as stop):
                 self.stop = stop
@@ -214,12 +208,15 @@ class Generation:
     async def _make_room(self) -> None:
         """Have ranks save and go, at one place, so that a next set can be larger.
 
-        Nothing is forced: ranks that do not listen, or are long on their way, go on as they are.
+        Nothing is forced before all wait there: ranks that do not listen, or are long on their way,
+        go on as they are; so do those that have not saved yet, for now they might not be able to.
         """
+        if any(agent.trains_unsaved for agent in self.agents):
+            self._see_newcomers(ASK_AGAIN_S)
+            return
         accord = self._begin_accord()
-        way_s = max((agent.pace[1] for agent in self.agents if agent.pace), default=0) / 1e6
-        until_s = time.monotonic() + AGREE_S + 2 * way_s
-        while self._ranks and not self.failures:
+        until_s = time.monotonic() + AGREE_S + 2 * max(agent.way_s for agent in self.agents)
+        while self._ranks and not self.failures and not self.stop:
             match entry := await self._crew.next(until_s):
                 case None:
                     break
@@ -227,25 +224,30 @@ class Generation:
                     order = accord.hear(agent.node, place)
                     self._tell_all(order)
                     if isinstance(order, Commit):
-                        until_s = time.monotonic() + SAVE_S
+                        self._accord = accord
+                        self._watch.end()  # saving is no hang
+                        save_s = max(agent.save_s for agent in self.agents)
+                        until_s = time.monotonic() + SAVE_S + 2 * save_s
                     elif accord.deaf:
                         break
                 case _:
                     await self._notice(entry)
-            if self.stop and (self.stop.at_once or not accord.committed):
-                return  # it is more urgent, and comes to a place of its own
+        if self.stop or self.failures:
+            return  # which is more urgent, and has ways of its own
         if not accord.committed:
             self._tell_all(Propose(generation=self.number, place=WITHDRAWN))
-            self._ask_s = time.monotonic() + ASK_AGAIN_S
-            self._tell_waiting()
-        elif not self.failures:
+            self._see_newcomers(ASK_AGAIN_S)
+            self._tell_waiting(accord.deaf and bool(self._ranks))
+        elif self._ranks:
+            self.failures.append(from_standstill(min(self._ranks), generation=self.number))
+        else:
             self._halt()
-            self.made_room = not self.stop
+            self.made_room = True
 
-    def _tell_waiting(self) -> None:
-        """Say once that a node has no ranks, and why."""
+    def _tell_waiting(self, deaf: bool) -> None:
+        """Say once that a node has no ranks, where ranks will not make room."""
         waiting = [one.name for one in self._crew.agents.values() if one not in self.agents]
-        if waiting and not self._told_waiting:
+        if deaf and waiting and not self._told_waiting:
             self._told_waiting = True
             why = "ranks that do not listen cannot make room; it is used at the next restart"
             self._journal.report(f"{', '.join(waiting)} waits: {why}")
@@ -258,8 +260,9 @@ class Generation:
         Others are asked to go by a signal, and have their grace; those that begin to listen only
         now, because their training is about to begin, can still come to a place in that time.
         """
-        accord = self._begin_accord()
-        until_s, again_s = time.monotonic() + AGREE_S, math.inf
+        # They may be on their way already, to make room.
+        accord = self._accord or self._begin_accord()
+        until_s, again_s = time.monotonic() + (SAVE_S if accord.committed else AGREE_S), math.inf
         while self._ranks:
             match entry := await self._crew.next(min(self._before(until_s), again_s)):
                 case None if again_s <= time.monotonic() < self._before(until_s):

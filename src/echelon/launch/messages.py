@@ -26,6 +26,7 @@ class Hello(Message):
     host: str
     """Equal for processes that share one network stack."""
     addresses: list[str]
+    pid: int = 0
     gpus: int = 0
     """How many this node was granted."""
     fault: str = ""

@@ -2,13 +2,14 @@
 
 With `--no-kill`, without which a run could lose no node, Slurm keeps such a job for as long as it
 has any node, and so the one that waits for its end would wait for its time limit. The agents that
-are left end it.
+are left end it. A controller that lives has written down that it lost them.
 """
 
 import contextlib
 import time
 from collections.abc import Callable, Mapping
 
+from echelon.core.events import EventReader
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub, word
@@ -16,7 +17,7 @@ from echelon.errors import EchelonError
 from echelon.launch.attempts import orphan
 from echelon.launch.contract import HERE
 
-_LOOKS = 5
+_LOOKS = 4
 _PAUSE_S = 2.0
 """A controller that merely crashed takes its job with it in a moment: that is waited for."""
 
@@ -28,6 +29,7 @@ def end_orphaned_job(
     shell: Shell,
     *,
     mode: str,
+    pid: int,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """End the job that we are in, unless Slurm does so itself.
@@ -38,6 +40,7 @@ def end_orphaned_job(
         environ: our variables.
         shell: runs programs.
         mode: the request's `hand_over`.
+        pid: the agent's own.
         sleep: waits.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
@@ -52,6 +55,15 @@ def end_orphaned_job(
             )
             if word(shown.stdout, "JobState") not in ("RUNNING", ""):
                 return
+            if _is_missed(run, attempt, name=environ.get("SLURMD_NODENAME", ""), pid=pid):
+                return
         orphan(run, attempt)
         end = ["scontrol", "requeue", job_id] if mode == "requeue" else ["scancel", job_id]
         shell.run(end, env=own, timeout_s=60)
+
+
+def _is_missed(run: RunDir, attempt: int, *, name: str, pid: int) -> bool:
+    """Tell whether the controller has seen us go: so it is there, and has the job in hand."""
+    events = EventReader(run.events_of(f"controller-{attempt}")).read()
+    ours = {"name": name, "pid": pid}
+    return any(event.kind == "lost" and ours.items() <= event.data.items() for event in events)

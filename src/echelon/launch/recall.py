@@ -5,8 +5,10 @@ node that the cluster has taken out of the job is gone for good, and its slots w
 """
 
 import asyncio
+import contextlib
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from echelon.errors import EchelonError
 from echelon.launch.allocation import Allocation
@@ -14,13 +16,15 @@ from echelon.launch.crew import Crew
 from echelon.launch.starting import Starter
 
 PAUSES_S = (0.0, 5.0, 15.0, 30.0)
-"""Before each try. Then a node stays away, but may still leave the job."""
-LOOK_S = 60.0
-"""How often it is asked, after that, whether it has."""
+"""Before each try; the last is that of all which follow."""
 GLANCE_S = 2.0
-"""How often it is asked during a try."""
+"""How often the cluster is asked, at most, which nodes are ours."""
+REACH_S = 0.5
+"""How long a host may take to answer that lives."""
 COMEBACKS = 3
 """How often a node is brought back: one that is lost again and again is so for a reason."""
+_CLOSED = 1
+"""A port on which nobody listens: a host that lives says so."""
 
 
 class Recall:
@@ -32,7 +36,7 @@ class Recall:
         starter: Starter,
         allocation: Allocation,
         *,
-        departed: Callable[[], None],
+        departed: Callable[[int], None],
         tell_fault: Callable[[asyncio.Task[None]], None],
     ) -> None:
         self.departed: set[int] = set()
@@ -41,76 +45,95 @@ class Recall:
         self._tell_departed, self._tell_fault = departed, tell_fault
         self._comebacks: Counter[int] = Counter()
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._hopeful: set[int] = set()
+        self._near: set[int] = set()
+        """Those whose hosts answer, or were not asked yet."""
+        self._looking = asyncio.Lock()
+        self._looked_s = float("-inf")
 
     def begin(self) -> None:
         """Start to bring back whoever is missing, if nobody is at it."""
         missing = set(range(self._starter.nodes)) - self._crew.agents.keys()
         for node in sorted(missing - self._crew.unfit.keys() - self.departed - self._tasks.keys()):
-            self._hopeful.add(node)
+            self._near.add(node)
             task = asyncio.get_running_loop().create_task(self._bring_back(node))
             self._tasks[node] = task
             task.add_done_callback(self._tell_fault)
 
-    def is_hopeful(self) -> bool:
-        """Tell whether some node may still come back."""
-        return bool(self._hopeful)
+    def may_come(self, *, soon: bool) -> bool:
+        """Tell whether some node may come back; soon is where its host is well."""
+        hopeful = {node for node in self._tasks if self._comebacks[node] < COMEBACKS}
+        return bool(hopeful & self._near if soon else hopeful)
 
-    async def find_departed(self, nodes: Iterable[int]) -> None:
+    async def find_departed(self, nodes: Collection[int]) -> None:
         """Look which of these nodes are no longer ours."""
-        for node in sorted(nodes):
-            if await self._allocation.holds(self._starter.host(node)) is False:
-                self._depart(node)
+        hosts = {self._starter.host(node): node for node in nodes}
+        held = await self._allocation.held(hosts.keys())
+        for node in sorted(hosts[host] for host in hosts.keys() - held) if held is not None else ():
+            if node not in self.departed:
+                self.departed.add(node)
+                self._tell_departed(node)
 
     def close(self) -> None:
         for task in self._tasks.values():
             task.cancel()
 
     async def _bring_back(self, node: int) -> None:
+        pauses = iter(PAUSES_S)
         try:
-            if not await self._try(node):
-                self._despair(node)
-                while node not in self._crew.agents and node not in self.departed:
-                    await asyncio.sleep(LOOK_S)
-                    await self.find_departed([node])
+            await self._reach(node)
+            while not self._is_settled(node):
+                await asyncio.sleep(next(pauses, PAUSES_S[-1]))
+                await self._look()
+                if self._is_settled(node) or self._comebacks[node] >= COMEBACKS:
+                    self._near.discard(node)
+                    self._crew.wake()
+                    continue  # it is still ours, and may yet leave
+                await self._call(node)
         finally:
             del self._tasks[node]
-            self._despair(node)
-
-    async def _try(self, node: int) -> bool:
-        """Return whether it is settled: it is back, no longer fit, or gone for good."""
-        for pause_s in PAUSES_S if self._comebacks[node] < COMEBACKS else ():
-            await asyncio.sleep(pause_s)
-            coming = asyncio.get_running_loop().create_task(self._recall(node))
-            try:
-                # A dead node is known to be dead, mostly, before a try there is known to fail.
-                while not coming.done() and node not in self.departed:
-                    await asyncio.wait([coming], timeout=GLANCE_S)
-                    await self.find_departed([] if coming.done() else [node])
-            finally:
-                coming.cancel()
-            if node in self.departed or node in self._crew.unfit or node in self._crew.agents:
-                return True
-        return False
-
-    async def _recall(self, node: int) -> None:
-        held = await self._allocation.holds(self._starter.host(node))
-        if held is False:
-            self._depart(node)
-        if not held or node in self._crew.agents:  # it may only have been late
-            return
-        try:
-            if await self._crew.recall(node):
-                self._comebacks[node] += 1
-        except (EchelonError, OSError):
-            return  # Slurm is away, say
-
-    def _depart(self, node: int) -> None:
-        if node not in self.departed:
-            self.departed.add(node)
-            self._tell_departed()
-
-    def _despair(self, node: int) -> None:
-        if node in self._hopeful:
-            self._hopeful.discard(node)
+            self._near.discard(node)
             self._crew.wake()
+
+    def _is_settled(self, node: int) -> bool:
+        """Tell whether it is back, no longer fit, or gone for good."""
+        return node in self.departed or node in self._crew.unfit or node in self._crew.agents
+
+    async def _reach(self, node: int) -> None:
+        """See whether the host is there at all: with a dead one nobody loses time."""
+        home = self._crew.homes.get(node)
+        if home and not await _answers(home.address):
+            self._near.discard(node)
+            self._crew.wake()
+
+    async def _call(self, node: int) -> None:
+        """Try once; a dead node is known to be dead, mostly, before a try there has failed."""
+        coming = asyncio.get_running_loop().create_task(self._crew.recall(node))
+        try:
+            while not coming.done() and node not in self.departed:
+                await asyncio.wait([coming], timeout=GLANCE_S)
+                if not coming.done():
+                    await self._look()
+            with contextlib.suppress(EchelonError, OSError):  # Slurm is away, say
+                self._comebacks[node] += coming.done() and coming.result()
+        finally:
+            coming.cancel()
+
+    async def _look(self) -> None:
+        """Ask for all that are missing at once, however many want to know."""
+        async with self._looking:
+            if time.monotonic() - self._looked_s >= GLANCE_S / 2:
+                await self.find_departed(self._tasks.keys() - self.departed)
+                self._looked_s = time.monotonic()
+
+
+async def _answers(address: str) -> bool:
+    """Tell whether a host is there: also one that refuses answers."""
+    try:
+        async with asyncio.timeout(REACH_S):
+            _, writer = await asyncio.open_connection(address, _CLOSED)
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # a time-out is one too
+        return False
+    writer.close()
+    return True

@@ -130,14 +130,12 @@ class SlurmStarter:
         Where nodes were granted different numbers, as happens with a total of `--gpus`, Slurm 22.05
         refuses to give a step more per node than the least: then each node has a step of its own.
         """
-        shown = self._shell.run(
-            ["scontrol", "--details", "--oneliner", "show", "job", self._job], timeout_s=60
-        )
-        granted = parse_granted(shown.stdout)
-        counts = {node: granted.get(self._hosts[node], 0) for node in nodes}
-        if len(set(counts.values())) == 1:
-            count = counts[nodes[0]]
+        argv = ["scontrol", "--details", "--oneliner", "show", "job", self._job]
+        granted = parse_granted(self._shell.run(argv, timeout_s=60).check().stdout)
+        if len(set(granted.values())) == 1:
+            count = next(iter(granted.values()))
             return [(list(nodes), f"--gres=gpu:{count}" if count else "--gres=none")]
+        counts = {node: granted.get(self._hosts[node], 0) for node in nodes}
         return [
             ([node], f"--gpus={count}" if count else "--gres=none")
             for node, count in counts.items()

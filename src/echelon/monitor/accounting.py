@@ -188,7 +188,7 @@ class _Reader:
     def read(self, event: Event) -> None:
         self._pass_time(_micros(event.time_s))
         number = _count(event.data.get("generation")) or 0
-        if event.kind == "slots":
+        if event.kind in ("slots", "departed"):
             told = _count(event.data.get("slots"))
             self._slots = self._slots if told is None else told
         elif event.kind == "generation":
@@ -239,12 +239,20 @@ def _read_session(events: Sequence[Event]) -> _Session:
 
 
 def _first_slots(events: Sequence[Event]) -> int:
-    """Return how many there were at first: the second word, when the nodes have come, is sure."""
-    told = [_count(event.data.get("slots")) or 0 for event in events if "slots" in event.data]
-    used = [
-        _count(event.data.get("world_size")) or 0 for event in events if event.kind == "generation"
-    ]
-    return max([*told[:2][-1:], *used[:1]], default=0)
+    """Return how many there were at first; it is known for sure when the nodes have come."""
+    guess, used = 0, 0
+    for event in events:
+        slots = _count(event.data.get("slots")) or 0
+        if event.kind == "attempt":
+            guess = left = slots
+        elif event.kind == "departed" and guess:
+            left = slots
+        elif event.kind == "slots":
+            return slots + (max(0, guess - left) if guess else 0)
+        elif event.kind == "generation":
+            used = _count(event.data.get("world_size")) or 0
+            break
+    return max(guess, used)
 
 
 # --- numbers that somebody has written --------------------------------------------------------

@@ -1,20 +1,27 @@
 """A job whose controller's host has died is ended by its agents; others are left alone."""
 
+import time
+
 import pytest
 
+from echelon.core.events import EventWriter
 from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell, Result
 from echelon.launch.attempts import is_orphaned
 from echelon.launch.contract import HERE
 from echelon.launch.orphans import end_orphaned_job
 
-JOB = {"SLURM_JOB_ID": "7"}
+JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node2"}
+PID = 41
 
 
-def end(tmp_path, *states, environ=JOB, mode="auto"):
+def end(tmp_path, *states, environ=JOB, mode="auto", lost=()):
     """Return what was done to the job, and whether the attempt is marked."""
     run = RunDir.create(tmp_path, "r-1")
     run.claim_attempt()
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
+        for facts in lost:
+            events.write("lost", **facts)
     left = list(states)
     ended = []
 
@@ -26,7 +33,7 @@ def end(tmp_path, *states, environ=JOB, mode="auto"):
         return Result(argv=argv, stdout=f"JobId=7 JobState={state} Reason=None")
 
     shell = FakeShell(answers={"scontrol": answer, "scancel": answer})
-    end_orphaned_job(run, 1, environ, shell, mode=mode, sleep=lambda _: None)
+    end_orphaned_job(run, 1, environ, shell, mode=mode, pid=PID, sleep=lambda _: None)
     return ended, is_orphaned(run, 1)
 
 
@@ -46,3 +53,13 @@ def test_one_that_slurm_ends_is_left_to_it(tmp_path, state):
 @pytest.mark.parametrize("environ", [{}, {**JOB, HERE: "1"}])
 def test_nobody_elses_job_is_touched(tmp_path, environ):
     assert end(tmp_path, "RUNNING", environ=environ) == ([], False)
+
+
+def test_a_controller_that_has_seen_us_go_has_its_job_in_hand(tmp_path):
+    gone = {"node": 1, "name": "node2", "pid": PID}
+    assert end(tmp_path, "RUNNING", lost=[gone]) == ([], False)
+
+
+def test_the_loss_of_another_says_nothing(tmp_path):
+    others = [{"node": 1, "name": "node2", "pid": 40}, {"node": 2, "name": "node3", "pid": PID}]
+    assert end(tmp_path, "RUNNING", lost=others) == ([("scancel", "7")], True)

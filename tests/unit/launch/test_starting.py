@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core.shell import FakeShell
+from echelon.core.shell import FakeShell, Result
+from echelon.errors import CommandError
 from echelon.launch.starting import (
     LocalStarter,
     SlurmStarter,
@@ -104,8 +105,16 @@ def test_one_node_can_be_reached_again():
     shell, (started,) = start_step("uneven", {}, nodes=[1])
     (call,) = [call for call in shell.calls if call[0] == "srun"]
     assert call[2:5] == ("--nodelist=node3", "--nodes=1", "--ntasks=1")
+    assert "--gpus=1" in call  # as at first: `--gres` would be refused
     assert shell.started[0][1]["ECHELON_NODE"] == "1"
     assert started.log == Path("logs/srun-1.log")
+
+
+def test_gpus_are_not_forgotten_while_slurm_is_away():
+    away = Result(argv=("scontrol",), code=1, stderr="no contact")
+    shell = Recorder(answers={"scontrol --details --oneliner show job 42": away})
+    with pytest.raises(CommandError):
+        SlurmStarter(shell, JOB).start([0], AGENT, JOB, Path("logs"))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,7 @@ def test_one_node_can_be_reached_again():
 )
 def test_the_jobs_shape_does_not_become_the_steps(name):
     shell, _ = start_step("even", {name: "4", "HOME": "/root"})
-    assert shell.started[0][1] == {"HOME": "/root", "ECHELON_NODE": "0", **JOB}
+    assert shell.started[0][1] == {"HOME": "/root", **JOB}
 
 
 @pytest.mark.parametrize(

@@ -125,16 +125,24 @@ def test_slots_of_a_node_that_has_left_the_job_are_nobodys():
         *(at(0, "attempt", slots=4), at(0, "slots", slots=4)),
         *(generation(0, ranks=4), spent(10, again=True, productive=40)),
         generation(10, 1, ranks=2),
-        at(13, "slots", slots=2),
+        at(13, "departed", slots=2),
         *(spent(110, 1, productive=200), at(110, "ended")),
     ]
     assert found(events) == {"productive": 240, "idle": 6}
 
 
+def test_a_node_that_leaves_before_all_have_come_had_slots_until_then():
+    events = [
+        *(at(0, "attempt", slots=4), at(10, "departed", slots=2), at(20, "slots", slots=2)),
+        *(generation(20, ranks=2), spent(120, productive=200)),
+    ]
+    assert found(events) == {"launch": 40 + 20, "productive": 200}
+
+
 def test_ranks_that_are_lost_with_their_node_count_until_their_end_is_known():
     events = [
         *(at(0, "attempt", slots=4), at(0, "slots", slots=4), generation(0, ranks=4)),
-        at(10, "slots", slots=2),
+        at(10, "departed", slots=2),
         *(spent(20, again=True, productive=60), at(20, "ended")),
     ]
     assert found(events) == {"productive": 60, "restart": 20}
@@ -218,7 +226,9 @@ seconds = st.dictionaries(st.sampled_from(PHASES), times | wrong) | wrong
 steps = st.integers(-1, 1000)
 events = st.one_of(
     st.tuples(st.just("attempt"), st.fixed_dictionaries({"slots": small | wrong})),
-    st.tuples(st.just("slots"), st.fixed_dictionaries({"slots": small})),
+    st.tuples(
+        st.sampled_from(["slots", "departed"]), st.fixed_dictionaries({"slots": small | wrong})
+    ),
     st.tuples(
         st.just("generation"),
         st.fixed_dictionaries({}, optional={"generation": numbers, "world_size": small | wrong}),

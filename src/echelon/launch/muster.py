@@ -1,0 +1,121 @@
+"""The processes that bring up agents: one for all nodes, or one for each; and again for one.
+
+They are our children. An agent itself may be on another host, and is heard of by its link.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from echelon.launch.starting import Started, Starter
+
+
+class Muster:
+    """See the module."""
+
+    def __init__(self, starter: Starter, gone: Callable[[Started], None]) -> None:
+        self.started: list[Started] = []
+        """All that ever were."""
+        self._starter, self._tell_gone = starter, gone
+        self._start: Callable[..., list[Started]] = lambda *_: []
+        self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
+        """By pid; and who waits for the agent."""
+        self._awaited: dict[int, asyncio.Future[bool]] = {}
+        """By node: agents that were called again."""
+
+    def call_all(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> None:
+        """Have all agents started."""
+
+        def start(nodes: Sequence[int], **more: str) -> list[Started]:
+            return self._starter.start(nodes, argv, {**env, **more}, logs)
+
+        self._start = start
+        for started in start(range(self._starter.nodes)):
+            self._add(started)
+
+    async def call(self, node: int, **environ: str) -> bool:
+        """Have the agent of a node started again; tell whether it has come, and not gone before.
+
+        Args:
+            node: which.
+            environ: what it is told besides.
+
+        Raises:
+            EchelonError, OSError: it could not be started.
+        """
+        coming: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._awaited[node] = coming
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start, [node], **environ))
+        # Whatever becomes of this, what was started is not to be forgotten.
+        starting.add_done_callback(partial(self._add_called, coming=coming))
+        try:
+            await asyncio.shield(starting)
+            return await coming
+        finally:
+            coming.cancel()
+            del self._awaited[node]
+            for pid in [pid for pid, (_, whose) in self._living.items() if whose is coming]:
+                if not _has_come(coming):
+                    _signal_group(pid, signal.SIGTERM)  # which srun passes on
+
+    def welcome(self, node: int) -> None:
+        """Tell whoever waits for it that an agent has come."""
+        _answer(self._awaited.get(node), came=True)
+
+    def reap(self) -> None:
+        """Collect those that have ended, and tell of each."""
+        for pid in [pid for pid in self._living if not _is_there(pid)]:
+            started, coming = self._living.pop(pid)
+            _answer(coming, came=False)
+            self._tell_gone(started)
+
+    def is_here(self) -> bool:
+        """Tell whether any is left."""
+        self.reap()
+        return bool(self._living)
+
+    def end(self) -> None:
+        """Kill those that are left."""
+        for pid in self._living:
+            _signal_group(pid, signal.SIGKILL)
+
+    def _add_called(
+        self, starting: asyncio.Future[list[Started]], *, coming: asyncio.Future[bool]
+    ) -> None:
+        if starting.cancelled() or starting.exception():
+            return  # whoever waits hears of it
+        for started in starting.result():
+            self._add(started, coming)
+            if coming.cancelled():
+                _signal_group(started.pid, signal.SIGTERM)
+
+    def _add(self, started: Started, coming: asyncio.Future[bool] | None = None) -> None:
+        self.started.append(started)
+        self._living[started.pid] = started, coming
+        self.reap()  # it may be gone already
+
+
+def _answer(coming: asyncio.Future[bool] | None, *, came: bool) -> None:
+    if coming and not coming.done():
+        coming.set_result(came)
+
+
+def _has_come(coming: asyncio.Future[bool]) -> bool:
+    return coming.done() and not coming.cancelled() and coming.result()
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, number)
+
+
+def _is_there(pid: int) -> bool:
+    """Tell whether a child is still there, and collect it if not."""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == 0
+    except ChildProcessError:
+        return False
