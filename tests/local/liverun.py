@@ -156,14 +156,17 @@ class LiveRun:
             self.command.kill()
         self.command.wait()
         self._output.close()
-        # An agent that dies may be followed by what its guard has not ended yet: look again.
+        # Guards clean up behind their agents, which some of them do not live to see.
+        guards = {process.pid for process in self.processes() if process.role == "guard"}
+        wait_until(lambda: not self._kill_all(spared=guards), timeout_s=5)
         assert wait_until(lambda: not self._kill_all(), timeout_s=10)
 
-    def _kill_all(self):
+    def _kill_all(self, spared=frozenset()):
         found = self.processes()
         for process in found:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
+            if process.pid not in spared:
+                with suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
         return found
 
 
