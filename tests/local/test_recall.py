@@ -91,7 +91,7 @@ def test_an_agent_that_was_stopped_is_replaced_and_its_ranks_with_it(tmp_path):
         old = json.loads((tmp_path / "where-1").read_text())["pid"]
         os.kill(run.find("agent", 1), signal.SIGSTOP)
         chain = await_step(run, 1)
-        assert wait_until(lambda: not is_alive(old), timeout_s=5)
+        assert wait_until(lambda: not is_alive(old), timeout_s=30)
         stop(run, chain)
         assert worlds(run) == [2, 2]
 

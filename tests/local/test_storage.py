@@ -201,7 +201,7 @@ def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk):
         assert outcome(run)["state"] == "CANCELLED"
         assert kinds(run)[-1] == "ended"
         assert not (tmp_path / "again-0").exists()
-        assert wait_until(lambda: not run.processes(), timeout_s=5)
+        assert wait_until(lambda: not run.processes(), timeout_s=30)
 
 
 @pytest.mark.parametrize("trouble", ["frozen", "full"])

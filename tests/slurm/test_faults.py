@@ -12,7 +12,7 @@ def test_a_cut_node_goes_down_and_comes_back(full):
     assert full.nodes()["node2"].cut
     full.await_node("node2", lambda state: state.startswith("down"))
     full("heal", "node2")
-    full.await_node("node2", lambda state: state == "idle", timeout_s=5)
+    full.await_node("node2", lambda state: state == "idle", timeout_s=30)
     assert full.exec("srun", "--nodelist=node2", "hostname") == "node2\n"
 
 
@@ -52,7 +52,7 @@ def test_a_node_that_came_back_at_once_has_lost_its_job(full, tmp_path):
     full.await_job(job, "RUNNING")
     full("kill", "node1")
     full("restore", "node1")
-    full.await_job(job, "NODE_FAIL", timeout_s=5)
+    full.await_job(job, "NODE_FAIL", timeout_s=30)
 
 
 def test_restore_mends_a_cut_node_and_does_no_harm_to_a_sound_one(full):

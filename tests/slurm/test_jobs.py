@@ -149,7 +149,7 @@ def test_orphans_on_a_node_are_collected(full):
         stats = [Path(f"/proc/{child}/stat").read_text() for child in children.read_text().split()]
         return [stat for stat in stats if ") Z " in stat]
 
-    assert wait_until(lambda: not zombies(), timeout_s=5)
+    assert wait_until(lambda: not zombies(), timeout_s=30)
 
 
 def _argv(process):

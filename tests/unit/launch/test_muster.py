@@ -128,4 +128,4 @@ def test_one_that_nobody_wants_any_more_is_ended(starter, when):
         assert muster._awaited == {}
 
     run(scenario())
-    assert wait_until(lambda: not is_there(starter.pids[1]), timeout_s=5)
+    assert wait_until(lambda: not is_there(starter.pids[1]), timeout_s=30)

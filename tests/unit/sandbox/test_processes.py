@@ -25,7 +25,7 @@ def sleeper():
         started.append(process)
         # Until exec, a child shows its parent's environment.
         shown = Path(f"/proc/{process.pid}/cmdline")
-        assert wait_until(lambda: shown.read_bytes().startswith(b"sleep"), timeout_s=5)
+        assert wait_until(lambda: shown.read_bytes().startswith(b"sleep"), timeout_s=30)
         return process.pid
 
     yield start
@@ -51,7 +51,7 @@ def test_what_has_died_is_not_found(layout, sleeper):
     pid = sleeper(**mark(layout, "node1"))
     os.kill(pid, signal.SIGKILL)
     # Nobody has collected it: it is a zombie, and no process of ours.
-    assert wait_until(lambda: find_processes(layout) == [], timeout_s=5)
+    assert wait_until(lambda: find_processes(layout) == [], timeout_s=30)
 
 
 def test_our_own_shell_is_spared(layout):
@@ -79,7 +79,7 @@ def test_a_mark_alone_earns_no_trust(layout):
     process = subprocess.Popen(argv, env={**os.environ, **mark(layout, "login")})
     try:
         shown = Path(f"/proc/{process.pid}/cmdline")
-        assert wait_until(lambda: shown.read_bytes().startswith(b"sleep"), timeout_s=5)
+        assert wait_until(lambda: shown.read_bytes().startswith(b"sleep"), timeout_s=30)
         # It would be ended, being marked, but never entered or believed.
         assert [(p.pid, p.trusted) for p in find_processes(layout)] == [(process.pid, False)]
     finally:
