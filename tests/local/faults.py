@@ -662,7 +662,7 @@ for number in range(100_000):
         ranks=None,
         code=130,
         not_retried="",
-        timeout_s=5,
+        timeout_s=30,
     ),
 )
 
