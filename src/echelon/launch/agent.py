@@ -264,6 +264,8 @@ class Agent:
                 self._guard.start()
 
     def _end_everything(self) -> None:
+        # What dies from here on may do so when the loop has closed the pipe that would tell.
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         self._nursery.close()
         self._ranks.close()
         self._files.close()
