@@ -62,7 +62,7 @@ _SRUN_OWN = frozenset(
     }
 )
 SRUN_OPTIONS = SBATCH_OPTIONS | _SRUN_SWITCHES | _SRUN_OPTIONAL | _SRUN_OWN
-_ALIASES = {"tasks-per-node": "ntasks-per-node", "cpu_bind": "cpu-bind", "jobid": "job-id"}
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "cpu_bind": "cpu-bind"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,7 +190,9 @@ def _is_local(python: PythonScript, name: ast.Name) -> bool:
     """Tell whether a name of a function around is meant, and not the one that is missing."""
     for scope in ancestors(python, name):
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            bound = {argument.arg for argument in ast.walk(scope.args) if isinstance(argument, ast.arg)}
+            bound = {
+                argument.arg for argument in ast.walk(scope.args) if isinstance(argument, ast.arg)
+            }
             inner = (node for node in ast.walk(scope) if isinstance(node, ast.Name))
             bound |= {node.id for node in inner if isinstance(node.ctx, ast.Store)}
             if name.id in bound:

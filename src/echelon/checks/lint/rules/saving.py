@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from echelon.checks.lint.python_script import (
     PythonScript,
+    enclosing_function,
     guards,
     is_called,
     keyword,
@@ -162,7 +163,10 @@ def _may_have_buffers(python: PythonScript) -> bool:
 def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
     """Return the names of models that a call runs: itself, or in a function that is here."""
     direct = ast.unparse(call.func)
-    found = {direct}
+    around = enclosing_function(python, call)
+    # A parameter is whatever the caller hands over: the call is where it shows.
+    handed = {argument.arg for argument in around.args.args} if around else set()
+    found = {direct} - handed
     for function in ast.walk(python.tree):
         if not isinstance(function, ast.FunctionDef) or function.name != direct:
             continue
