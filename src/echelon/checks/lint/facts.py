@@ -25,7 +25,8 @@ def ranks_per_launch(launch: Launch) -> int | None:
     if launch.launcher.kind == "accelerate":
         return None
     if option is None:
-        return 1 if launch.launcher.kind in ("torchrun", "launch") else None
+        plain = launch.launcher.kind in ("torchrun", "launch") and launch.launcher.complete
+        return 1 if plain else None
     if option.text in ("gpu", "auto"):
         return launch.amounts.gpus_per_node
     return option.number

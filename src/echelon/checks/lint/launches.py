@@ -60,6 +60,8 @@ class Launcher:
     options: Mapping[str, Word]
     """By their names with dashes."""
     line: int
+    complete: bool
+    """None of them is hidden in a variable that is not known."""
 
     def option(self, *names: str) -> Word | None:
         return next((self.options[name] for name in names if name in self.options), None)
@@ -257,8 +259,8 @@ class _Finder:
     def _add_launcher(
         self, kind: str, command: Command, words: tuple[Word, ...], state: _State
     ) -> None:
-        options, rest = _read_options(words)
-        launcher = Launcher(kind=kind, options=options, line=command.line)
+        options, rest, complete = _read_options(words)
+        launcher = Launcher(kind=kind, options=options, line=command.line, complete=complete)
         module = "module" in options or "m" in options
         self._add(
             command,
@@ -318,16 +320,39 @@ def _skip(words: tuple[Word, ...]) -> tuple[Word, ...]:
     return ()
 
 
-def _read_options(words: tuple[Word, ...]) -> tuple[dict[str, Word], list[Word]]:
-    """Return a launcher's options, by their names with dashes, and what follows them."""
+def _read_options(words: tuple[Word, ...]) -> tuple[dict[str, Word], list[Word], bool]:
+    """Return a launcher's options, by their names with dashes, what follows them, and whether
+    that is all.
+    """
     options: dict[str, Word] = {}
-    rest = list(words)
-    while rest and rest[0].text.startswith("-"):
+    rest, complete = list(words), True
+    while rest and (rest[0].text.startswith("-") or _is_hidden(rest)):
         word = rest.pop(0)
+        if not word.text.startswith("-"):
+            complete = False
+            continue
         name, equals, value = word.text.lstrip("-").partition("=")
-        name = name.replace("_", "-")
+        name = _whole_name(name.replace("_", "-"))
         if equals or name in _FLAGS or not rest:
             options[name] = replace(word, text=value)
         else:
             options[name] = rest.pop(0)
-    return options, rest
+    return options, rest, complete
+
+
+def _is_hidden(words: list[Word]) -> bool:
+    """Tell a variable that may hold options: one that is not known, with more behind it."""
+    word = words[0]
+    return word.text.startswith("$") and not word.known and len(words) > 1
+
+
+_LONG_NAMES = (
+    *("nnodes", "nproc-per-node", "node-rank", "master-addr", "master-port", "standalone"),
+    *("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts"),
+)
+
+
+def _whole_name(name: str) -> str:
+    """Return the option that a name is the beginning of: launchers take --nnode for --nnodes."""
+    found = [long for long in _LONG_NAMES if long.startswith(name)]
+    return found[0] if len(found) == 1 and len(name) > 3 else name

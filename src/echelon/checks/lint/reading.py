@@ -25,6 +25,7 @@ _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_cl
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_WHOLE_ARRAY = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _UNQUOTE = {
     "word": re.compile(r"\\(\n|.)", re.DOTALL),
     "string": re.compile(r"\\(\n|[$`\"\\])"),
@@ -206,13 +207,14 @@ class _Reader:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         if name is None or not _NAME.fullmatch(_text(name)):
             return None  # an element of an array
-        parts = self._word(value) if value is not None else []
-        word = parts[0] if len(parts) == 1 else Word(text="", line=self._line(node))
-        for part in parts[1:] if len(parts) > 1 else ():
-            word = word.joined(part)
-        if value is not None and value.type == "array":
-            word = replace(word, known=False)
-        if "+=" in [child.type for child in node.children]:
+        word = self._assigned(node, value)
+        adds = "+=" in [child.type for child in node.children]
+        if value is not None and value.type == "array" and context.certain and not adds:
+            parts = [part for child in value.named_children for part in self._word(child)]
+            self._scope.arrays[_text(name)] = tuple(p for part in parts for p in part.split())
+        else:
+            self._scope.arrays.pop(_text(name), None)
+        if adds:
             word = self._scope.expand(_text(name), word.line).joined(word)
         assignment = Assignment(
             name=_text(name),
@@ -227,6 +229,14 @@ class _Reader:
             self._scope.assign(assignment.name, word, certain=context.certain)
             self._assignments.append(assignment)
         return assignment
+
+    def _assigned(self, node: Node, value: Node | None) -> Word:
+        """Return the value of an assignment as one word."""
+        parts = self._word(value) if value is not None else []
+        word = parts[0] if parts else Word(text="", line=self._line(node))
+        for part in parts[1:]:
+            word = word.joined(part)
+        return replace(word, known=False) if value is not None and value.type == "array" else word
 
     def _walk_declaration(self, node: Node, context: _Context) -> None:
         kind = node.children[0].type
@@ -333,6 +343,8 @@ class _Reader:
             if self._scope.positional is not None:
                 return list(self._scope.positional)
             return [Word(text="$@", line=line, known=False, quoted=True)]
+        if (match := _WHOLE_ARRAY.fullmatch(_text(node))) and match[1] in self._scope.arrays:
+            return list(self._scope.arrays[match[1]])
         if node.type == "string":
             return [replace(self._pieces(node, 1, 1, "string"), quoted=True)]
         if node.type == "raw_string":

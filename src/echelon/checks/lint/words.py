@@ -77,6 +77,8 @@ class Scope:
     values: dict[str, Word] = field(default_factory=dict)
     positional: tuple[Word, ...] | None = None
     """$1 and so on; None where nobody knows."""
+    arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
+    """Those that are written out, and nowhere changed."""
 
     def assign(self, name: str, value: Word, *, certain: bool) -> None:
         """Note a value. Where it is not certain that it is assigned, its text is not known."""

@@ -8,6 +8,8 @@ from echelon.checks.lint.directives import SBATCH_OPTIONS, SRUN_OPTIONS, Directi
 from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
 
+_GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
+"""Options that people repeat, and some versions of Slurm gather."""
 _MISSPELT = re.compile(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
 
 
@@ -133,6 +135,8 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
     seen: dict[str, Directive] = {}
     for item in subject.directives.items:
         before = seen.get(item.option)
+        if item.option in _GATHERED:
+            continue
         if before and before.value != item.value and before.line != item.line:
             yield Hit(
                 path=subject.path,

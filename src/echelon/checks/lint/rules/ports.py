@@ -132,7 +132,7 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
         return
     for one in subject.started:
         launcher = one.launch.launcher
-        if launcher is None or launcher.kind not in ("torchrun", "launch"):
+        if launcher is None or launcher.kind not in ("torchrun", "launch") or not launcher.complete:
             continue
         given = {"standalone", *_PORT_OPTIONS} & set(launcher.options)
         if (

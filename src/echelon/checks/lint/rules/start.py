@@ -29,6 +29,8 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
     for command in subject.commands:
         if _SPREADERS & {word.text.rpartition("/")[2] for word in command.words}:
             return
+        if "hostfile" in command.text:
+            return
         if "-m" in (texts := [w.text for w in command.words]) and "echelon" in texts:
             return
     for one in subject.started[-1:]:
@@ -43,6 +45,8 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             what=f"Only the first of {count} nodes runs this, because it is not started with srun"
             + ("; it waits for the others until it times out." if waits else "."),
             fix="srun " + one.launch.command.text.split("\n")[0],
+            # One that we cannot read may go to the other nodes by itself.
+            severity=None if waits or one.python is not None else WARNING,
         )
 
 
@@ -128,7 +132,7 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
         launcher = one.launch.launcher
         option = launcher.option("nnodes", "num-machines") if launcher else None
-        if launcher is None or launcher.kind == "deepspeed":
+        if launcher is None or launcher.kind == "deepspeed" or not launcher.complete:
             continue
         given = 1 if option is None else option.number
         standalone = "standalone" in launcher.options
@@ -240,13 +244,15 @@ RULES = (
 #!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-python train.py    # <- here
+#SBATCH --exclusive
+torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
 """,
         good="""\
 #!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
-srun python train.py
+#SBATCH --exclusive
+srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
 """,
     ),
     Rule(
