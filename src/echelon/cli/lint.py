@@ -80,7 +80,7 @@ def _read(path: Path) -> str:
         raise UsageError(f"{path} is a folder", hint=f"name scripts in it: {path}/*.sh") from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is no text in UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}",
+            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
             hint=f"if it is a script in another encoding: iconv -f latin1 -t utf-8 {path}",
         ) from error
     if "\0" in text:

@@ -42,16 +42,52 @@ _SRUN_OPTIONAL = frozenset(
     {"exclusive", "kill-on-bad-exit", "no-kill", "nice", "immediate", "wait", "x11", "propagate"}
 )
 """Options whose value, if any, is behind =, or in the same word as the letter."""
-_SRUN_SHORT = {
-    **{"N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "w": "nodelist"},
-    **{"x": "exclude", "p": "partition", "A": "account", "t": "time", "J": "job-name"},
-    **{"o": "output", "e": "error", "i": "input", "D": "chdir", "C": "constraint", "q": "qos"},
-    **{"l": "label", "u": "unbuffered", "K": "kill-on-bad-exit", "k": "no-kill", "O": "overcommit"},
-    **{"s": "oversubscribe", "Q": "quiet", "v": "verbose", "m": "distribution", "r": "relative"},
-    **{"T": "threads", "W": "wait", "I": "immediate", "E": "preserve-env", "X": "disable-status"},
-    **{"Z": "no-allocate", "B": "extra-node-info", "F": "nodefile", "d": "dependency"},
-    **{"L": "licenses", "M": "clusters", "S": "core-spec", "b": "begin", "a": "array", "H": "hold"},
-}
+_SRUN_SHORT = dict(
+    pair.split(":")
+    for pair in [
+        "N:nodes",
+        "n:ntasks",
+        "c:cpus-per-task",
+        "G:gpus",
+        "w:nodelist",
+        "x:exclude",
+        "p:partition",
+        "A:account",
+        "t:time",
+        "J:job-name",
+        "o:output",
+        "e:error",
+        "i:input",
+        "D:chdir",
+        "C:constraint",
+        "q:qos",
+        "l:label",
+        "u:unbuffered",
+        "K:kill-on-bad-exit",
+        "k:no-kill",
+        "O:overcommit",
+        "s:oversubscribe",
+        "Q:quiet",
+        "v:verbose",
+        "m:distribution",
+        "r:relative",
+        "T:threads",
+        "W:wait",
+        "I:immediate",
+        "E:preserve-env",
+        "X:disable-status",
+        "Z:no-allocate",
+        "B:extra-node-info",
+        "F:nodefile",
+        "d:dependency",
+        "L:licenses",
+        "M:clusters",
+        "S:core-spec",
+        "b:begin",
+        "a:array",
+        "H:hold",
+    ]
+)
 _SRUN_OWN = frozenset(
     {
         *("accel-bind", "bcast", "bcast-exclude", "compress", "cpu-bind", "cpu_bind", "epilog"),
@@ -161,7 +197,7 @@ def count_gpus(text: str) -> int | None:
     """Return the number in `4`, `a100:4` or `a100`; None when it is not one number."""
     if not text or "," in text:
         return None
-    amount = text.split("(")[0].rpartition(":")[2]
+    amount = text.partition("(")[0].rpartition(":")[2]
     if amount.isascii() and amount.isdecimal():
         return int(amount)
     return 1 if re.fullmatch(r"[A-Za-z][\w.-]*", amount) else None

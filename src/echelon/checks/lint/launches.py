@@ -167,15 +167,22 @@ class _Finder:
             self._peel(command, _skip(words[1:]), state)
         elif name in _SHELLS:
             self._enter_shell(command, words[1:], state)
-        elif _is_python(words[0].text):
+        else:
+            self._peel_program(name, command, words, state)
+
+    def _peel_program(
+        self, name: str, command: Command, words: tuple[Word, ...], state: _State
+    ) -> None:
+        """Take what starts Python, or is it."""
+        if _is_python(words[0].text):
             self._enter_python(command, words[1:], state)
         elif name in ("torchrun", "deepspeed"):
             self._add_launcher(name, command, words[1:], state)
-        elif name in ("accelerate", "accelerate-launch"):
-            rest = words[2:] if words[1:] and words[1].text == "launch" else words[1:]
-            if name == "accelerate-launch" or len(rest) < len(words) - 1:
-                self._add_launcher("accelerate", command, rest, state)
-        elif name.endswith(".py") or name.endswith(".sh") or words[0].text.startswith("./"):
+        elif name == "accelerate-launch":
+            self._add_launcher("accelerate", command, words[1:], state)
+        elif name == "accelerate" and [word.text for word in words[1:2]] == ["launch"]:
+            self._add_launcher("accelerate", command, words[2:], state)
+        elif name.endswith((".py", ".sh")) or words[0].text.startswith("./"):
             self._enter_file(command, words, state)
 
     # --- shells in shells ---------------------------------------------------------------
@@ -189,12 +196,12 @@ class _Finder:
             text = rest[0]
             self._enter(text, path=command.path, positional=tuple(rest[2:]), state=state)
         elif rest:
-            self._enter_file(command, tuple(rest), state, shell=True)
+            self._enter_file(command, tuple(rest), state, told=True)
         elif command.stdin is not None:
             self._enter(command.stdin, path=command.path, positional=(), state=state)
 
     def _enter_file(
-        self, command: Command, words: tuple[Word, ...], state: _State, *, shell: bool = False
+        self, command: Command, words: tuple[Word, ...], state: _State, *, told: bool = False
     ) -> None:
         name = words[0].text
         for around in reversed(state.written):
@@ -209,7 +216,7 @@ class _Finder:
         first = (source or "").split("\n", 1)[0]
         if name.endswith(".py") or (first.startswith("#!") and "python" in first):
             self._add(command, state, program=words[0], arguments=words[1:])
-        elif source is not None and (shell or name.endswith(".sh") or "sh" in first[:30]):
+        elif source is not None and (told or name.endswith(".sh") or "sh" in first[:30]):
             script = Word(text=source, line=1, text_line=1)
             self._enter(script, path=place, positional=tuple(words[1:]), state=state)
 
@@ -251,7 +258,7 @@ class _Finder:
                 word = replace(words[0], text=module)
                 self._add(command, state, program=word, module=True, arguments=tuple(rest))
                 return
-            elif flag == "-c" or flag == "-" or flag in ("-V", "--version", "-h", "--help"):
+            elif flag in ("-c", "-", "-V", "--version", "-h", "--help"):
                 return
         if rest:
             self._add(command, state, program=rest[0], arguments=tuple(rest[1:]))

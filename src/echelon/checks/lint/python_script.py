@@ -130,12 +130,11 @@ def values_of(script: PythonScript, node: ast.expr) -> list[ast.expr]:
     found: list[ast.expr] = []
     for other in ast.walk(script.tree):
         if isinstance(other, ast.Assign):
-            for target in other.targets:
-                if ast.unparse(target) == wanted:
-                    found.append(other.value)
-        elif isinstance(other, ast.AnnAssign | ast.NamedExpr) and other.value is not None:
-            if ast.unparse(other.target) == wanted:
-                found.append(other.value)
+            found += [other.value for t in other.targets if ast.unparse(t) == wanted]
+        elif not isinstance(other, ast.AnnAssign | ast.NamedExpr) or other.value is None:
+            continue
+        elif ast.unparse(other.target) == wanted:
+            found.append(other.value)
     return found
 
 
@@ -147,9 +146,8 @@ def origin(script: PythonScript, node: ast.expr, depth: int = 0) -> str:
     names = [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute)]
     parts = [text]
     for name in names:
-        for value in values_of(script, name):
-            if value is not node and value is not name:
-                parts.append(origin(script, value, depth + 1))
+        made_of = [v for v in values_of(script, name) if v is not node and v is not name]
+        parts += [origin(script, value, depth + 1) for value in made_of]
     return " ; ".join(parts)
 
 

@@ -9,12 +9,10 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 from echelon.checks.lint.bash import Assignment, Command, Shell, Where
-from echelon.checks.lint.words import Scope, Use, Word, calculate
+from echelon.checks.lint.expanding import NAME, Expander, text_of
+from echelon.checks.lint.words import Scope, Word
 from echelon.errors import UsageError
 
-_EXPANSIONS = frozenset(
-    {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"}
-)
 _NO_WORDS = frozenset(
     {
         *("command_name", "variable_assignment", "comment", "file_redirect"),
@@ -24,13 +22,6 @@ _NO_WORDS = frozenset(
 _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_clause"})
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_WHOLE_ARRAY = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
-_UNQUOTE = {
-    "word": re.compile(r"\\(\n|.)", re.DOTALL),
-    "string": re.compile(r"\\(\n|[$`\"\\])"),
-    "heredoc": re.compile(r"\\(\n|[$`\\])"),
-}
 
 
 @cache
@@ -90,6 +81,7 @@ class _Reader:
         self._text, self._path, self._where, self._first = text, path, where, first
         self._bytes = text.encode()
         self._scope = scope
+        self._words = Expander(self._bytes, first, scope, self._run)
         self._commands: list[Command] = []
         self._assignments: list[Assignment] = []
         self._exported: set[str] = set()
@@ -128,8 +120,8 @@ class _Reader:
         if node.type in _LOOPS:
             context = replace(context, certain=False, loop=True)
             if (name := node.child_by_field_name("variable")) is not None:
-                unknown = Word(text=f"${_text(name)}", line=self._line(node), known=False)
-                self._scope.assign(_text(name), unknown, certain=False)
+                unknown = Word(text=f"${text_of(name)}", line=self._line(node), known=False)
+                self._scope.assign(text_of(name), unknown, certain=False)
         elif node.type in _BRANCHES:
             context = replace(context, certain=False)
         for child in node.children:
@@ -139,13 +131,13 @@ class _Reader:
 
     def _walk_comment(self, node: Node, _context: _Context) -> None:
         # The grammar hands out the blank line before some comments with them.
-        self._comments.append((self._line(node), _text(node), node.start_point.column))
+        self._comments.append((self._line(node), text_of(node), node.start_point.column))
 
     def _walk_function(self, node: Node, context: _Context) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         positional, self._scope.positional = self._scope.positional, None
         if body is not None:
-            function = _text(name) if name is not None else "?"
+            function = text_of(name) if name is not None else "?"
             self.walk(body, replace(context, function=function, certain=False))
         self._scope.positional = positional
 
@@ -167,7 +159,7 @@ class _Reader:
         """Return the name of the program that a part of a pipe runs."""
         while node.type not in ("command_name", "word") and node.named_children:
             node = node.named_children[0]
-        return _text(node)
+        return text_of(node)
 
     def _walk_redirected(self, node: Node, context: _Context) -> None:
         body = node.child_by_field_name("body")
@@ -175,7 +167,7 @@ class _Reader:
         later: tuple[str, ...] = ()
         for redirect in _redirects(node):
             if redirect.type == "heredoc_redirect":
-                heredoc = self._heredoc(redirect) or heredoc
+                heredoc = self._words.heredoc(redirect) or heredoc
                 later = tuple(
                     self._program(child)
                     for child in redirect.named_children
@@ -197,7 +189,7 @@ class _Reader:
         operator = redirect.children[0] if redirect.children else None
         if target is None or operator is None or operator.type not in (">", ">|"):
             return ""
-        words = self._word(target)
+        words = self._words.word(target)
         return words[0].text if words else ""
 
     def _walk_assignment(self, node: Node, context: _Context) -> None:
@@ -205,19 +197,19 @@ class _Reader:
 
     def _assign(self, node: Node, context: _Context, *, lasting: bool = True) -> Assignment | None:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if name is None or not _NAME.fullmatch(_text(name)):
+        if name is None or not NAME.fullmatch(text_of(name)):
             return None  # an element of an array
         word = self._assigned(node, value)
         adds = "+=" in [child.type for child in node.children]
         if value is not None and value.type == "array" and context.certain and not adds:
-            parts = [part for child in value.named_children for part in self._word(child)]
-            self._scope.arrays[_text(name)] = tuple(p for part in parts for p in part.split())
+            parts = [part for child in value.named_children for part in self._words.word(child)]
+            self._scope.arrays[text_of(name)] = tuple(p for part in parts for p in part.split())
         else:
-            self._scope.arrays.pop(_text(name), None)
+            self._scope.arrays.pop(text_of(name), None)
         if adds:
-            word = self._scope.expand(_text(name), word.line).joined(word)
+            word = self._scope.expand(text_of(name), word.line).joined(word)
         assignment = Assignment(
-            name=_text(name),
+            name=text_of(name),
             value=word,
             path=self._path,
             line=self._line(node),
@@ -232,7 +224,7 @@ class _Reader:
 
     def _assigned(self, node: Node, value: Node | None) -> Word:
         """Return the value of an assignment as one word."""
-        parts = self._word(value) if value is not None else []
+        parts = self._words.word(value) if value is not None else []
         word = parts[0] if parts else Word(text="", line=self._line(node))
         for part in parts[1:]:
             word = word.joined(part)
@@ -240,7 +232,7 @@ class _Reader:
 
     def _walk_declaration(self, node: Node, context: _Context) -> None:
         kind = node.children[0].type
-        flags = "".join(_text(child) for child in node.children if _text(child).startswith("-"))
+        flags = "".join(text_of(child) for child in node.children if text_of(child).startswith("-"))
         exports = kind == "export" and "f" not in flags and "n" not in flags
         exports = exports or (kind in ("declare", "typeset") and "x" in flags)
         for child in node.named_children:
@@ -248,9 +240,18 @@ class _Reader:
                 assignment = self._assign(child, context)
                 names = [assignment.name] if assignment else []
             else:
-                names = [_text(child)] if child.type in ("variable_name", "word") else []
+                names = [text_of(child)] if child.type in ("variable_name", "word") else []
             if exports:
-                self._exported.update(name for name in names if _NAME.fullmatch(name))
+                self._exported.update(name for name in names if NAME.fullmatch(name))
+
+    def _run(self, node: Node) -> list[Command]:
+        """Read what is in a $(…); functions that are called there count too."""
+        before = len(self._commands)
+        for child in node.named_children:
+            self.walk(child, _Context(certain=False, substituted=True))
+        run = self._commands[before:]
+        called = {command.name for command in run}
+        return run + [c for c in self._commands[:before] if c.function in called]
 
     # --- commands -----------------------------------------------------------------------
 
@@ -269,7 +270,7 @@ class _Reader:
                     own.append(assignment)
         if name is None:
             return
-        words = [word for child in name.children for word in self._word(child)]
+        words = [word for child in name.children for word in self._words.word(child)]
         words += self._arguments(node)
         if not words:
             return
@@ -306,8 +307,8 @@ class _Reader:
             if child.type == "$":
                 dollar, end = True, child.end_byte if child.start_byte == end else -1
                 continue
-            parts = self._word(child)
-            if dollar and parts and (match := _NAME.match(parts[0].text)):
+            parts = self._words.word(child)
+            if dollar and parts and (match := NAME.match(parts[0].text)):
                 rest = replace(parts[0], text=parts[0].text[match.end() :])
                 parts[0] = self._scope.expand(match[0], rest.line).joined(rest)
             if child.start_byte == end and words and parts:
@@ -334,134 +335,8 @@ class _Reader:
     def _continues(self, end: int) -> bool:
         return self._bytes[end:].lstrip(b" \t").startswith(b"\\\n")
 
-    # --- words --------------------------------------------------------------------------
-
-    def _word(self, node: Node) -> list[Word]:
-        """Return what a word comes to; "$@" may be several."""
-        line = self._line(node)
-        if node.type in ("simple_expansion", "string") and _text(node).strip('"') in ("$@", "$*"):
-            if self._scope.positional is not None:
-                return list(self._scope.positional)
-            return [Word(text="$@", line=line, known=False, quoted=True)]
-        if (match := _WHOLE_ARRAY.fullmatch(_text(node))) and match[1] in self._scope.arrays:
-            return list(self._scope.arrays[match[1]])
-        if node.type == "string":
-            return [replace(self._pieces(node, 1, 1, "string"), quoted=True)]
-        if node.type == "raw_string":
-            return [Word(text=_text(node)[1:-1], line=line, quoted=True, text_line=line)]
-        if node.type == "ansi_c_string":
-            return [Word(text=_text(node)[2:-1], line=line, quoted=True, text_line=line)]
-        if node.type in _EXPANSIONS:
-            return [self._expansion(node)]
-        if node.type in ("concatenation", "array", "command_name"):
-            parts = [word for child in node.named_children for word in self._word(child)]
-            if not parts:
-                return []
-            whole = parts[0]
-            for part in parts[1:]:
-                whole = whole.joined(part)
-            return [replace(whole, quoted=any(part.quoted for part in parts), text_line=0)]
-        if node.type == "process_substitution":
-            self.walk(node.named_children[0], _Context()) if node.named_children else None
-            return [Word(text=_text(node), line=line, known=False, quoted=True)]
-        return [Word(text=_unquote(_text(node), "word"), line=line, quoted="\\" in _text(node))]
-
-    def _pieces(self, node: Node, before: int, after: int, kind: str) -> Word:
-        """Join the literal text of a node and what is expanded in it."""
-        start, end = node.start_byte + before, max(node.start_byte + before, node.end_byte - after)
-        line = self._line(node)
-        whole = Word(text="", line=line, text_line=line)
-        expansions = [child for child in node.children if child.type in _EXPANSIONS]
-        for child in expansions:
-            whole = whole.joined(self._literal(start, child.start_byte, line, kind))
-            piece = self._expansion(child)
-            if piece.text_line and len(expansions) == 1:
-                whole = replace(whole, text_line=piece.text_line)
-            whole = whole.joined(piece)
-            start = child.end_byte
-        return whole.joined(self._literal(start, end, line, kind))
-
-    def _literal(self, start: int, end: int, line: int, kind: str) -> Word:
-        return Word(text=_unquote(self._bytes[start:end].decode(errors="replace"), kind), line=line)
-
-    def _expansion(self, node: Node) -> Word:
-        line = self._line(node)
-        if node.type == "command_substitution":
-            return self._substitution(node)
-        if node.type == "arithmetic_expansion":
-            return self._arithmetic(node)
-        names = [child for child in _descend(node) if child.type == "variable_name"]
-        if not names:
-            return Word(text=_text(node), line=line, known=False)
-        name = _text(names[0])
-        operators = {child.type for child in node.children} - {"${", "}", "$"}
-        plain = operators <= {"variable_name"}
-        guarded = bool(operators & {":-", "-", ":=", "=", ":?", "?", ":+", "+"})
-        word = self._scope.expand(name, line, guarded=guarded)
-        others = tuple(Use(name=_text(other), line=line, guarded=True) for other in names[1:])
-        if plain or (guarded and word.known and not operators & {":+", "+"}):
-            return word
-        return replace(word, text=_text(node), known=False, uses=word.uses + others, text_line=0)
-
-    def _arithmetic(self, node: Node) -> Word:
-        line, inner = self._line(node), _text(node)[3:-2]
-        names = _NAME.findall(inner)
-        parts = [self._scope.expand(name, line) for name in names]
-        nested = [c for c in _descend(node) if c.type == "command_substitution"]
-        parts += [self._substitution(child) for child in nested]
-        filled = re.sub(
-            r"\$?\{?([A-Za-z_]\w*)\}?", lambda m: self._scope.expand(m[1], line).text, inner
-        )
-        value = calculate(filled)
-        known = value is not None and all(part.known for part in parts)
-        whole = Word(text=str(value) if known else _text(node), line=line, known=known)
-        for part in parts:
-            whole = replace(
-                whole, uses=whole.uses + part.uses, commands=whole.commands + part.commands
-            )
-        return whole
-
-    def _substitution(self, node: Node) -> Word:
-        """Read $(…): what it prints is not known, but for a heredoc that it only hands on."""
-        line, before = self._line(node), len(self._commands)
-        for child in node.named_children:
-            self.walk(child, _Context(certain=False, substituted=True))
-        run = self._commands[before:]
-        called = {command.name for command in run}
-        run += [command for command in self._commands[:before] if command.function in called]
-        uses = tuple(use for command in run for word in command.words for use in word.uses)
-        first = run[0] if run else None
-        if first and len(first.words) == 1 and first.name == "cat" and first.stdin:
-            return replace(first.stdin, text=first.stdin.text.rstrip("\n"), commands=tuple(run))
-        return Word(text=_text(node), line=line, known=False, uses=uses, commands=tuple(run))
-
-    def _heredoc(self, node: Node) -> Word | None:
-        start = next((c for c in node.children if c.type == "heredoc_start"), None)
-        body = next((c for c in node.children if c.type == "heredoc_body"), None)
-        if start is None or body is None:
-            return None
-        line = self._line(body)
-        if _text(start)[:1] in ("'", '"', "\\"):
-            word = Word(text=_text(body), line=line, text_line=line)
-        else:
-            word = self._pieces(body, 0, 0, "heredoc")
-        if node.children[0].type == "<<-":
-            word = replace(word, text=re.sub(r"(?m)^\t+", "", word.text))
-        return replace(word, quoted=True)
-
     def _line(self, node: Node) -> int:
         return node.start_point.row + self._first
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")
-
-
-def _descend(node: Node) -> Iterator[Node]:
-    for child in node.children:
-        yield child
-        if child.type != "command_substitution":
-            yield from _descend(child)
 
 
 def _redirects(node: Node) -> Iterator[Node]:
@@ -470,10 +345,6 @@ def _redirects(node: Node) -> Iterator[Node]:
         yield child
         if child.type == "heredoc_redirect":
             yield from (c for c in child.named_children if c.type == "file_redirect")
-
-
-def _unquote(text: str, kind: str) -> str:
-    return _UNQUOTE[kind].sub(lambda m: "" if m[1] == "\n" else m[1], text)
 
 
 _HANDLERS = {

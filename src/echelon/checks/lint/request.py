@@ -155,17 +155,6 @@ def read_step(job: Amounts, options: Mapping[str, Word]) -> Amounts:
             per_node = tasks // nodes if tasks and nodes and tasks % nodes == 0 else None
     elif "nodes" in options and nodes != job.nodes:
         per_node = None  # it takes the job's number of tasks along
-    gpus = job.gpus_per_node
-    if "gpus-per-node" in options:
-        gpus = count_gpus(options["gpus-per-node"].text)
-    elif "gres" in options:
-        gpus = count_gres_gpus(options["gres"].text)
-    elif "gpus" in options:
-        gpus = count_gpus(options["gpus"].text) if nodes == 1 else None
-    if any(
-        name in options and not options[name].known for name in ("gres", "gpus", "gpus-per-node")
-    ):
-        gpus = None
     gpus_per_task = job.gpus_per_task
     if "gpus-per-task" in options:
         gpus_per_task = count_gpus(options["gpus-per-task"].text)
@@ -176,9 +165,22 @@ def read_step(job: Amounts, options: Mapping[str, Word]) -> Amounts:
         fewest_nodes=fewest,
         tasks_per_node=per_node,
         cpus_per_task=given["cpus-per-task"] if "cpus-per-task" in options else job.cpus_per_task,
-        gpus_per_node=gpus,
+        gpus_per_node=_gpus_of_step(job, options, nodes),
         gpus_per_task=gpus_per_task,
     )
+
+
+def _gpus_of_step(job: Amounts, options: Mapping[str, Word], nodes: int | None) -> int | None:
+    asked = [name for name in ("gpus-per-node", "gres", "gpus") if name in options]
+    if not asked:
+        return job.gpus_per_node
+    if not all(options[name].known for name in asked):
+        return None
+    if asked[0] == "gres":
+        return count_gres_gpus(options["gres"].text)
+    if asked[0] == "gpus" and nodes != 1:
+        return None
+    return count_gpus(options[asked[0]].text)
 
 
 def known_variables(directives: Directives, job: Amounts) -> dict[str, str]:

@@ -4,6 +4,7 @@ from echelon.checks.lint.rule import Rule
 from echelon.checks.lint.rules import (
     addresses,
     amounts,
+    commands,
     cpus,
     data,
     directive_lines,
@@ -18,7 +19,7 @@ from echelon.checks.lint.rules import (
 
 THEMES = {
     "The #SBATCH lines": (*directive_lines.RULES, *amounts.RULES),
-    "What is started": start.RULES,
+    "What is started": (*start.RULES, *commands.RULES),
     "Where ranks meet": (*ports.RULES, *addresses.RULES, *world.RULES),
     "CPUs and variables": (*cpus.RULES, *environment.RULES),
     "Output and failures": output.RULES,

@@ -121,9 +121,10 @@ def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
             if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
                 continue
             name, value = constant(node.targets[0].slice), constant(node.value)
-            if name == "MASTER_ADDR" and isinstance(value, str) and _LOOPBACK.fullmatch(value):
-                if not guards(python, node) and not _is_conditional(python.parents, node):
-                    yield _wrong(python.path, node.lineno, f"'{value}' is each node itself")
+            looped = isinstance(value, str) and _LOOPBACK.fullmatch(value)
+            chosen = guards(python, node) or _is_conditional(python.parents, node)
+            if name == "MASTER_ADDR" and looped and not chosen:
+                yield _wrong(python.path, node.lineno, f"'{value}' is each node itself")
 
 
 def _is_conditional(parents: dict[ast.AST, ast.AST], node: ast.AST) -> bool:
@@ -180,7 +181,7 @@ def _early_exports(subject: Subject) -> Iterator[Hit]:
         if assignment.where is not Where.BATCH or not names or not _is_rank(subject, assignment):
             continue
         if any(assignment.name not in launch.variables for launch in plain):
-            yield _early(assignment.path, assignment.line, sorted(names)[0])
+            yield _early(assignment.path, assignment.line, min(names))
 
 
 def _is_rank(subject: Subject, assignment: Assignment) -> bool:
@@ -195,7 +196,7 @@ def _early(path: str, line: int, name: str) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what=f"${name} is 0 for every task, because the batch script expands it before srun starts.",
+        what=f"${name} is 0 for every task: the batch script expands it before srun starts.",
         fix=f"srun bash -c '… ${name} …'   (in single quotes, each task expands it)",
     )
 
@@ -229,8 +230,8 @@ srun python train.py
         title="a host at which ranks cannot meet",
         severity=ERROR,
         check=find_wrong_host,
-        why="All nodes have to name one and the same host, the first. In the batch script $(hostname) "
-        "is just that; within srun it is each node's own name.",
+        why="All nodes have to name one and the same host, the first. In the batch script "
+        "$(hostname) is just that; within srun it is each node's own name.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2

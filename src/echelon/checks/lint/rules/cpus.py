@@ -79,7 +79,7 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=given.line,
-                what=f"{processes} processes share {cpus} CPU{'s' if cpus > 1 else ''} in each task.",
+                what=f"In each task {processes} processes share {cpus} CPU{'s'[: cpus > 1]}.",
                 fix=f"#SBATCH --cpus-per-task={processes * 4}",
             )
 

@@ -83,8 +83,8 @@ def find_local_sampler(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="On several nodes the same samples are read by every node, and the rest by "
-                    "none, because the sampler is given the local rank.",
+                    what="On several nodes the same samples are read by every node, and the rest "
+                    "by none, because the sampler is given the local rank.",
                     fix="DistributedSampler(dataset)   (it asks for the rank itself)",
                 )
 
@@ -126,8 +126,8 @@ def find_downloads(subject: Subject) -> Iterator[Hit]:
                 line=node.lineno,
                 what="Every rank downloads the data into the same folder at once, and some read "
                 "files that others are still writing.",
-                fix="download once before the job; or on one rank of each node, with dist.barrier() "
-                "for the others",
+                fix="download once before the job; or on one rank of each node, with "
+                "dist.barrier() for the others",
             )
             break
 
@@ -184,8 +184,8 @@ def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="The progress ends far below 100 %: a rank counts its own samples, against "
-                    "those of all ranks.",
+                    what="The progress ends far below 100 %: a rank counts its own samples, "
+                    "against those of all ranks.",
                     fix="batch_idx * len(data) * dist.get_world_size()",
                 )
                 break
@@ -313,7 +313,8 @@ dist.destroy_process_group()
         title="a share divided by the whole",
         severity=WARNING,
         check=find_unreduced,
-        why="With a sampler a rank sees its share of the data, and len(loader.dataset) is all of it.",
+        why="With a sampler a rank sees its share of the data, and len(loader.dataset) is all of "
+        "it.",
         bad="""\
 --- train.py
 from torch.utils.data import DataLoader, DistributedSampler

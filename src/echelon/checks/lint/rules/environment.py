@@ -16,7 +16,7 @@ _SECRET = re.compile(
     r"CLEARML|SLACK|KAGGLE)_TOKEN|WANDB_KEY|KAGGLE_KEY"
 )
 _NO_SECRET = re.compile(
-    r"[<\[{$*/~.].*|x+|your.*|.*(xxx|\.\.\.|…).*|true|false|none|\d+|.{0,7}", re.I
+    r"[<\[{$*/~.].*|x+|your.*|.*(xxx|\.\.\.|…).*|true|false|none|\d+|.{0,7}", re.IGNORECASE
 )
 _TOKEN = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
@@ -33,8 +33,8 @@ def find_interfaces(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=assignment.path,
             line=assignment.line,
-            what=f"On a node without an interface {text.removeprefix('=')} the ranks fail when they "
-            "first talk; names differ between clusters and kinds of nodes.",
+            what=f"On a node without an interface {text.removeprefix('=')} the ranks fail when "
+            "they first talk; names differ between clusters and kinds of nodes.",
             fix=f"export {assignment.name}=^lo,docker   (all but these), or leave it out",
             severity=None if _SURE_TO_DIFFER.match(text) else ADVICE,
         )
@@ -176,7 +176,7 @@ srun python train.py
         title="a secret in the script",
         severity=WARNING,
         check=find_secrets,
-        why="Scripts are copied, shared and committed, and Slurm stores each one that is submitted.",
+        why="Scripts are copied, shared and committed, and Slurm stores what is submitted.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -195,8 +195,8 @@ python train.py
         title="a variable that Slurm does not set",
         severity=ERROR,
         check=find_unset_variables,
-        why="SLURM_GPUS_PER_NODE, SLURM_CPUS_PER_TASK and the like repeat an option; without it they "
-        "are empty. With a type, as in a100:4, they hold that too.",
+        why="SLURM_GPUS_PER_NODE, SLURM_CPUS_PER_TASK and the like repeat an option; without it "
+        "they are empty. With a type, as in a100:4, they hold that too.",
         bad="""\
 #!/bin/bash
 #SBATCH --gres=gpu:4
@@ -213,7 +213,7 @@ torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py
         title="conda activate without its hook",
         severity=WARNING,
         check=find_unready_conda,
-        why="A batch script is no interactive shell: ~/.bashrc, where conda init writes, is not read.",
+        why="A batch script is no interactive shell: ~/.bashrc, with conda's lines, is not read.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -233,8 +233,8 @@ python train.py
         title="CUDA_VISIBLE_DEVICES by hand",
         severity=WARNING,
         check=find_visible_devices,
-        why="Slurm sets it to what the job was given. Another number of devices leaves some idle, or "
-        "names some that are not there.",
+        why="Slurm sets it to what the job was given. Another number of devices leaves some idle, "
+        "or names some that are not there.",
         bad="""\
 #!/bin/bash
 #SBATCH --gpus-per-node=4

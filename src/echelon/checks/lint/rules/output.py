@@ -154,8 +154,8 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=limit.line,
-                what=f"At the time limit all is lost that was trained: {python.path} has nothing to "
-                "go on from.",
+                what=f"At the time limit all is lost that was trained: {python.path} has nothing "
+                "to go on from.",
                 fix="save model, optimizer and epoch now and then, and load them at the start",
             )
 
@@ -166,8 +166,8 @@ RULES = (
         title="output into a folder that is not there",
         severity=WARNING,
         check=find_missing_folder,
-        why="The file is opened before the script's first line. Without its folder the job ends, and "
-        "there is no file to say so.",
+        why="The file is opened before the script's first line. Without its folder the job ends, "
+        "and there is no file to say so.",
         bad="""\
 #!/bin/bash
 #SBATCH --output=logs/%j.out    # <- here
@@ -202,7 +202,7 @@ python train.py
         title="a wait that swallows failures",
         severity=WARNING,
         check=find_swallowed_failure,
-        why="wait without a process returns 0 whatever happened. Jobs that depend on this one start.",
+        why="wait without a process returns 0 whatever happened, and jobs that depend on it start.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2

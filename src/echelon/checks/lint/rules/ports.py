@@ -135,10 +135,8 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
         if launcher is None or launcher.kind not in ("torchrun", "launch") or not launcher.complete:
             continue
         given = {"standalone", *_PORT_OPTIONS} & set(launcher.options)
-        if (
-            given
-            or not one.launch.amounts.gpus_per_node
-            and launcher.option("nproc-per-node") is None
+        if given or (
+            not one.launch.amounts.gpus_per_node and launcher.option("nproc-per-node") is None
         ):
             continue
         endpoint = launcher.option("rdzv-endpoint")
@@ -263,8 +261,8 @@ srun python train.py
         title="a rendezvous without a port",
         severity=WARNING,
         check=find_default_port,
-        why="torchrun's own port is 29500, and 29400 with c10d: the same for everybody. Where it is "
-        "taken, a node may even join the store of another job.",
+        why="torchrun's own port is 29500, and 29400 with c10d: the same for everybody. Where it "
+        "is taken, a node may even join the store of another job.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1

@@ -78,8 +78,8 @@ def find_one_device(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=python.text[: places.start()].count("\n") + 1,
-                what="All ranks of a node use GPU 0, because nothing tells them another: NCCL fails "
-                "with 'Duplicate GPU detected'.",
+                what="All ranks of a node use GPU 0, because nothing tells them another: NCCL "
+                "fails with 'Duplicate GPU detected'.",
                 fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))   (before anything else)',
             )
 
@@ -90,8 +90,8 @@ def find_missing_set_device(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=python.calls("init_process_group")[0].lineno,
-                what="Every rank also opens GPU 0, and some calls (barrier, all_gather_object) use it, "
-                "because the process has no device of its own.",
+                what="Every rank also opens GPU 0, and some calls (barrier, all_gather_object) "
+                "use it, because the process has no device of its own.",
                 fix="torch.cuda.set_device(local_rank)   (before init_process_group)",
             )
 
@@ -106,8 +106,8 @@ def find_missing_destroy(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=calls[0].lineno,
-                what="Ranks leave without a word to the others: NCCL warns, and may hang or crash at "
-                "the end.",
+                what="Ranks leave without a word to the others: NCCL warns, and may hang or "
+                "crash at the end.",
                 fix="dist.destroy_process_group()   at the end of the program",
             )
 
@@ -142,8 +142,8 @@ def find_counted_local_rank(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="Two ranks of a node get the same GPU when Slurm deals tasks out in turn, or "
-                    "nodes have different numbers of them: the local rank is worked out.",
+                    what="Two ranks of a node get the same GPU when Slurm deals tasks out in "
+                    "turn, or nodes have different numbers of them: the local rank is worked out.",
                     fix='local_rank = int(os.environ["SLURM_LOCALID"])   (LOCAL_RANK with torchrun)',
                 )
 
@@ -180,9 +180,10 @@ def _undefined(python: PythonScript) -> dict[str, int]:
     missing = wanted - known - set(dir(builtins)) - _MODULE_NAMES
     found: dict[str, int] = {}
     for node in ast.walk(python.tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in missing:
-            if not _in_annotation(python, node) and not _is_local(python, node):
-                found[node.id] = min(found.get(node.id, node.lineno), node.lineno)
+        if not isinstance(node, ast.Name) or node.id not in missing:
+            continue
+        if not _in_annotation(python, node) and not _is_local(python, node):
+            found[node.id] = min(found.get(node.id, node.lineno), node.lineno)
     return found
 
 
@@ -340,8 +341,8 @@ dist.destroy_process_group()
         title="a local rank that is worked out",
         severity=ADVICE,
         check=find_counted_local_rank,
-        why="rank % GPUs is the local rank only if Slurm fills one node after the other, and all are "
-        "alike. It says the local rank itself: SLURM_LOCALID.",
+        why="rank % GPUs is the local rank only if Slurm fills one node after the other, and all "
+        "are alike. It says the local rank itself: SLURM_LOCALID.",
         bad="""\
 --- train.py
 import os

@@ -87,8 +87,8 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="A job that is ended while it saves leaves half a file under the name from "
-                    "which the next one goes on, and the one before is gone.",
+                    what="A job that is ended while it saves leaves half a file under the name "
+                    "from which the next one goes on, and the one before is gone.",
                     fix='torch.save(state, f"{path}.tmp"); os.replace(f"{path}.tmp", path)',
                 )
 
@@ -131,18 +131,19 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what=f"Only rank 0 gets here, and {sorted(used)[0]} is wrapped in DDP: when it "
+                    what=f"Only rank 0 gets here, and {min(used)} is wrapped in DDP: when it "
                     "sends its buffers around, such as those of BatchNorm, it waits for ever.",
-                    fix=f"use {sorted(used)[0]}.module here, or let every rank evaluate its share",
+                    fix=f"use {min(used)}.module here, or let every rank evaluate its share",
                 )
 
 
 def _wrapped_names(python: PythonScript) -> set[str]:
     names = set()
     for node in ast.walk(python.tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if last_name(node.value.func) in ("DistributedDataParallel", "DDP"):
-                names |= {ast.unparse(target) for target in node.targets}
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if last_name(node.value.func) in ("DistributedDataParallel", "DDP"):
+            names |= {ast.unparse(target) for target in node.targets}
     return names
 
 

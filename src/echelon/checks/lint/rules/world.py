@@ -179,8 +179,8 @@ def _stale(path: str, line: int) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what="The file is still there when the job starts again (a requeue keeps the job's id), and "
-        "its ranks meet those of the first time.",
+        what="The file is still there when the job starts again (a requeue keeps the job's id), "
+        "and its ranks meet those of the first time.",
         fix="file://$PWD/.meet-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}",
     )
 
@@ -239,8 +239,8 @@ srun python train.py
         title="a variable that the script needs and nobody sets",
         severity=ERROR,
         check=find_missing_variables,
-        why="torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; srun sets none "
-        "of them. init_process_group reads all but LOCAL_RANK unless it is told otherwise.",
+        why="torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; srun sets "
+        "none of them. init_process_group reads all but LOCAL_RANK unless it is told otherwise.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -269,8 +269,8 @@ dist.destroy_process_group()
         title="a rendezvous file that outlives its job",
         severity=WARNING,
         check=find_stale_file,
-        why="Ranks that meet in a file leave it behind when they are killed. A job that is requeued "
-        "has the same id; only SLURM_RESTART_COUNT differs.",
+        why="Ranks that meet in a file leave it behind when they are killed. A job that is "
+        "requeued has the same id; only SLURM_RESTART_COUNT differs.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
