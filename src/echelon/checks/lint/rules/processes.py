@@ -144,7 +144,7 @@ def find_counted_local_rank(subject: Subject) -> Iterator[Hit]:
                     line=call.lineno,
                     what="Two ranks of a node get the same GPU when Slurm deals tasks out in "
                     "turn, or nodes have different numbers of them: the local rank is worked out.",
-                    fix='local_rank = int(os.environ["SLURM_LOCALID"])   (LOCAL_RANK with torchrun)',
+                    fix='local_rank = int(os.environ["SLURM_LOCALID"])   (torchrun: LOCAL_RANK)',
                 )
 
 
