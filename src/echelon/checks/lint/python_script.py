@@ -26,6 +26,10 @@ class PythonScript:
     path: str
     text: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
+    """All of the tree."""
+    assigned: dict[str, list[ast.expr]]
+    """What names and attributes are assigned, by their text."""
     parents: dict[ast.AST, ast.AST]
     """The node that each is in."""
     neighbours: str
@@ -33,7 +37,7 @@ class PythonScript:
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return calls of functions by the last part of their names."""
-        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        found = (node for node in self.nodes if isinstance(node, ast.Call))
         return sorted(
             (call for call in found if last_name(call.func) in names), key=lambda c: c.lineno
         )
@@ -53,11 +57,32 @@ def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an odd escape in somebody's string
             tree = ast.parse(text)
-            parents = {c: node for node in ast.walk(tree) for c in ast.iter_child_nodes(node)}
+            nodes = tuple(ast.walk(tree))
+            parents = {c: node for node in nodes for c in ast.iter_child_nodes(node)}
+            assigned = _assigned(nodes)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     neighbours = "\n".join(_neighbours(tree, path, files))
-    return PythonScript(path=path, text=text, tree=tree, parents=parents, neighbours=neighbours)
+    return PythonScript(
+        path=path,
+        text=text,
+        tree=tree,
+        nodes=nodes,
+        assigned=assigned,
+        parents=parents,
+        neighbours=neighbours,
+    )
+
+
+def _assigned(nodes: tuple[ast.AST, ...]) -> dict[str, list[ast.expr]]:
+    found: dict[str, list[ast.expr]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                found.setdefault(ast.unparse(target), []).append(node.value)
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            found.setdefault(ast.unparse(node.target), []).append(node.value)
+    return found
 
 
 def _neighbours(tree: ast.Module, path: str, files: Files) -> Iterator[str]:
@@ -126,16 +151,7 @@ def values_of(script: PythonScript, node: ast.expr) -> list[ast.expr]:
     """Return what a name or attribute is assigned anywhere in the script; else the node itself."""
     if not isinstance(node, ast.Name | ast.Attribute):
         return [node]
-    wanted = ast.unparse(node)
-    found: list[ast.expr] = []
-    for other in ast.walk(script.tree):
-        if isinstance(other, ast.Assign):
-            found += [other.value for t in other.targets if ast.unparse(t) == wanted]
-        elif not isinstance(other, ast.AnnAssign | ast.NamedExpr) or other.value is None:
-            continue
-        elif ast.unparse(other.target) == wanted:
-            found.append(other.value)
-    return found
+    return script.assigned.get(ast.unparse(node), [])
 
 
 def origin(script: PythonScript, node: ast.expr, depth: int = 0) -> str:

@@ -117,7 +117,7 @@ def _wrong(path: str, line: int, reason: str) -> Hit:
 
 def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
-        for node in ast.walk(python.tree):
+        for node in python.nodes:
             if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
                 continue
             name, value = constant(node.targets[0].slice), constant(node.value)

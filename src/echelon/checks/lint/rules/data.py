@@ -66,7 +66,7 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
 
 
 def _has_epochs(python: PythonScript) -> bool:
-    for node in ast.walk(python.tree):
+    for node in python.nodes:
         if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
             once = isinstance(node.iter, ast.Call) and [constant(a) for a in node.iter.args] == [1]
             return not once
@@ -116,7 +116,7 @@ def find_downloads(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         if not python.is_distributed:
             continue
-        for node in ast.walk(python.tree):
+        for node in python.nodes:
             if not isinstance(node, ast.Call) or constant(keyword(node, "download")) is not True:
                 continue
             if guards(python, node) or _behind_barrier(python, node) or not is_called(python, node):
@@ -146,7 +146,7 @@ def find_unreduced(subject: Subject) -> Iterator[Hit]:
             continue
         if any(keyword(call, "sampler", 3) is None or has_spread(call) for call in loaders):
             continue  # some loader gives each rank everything: this one may be it
-        for node in ast.walk(python.tree):
+        for node in python.nodes:
             divided = (
                 node.right
                 if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)

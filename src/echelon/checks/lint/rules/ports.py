@@ -111,7 +111,7 @@ def _fixed(path: str, line: int, number: str) -> Hit:
 
 def python_ports(python: PythonScript) -> Iterator[tuple[int, ast.expr]]:
     """Yield what a script sets MASTER_PORT to, always."""
-    for node in ast.walk(python.tree):
+    for node in python.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
             continue
         target = node.targets[0]

@@ -179,7 +179,7 @@ def _undefined(python: PythonScript) -> dict[str, int]:
                 wanted.add(symbol.get_name())
     missing = wanted - known - set(dir(builtins)) - _MODULE_NAMES
     found: dict[str, int] = {}
-    for node in ast.walk(python.tree):
+    for node in python.nodes:
         if not isinstance(node, ast.Name) or node.id not in missing:
             continue
         if not _in_annotation(python, node) and not _is_local(python, node):
@@ -218,7 +218,7 @@ def _in_annotation(python: PythonScript, node: ast.AST) -> bool:
 
 
 def _guess(python: PythonScript, name: str) -> str:
-    names = {n.id for n in ast.walk(python.tree) if isinstance(n, ast.Name) and n.id != name}
+    names = {n.id for n in python.nodes if isinstance(n, ast.Name) and n.id != name}
     near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
     return near[0] if near else f"import or assign {name}"
 

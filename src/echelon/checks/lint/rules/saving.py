@@ -124,7 +124,7 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
         wrapped = _wrapped_names(python)
         if not wrapped or not _may_have_buffers(python):
             continue
-        for call in (node for node in ast.walk(python.tree) if isinstance(node, ast.Call)):
+        for call in (node for node in python.nodes if isinstance(node, ast.Call)):
             used = _forwards(python, call) & wrapped
             tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
             if tests:
@@ -139,7 +139,7 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
 
 def _wrapped_names(python: PythonScript) -> set[str]:
     names = set()
-    for node in ast.walk(python.tree):
+    for node in python.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
         if last_name(node.value.func) in ("DistributedDataParallel", "DDP"):
@@ -154,7 +154,7 @@ def _may_have_buffers(python: PythonScript) -> bool:
     ):
         return True
     wrapped = [c for c in python.calls("DistributedDataParallel", "DDP") if c.args]
-    modules = [n.name for n in ast.walk(python.tree) if isinstance(n, ast.ClassDef)]
+    modules = [n.name for n in python.nodes if isinstance(n, ast.ClassDef)]
     made_of = " ".join(origin(python, call.args[0]) for call in wrapped)
     own = any(re.search(rf"\b{name}\(", made_of) for name in modules)
     layers = re.search(r"\bnn\.|Sequential|Linear", made_of)
@@ -168,7 +168,7 @@ def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
     # A parameter is whatever the caller hands over: the call is where it shows.
     handed = {argument.arg for argument in around.args.args} if around else set()
     found = {direct} - handed
-    for function in ast.walk(python.tree):
+    for function in python.nodes:
         if not isinstance(function, ast.FunctionDef) or function.name != direct:
             continue
         runs = {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}

@@ -91,7 +91,7 @@ def _sources_others(subject: Subject) -> bool:
 def _needed(python: PythonScript) -> set[str]:
     """Return the variables without which a script fails."""
     found: set[str] = set()
-    for node in ast.walk(python.tree):
+    for node in python.nodes:
         if (
             isinstance(node, ast.Subscript)
             and isinstance(node.ctx, ast.Load)
