@@ -68,6 +68,15 @@ def is_alone(subject: Subject, launch: Launch) -> bool:
     return not any(other.command.background for other in others) and not launch.command.background
 
 
+def reads_variables(subject: Subject) -> bool:
+    """Tell whether MASTER_ADDR and the like matter: torchrun sets its own for its ranks."""
+    launches = [one.launch for one in subject.started]
+    return not launches or any(
+        launch.launcher is None or launch.launcher.kind not in ("torchrun", "launch")
+        for launch in launches
+    )
+
+
 def sets_visible_devices(subject: Subject) -> bool:
     return any("CUDA_VISIBLE_DEVICES" in one.launch.variables for one in subject.started) or bool(
         subject.assigned("CUDA_VISIBLE_DEVICES")

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from echelon.checks.lint.files import Files, beside
 
 _MOST_MODULES = 20
+_MOST_PARTS = 60
 _DEEPEST = 4
-"""Calls within calls that are followed."""
+"""Names within names, and calls within calls, that are followed."""
 _RANK_WORDS = re.compile(
     r"rank|is_main|is_master|is_primary|main_process|master|is_chief|is_zero|procid|zero_first",
     re.IGNORECASE,
@@ -154,16 +155,20 @@ def values_of(script: PythonScript, node: ast.expr) -> list[ast.expr]:
     return script.assigned.get(ast.unparse(node), [])
 
 
-def origin(script: PythonScript, node: ast.expr, depth: int = 0) -> str:
+def origin(script: PythonScript, node: ast.expr) -> str:
     """Return the text of all that an expression was made of, through the names in it."""
-    text = ast.unparse(node)
-    if depth >= _DEEPEST:
-        return text
-    names = [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute)]
-    parts = [text]
-    for name in names:
-        made_of = [v for v in values_of(script, name) if v is not node and v is not name]
-        parts += [origin(script, value, depth + 1) for value in made_of]
+    parts, seen, waiting = list[str](), set[str](), [(node, 0)]
+    while waiting and len(parts) < _MOST_PARTS:
+        current, depth = waiting.pop(0)
+        text = ast.unparse(current)
+        if text in seen:
+            continue
+        seen.add(text)
+        parts.append(text)
+        if depth < _DEEPEST:
+            names = (n for n in ast.walk(current) if isinstance(n, ast.Name | ast.Attribute))
+            found = (value for name in names for value in values_of(script, name))
+            waiting += [(value, depth + 1) for value in found if value is not current]
     return " ; ".join(parts)
 
 

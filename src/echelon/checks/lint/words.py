@@ -8,10 +8,15 @@ import ast
 import operator
 import re
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from echelon.checks.lint.bash import Command
+
+
+_T = TypeVar("_T")
+_MOST = 100
+"""Origins of one value that are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +60,8 @@ class Word:
             self,
             text=self.text + other.text,
             known=self.known and other.known,
-            uses=self.uses + other.uses,
-            commands=self.commands + other.commands,
+            uses=_gather(self.uses, other.uses),
+            commands=_gather(self.commands, other.commands),
         )
 
     def split(self) -> "list[Word]":
@@ -64,6 +69,12 @@ class Word:
         if self.quoted or not re.search(r"\s", self.text):
             return [self]
         return [replace(self, text=part) for part in _PART.findall(self.text)]
+
+
+def _gather(first: tuple[_T, ...], second: tuple[_T, ...]) -> tuple[_T, ...]:
+    """Join without repeating: a variable that is made of itself again and again stays small."""
+    together = {id(item): item for item in (*first, *second)}
+    return tuple(together.values())[:_MOST]
 
 
 _PART = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|\"[^\"]*\"|'[^']*'|\S)+")
@@ -90,8 +101,8 @@ class Scope:
             value,
             text=f"${name}",
             known=False,
-            uses=value.uses + (before.uses if before else ()),
-            commands=value.commands + (before.commands if before else ()),
+            uses=_gather(value.uses, before.uses if before else ()),
+            commands=_gather(value.commands, before.commands if before else ()),
         )
 
     def expand(self, name: str, line: int, *, guarded: bool = False) -> Word:
@@ -105,7 +116,7 @@ class Scope:
         if value is None:
             return Word(text=f"${{{name}}}", line=line, known=False, uses=(use,))
         text = value.text if value.known or _is_composed(value.text) else f"${{{name}}}"
-        return replace(value, text=text, line=line, uses=(use, *value.uses), quoted=False)
+        return replace(value, text=text, line=line, uses=_gather((use,), value.uses), quoted=False)
 
 
 def _is_composed(text: str) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.checks.lint.bash import Assignment, Command, Where
-from echelon.checks.lint.facts import PER_TASK
+from echelon.checks.lint.facts import PER_TASK, reads_variables
 from echelon.checks.lint.launches import Launch
 from echelon.checks.lint.python_script import constant, guards
 from echelon.checks.lint.request import read_step
@@ -60,7 +60,7 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
     for assignment in subject.assignments:
         if assignment.name.upper() not in ("MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP"):
             continue
-        upper = assignment.name.isupper()
+        upper = assignment.name.isupper() and reads_variables(subject)
         reason = _wrong_host(assignment.value, assignment.where) if assignment.certain else ""
         if reason and (upper or assignment.name in _used_by_launchers(subject)):
             yield _wrong(assignment.path, assignment.line, reason)
@@ -174,7 +174,9 @@ def _early_exports(subject: Subject) -> Iterator[Hit]:
     plain = [
         one.launch
         for one in subject.started
-        if one.launch.srun is not None and one.launch.amounts.several_tasks
+        if one.launch.srun is not None
+        and one.launch.launcher is None  # which tells its ranks itself
+        and one.launch.amounts.several_tasks
     ]
     for assignment in subject.assignments:
         names = assignment.value.names & PER_TASK

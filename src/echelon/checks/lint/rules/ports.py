@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from echelon.checks.lint.bash import Where
+from echelon.checks.lint.facts import reads_variables
 from echelon.checks.lint.launches import Launch
 from echelon.checks.lint.python_script import PythonScript, constant, keyword, origin
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
@@ -34,7 +35,11 @@ class Port:
 
 def ports(subject: Subject) -> Iterator[Port]:
     """Yield the ports of a script, each where it comes from."""
-    for found in subject.assigned("MASTER_PORT"):
+    used = {
+        name for one in subject.started for word in _port_words(one.launch) for name in word.names
+    }
+    counts = "MASTER_PORT" in used or reads_variables(subject)
+    for found in subject.assigned("MASTER_PORT") if counts else ():
         yield Port(value=found.value, path=found.path, line=found.line, where=found.where)
     for one in subject.started:
         for word in _port_words(one.launch):

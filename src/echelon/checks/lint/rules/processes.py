@@ -41,6 +41,8 @@ _MODULE_NAMES = frozenset(
         "__module__",
         "__qualname__",
         "reveal_type",
+        # Python 2's, behind a test of the version.
+        *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
     }
 )
 
@@ -102,7 +104,7 @@ def find_missing_destroy(subject: Subject) -> Iterator[Hit]:
         frameworks = python.mentions(
             "destroy_process_group", "lightning", "accelerate", "deepspeed"
         )
-        if calls and not frameworks:
+        if calls and not frameworks and _is_program(subject, python):
             yield Hit(
                 path=python.path,
                 line=calls[0].lineno,
@@ -110,6 +112,12 @@ def find_missing_destroy(subject: Subject) -> Iterator[Hit]:
                 "crash at the end.",
                 fix="dist.destroy_process_group()   at the end of the program",
             )
+
+
+def _is_program(subject: Subject, python: PythonScript) -> bool:
+    """Tell what is run from what others import, who may do the rest."""
+    calls = any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Call) for n in python.tree.body)
+    return calls or "__main__" in python.text or bool(subject.with_python(python))
 
 
 def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
@@ -173,7 +181,7 @@ def _undefined(python: PythonScript) -> dict[str, int]:
         table = tables.pop()
         tables += table.get_children()
         for symbol in table.get_symbols():
-            if symbol.is_global() and symbol.is_assigned():
+            if symbol.is_global() and (symbol.is_assigned() or symbol.is_imported()):
                 known.add(symbol.get_name())  # by `global` in a function
             elif symbol.is_referenced() and (symbol.is_global() or table is top):
                 wanted.add(symbol.get_name())

@@ -17,6 +17,8 @@ from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
 
 _ONE_PER_NODE = re.compile(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|local_main")
+_NO_FILE = re.compile(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\btmp\w*\.name")
+"""What torch.save may also be given: memory, or something of one process alone."""
 _ATOMIC = ("os.replace", "os.rename", "shutil.move", ".replace(", ".rename(", "atomic")
 
 
@@ -24,7 +26,9 @@ def _saves(python: PythonScript) -> Iterator[tuple[ast.Call, ast.expr]]:
     """Yield calls of torch.save, with the file."""
     for call in python.calls("save"):
         target = keyword(call, "f", 1)
-        if ast.unparse(call.func) == "torch.save" and target is not None:
+        if ast.unparse(call.func) != "torch.save" or target is None:
+            continue
+        if not _NO_FILE.search(origin(python, target)):
             yield call, target
 
 
@@ -106,7 +110,8 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
                 continue
             if any(given.arg is None for given in call.keywords):
                 continue
-            if re.search("rank|RANK", origin(python, call.args[0]) if call.args else ""):
+            made_of = origin(python, call.args[0]) if call.args else ""
+            if re.search("rank|RANK", made_of) or _NO_FILE.search(made_of):
                 continue
             if guards(python, call):
                 continue

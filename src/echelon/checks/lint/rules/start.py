@@ -43,7 +43,7 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             line=one.launch.line,
             what=f"Only the first of {count} nodes runs this, because it is not started with srun"
             + ("; it waits for the others until it times out." if waits else "."),
-            fix="srun " + one.launch.command.text.split("\n")[0],
+            fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
             # One that we cannot read may go to the other nodes by itself.
             severity=None if waits or one.python is not None else WARNING,
         )
