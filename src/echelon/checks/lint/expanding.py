@@ -7,6 +7,7 @@ from dataclasses import replace
 from tree_sitter import Node
 
 from echelon.checks.lint.bash import Command
+from echelon.checks.lint.positions import Positions
 from echelon.checks.lint.words import Scope, Use, Word, calculate
 
 _EXPANSIONS = frozenset(
@@ -25,9 +26,13 @@ class Expander:
     """Expands words of one script, with the variables as they are at that moment."""
 
     def __init__(
-        self, script: bytes, first: int, scope: Scope, run: Callable[[Node], list[Command]]
+        self,
+        script: bytes,
+        positions: Positions,
+        scope: Scope,
+        run: Callable[[Node], list[Command]],
     ) -> None:
-        self._bytes, self._first, self._scope = script, first, scope
+        self._bytes, self._positions, self._scope = script, positions, scope
         self._run = run
         """Reads the commands in a $(…), and returns them."""
 
@@ -146,7 +151,7 @@ class Expander:
         return replace(word, quoted=True)
 
     def _line(self, node: Node) -> int:
-        return node.start_point.row + self._first
+        return self._positions.line(node.start_byte)
 
 
 def text_of(node: Node) -> str:

@@ -10,6 +10,7 @@ from tree_sitter import Language, Node, Parser
 
 from echelon.checks.lint.bash import Assignment, Command, Shell, Where
 from echelon.checks.lint.expanding import NAME, Expander, text_of
+from echelon.checks.lint.positions import Positions
 from echelon.checks.lint.words import Scope, Word
 from echelon.errors import UsageError
 
@@ -53,8 +54,9 @@ def read_shell(
     """
     scope = Scope(values=dict(values or {}), positional=positional)
     reader = _Reader(text, path, where, first_line, scope)
+    tree = _parser().parse(text.encode())  # nodes do not keep it alive
     try:
-        reader.walk(_parser().parse(text.encode()).root_node, _Context())
+        reader.walk(tree.root_node, _Context())
     except RecursionError:
         raise UsageError(
             f"{path} is nested too deeply to be read", hint="is it a script at all?"
@@ -78,10 +80,11 @@ class _Context:
 
 class _Reader:
     def __init__(self, text: str, path: str, where: Where, first: int, scope: Scope) -> None:
-        self._text, self._path, self._where, self._first = text, path, where, first
+        self._text, self._path, self._where = text, path, where
         self._bytes = text.encode()
         self._scope = scope
-        self._words = Expander(self._bytes, first, scope, self._run)
+        self._positions = Positions(self._bytes, first)
+        self._words = Expander(self._bytes, self._positions, scope, self._run)
         self._commands: list[Command] = []
         self._assignments: list[Assignment] = []
         self._exported: set[str] = set()
@@ -131,7 +134,9 @@ class _Reader:
 
     def _walk_comment(self, node: Node, _context: _Context) -> None:
         # The grammar hands out the blank line before some comments with them.
-        self._comments.append((self._line(node), text_of(node), node.start_point.column))
+        self._comments.append(
+            (self._line(node), text_of(node), self._positions.column(node.start_byte))
+        )
 
     def _walk_function(self, node: Node, context: _Context) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -262,7 +267,7 @@ class _Reader:
             if child.type == "variable_assignment":
                 # The grammar takes a line of several assignments for the beginning of the next.
                 lasting = name is None or (
-                    child.end_point.row < name.start_point.row
+                    self._positions.line(child.end_byte) < self._line(name)
                     and not self._continues(child.end_byte)
                 )
                 assignment = self._assign(child, context, lasting=lasting)
@@ -336,7 +341,7 @@ class _Reader:
         return self._bytes[end:].lstrip(b" \t").startswith(b"\\\n")
 
     def _line(self, node: Node) -> int:
-        return node.start_point.row + self._first
+        return self._positions.line(node.start_byte)
 
 
 def _redirects(node: Node) -> Iterator[Node]:

@@ -87,3 +87,10 @@ def test_known_values_are_used():
 )  # fmt: skip
 def test_arithmetic(expression, value):
     assert calculate(expression) == value
+
+
+def test_a_long_script_is_read_to_its_end():
+    text = "".join(f"run{number} $((number + {number}))\n" for number in range(3000))
+    shell = read(f"{text}last # comment\n")
+    assert (shell.commands[-1].name, shell.commands[-1].line) == ("last", 3001)
+    assert shell.comments == ((3001, "# comment", 5),)
