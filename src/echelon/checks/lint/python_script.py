@@ -181,6 +181,16 @@ def ancestors(script: PythonScript, node: ast.AST) -> Iterator[ast.AST]:
         node = parent
 
 
+def is_conditional(script: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a node is reached only sometimes, as behind `if "RANK" not in os.environ`."""
+    for parent in ancestors(script, node):
+        if isinstance(parent, ast.IfExp | ast.Try | ast.BoolOp):
+            return True
+        if isinstance(parent, ast.If) and "__name__" not in ast.unparse(parent.test):
+            return True
+    return False
+
+
 def enclosing_function(
     script: PythonScript, node: ast.AST
 ) -> ast.FunctionDef | ast.AsyncFunctionDef | None:

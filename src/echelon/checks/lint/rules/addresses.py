@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from echelon.checks.lint.bash import Assignment, Command, Where
 from echelon.checks.lint.facts import PER_TASK, reads_variables
 from echelon.checks.lint.launches import Launch
-from echelon.checks.lint.python_script import constant, guards
+from echelon.checks.lint.python_script import constant, guards, is_conditional
 from echelon.checks.lint.request import read_step
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
@@ -122,21 +122,9 @@ def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
                 continue
             name, value = constant(node.targets[0].slice), constant(node.value)
             looped = isinstance(value, str) and _LOOPBACK.fullmatch(value)
-            chosen = guards(python, node) or _is_conditional(python.parents, node)
+            chosen = guards(python, node) or is_conditional(python, node)
             if name == "MASTER_ADDR" and looped and not chosen:
                 yield _wrong(python.path, node.lineno, f"'{value}' is each node itself")
-
-
-def _is_conditional(parents: dict[ast.AST, ast.AST], node: ast.AST) -> bool:
-    while (parent := parents.get(node)) is not None:
-        if isinstance(parent, ast.If | ast.Try) and not _is_main_test(parent):
-            return True
-        node = parent
-    return False
-
-
-def _is_main_test(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
 
 
 def find_early_expansion(subject: Subject) -> Iterator[Hit]:

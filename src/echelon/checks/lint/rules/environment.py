@@ -16,7 +16,7 @@ _SECRET = re.compile(
     r"CLEARML|SLACK|KAGGLE)_TOKEN|WANDB_KEY|KAGGLE_KEY"
 )
 _NO_SECRET = re.compile(
-    r"[<\[{$*/~.].*|x+|your.*|.*(xxx|\.\.\.|…).*|true|false|none|\d+|.{0,7}", re.IGNORECASE
+    r"[<\[{$*/~.].*|.*\s.*|x+|your.*|.*(xxx|\.\.\.|…).*|true|false|none|\d+|.{0,7}", re.IGNORECASE
 )
 _TOKEN = re.compile(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
@@ -45,7 +45,7 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
         text = assignment.value.text
         if not assignment.value.known or assignment.value.uses:
             continue
-        named = _SECRET.fullmatch(assignment.name.upper()) and not _NO_SECRET.fullmatch(text)
+        named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
             yield _secret(assignment.path, assignment.line, assignment.name)
     for command in subject.commands:

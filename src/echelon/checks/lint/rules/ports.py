@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from echelon.checks.lint.bash import Where
 from echelon.checks.lint.facts import reads_variables
 from echelon.checks.lint.launches import Launch
-from echelon.checks.lint.python_script import PythonScript, constant, keyword, origin
+from echelon.checks.lint.python_script import (
+    PythonScript,
+    constant,
+    is_conditional,
+    keyword,
+    origin,
+)
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
 from echelon.checks.lint.words import Word
@@ -118,6 +124,8 @@ def python_ports(python: PythonScript) -> Iterator[tuple[int, ast.expr]]:
     """Yield what a script sets MASTER_PORT to, always."""
     for node in python.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+            continue
+        if is_conditional(python, node):  # mostly: when nobody else has set it
             continue
         target = node.targets[0]
         if (

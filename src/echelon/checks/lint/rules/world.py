@@ -5,7 +5,13 @@ import re
 from collections.abc import Iterator
 
 from echelon.checks.lint.bash import Where
-from echelon.checks.lint.python_script import PythonScript, constant, keyword, origin
+from echelon.checks.lint.python_script import (
+    PythonScript,
+    constant,
+    is_conditional,
+    keyword,
+    origin,
+)
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Started, Subject
 
@@ -96,13 +102,13 @@ def _needed(python: PythonScript) -> set[str]:
             isinstance(node, ast.Subscript)
             and isinstance(node.ctx, ast.Load)
             and ast.unparse(node.value) in ("os.environ", "environ")
-            and not _is_optional(python, node)
+            and not is_conditional(python, node)
         ):
             found.add(str(constant(node.slice)))
     for call in python.calls("init_process_group"):
         method, store = keyword(call, "init_method", 1), keyword(call, "store")
         made_of = origin(python, method) if method is not None else ""
-        if store is not None or re.search(r"tcp:|file:", made_of) or _is_optional(python, call):
+        if store is not None or re.search(r"tcp:|file:", made_of) or is_conditional(python, call):
             continue
         if method is not None and "env://" not in made_of:
             continue
@@ -111,17 +117,6 @@ def _needed(python: PythonScript) -> set[str]:
             if keyword(call, argument) is None:
                 found.add(name)
     return found
-
-
-def _is_optional(python: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a node is reached only under a condition, such as `"RANK" in os.environ`."""
-    while (parent := python.parents.get(node)) is not None:
-        if isinstance(parent, ast.IfExp | ast.Try | ast.BoolOp):
-            return True
-        if isinstance(parent, ast.If) and "__name__" not in ast.unparse(parent.test):
-            return True
-        node = parent
-    return False
 
 
 def _set_in(python: PythonScript) -> set[str]:
