@@ -9,6 +9,7 @@ from echelon.checks.lint.rules import (
     data,
     directive_lines,
     environment,
+    names,
     output,
     ports,
     processes,
@@ -23,7 +24,7 @@ THEMES = {
     "Where ranks meet": (*ports.RULES, *addresses.RULES, *world.RULES),
     "CPUs and variables": (*cpus.RULES, *environment.RULES),
     "Output and failures": output.RULES,
-    "The Python script": (*data.RULES, *saving.RULES, *processes.RULES),
+    "The Python script": (*data.RULES, *saving.RULES, *processes.RULES, *names.RULES),
 }
 RULES: tuple[Rule, ...] = tuple(rule for rules in THEMES.values() for rule in rules)
 
