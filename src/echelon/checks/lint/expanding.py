@@ -7,7 +7,7 @@ from dataclasses import replace
 from tree_sitter import Node
 
 from echelon.checks.lint.bash import Command
-from echelon.checks.lint.positions import Positions
+from echelon.checks.lint.source import Source
 from echelon.checks.lint.words import Scope, Use, Word, calculate
 
 _EXPANSIONS = frozenset(
@@ -25,20 +25,14 @@ _UNQUOTE = {
 class Expander:
     """Expands words of one script, with the variables as they are at that moment."""
 
-    def __init__(
-        self,
-        script: bytes,
-        positions: Positions,
-        scope: Scope,
-        run: Callable[[Node], list[Command]],
-    ) -> None:
-        self._bytes, self._positions, self._scope = script, positions, scope
+    def __init__(self, source: Source, scope: Scope, run: Callable[[Node], list[Command]]) -> None:
+        self._source, self._scope = source, scope
         self._run = run
         """Reads the commands in a $(…), and returns them."""
 
     def word(self, node: Node) -> list[Word]:
         """Return what a word comes to; "$@" may be several."""
-        text = text_of(node)
+        text = self._source.text(node)
         if text.strip('"') in ("$@", "$*"):
             unknown = Word(text="$@", line=self._line(node), known=False, quoted=True)
             positional = self._scope.positional
@@ -88,7 +82,7 @@ class Expander:
         return whole.joined(self._literal(start, end, line, kind))
 
     def _literal(self, start: int, end: int, line: int, kind: str) -> Word:
-        return Word(text=_unquote(self._bytes[start:end].decode(errors="replace"), kind), line=line)
+        return Word(text=_unquote(self._source.between(start, end), kind), line=line)
 
     def _expansion(self, node: Node) -> Word:
         line = self._line(node)
@@ -98,19 +92,23 @@ class Expander:
             return self._arithmetic(node)
         names = [child for child in descend(node) if child.type == "variable_name"]
         if not names:
-            return Word(text=text_of(node), line=line, known=False)
-        name = text_of(names[0])
+            return Word(text=self._source.text(node), line=line, known=False)
+        name = self._source.text(names[0])
         operators = {child.type for child in node.children} - {"${", "}", "$"}
         plain = operators <= {"variable_name"}
         guarded = bool(operators & {":-", "-", ":=", "=", ":?", "?", ":+", "+"})
         word = self._scope.expand(name, line, guarded=guarded)
-        others = tuple(Use(name=text_of(other), line=line, guarded=True) for other in names[1:])
+        others = tuple(
+            Use(name=self._source.text(other), line=line, guarded=True) for other in names[1:]
+        )
         if plain or (guarded and word.known and not operators & {":+", "+"}):
             return word
-        return replace(word, text=text_of(node), known=False, uses=word.uses + others, text_line=0)
+        return replace(
+            word, text=self._source.text(node), known=False, uses=word.uses + others, text_line=0
+        )
 
     def _arithmetic(self, node: Node) -> Word:
-        line, inner = self._line(node), text_of(node)[3:-2]
+        line, inner = self._line(node), self._source.text(node)[3:-2]
         names = NAME.findall(inner)
         parts = [self._scope.expand(name, line) for name in names]
         nested = [c for c in descend(node) if c.type == "command_substitution"]
@@ -120,7 +118,7 @@ class Expander:
         )
         value = calculate(filled)
         known = value is not None and all(part.known for part in parts)
-        whole = Word(text=str(value) if known else text_of(node), line=line, known=known)
+        whole = Word(text=str(value) if known else self._source.text(node), line=line, known=known)
         for part in parts:
             whole = replace(
                 whole, uses=whole.uses + part.uses, commands=whole.commands + part.commands
@@ -134,7 +132,9 @@ class Expander:
         first = run[0] if run else None
         if first and len(first.words) == 1 and first.name == "cat" and first.stdin:
             return replace(first.stdin, text=first.stdin.text.rstrip("\n"), commands=tuple(run))
-        return Word(text=text_of(node), line=line, known=False, uses=uses, commands=tuple(run))
+        return Word(
+            text=self._source.text(node), line=line, known=False, uses=uses, commands=tuple(run)
+        )
 
     def heredoc(self, node: Node) -> Word | None:
         start = next((c for c in node.children if c.type == "heredoc_start"), None)
@@ -142,8 +142,8 @@ class Expander:
         if start is None or body is None:
             return None
         line = self._line(body)
-        if text_of(start)[:1] in ("'", '"', "\\"):
-            word = Word(text=text_of(body), line=line, text_line=line)
+        if self._source.text(start)[:1] in ("'", '"', "\\"):
+            word = Word(text=self._source.text(body), line=line, text_line=line)
         else:
             word = self._pieces(body, 0, 0, "heredoc")
         if node.children[0].type == "<<-":
@@ -151,11 +151,7 @@ class Expander:
         return replace(word, quoted=True)
 
     def _line(self, node: Node) -> int:
-        return self._positions.line(node.start_byte)
-
-
-def text_of(node: Node) -> str:
-    return (node.text or b"").decode(errors="replace")
+        return self._source.line(node.start_byte)
 
 
 def descend(node: Node) -> Iterator[Node]:

@@ -9,8 +9,8 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 from echelon.checks.lint.bash import Assignment, Command, Shell, Where
-from echelon.checks.lint.expanding import NAME, Expander, text_of
-from echelon.checks.lint.positions import Positions
+from echelon.checks.lint.expanding import NAME, Expander
+from echelon.checks.lint.source import Source
 from echelon.checks.lint.words import Scope, Word
 from echelon.errors import UsageError
 
@@ -54,9 +54,8 @@ def read_shell(
     """
     scope = Scope(values=dict(values or {}), positional=positional)
     reader = _Reader(text, path, where, first_line, scope)
-    tree = _parser().parse(text.encode())  # nodes do not keep it alive
     try:
-        reader.walk(tree.root_node, _Context())
+        reader.read()
     except RecursionError:
         raise UsageError(
             f"{path} is nested too deeply to be read", hint="is it a script at all?"
@@ -81,10 +80,9 @@ class _Context:
 class _Reader:
     def __init__(self, text: str, path: str, where: Where, first: int, scope: Scope) -> None:
         self._text, self._path, self._where = text, path, where
-        self._bytes = text.encode()
         self._scope = scope
-        self._positions = Positions(self._bytes, first)
-        self._words = Expander(self._bytes, self._positions, scope, self._run)
+        self._source = Source(text, first)
+        self._words = Expander(self._source, scope, self._run)
         self._commands: list[Command] = []
         self._assignments: list[Assignment] = []
         self._exported: set[str] = set()
@@ -110,6 +108,10 @@ class _Reader:
             settings=frozenset(self._settings),
         )
 
+    def read(self) -> None:
+        tree = _parser().parse(self._source.shown)
+        self.walk(tree.root_node, _Context())
+
     # --- statements ---------------------------------------------------------------------
 
     def walk(self, node: Node, context: _Context) -> None:
@@ -123,8 +125,10 @@ class _Reader:
         if node.type in _LOOPS:
             context = replace(context, certain=False, loop=True)
             if (name := node.child_by_field_name("variable")) is not None:
-                unknown = Word(text=f"${text_of(name)}", line=self._line(node), known=False)
-                self._scope.assign(text_of(name), unknown, certain=False)
+                unknown = Word(
+                    text=f"${self._source.text(name)}", line=self._line(node), known=False
+                )
+                self._scope.assign(self._source.text(name), unknown, certain=False)
         elif node.type in _BRANCHES:
             context = replace(context, certain=False)
         for child in node.children:
@@ -135,14 +139,14 @@ class _Reader:
     def _walk_comment(self, node: Node, _context: _Context) -> None:
         # The grammar hands out the blank line before some comments with them.
         self._comments.append(
-            (self._line(node), text_of(node), self._positions.column(node.start_byte))
+            (self._line(node), self._source.text(node), self._source.column(node.start_byte))
         )
 
     def _walk_function(self, node: Node, context: _Context) -> None:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
         positional, self._scope.positional = self._scope.positional, None
         if body is not None:
-            function = text_of(name) if name is not None else "?"
+            function = self._source.text(name) if name is not None else "?"
             self.walk(body, replace(context, function=function, certain=False))
         self._scope.positional = positional
 
@@ -164,7 +168,7 @@ class _Reader:
         """Return the name of the program that a part of a pipe runs."""
         while node.type not in ("command_name", "word") and node.named_children:
             node = node.named_children[0]
-        return text_of(node)
+        return self._source.text(node)
 
     def _walk_redirected(self, node: Node, context: _Context) -> None:
         body = node.child_by_field_name("body")
@@ -202,19 +206,21 @@ class _Reader:
 
     def _assign(self, node: Node, context: _Context, *, lasting: bool = True) -> Assignment | None:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
-        if name is None or not NAME.fullmatch(text_of(name)):
+        if name is None or not NAME.fullmatch(self._source.text(name)):
             return None  # an element of an array
         word = self._assigned(node, value)
         adds = "+=" in [child.type for child in node.children]
         if value is not None and value.type == "array" and context.certain and not adds:
             parts = [part for child in value.named_children for part in self._words.word(child)]
-            self._scope.arrays[text_of(name)] = tuple(p for part in parts for p in part.split())
+            self._scope.arrays[self._source.text(name)] = tuple(
+                p for part in parts for p in part.split()
+            )
         else:
-            self._scope.arrays.pop(text_of(name), None)
+            self._scope.arrays.pop(self._source.text(name), None)
         if adds:
-            word = self._scope.expand(text_of(name), word.line).joined(word)
+            word = self._scope.expand(self._source.text(name), word.line).joined(word)
         assignment = Assignment(
-            name=text_of(name),
+            name=self._source.text(name),
             value=word,
             path=self._path,
             line=self._line(node),
@@ -237,7 +243,11 @@ class _Reader:
 
     def _walk_declaration(self, node: Node, context: _Context) -> None:
         kind = node.children[0].type
-        flags = "".join(text_of(child) for child in node.children if text_of(child).startswith("-"))
+        flags = "".join(
+            self._source.text(child)
+            for child in node.children
+            if self._source.text(child).startswith("-")
+        )
         exports = kind == "export" and "f" not in flags and "n" not in flags
         exports = exports or (kind in ("declare", "typeset") and "x" in flags)
         for child in node.named_children:
@@ -245,7 +255,9 @@ class _Reader:
                 assignment = self._assign(child, context)
                 names = [assignment.name] if assignment else []
             else:
-                names = [text_of(child)] if child.type in ("variable_name", "word") else []
+                names = (
+                    [self._source.text(child)] if child.type in ("variable_name", "word") else []
+                )
             if exports:
                 self._exported.update(name for name in names if NAME.fullmatch(name))
 
@@ -267,7 +279,7 @@ class _Reader:
             if child.type == "variable_assignment":
                 # The grammar takes a line of several assignments for the beginning of the next.
                 lasting = name is None or (
-                    self._positions.line(child.end_byte) < self._line(name)
+                    self._source.line(child.end_byte) < self._line(name)
                     and not self._continues(child.end_byte)
                 )
                 assignment = self._assign(child, context, lasting=lasting)
@@ -338,10 +350,10 @@ class _Reader:
             self._settings.update({"pipefail", "errexit", "allexport", "nounset"} & set(texts))
 
     def _continues(self, end: int) -> bool:
-        return self._bytes[end:].lstrip(b" \t").startswith(b"\\\n")
+        return self._source.between(end, end + 200).lstrip(" \t").startswith("\\\n")
 
     def _line(self, node: Node) -> int:
-        return self._positions.line(node.start_byte)
+        return self._source.line(node.start_byte)
 
 
 def _redirects(node: Node) -> Iterator[Node]:

@@ -95,3 +95,9 @@ def test_a_long_script_is_read_to_its_end():
     shell = read(f"{text}last # comment\n")
     assert (shell.commands[-1].name, shell.commands[-1].line) == ("last", 3001)
     assert shell.comments == ((3001, "# comment", 5),)
+
+
+def test_letters_of_all_kinds_stay_what_they_are():
+    shell = read('# größe 😀\nname="é 𐀀"; run "$name" 中.py\n')
+    assert [word.text for word in shell.commands[-1].words] == ["run", "é 𐀀", "中.py"]
+    assert shell.comments[0][1] == "# größe 😀"

@@ -90,6 +90,15 @@ def test_never_fails_on_any_text(text, path):
     run(text, path)
 
 
+ODD = st.text(st.characters(min_codepoint=256, exclude_categories=["Cs"]), max_size=60)
+
+
+@given(ODD, st.sampled_from(["$", "${", "$(", "<<", "x=", "#", '"', "'"]), ODD)
+@settings(deadline=None, max_examples=300)
+def test_never_fails_on_letters_of_far_away(before, sign, after):
+    run(f"{before}{sign}{after}")
+
+
 @given(st.sampled_from(SCRIPTS), st.integers(0, 6000), st.integers(0, 6000))
 @settings(deadline=None, max_examples=300)
 def test_never_fails_on_a_part_of_a_script(script, start, end):
