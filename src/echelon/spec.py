@@ -102,6 +102,9 @@ class JobSpec:
         "whether a next job takes over: auto, always, requeue or never",
     )
     node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
+    preflight: bool = _key(
+        readers.switch, False, "examine all nodes first, and leave out those that fail"
+    )
     preload: tuple[str, ...] = _key(
         readers.words, ("torch",), "modules imported once for all ranks"
     )
@@ -202,16 +205,13 @@ class JobSpec:
             found.append(f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}")
         if self.nodes.low != self.nodes.high and self.gpu_option in ("gpus", "gpus-per-task"):
             found.append(f"gpu_option '{self.gpu_option}' needs a fixed number of nodes")
-        if self.signal_lead_s and self.style in ("static", "torchrun"):
-            found.append(f"style '{self.style}' does not hand a signal on to its ranks")
         limit_s = parse_duration(self.time) if self.time else None
         if self.style == "echelon" and limit_s is not None and limit_s <= self._warned_s:
             found.append(
                 f"a time of {self.time} leaves none to work: its end is told {self._warned_s} s "
                 "before (signal_lead, grace)"
             )
-        if self.module and self.style in ("static", "torchrun"):
-            found.append(f"style '{self.style}' takes a script, not a module")
+        found += self._style_problems()
         found += [
             f"the variable {name} is the job's own"
             for name in self.env
@@ -237,6 +237,17 @@ class JobSpec:
             for name in self.slurm_extra
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name)
         ]
+        return found
+
+    def _style_problems(self) -> list[str]:
+        """Return what the style cannot do."""
+        found = []
+        if self.signal_lead_s and self.style in ("static", "torchrun"):
+            found.append(f"style '{self.style}' does not hand a signal on to its ranks")
+        if self.module and self.style in ("static", "torchrun"):
+            found.append(f"style '{self.style}' takes a script, not a module")
+        if self.preflight and self.style != "echelon":
+            found.append(f"style '{self.style}' has no preflight")
         return found
 
 

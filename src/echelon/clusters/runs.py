@@ -126,7 +126,7 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
         output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
     )
     if spec.style == "echelon":
-        ship_launcher(run)
+        ship_launcher(run.launcher)
     else:  # every line says which task it is from
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     write_atomic(run.spec, render_spec(frozen))
@@ -134,7 +134,10 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
     return frozen
 
 
-_SHIPPED = ("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch")
+_SHIPPED = (
+    *("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch"),
+    *("launch/doctor", "train/probe"),
+)
 """What the programs inside an allocation consist of."""
 _START = '''\
 """`python launcher controller|agent|zygote …`: a copy of Echelon's job-side programs.
@@ -154,11 +157,11 @@ sys.exit(main())
 '''
 
 
-def ship_launcher(run: RunDir) -> None:
-    """Lay a copy of the job-side programs into a run's directory."""
+def ship_launcher(launcher: Path) -> None:
+    """Lay a copy of the job-side programs into a new folder."""
     source = Path(echelon.__file__).parent
-    run.launcher.mkdir(mode=0o700)
-    target = run.launcher / "echelon"
+    launcher.mkdir(mode=0o700)
+    target = launcher / "echelon"
     target.mkdir()
     for name in _SHIPPED:
         for path in (source / name).glob("*.py") if (source / name).is_dir() else [source / name]:
@@ -170,7 +173,7 @@ def ship_launcher(run: RunDir) -> None:
             if (source / compiled).is_file():
                 (target / compiled).parent.mkdir(exist_ok=True, mode=0o700)
                 shutil.copy2(source / compiled, target / compiled)
-    (run.launcher / "__main__.py").write_text(_START)
+    (launcher / "__main__.py").write_text(_START)
 
 
 def render_spec(spec: JobSpec) -> str:

@@ -162,6 +162,10 @@ class RunDir:
         """The programs of the attempts' own side: Python runs this folder."""
         return self.path / "launcher"
 
+    def preflight(self, number: int) -> Path:
+        """Return the file of what an attempt's preflight has found."""
+        return self.attempt(number) / "preflight.json"
+
     def events_of(self, writer: str) -> Path:
         """One file per writer, so that nobody ever waits for a lock."""
         return self.events / f"{writer}.jsonl"

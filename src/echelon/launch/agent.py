@@ -17,7 +17,6 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
@@ -29,6 +28,8 @@ from echelon.launch.contract import (
     NODE,
     REPLACES,
     common_environment,
+    node_in_job,
+    parse_candidates,
 )
 from echelon.launch.doors import try_doors
 from echelon.launch.files import AgentFiles
@@ -79,7 +80,7 @@ class Agent:
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = bytes.fromhex(environ[KEY])
-        self._controller = _parse_candidates(environ[CONTROLLER])
+        self._controller = parse_candidates(environ[CONTROLLER])
         common = common_environment(
             environ,
             run_id=run.run_id,
@@ -272,20 +273,6 @@ class Agent:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _parse_candidates(text: str) -> list[tuple[str, int]]:
-    found = []
-    for part in text.split(","):
-        address, _, port = part.rpartition(":")
-        found.append((address, int(port)))
-    return found
-
-
-def _node_in_job(environ: Mapping[str, str]) -> int:
-    """Return our node's place in the job; in a step that spans part of it, Slurm counts anew."""
-    hosts = expand(environ["SLURM_JOB_NODELIST"])
-    return hosts.index(environ["SLURMD_NODENAME"])
-
-
 def _limit_files(most: str) -> None:
     """Have the user's own limit, and so have the ranks: that of the controller may be higher."""
     if most:
@@ -307,7 +294,7 @@ def main(arguments: list[str]) -> int:
     environ = dict(os.environ)
     if KEY not in environ:
         raise UsageError("an agent is started by its controller", hint="use: echelon run")
-    node = int(environ[NODE]) if NODE in environ else _node_in_job(environ)
+    node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
     os.environ.pop(KEY)
     _limit_files(environ.get(FILES, ""))
     _replace(environ.get(REPLACES, ""))

@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from echelon.core.rundir import RunDir
 from echelon.errors import EchelonError
@@ -24,10 +23,12 @@ from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
+from echelon.launch.muster import read_reason
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
+from echelon.launch.preflight import fly
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
-from echelon.launch.starting import Starter
+from echelon.launch.starting import Starter, agent_command
 from echelon.launch.succession import Succession
 from echelon.launch.verdict import (
     Failure,
@@ -217,10 +218,20 @@ class Controller:
         """Have agents started, and wait for them; return why there are not enough, if so."""
         folder = self._run.attempt(self._attempt)
         try:
-            await self._crew.start(self._run.path, self._attempt, folder, self._environ)
+            await self._fly()
+            argv = agent_command(self._run.path, self._attempt)
+            await self._crew.start(argv, folder, self._environ)
+        except StopError as error:
+            return judge([_stopped(await self._explain(error.stop))])
         except EchelonError as error:  # Slurm does not answer, say
             return judge([Failure(cause="start", message=error.message, exit_code=69)])
         return await self._join()
+
+    async def _fly(self) -> None:
+        """Have nodes examined where that is wanted; of one's own machine none can be left out."""
+        if self._request.preflight and "SLURM_JOB_ID" in self._environ:
+            hosts = [self._starter.host(node) for node in range(self._starter.nodes)]
+            await fly(self._crew, self._journal, hosts=hosts, environ=self._environ)
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
@@ -251,7 +262,7 @@ class Controller:
         """Return the failures of nodes that have failed their check since we last looked."""
         unfit = [self._crew.unfit[node] for node in sorted(self._crew.unfit.keys() - self._unfit)]
         self._unfit |= self._crew.unfit.keys()
-        failures = judge_checks([one.hello for one in unfit], passed=len(self._crew.agents))
+        failures = judge_checks(unfit, passed=len(self._crew.agents))
         for failure in failures:
             self._record.blame(failure)
         return failures
@@ -377,16 +388,3 @@ class Controller:
 
 def _stopped(stop: Stop) -> Failure:
     return Failure(cause=stop.cause, message=stop.message, exit_code=stop.exit_code)
-
-
-def read_reason(path: Path) -> str:
-    """Return the line that says why agents did not come.
-
-    What srun says first is the cause; that it then kills the other tasks is not.
-    """
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    told = [line.strip() for line in lines if line.strip()]
-    return next((line for line in told if line.startswith("srun: error:")), (told or [""])[-1])

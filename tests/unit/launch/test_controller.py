@@ -8,8 +8,9 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell
 from echelon.errors import CommandError
 from echelon.launch.allocation import OwnMachine
-from echelon.launch.controller import Controller, read_reason
+from echelon.launch.controller import Controller
 from echelon.launch.crew import Stop
+from echelon.launch.muster import read_reason
 from echelon.launch.request import from_spec
 from echelon.launch.starting import LocalStarter
 from echelon.launch.succession import NoSuccession

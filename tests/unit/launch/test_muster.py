@@ -55,7 +55,7 @@ async def call(muster, then, **environ):
 
 def make(starter, gone=lambda _: None):
     muster = Muster(starter, gone)
-    muster.call_all(["agent"], {"A": "1"}, None)
+    muster.call_all(range(starter.nodes), ["agent"], {"A": "1"}, None)
     return muster
 
 

@@ -183,7 +183,7 @@ class GatheredCrew:
 
     def __init__(self):
         self.agents = {0: Agent(hello=hello("node0", ""), link=None)}
-        self.unfit = {1: Agent(hello=hello("node1"), link=None)}
+        self.unfit = {1: hello("node1")}
         self.started = []
 
     async def next(self, _deadline_s):
