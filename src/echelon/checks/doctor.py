@@ -12,8 +12,9 @@ from echelon.launch.doctor.record import Examined, Finding, Node
 
 WARNED, BROKEN = 1, 3
 """Exit codes: something should be known; something is not to be used."""
-HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "best pair"]
+HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "pair"]
 _WIDTH = 79
+_INDENT = "    "
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
@@ -33,9 +34,12 @@ def to_record(examined: Examined, findings: Sequence[Finding]) -> dict[str, Any]
     }
 
 
-def render_rows(examined: Examined) -> list[list[str]]:
-    """Return a line of the table for each node; what is not known is '-'."""
-    return [[cell or "-" for cell in _row(node, examined)] for node in examined.nodes]
+def render_table(examined: Examined) -> tuple[list[str], list[list[str]]]:
+    """Return headings and a row for each node: '-' is unknown; what all lack has no column."""
+    rows = [_row(node, examined) for node in examined.nodes]
+    kept = [number for number in range(len(HEADINGS)) if any(row[number] for row in rows)]
+    headings = [HEADINGS[number] for number in kept]
+    return headings, [[row[number] or "-" for number in kept] for row in rows]
 
 
 def _row(node: Node, examined: Examined) -> list[str]:
@@ -46,13 +50,21 @@ def _row(node: Node, examined: Examined) -> list[str]:
         node.name,
         look.python_version,
         working.version.partition("+")[0] if working else "",
-        f"{working.import_s:.1f} s" if working else "",
-        f"{facts.skew_s * 1e3:+.1f} ms" if facts else "",
+        f"{working.import_s:.1f}s" if working else "",
+        _ahead(node.skew_s) if facts else "",
         f"{facts.interface} {facts.mtu}" if facts and facts.interface else "",
-        f"{look.shm_mib / 1024:.1f}G" if look.shm_mib >= 0 else "",
+        _room(look.shm_mib) if look.shm_mib >= 0 else "",
         str(len(facts.gpus)) if facts and facts.gpus else "",
         rate(best) if best else "",
     ]
+
+
+def _ahead(seconds: float) -> str:
+    return f"{seconds * 1e3:+.0f}ms" if abs(seconds) < 1 else f"{seconds:+.0f}s"
+
+
+def _room(mib: int) -> str:
+    return f"{mib / 1024:.0f}G" if mib >= 1024 else f"{mib}M"
 
 
 def render_overall(examined: Examined) -> str:
@@ -84,11 +96,20 @@ def render_findings(findings: Sequence[Finding]) -> str:
     for (severity, check, message, fix), nodes in found.items():
         who = compress([node for node in nodes if node])
         told = f"{severity}  {who + ': ' if who else ''}{message} [{check}]"
-        lines += textwrap.wrap(told, _WIDTH, subsequent_indent="    ", break_long_words=False)
-        lines += textwrap.wrap(
-            f"fix: {fix}", _WIDTH, initial_indent="    ", subsequent_indent="    "
-        )
+        lines += [*_wrap(told, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
     return "\n".join(lines)
+
+
+def _wrap(text: str, *, first: str) -> list[str]:
+    # What one may want to copy, a path or an option, stays in one piece.
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def render_conclusion(examined: Examined, findings: Sequence[Finding]) -> str:

@@ -53,7 +53,7 @@ def doctor(
     if as_json:
         console.print_json(checks.to_record(examined, findings))
     else:
-        console.print_table(checks.HEADINGS, checks.render_rows(examined))
+        console.print_table(*checks.render_table(examined))
         parts = [checks.render_overall(examined), *checks.render_gpus(examined)]
         parts += [checks.render_findings(findings), checks.render_conclusion(examined, findings)]
         for part in filter(None, parts):

@@ -22,7 +22,8 @@ from echelon.errors import UsageError
 from echelon.spec import JobSpec
 
 _READY = "echelon: ready"
-_HOLD = f"env | grep '^SLURM'; echo '{_READY}'; read -r _ <&"
+# As a file: to a plain sh, <&12 is a syntax error.
+_HOLD = f"env | grep '^SLURM'; echo '{_READY}'; read -r _ </dev/fd/"
 _GLANCE_S = 0.05
 _END_S = 10.0
 _BATCH_ALONE = frozenset({"chdir", "output", "requeue", "no-requeue", "signal"})

@@ -21,7 +21,7 @@ from echelon.launch.doctor.asking import Questioner, Said, run_program
 from echelon.launch.doctor.look import SCRIPT, parse_look
 from echelon.launch.doctor.record import Examined, Facts, Gpu, Group, Look, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
-from echelon.launch.doctor.rounds import plan_rounds
+from echelon.launch.doctor.rounds import find_suspects, plan_rounds
 from echelon.launch.hang import HangWatch
 from echelon.launch.messages import Hello
 from echelon.launch.starting import Starter, without_shape
@@ -297,22 +297,25 @@ class Examination:
             self._tell(f"all-reduce by pairs, round {number} of {len(rounds)}")
             groups = [(int(one), int(two)) for one, two in pairs]
             self._pairs += await reducing.measure(groups)
-        left = [node for node in able if node not in self._asking.lost]
-        left = [node for node in left if not self._always_fails(node)]
+        # What would hold up the others is known by now; the figure is that of the rest.
+        bad = {suspect.node for suspect in find_suspects(self._pairs) if suspect.what != "lagging"}
+        left = [
+            node
+            for node in able
+            if node not in self._asking.lost and self._nodes[node].name not in bad
+        ]
         if len(left) > 2 or (with_gpus and sum(devices[node] for node in left) > 1):
             self._tell(f"all-reduce over {len(left)} node{'s' if len(left) > 1 else ''}")
             (self._overall,) = await reducing.measure([tuple(left)])
-        elif len(left) == 2 and self._pairs:
-            self._overall = self._pairs[0]
+        elif len(left) == 2:
+            names = tuple(self._nodes[node].name for node in left)
+            own = [pair for pair in self._pairs if set(pair.nodes) == set(names)]
+            self._overall = max(own, key=lambda pair: pair.bandwidth, default=None)
 
     def _can_reduce(self, node: int) -> bool:
         known = self._nodes[node]
         cut_off = len(known.tried) > 0 and len(known.unreached) == len(known.tried)
         return known.torch is not None and not known.torch.error and not cut_off
-
-    def _always_fails(self, node: int) -> bool:
-        own = [pair for pair in self._pairs if self._nodes[node].name in pair.nodes]
-        return bool(own) and all(pair.error for pair in own)
 
     def _common_addresses(self, group: Sequence[int]) -> list[str]:
         """Return where the first of a group can be reached by the others, as far as we know."""

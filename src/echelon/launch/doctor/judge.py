@@ -40,7 +40,8 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
         *_judge_ports(nodes),
         *judge_figures(examined),
     ]
-    return sorted(found, key=lambda one: (one.severity != "error", not one.node))
+    place = {node.name: number for number, node in enumerate(nodes)}
+    return sorted(found, key=lambda one: (one.severity != "error", place.get(one.node, len(place))))
 
 
 def exclude_option(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
@@ -88,15 +89,10 @@ def _judge_look(node: Node, folder: str, python: str) -> Iterator[Finding]:
         why = f"{python} is Python {look.python_version}"
         yield _error(name, "python", why, "name one of 3.11 or newer: --python")
     yield from _judge_limits(node)
-    low, high = look.skew_low_s, look.skew_high_s
-    if not low <= 0 <= high and (skew_s := min(low, high, key=abs)) and abs(skew_s) >= SKEW_S:
-        yield _skewed(name, skew_s)
-
-
-def _skewed(name: str, skew_s: float) -> Finding:
-    way = "ahead of" if skew_s > 0 else "behind"
-    why = f"its clock is {abs(skew_s):.1f} s {way} ours"
-    return _warning(name, "clock", why, "chronyc tracking there; munge refuses at 300 s")
+    if abs(node.skew_s) >= SKEW_S:
+        way = "ahead of" if node.skew_s > 0 else "behind"
+        why = f"its clock is {abs(node.skew_s):.1f} s {way} ours"
+        yield _warning(name, "clock", why, "chronyc tracking there; munge refuses at 300 s")
 
 
 def _judge_limits(node: Node) -> Iterator[Finding]:
@@ -122,9 +118,6 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
         yield _error(name, "reach", f"its probe is not there: {node.lost}", fix)
     if facts is None:
         return
-    looked = node.look
-    if abs(facts.skew_s) >= SKEW_S and looked.skew_low_s <= 0 <= looked.skew_high_s:
-        yield _skewed(name, facts.skew_s)
     if facts.unresolved:
         why = f"names lead nowhere, or astray: {_some(facts.unresolved)}"
         yield _warning(name, "names", why, "mend /etc/hosts or DNS; Echelon itself needs no names")

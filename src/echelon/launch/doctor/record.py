@@ -112,6 +112,14 @@ class Node:
     tried: Sequence[str] = ()
     """Nodes whose ports it has tried."""
 
+    @property
+    def skew_s(self) -> float:
+        """By how much its clock is ahead of ours, as far as that is sure."""
+        low_s, high_s = self.look.skew_low_s, self.look.skew_high_s
+        if not low_s <= 0 <= high_s:
+            return min(low_s, high_s, key=abs)
+        return self.facts.skew_s if self.facts else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
