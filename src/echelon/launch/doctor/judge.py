@@ -6,6 +6,7 @@ is right, and whoever differs is odd. Figures are compared by their ratio to the
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from echelon.core.nodes import compress
@@ -40,8 +41,22 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
         *_judge_ports(nodes),
         *judge_figures(examined),
     ]
+    found = _share(found, [node.name for node in nodes])
     place = {node.name: number for number, node in enumerate(nodes)}
     return sorted(found, key=lambda one: (one.severity != "error", place.get(one.node, len(place))))
+
+
+def _share(findings: Sequence[Finding], nodes: Sequence[str]) -> list[Finding]:
+    """Make one of what is the same on all nodes: then none of them is to blame.
+
+    So it is with torch on a single one, too: the program may not want it.
+    """
+    same = Counter(replace(one, node="") for one in findings if one.node)
+    shared = {one for one, count in same.items() if count == len(nodes)}
+    if len(nodes) == 1:
+        shared = {one for one in shared if one.check == "torch"}
+    everywhere = [replace(one, message=f"on all nodes: {one.message}") for one in shared]
+    return [one for one in findings if replace(one, node="") not in shared] + everywhere
 
 
 def exclude_option(findings: Sequence[Finding], nodes: Sequence[str]) -> str:

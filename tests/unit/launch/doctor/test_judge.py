@@ -139,8 +139,21 @@ def test_limits_that_are_too_low(limits, told):
 
 def test_a_python_that_is_too_old_is_that_everywhere():
     old = [node(f"n{i}", look__python_version="3.9.1") for i in range(2)]
-    found = findings(*old, others=0)
-    assert [(one.node, one.check) for one in found] == [("n0", "python"), ("n1", "python")]
+    (one,) = findings(*old, others=0)
+    assert (one.node, one.check) == ("", "python")
+    assert one.message == "on all nodes: /env/python is Python 3.9.1"
+
+
+def test_where_all_lack_torch_none_is_to_blame():
+    without = [node(f"n{i}", torch=Torch(error="no module")) for i in range(2)]
+    for count in (1, 2):
+        (one,) = findings(*without[:count], others=0)
+        assert (one.node, one.message) == ("", "on all nodes: cannot import torch: no module")
+
+
+def test_what_is_wrong_with_a_single_node_is_its_own():
+    (one,) = findings(node("n", look__folder="missing"), others=0)
+    assert one.node == "n"
 
 
 def test_where_half_differs_nobody_is_named():
