@@ -235,3 +235,26 @@ def test_a_preflight_leaves_out_what_fails(patients, faults, tmp_path):
         check=True,
     )
     assert [one["node"] for one in json.loads(shown.stdout)] == ["node2"]
+
+
+@pytest.mark.full
+def test_a_node_that_preflight_finds_slow_is_not_in_the_next_job(patients, faults, tmp_path):
+    """Four nodes are wanted, so the run goes on as another job, where none of them is slow."""
+    faults.slow("node2")
+    (tmp_path / "shared" / "train.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")
+    argv = [sys.executable, "-m", "echelon", "submit", "--preflight", "--nodes=4", "--procs=1"]
+    argv += ["--follow", f"--python={sys.executable}", "train.py"]
+    done = subprocess.run(
+        argv,
+        cwd=tmp_path / "shared",
+        env=environ_of(patients, XDG_STATE_HOME=str(tmp_path / "state")),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "node2: it failed its check: preflight, all-reduce" in done.stderr
+    outcomes = sorted((tmp_path / "shared" / "runs").glob("*/attempts/*/outcome.json"))
+    nexts = [json.loads(path.read_text())["next"] for path in outcomes]
+    assert nexts == ["standby", ""]

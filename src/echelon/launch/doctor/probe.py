@@ -1,7 +1,6 @@
 """One process per node that the doctor asks: it answers, and goes when the doctor does."""
 
 import asyncio
-import contextlib
 import os
 import shutil
 import tempfile
@@ -26,10 +25,13 @@ from echelon.launch.doctor.facts import await_text, find_network
 from echelon.launch.doctor.gpus import ask_gpus
 from echelon.launch.doctor.torchworker import TorchWorker
 from echelon.launch.doors import Doors, try_doors
+from echelon.launch.journal import write_error
 from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import Answer, Ask, Hello, Leave, Message, Pulse
 from echelon.world import count_devices
 
+_PATIENCE_S = (0.2, 0.5, 1.0, 2.0)
+"""Pauses between tries to reach the doctor."""
 _SLACK_S = 5.0
 """What an order may take longer than the collectives in it: then it is killed."""
 
@@ -53,7 +55,7 @@ class Probe:
         """Answer until told to leave, or until the doctor is gone."""
         pulse = asyncio.get_running_loop().create_task(self._pulse())
         try:
-            await connect(parse_candidates(self._environ[CONTROLLER]), self._make_link)
+            await self._reach_doctor()
             await self._done.wait()
         finally:
             pulse.cancel()
@@ -62,6 +64,21 @@ class Probe:
             self._worker.close()
             self._doors.close()
         return 0
+
+    async def _reach_doctor(self) -> None:
+        """Connect; one who has many to greet may be busy at first.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        for pause_s in _PATIENCE_S:
+            try:
+                await connect(parse_candidates(self._environ[CONTROLLER]), self._make_link)
+            except OSError:
+                await asyncio.sleep(pause_s)
+            else:
+                return
+        await connect(parse_candidates(self._environ[CONTROLLER]), self._make_link)
 
     def _make_link(self) -> Link:
         return Link(self._key, "agent", opened=self._greet, received=self._obey, lost=self._lose)
@@ -186,11 +203,12 @@ def main(_arguments: list[str]) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
 
     async def serve() -> int:
-        with contextlib.suppress(OSError):  # the doctor says who has not come
-            return await Probe(
-                node=node, environ=environ, shell=LocalShell(), scratch=scratch
-            ).run()
-        return 69
+        probe = Probe(node=node, environ=environ, shell=LocalShell(), scratch=scratch)
+        try:
+            return await probe.run()
+        except OSError as error:
+            write_error(f"cannot reach the doctor at {environ[CONTROLLER]}: {error}")
+            return 69
 
     try:
         return asyncio.run(serve())
