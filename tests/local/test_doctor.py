@@ -12,7 +12,7 @@ import pytest
 from echelon.clusters.runs import ship_launcher
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
-from echelon.launch.doctor.examination import Place, examine
+from echelon.launch.doctor.examination import Examination, Place
 from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.torchworker import TorchWorker
 from echelon.launch.starting import LocalStarter
@@ -35,14 +35,14 @@ def place(tmp_path):
 def examine_played(place, nodes):
     told = []
     examined = asyncio.run(
-        examine(
+        Examination(
             shell=LocalShell(),
             starter=LocalStarter(LocalShell(), nodes),
             environ=clean_environment(),
             place=place,
             short=True,
             tell=told.append,
-        )
+        ).run()
     )
     return examined, told
 
@@ -106,7 +106,7 @@ def test_a_worker_that_hangs_is_killed_and_the_next_order_has_another(tmp_path):
             assert said["version"]
             # Nobody else comes to this meeting.
             lonely = {"what": "reduce", "backend": "gloo", "address": "127.0.0.1", "port": 1}
-            more = {"first_rank": 1, "count": 1, "world": 2, "limit_s": 60.0, "largest": 1}
+            more = {"first_rank": 1, "count": 1, "world": 2, "limit_s": 3600.0, "largest": 1}
             hung = await worker.order({**lonely, **more}, limit_s=1.0)
             assert hung == {"error": "it did not end within 1 s"}
             again = await worker.order({"what": "devices", "count": 1}, limit_s=60.0)

@@ -65,7 +65,7 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     import asyncio  # noqa: PLC0415
 
     from echelon.core.shell import LocalShell  # noqa: PLC0415
-    from echelon.launch.doctor.examination import Place, examine  # noqa: PLC0415
+    from echelon.launch.doctor.examination import Examination, Place  # noqa: PLC0415
     from echelon.launch.doctor.judge import judge  # noqa: PLC0415
     from echelon.launch.meeting import StopError  # noqa: PLC0415
     from echelon.launch.starting import LocalStarter, choose_starter  # noqa: PLC0415
@@ -78,14 +78,14 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
         place = Place(launcher=folder / "launcher", folder=folder, python=python, scratch=scratch)
         try:
             examined = asyncio.run(
-                examine(
+                Examination(
                     shell=shell,
                     starter=starter,
                     environ=environ,
                     place=place,
                     short=short,
                     tell=_progress,
-                )
+                ).run()
             )
         except StopError as error:
             console.note("doctor: stopped")

@@ -15,7 +15,6 @@ from typing import Any
 
 from echelon.core.rundir import write_atomic
 from echelon.core.shell import Shell
-from echelon.errors import EchelonError
 from echelon.launch.crew import Crew
 from echelon.launch.doctor.asking import Questioner, Said, run_program
 from echelon.launch.doctor.look import SCRIPT, parse_look
@@ -379,15 +378,3 @@ def add_figures(gpus: Sequence[Gpu], said: Said) -> list[Gpu]:
         )
         for gpu, figure in zip(known, figures, strict=True)
     ]
-
-
-async def examine(**arguments: Any) -> Examined:
-    """Make an examination, and make it.
-
-    Raises:
-        StopError, EchelonError: as `Examination.run` does.
-    """
-    try:
-        return await Examination(**arguments).run()
-    except OSError as error:
-        raise EchelonError(f"cannot use {error.filename}: {error.strerror}") from error

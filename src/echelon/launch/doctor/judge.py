@@ -129,7 +129,7 @@ def _judge_limits(node: Node) -> Iterator[Finding]:
 def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
     name, facts = node.name, node.facts
     if node.lost and not node.look.error:
-        fix = "see what it says: srun -w, with the same Python"
+        fix = "if nodes cannot reach this host, ask from inside: sbatch --wrap 'echelon doctor'"
         yield _error(name, "reach", f"its probe is not there: {node.lost}", fix)
     if facts is None:
         return
@@ -173,10 +173,17 @@ def _judge_gpus(node: Node) -> Iterator[Finding]:
                 name, "throttle", why, "look at cooling and power: nvidia-smi -q -d PERFORMANCE"
             )
     torch = node.torch
-    if torch and not torch.error and torch.cuda and facts.gpus and not torch.devices:
-        why = f"torch for CUDA {torch.cuda} cannot use the GPUs (driver {facts.driver})"
+    wanted = facts.granted or len(facts.gpus)
+    if torch and not torch.error and torch.cuda and facts.gpus and torch.devices < wanted:
+        why = f"torch for CUDA {torch.cuda} can use {torch.devices} of {wanted} GPUs"
+        why += f" (driver {facts.driver})"
         why += f": {torch.device_error}" if torch.device_error else ""
-        yield _error(name, "cuda", why, "the driver may be too old for this torch")
+        yield _error(
+            name,
+            "cuda",
+            why,
+            "the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES wrong",
+        )
 
 
 def _judge_torch(node: Node) -> Iterator[Finding]:

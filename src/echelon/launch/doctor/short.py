@@ -15,7 +15,7 @@ from pathlib import Path
 
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import LocalShell
-from echelon.launch.doctor.examination import Place, examine
+from echelon.launch.doctor.examination import Examination, Place
 from echelon.launch.doctor.judge import judge
 from echelon.launch.journal import write_error
 from echelon.launch.meeting import StopError
@@ -32,14 +32,14 @@ def main(arguments: list[str]) -> int:
     place = Place(launcher=run.launcher, folder=folder, python=sys.executable, scratch=scratch)
     try:
         examined = asyncio.run(
-            examine(
+            Examination(
                 shell=shell,
                 starter=choose_starter(shell, environ, nodes=1),
                 environ=environ,
                 place=place,
                 short=True,
                 tell=write_error,
-            )
+            ).run()
         )
     except StopError as error:
         return error.stop.exit_code
