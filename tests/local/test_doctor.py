@@ -12,11 +12,12 @@ import pytest
 from echelon.clusters.runs import ship_launcher
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
+from echelon.launch.doctor import reducing
 from echelon.launch.doctor.examination import Examination, Place
 from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.torchworker import TorchWorker
 from echelon.launch.starting import LocalStarter
-from kernel import all_pids, cmdline
+from kernel import all_pids, cmdline, environ_of
 from started import clean_environment
 
 
@@ -32,8 +33,13 @@ def place(tmp_path):
     )
 
 
-def examine_played(place, nodes):
+def examine_played(place, nodes, then=lambda _text: None):
     told = []
+
+    def tell(text):
+        told.append(text)
+        then(text)
+
     examined = asyncio.run(
         Examination(
             shell=LocalShell(),
@@ -41,7 +47,7 @@ def examine_played(place, nodes):
             environ=clean_environment(),
             place=place,
             short=True,
-            tell=told.append,
+            tell=tell,
         ).run()
     )
     return examined, told
@@ -56,6 +62,29 @@ def test_nodes_that_are_played_here(place):
     assert told[-1] == "all-reduce over 3 nodes"
     errors = judge(examined, folder=str(place.folder), python=place.python)
     assert [one for one in errors if one.severity == "error"] == []
+
+
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeypatch, node):
+    monkeypatch.setattr(reducing, "LIMIT_S", 5.0)
+    launcher, mark = str(place.launcher).encode(), f"ECHELON_NODE={node}".encode()
+
+    def kill(text):
+        if text == "all-reduce by pairs, round 2 of 3":
+            probes = [pid for pid in all_pids() if {launcher, b"doctor-probe"} <= words(pid)]
+            (probe,) = [pid for pid in probes if mark in environ_of(pid).split(b"\0")]
+            os.kill(probe, signal.SIGKILL)
+
+    examined, _ = examine_played(place, 4, kill)
+    found = judge(examined, folder=str(place.folder), python=place.python)
+    assert {one.node for one in found if one.severity == "error" and one.node} == {f"node{node}"}
+    assert (len(examined.overall.nodes), examined.overall.error) == (3, "")
+    left = lambda: [pid for pid in all_pids() if launcher in b" ".join(words(pid))]  # noqa: E731
+    assert wait_until(lambda: left() == [], timeout_s=20), [cmdline(pid) for pid in left()]
+
+
+def words(pid):
+    return set(cmdline(pid).split(b"\0"))
 
 
 def command(tmp_path, *options):

@@ -319,6 +319,8 @@ class Examination:
     def _common_addresses(self, group: Sequence[int]) -> list[str]:
         """Return where the first of a group can be reached by the others, as far as we know."""
         first, *others = group
+        if first not in self._crew.agents:
+            return []  # lost since the last round
         known = [self._reached[node, first] for node in others if (node, first) in self._reached]
         every = [self._address(first), *self._crew.agents[first].hello.addresses]
         common = [address for address in every if all(address in found for found in known)]
