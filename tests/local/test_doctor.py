@@ -56,7 +56,9 @@ def examine_played(place, nodes, then=lambda _text: None):
 def test_nodes_that_are_played_here(place):
     examined, told = examine_played(place, 3)
     assert [node.torch.error for node in examined.nodes] == [""] * 3
-    assert [pair.error for pair in examined.pairs] == [""] * 3
+    assert {pair.nodes for pair in examined.pairs if not pair.error} >= {
+        *(("node0", "node2"), ("node0", "node1"), ("node1", "node2"))
+    }
     assert (examined.overall.ranks, examined.overall.error) == (3, "")
     assert examined.overall.bandwidth > 0
     assert told[-1] == "all-reduce over 3 nodes"

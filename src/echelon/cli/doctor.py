@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,9 @@ import typer
 from echelon.cli import console
 from echelon.cli.options import takes_keys
 from echelon.cli.runs import RUNS, AsJson, RunsDir
+from echelon.core.nodes import expand
 from echelon.errors import UsageError
+from echelon.readers import NodeCount
 from echelon.spec import Merged
 
 if TYPE_CHECKING:
@@ -24,13 +27,15 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 KEYS = (
     *("nodes", "gpus", "gpu_type", "gpu_option", "partition", "account", "qos", "constraint"),
-    *("nodelist", "exclude", "cpus_per_task", "mem_mib", "time", "python", "venv"),
+    *("nodelist", "exclude", "cpus_per_task", "mem", "time", "python", "venv", "slurm.extra"),
 )
 """What can be said of the nodes to look at."""
+_SAID_NOW = ("flags", "--set")
+"""A number of nodes in a project file is its training's: it does not make a job of this."""
 
 
 @app.command()
-@takes_keys("mem", *(key for key in KEYS if key != "mem_mib"), "slurm.extra")
+@takes_keys(*KEYS)
 def doctor(
     *,
     request: Merged,
@@ -120,15 +125,23 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path]]:
 @contextlib.contextmanager
 def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Have the nodes that are meant; the variables are those of a process beside them."""
-    asked = request.origins["nodes"] in ("flags", "--set")
+    asked = request.origins["nodes"] in _SAID_NOW
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
         _check_allocation(request.spec, environ, asked=asked)
         yield environ
-    elif asked or request.origins["nodelist"] in ("flags", "--set"):
-        with _allocate(request.spec, environ, _progress) as held:
+    elif asked or request.origins["nodelist"] in _SAID_NOW:
+        with _allocate(count_nodes(request.spec, asked=asked), environ, _progress) as held:
             yield held
     else:
         yield environ
+
+
+def count_nodes(spec: "JobSpec", *, asked: bool) -> "JobSpec":
+    """Return a request for as many nodes as were asked for, or named."""
+    if asked:
+        return spec
+    count = len(expand(spec.nodelist))
+    return replace(spec, nodes=NodeCount(count, count))
 
 
 def _check_allocation(spec: "JobSpec", environ: Mapping[str, str], *, asked: bool) -> None:

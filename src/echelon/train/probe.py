@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 MESSAGE_SIZE = 1 << 17
-_REPEATS = 3
+_REPEATS = 5
 _LONG_S = 0.15
 """How long an all-reduce has to take for its size to be large enough."""
 _SMALLEST, _LARGEST = 1 << 18, 1 << 26

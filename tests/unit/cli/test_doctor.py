@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from echelon.cli.doctor import choose_interpreter
+from echelon.cli.doctor import choose_interpreter, count_nodes
 from echelon.cli.main import run
+from echelon.readers import NodeCount
 from echelon.spec import JobSpec
 
 
@@ -28,6 +29,12 @@ def test_a_name_is_looked_for_on_the_path(tmp_path):
     (tmp_path / "python9").touch(mode=0o755)
     path = f"/nowhere:{tmp_path}"
     assert choose_interpreter(JobSpec(python="python9"), {"PATH": path}) == f"{tmp_path}/python9"
+
+
+def test_nodes_that_are_named_are_all_wanted():
+    spec = JobSpec(nodelist="node[1-3],gpu7")
+    assert count_nodes(spec, asked=False).nodes == NodeCount(4, 4)
+    assert count_nodes(spec, asked=True) == spec
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from echelon.launch.doctor.asking import Questioner, Said, run_program
 from echelon.launch.doctor.look import SCRIPT, parse_look
 from echelon.launch.doctor.record import Examined, Facts, Gpu, Group, Look, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
-from echelon.launch.doctor.rounds import find_suspects, plan_rounds
+from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
 from echelon.launch.hang import HangWatch
 from echelon.launch.messages import Hello
 from echelon.launch.starting import Starter, without_shape
@@ -37,6 +37,8 @@ FEW = 16
 """Up to so many nodes each tries each other; with more the next one and the first."""
 _AT_ONCE = 64
 """Steps that are started side by side."""
+_AGAIN = 3
+"""How often a node that stands out is measured once more, before it is named."""
 _ASKED = 5
 """How often clocks are asked for."""
 
@@ -291,11 +293,7 @@ class Examination:
             backend="nccl" if with_gpus else "gloo",
             addresses=self._common_addresses,
         )
-        rounds = plan_rounds([str(node) for node in able]) if len(able) > 1 else []
-        for number, pairs in enumerate(rounds, start=1):
-            self._tell(f"all-reduce by pairs, round {number} of {len(rounds)}")
-            groups = [(int(one), int(two)) for one, two in pairs]
-            self._pairs += await reducing.measure(groups)
+        await self._reduce_pairs(reducing, {self._nodes[node].name: node for node in able})
         # What would hold up the others is known by now; the figure is that of the rest.
         bad = {suspect.node for suspect in find_suspects(self._pairs) if suspect.what != "lagging"}
         left = [
@@ -310,6 +308,21 @@ class Examination:
             names = tuple(self._nodes[node].name for node in left)
             own = [pair for pair in self._pairs if set(pair.nodes) == set(names)]
             self._overall = max(own, key=lambda pair: pair.bandwidth, default=None)
+
+    async def _reduce_pairs(self, reducing: Reducing, able: Mapping[str, int]) -> None:
+        rounds = plan_rounds(list(able)) if len(able) > 1 else []
+        for number, pairs in enumerate(rounds, start=1):
+            self._tell(f"all-reduce by pairs, round {number} of {len(rounds)}")
+            self._pairs += await reducing.measure([(able[one], able[two]) for one, two in pairs])
+        for again in range(_AGAIN):
+            doubtful = [
+                (able[one], able[two])
+                for one, two in plan_confirmation(self._pairs, again)
+                if not self._asking.lost.keys() & {able[one], able[two]}
+            ]
+            if doubtful:
+                self._tell(f"all-reduce once more with {len(doubtful)} that stood out")
+                self._pairs += await reducing.measure(doubtful)
 
     def _can_reduce(self, node: int) -> bool:
         known = self._nodes[node]

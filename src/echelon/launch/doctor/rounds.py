@@ -46,6 +46,22 @@ def plan_rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
     return rounds
 
 
+def plan_confirmation(pairs: Sequence[Group], again: int) -> list[tuple[str, str]]:
+    """Return who is to be measured once more, and with whom: each suspect with a node that is none.
+
+    What was noise, on a machine that is busy with something else, does not come back.
+
+    Args:
+        pairs: what was measured so far.
+        again: how often that was done already; each time it is another partner.
+    """
+    nodes = list(dict.fromkeys(node for pair in pairs for node in pair.nodes))
+    doubtful = [one.node for one in find_suspects(pairs)]
+    good = [node for node in nodes if node not in doubtful]
+    turned = good[again % len(good) :] + good[: again % len(good)] if good else []
+    return list(zip(doubtful, turned, strict=False))
+
+
 def find_suspects(pairs: Sequence[Group]) -> list[Suspect]:
     """Return the nodes that were bad with every partner, while others were good with some."""
     nodes = list(dict.fromkeys(node for pair in pairs for node in pair.nodes))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.launch.doctor.record import Group
-from echelon.launch.doctor.rounds import find_suspects, plan_rounds
+from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
 
 FAST, SLOW = 1e9, 1e7
 
@@ -59,6 +59,15 @@ def test_any_one_or_two_bad_nodes_are_named_and_no_other(count, data):
     noise = iter(lambda: shares.uniform(0.5, 1.0), None)
     suspects = find_suspects(measure(nodes, bad, noise))
     assert {one.node: one.what for one in suspects} == bad
+
+
+def test_who_stands_out_is_measured_once_more_each_time_with_another():
+    measured = measure(names(6), {"n1": "slow", "n4": "broken"}, itertools.repeat(1.0))
+    assert plan_confirmation(measured, 0) == [("n1", "n0"), ("n4", "n5")]
+    assert plan_confirmation(measured, 1) == [("n1", "n5"), ("n4", "n2")]
+    assert plan_confirmation(measure(names(6), {}, itertools.repeat(1.0)), 0) == []
+    cleared = Group(nodes=("n1", "n0"), bandwidth=FAST, latency_s=1e-3)
+    assert [one.node for one in find_suspects([*measured, cleared])] == ["n4"]
 
 
 @given(st.sampled_from(names(3)), st.sampled_from(["slow", "broken"]))
