@@ -44,7 +44,8 @@ def examine_played(place, nodes, then=lambda _text: None):
         Examination(
             shell=LocalShell(),
             starter=LocalStarter(LocalShell(), nodes),
-            environ=clean_environment(),
+            # Those that are killed cannot clean up.
+            environ=clean_environment(TMPDIR=str(place.scratch)),
             place=place,
             short=True,
             tell=tell,
@@ -89,11 +90,11 @@ def words(pid):
     return set(cmdline(pid).split(b"\0"))
 
 
-def command(tmp_path, *options):
+def command(tmp_path, *options, **more):
     argv = [sys.executable, "-m", "echelon", "doctor", f"--python={sys.executable}", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(
-        argv, cwd=tmp_path, env=clean_environment(), start_new_session=True, **pipes
+        argv, cwd=tmp_path, env=clean_environment(**more), start_new_session=True, **pipes
     )
 
 
@@ -118,7 +119,7 @@ def test_a_python_that_is_not_there(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_when_it_goes_all_of_it_goes(tmp_path, number):
-    with command(tmp_path, f"--runs-dir={tmp_path}/runs") as doctor:
+    with command(tmp_path, f"--runs-dir={tmp_path}/runs", TMPDIR=str(tmp_path)) as doctor:
         for line in doctor.stderr:
             if "importing torch" in line:
                 break
