@@ -101,6 +101,7 @@ class JobSpec:
         "auto",
         "whether a next job takes over: auto, always, requeue or never",
     )
+    telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
     node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
     preload: tuple[str, ...] = _key(
         readers.words, ("torch",), "modules imported once for all ranks"

@@ -166,6 +166,10 @@ class RunDir:
         """One file per writer, so that nobody ever waits for a lock."""
         return self.events / f"{writer}.jsonl"
 
+    def telemetry(self, attempt: int, node: int, level: int) -> Path:
+        """Return where a node's measurements are, the newer in the lower levels: see series.py."""
+        return self.path / "telemetry" / f"{attempt}-{node:05}.{level}.jsonl"
+
     def rank_log(self, *, attempt: int, generation: int, rank: int) -> Path:
         return self.logs / f"{attempt}.{generation}" / f"rank-{rank:05}.log"
 

@@ -2,7 +2,7 @@
 
 import sys
 
-ROLES = ("controller", "agent", "zygote")
+ROLES = ("controller", "agent", "zygote", "telemetry")
 
 
 def main() -> int:
@@ -12,6 +12,8 @@ def main() -> int:
         from echelon.launch.beginning import main as become  # noqa: PLC0415
     elif role == "agent":
         from echelon.launch.agent import main as become  # noqa: PLC0415
+    elif role == "telemetry":
+        from echelon.launch.telemetry import main as become  # noqa: PLC0415
     else:
         from echelon.launch.zygote import main as become  # noqa: PLC0415
     return become(arguments)

@@ -64,6 +64,11 @@ class Beacon:
     pass_us = _Field(13)
     """By the rank: the longest time between two places where it could stop."""
 
+    pid = _Field(14)
+    """By the agent: its process; 0 when that is gone."""
+    generation = _Field(15)
+    """By the agent: of which set of ranks it is."""
+
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
 

@@ -134,6 +134,7 @@ class NodeRanks:
                 order, local_rank, files, interface=interface, environ=self._environ
             )
             beacon = Beacon.create(files.beacon)
+            beacon.generation = order.generation
             self._ranks[rank] = _Rank(
                 rank=rank,
                 generation=order.generation,
@@ -263,6 +264,7 @@ class NodeRanks:
     def rank_started(self, rank: int, pid: int, warm: bool) -> None:
         started = self._ranks[rank]
         started.pid, started.warm = pid, warm
+        started.beacon.pid = pid
         self._guard.watch(pid)
         generation = started.generation
         self._say(RankStarted(generation=generation, rank=rank, pid=pid, warm=warm))
@@ -275,6 +277,7 @@ class NodeRanks:
         self._files.finish(gone.files.log)
         step = gone.beacon.step
         spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
+        gone.beacon.pid = 0
         gone.beacon.close()
         report = RankExited(
             generation=gone.generation,

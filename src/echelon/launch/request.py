@@ -29,6 +29,7 @@ class LaunchRequest:
     exclude: str
     hand_over: str
     node_check: str
+    telemetry: bool
     lead_s: int
     """How long before the job's time limit they are told, at least."""
     grace_s: int
@@ -58,6 +59,7 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         exclude=spec.exclude,
         hand_over=spec.hand_over,
         node_check=spec.node_check,
+        telemetry=spec.telemetry,
         lead_s=spec.signal_lead_s,
         grace_s=spec.grace_s,
     )

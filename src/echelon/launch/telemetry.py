@@ -1,0 +1,163 @@
+"""A process beside each agent that measures the node once a second: `telemetry RUN ATTEMPT NODE`.
+
+It is a process of its own so that a driver that hangs, or a library that crashes, costs the run
+nothing. Of the ranks it sees what they share with their agent; it asks them nothing.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from echelon.core.rundir import RunDir
+from echelon.core.series import Sample, SeriesWriter
+from echelon.launch.beacon import Beacon
+from echelon.launch.gpustat import Gpu, Gpus, find_nvml
+from echelon.launch.nodestat import (
+    Counters,
+    process_memory,
+    rates,
+    read_counters,
+    read_memory,
+)
+
+EVERY_S = 1.0
+_SELDOM = 10
+"""What takes long to ask is asked every so many times."""
+_NICE = 10
+_PEAKS = ("mem", "shm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLook:
+    """What a rank's beacon, and the kernel, say of it."""
+
+    rank: int
+    pid: int
+    generation: int
+    step: int
+    data_us: int
+    stall_us: int
+    mem: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """All that is seen at one moment."""
+
+    time_s: float
+    """Since the epoch."""
+    monotonic_s: float
+    counters: Counters = field(default_factory=Counters)
+    memory: Mapping[str, float] = field(default_factory=dict)
+    gpus: Sequence[Gpu] = ()
+    ranks: Sequence[RankLook] = ()
+
+
+def measure(before: Look, after: Look) -> Sample:
+    """Return what went on between two looks. Pure.
+
+    Names are `cpu`, `gpu0.util`, `rank3.step_s`: docs/telemetry.md lists them.
+    """
+    elapsed_s = after.monotonic_s - before.monotonic_s
+    means = rates(before.counters, after.counters, elapsed_s)
+    peaks = {name: value for name, value in after.memory.items() if name in _PEAKS}
+    lasts = {name: value for name, value in after.memory.items() if name not in _PEAKS}
+    for index, gpu in enumerate(after.gpus):
+        for name, value in gpu.numbers.items():
+            kept = lasts if name in ("mem_size", "power_limit", "clock_most", "ecc") else means
+            (peaks if name == "mem" else kept)[f"gpu{index}.{name}"] = value
+        means[f"gpu{index}.throttled"] = float(bool(gpu.throttled))
+    earlier = {(rank.rank, rank.pid): rank for rank in before.ranks}
+    owners = {pid: index for index, gpu in enumerate(after.gpus) for pid in gpu.processes}
+    for rank in after.ranks:
+        name = f"rank{rank.rank}"
+        peaks[f"{name}.mem"] = rank.mem
+        lasts |= {f"{name}.step": rank.step, f"{name}.generation": rank.generation}
+        if rank.pid in owners:
+            lasts[f"{name}.gpu"] = owners[rank.pid]
+        if known := earlier.get((rank.rank, rank.pid)):
+            means |= {f"{name}.{what}": v for what, v in _pace(known, rank, elapsed_s).items()}
+    return Sample(time_s=after.time_s, means=means, peaks=peaks, lasts=lasts)
+
+
+def _pace(before: RankLook, after: RankLook, elapsed_s: float) -> dict[str, float]:
+    """Return steps per second, and the shares of the time that were spent waiting."""
+    if elapsed_s <= 0 or after.step < 0:
+        return {}
+    return {
+        "steps": max(0, after.step - max(0, before.step)) / elapsed_s,
+        "data": _share(before.data_us, after.data_us, elapsed_s),
+        "stall": _share(before.stall_us, after.stall_us, elapsed_s),
+    }
+
+
+def _share(before_us: int, after_us: int, elapsed_s: float) -> float:
+    return min(1.0, max(0, after_us - max(0, before_us)) / 1e6 / elapsed_s)
+
+
+class Watcher:
+    """Looks, with the kernel's and the driver's eyes."""
+
+    def __init__(self, scratch: Path, gpus: Gpus) -> None:
+        self._scratch, self._gpus = scratch, gpus
+        self._looks = 0
+
+    def look(self) -> Look:
+        self._looks += 1
+        return Look(
+            time_s=time.time(),
+            monotonic_s=time.monotonic(),
+            counters=read_counters(),
+            memory=read_memory(),
+            gpus=self._gpus.look(thorough=self._looks % _SELDOM == 1),
+            ranks=read_ranks(self._scratch),
+        )
+
+
+def read_ranks(scratch: Path) -> list[RankLook]:
+    """Return the ranks that an agent has in its folder, and that live."""
+    found = []
+    for path in sorted(scratch.glob("beacon-*")):
+        with contextlib.suppress(OSError, ValueError):
+            beacon = Beacon.open(path)
+            try:
+                if beacon.pid > 0:
+                    found.append(_read_rank(int(path.name.removeprefix("beacon-")), beacon))
+            finally:
+                beacon.close()
+    return found
+
+
+def _read_rank(rank: int, beacon: Beacon) -> RankLook:
+    return RankLook(
+        rank=rank,
+        pid=beacon.pid,
+        generation=beacon.generation,
+        step=beacon.step,
+        data_us=beacon.data_us,
+        stall_us=beacon.stall_us,
+        mem=process_memory(beacon.pid),
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Measure until the agent is gone: `telemetry RUN ATTEMPT NODE SCRATCH`."""
+    path, attempt, node, scratch = arguments
+    run, agent = RunDir.open(Path(path)), os.getppid()
+    os.nice(_NICE)
+    watcher = Watcher(Path(scratch), Gpus(find_nvml()))
+    run.telemetry(int(attempt), int(node), 0).parent.mkdir(mode=0o700, exist_ok=True)
+    writer = SeriesWriter(lambda level: run.telemetry(int(attempt), int(node), level))
+    before, due_s = watcher.look(), time.monotonic()
+    while True:
+        due_s = max(due_s + EVERY_S, time.monotonic())  # what was missed stays missed
+        time.sleep(max(0.0, due_s - time.monotonic()))
+        if os.getppid() != agent:
+            return 0
+        after = watcher.look()
+        with contextlib.suppress(OSError):  # storage that is away, or full, costs samples
+            writer.append(measure(before, after))
+        before = after
