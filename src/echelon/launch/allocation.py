@@ -22,6 +22,8 @@ LOOK_S = 30.0
 """How often the cluster is asked whether anything has changed."""
 RESERVE_S = 5.0
 """What is left of the job's time for sending agents away and writing down how it ended."""
+_SAVE_S = 20.0
+"""What saving may take as long as nobody has measured it."""
 ANSWER_S = 5.0
 """How long an answer may take when ranks wait for it."""
 STOPPED_IN_TIME = 75
@@ -227,6 +229,18 @@ def parse_time(text: str) -> float | None:
         return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
     except (ValueError, OverflowError):
         return None
+
+
+def lead_from(paces: Sequence[Sequence[int]]) -> float:
+    """Return how long ranks need that save and come by places to stop at this pace. Pure.
+
+    Args:
+        paces: of each node, as `Pulse.pace` says: its longest save and the longest way between two
+            places come first, in microseconds.
+    """
+    save_s = max(pace[0] for pace in paces) / 1e6
+    way_s = max(pace[1] for pace in paces) / 1e6
+    return 2 * RESERVE_S + 2 * way_s + max(_SAVE_S, 2 * save_s)
 
 
 def choose_allocation(shell: Shell, environ: Mapping[str, str]) -> Allocation:

@@ -13,11 +13,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from echelon.core.rundir import RunDir
-from echelon.launch.allocation import (
-    RESERVE_S,
-    STOPPED_IN_TIME,
-    Allocation,
-)
+from echelon.errors import EchelonError
+from echelon.launch.allocation import RESERVE_S, STOPPED_IN_TIME, Allocation, lead_from
 from echelon.launch.attempts import is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
@@ -51,8 +48,6 @@ NEEDED_S = 30.0
 """and how long one that cannot."""
 _FENCE_S = 5.0
 """How often we look whether another attempt has begun."""
-_SAVE_S = 20.0
-"""What saving may take as long as nobody has measured it."""
 
 
 class Controller:
@@ -103,7 +98,7 @@ class Controller:
 
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
-        journal, folder = self._journal, self._run.attempt(self._attempt)
+        journal = self._journal
         job_id = self._environ.get("SLURM_JOB_ID", "")
         journal.note(
             "attempt",
@@ -124,8 +119,7 @@ class Controller:
         for task in watching:
             task.add_done_callback(self._tell_fault)
         try:
-            await self._crew.start(self._run.path, self._attempt, folder, self._environ)
-            verdict = await self._join()
+            verdict = await self._gather()
             journal.note("slots", slots=self._slots())
             verdict = verdict or await self._run_generations()
         finally:
@@ -218,6 +212,15 @@ class Controller:
         return [agent.name for agent in self._crew.agents.values()]
 
     # --- joining --------------------------------------------------------------------------------
+
+    async def _gather(self) -> Verdict | None:
+        """Have agents started, and wait for them; return why there are not enough, if so."""
+        folder = self._run.attempt(self._attempt)
+        try:
+            await self._crew.start(self._run.path, self._attempt, folder, self._environ)
+        except EchelonError as error:  # Slurm does not answer, say
+            return judge([Failure(cause="start", message=error.message, exit_code=69)])
+        return await self._join()
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
@@ -382,15 +385,3 @@ def _last_line(path: Path) -> str:
     except OSError:
         return ""
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-def lead_from(paces: Sequence[Sequence[int]]) -> float:
-    """Return how long ranks need that save and come by places to stop at this pace. Pure.
-
-    Args:
-        paces: of each node, as `Pulse.pace` says: its longest save and the longest way between two
-            places come first, in microseconds.
-    """
-    save_s = max(pace[0] for pace in paces) / 1e6
-    way_s = max(pace[1] for pace in paces) / 1e6
-    return 2 * RESERVE_S + 2 * way_s + max(_SAVE_S, 2 * save_s)

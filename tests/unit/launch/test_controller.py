@@ -1,0 +1,87 @@
+"""How an attempt begins, and what follows where agents cannot be had."""
+
+import asyncio
+
+import pytest
+
+from echelon.core.rundir import RunDir
+from echelon.core.shell import FakeShell
+from echelon.errors import CommandError
+from echelon.launch.allocation import OwnMachine
+from echelon.launch.controller import Controller
+from echelon.launch.crew import Stop
+from echelon.launch.request import from_spec
+from echelon.launch.starting import LocalStarter
+from echelon.launch.succession import NoSuccession
+from echelon.readers import NodeCount
+from echelon.spec import JobSpec
+
+
+class Crew:
+    """Has the nodes it is given; what happens is in a script."""
+
+    def __init__(self, *nodes, script=(), fails=None):
+        self.agents, self.unfit = dict.fromkeys(nodes, "agent"), {}
+        self.started, self._script, self._fails = [], list(script), fails
+
+    async def start(self, *_):
+        if self._fails:
+            raise self._fails
+
+    async def next(self, _deadline_s):
+        return self._script.pop(0) if self._script else None
+
+
+class Recall:
+    """Nobody comes back."""
+
+    departed = frozenset()
+
+    def begin(self):
+        pass
+
+    def may_come(self, *, soon):  # noqa: ARG002
+        return False
+
+
+@pytest.fixture
+def controller(tmp_path):
+    one = Controller(
+        run=RunDir.create(tmp_path, "a"),
+        attempt=1,
+        request=from_spec(JobSpec(script="train.py", nodes=NodeCount(2, 3))),
+        starter=LocalStarter(FakeShell(), 3),
+        allocation=OwnMachine(),
+        succession=NoSuccession(),
+        environ={},
+        say=lambda _: None,
+    )
+    one._recall = Recall()
+    yield one
+    one._journal.close()
+
+
+def test_where_agents_cannot_be_started_the_verdict_says_why(controller):
+    away = CommandError(("scontrol",), 1, "Unable to contact slurm controller")
+    controller._crew = Crew(fails=away)
+    failure = asyncio.run(controller._gather()).failure
+    assert failure.cause == "start"
+    assert "Unable to contact" in failure.message
+
+
+def test_more_nodes_than_before_cost_nothing(controller):
+    controller._crew = Crew(0, 1, 2)
+    assert asyncio.run(controller._welcome()) is None
+    assert controller._failures == []
+
+
+def test_when_others_were_lost_meanwhile_too_few_may_be_left(controller):
+    controller._crew = Crew(0)
+    failure = asyncio.run(controller._welcome()).failure
+    assert (failure.cause, failure.message) == ("lost node", "1 nodes are left, and it needs 2")
+
+
+def test_a_stop_that_comes_meanwhile_counts(controller):
+    stop = Stop("cancelled", "it was cancelled", 143)
+    controller._crew = Crew(0, 1, 2, script=[(None, None), (None, stop)])
+    assert asyncio.run(controller._welcome()).failure.cause == "cancelled"
