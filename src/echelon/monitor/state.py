@@ -96,9 +96,10 @@ class RunState:
             return QUEUED
         if attempt.outcome:
             return attempt.outcome
-        if not attempt.generations:
+        now = [one for one in attempt.generations if one.began_s >= attempt.began_s]
+        if not now:
             return STARTING
-        return RUNNING if attempt.generations[-1].ended_s is None else RESTARTING
+        return RUNNING if now[-1].ended_s is None else RESTARTING
 
     @property
     def step(self) -> int:

@@ -40,7 +40,7 @@ def test_the_phases_of_a_run():
 
 def test_a_job_that_is_queued_again_begins_anew():
     one = state(*RUNNING, at(30, "ended", state="PREEMPTED"), at(90, "attempt", job="7"))
-    assert (one.phase, one.nodes, one.ranks) == ("RUNNING", {}, {})
+    assert (one.phase, one.nodes, one.ranks) == ("STARTING", {}, {})
 
 
 def test_why_ranks_were_started_again():
