@@ -1,0 +1,86 @@
+"""Follows a run's files: each `read` takes in what was written since the last."""
+
+from collections import deque
+from pathlib import Path
+
+from echelon.core.events import EventReader
+from echelon.core.rundir import RunDir
+from echelon.core.series import Sample, parse_sample
+from echelon.monitor.state import RunState
+
+HISTORY = 120
+"""How many samples of a node are kept for drawing: two minutes."""
+
+
+class _SampleTail:
+    """Follows a file of samples, which is shortened now and then."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._newest_s = 0.0
+        self._size = 0
+
+    def read(self) -> list[Sample]:
+        """Return those that are newer than the last."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(self._size if size >= self._size else 0)
+                content = file.read()
+        except OSError:
+            return []
+        whole = content.rpartition(b"\n")[0]
+        self._size = (self._size if size >= self._size else 0) + len(whole) + bool(whole)
+        found = []
+        for line in whole.decode(errors="replace").split("\n"):
+            sample = parse_sample(line)
+            if sample and sample.time_s > self._newest_s:
+                self._newest_s = sample.time_s
+                found.append(sample)
+        return found
+
+
+class RunReader:
+    """See the module."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self.state = RunState(run_id=run.run_id)
+        self.history: dict[int, deque[Sample]] = {}
+        """By node of the newest attempt: its last samples."""
+        self._events: dict[int, EventReader] = {}
+        self._metrics = EventReader(run.metrics)
+        self._samples: dict[tuple[int, int], _SampleTail] = {}
+
+    def read(self) -> RunState:
+        """Take in what is new."""
+        for number in _attempts(self._run):
+            reader = self._events.setdefault(
+                number, EventReader(self._run.events_of(f"controller-{number}"))
+            )
+            for event in reader.read():
+                self.state.feed_event(number, event)
+        for event in self._metrics.read():
+            self.state.feed_metric(event)
+        self._read_samples()
+        return self.state
+
+    def _read_samples(self) -> None:
+        attempt = self.state.attempt
+        if attempt is None:
+            return
+        for node in self.state.nodes:
+            place = attempt.number, node
+            if place not in self._samples:
+                self._samples[place] = _SampleTail(self._run.telemetry(*place, 0))
+                self.history[node] = deque(maxlen=HISTORY)
+            for sample in self._samples[place].read():
+                self.state.feed_sample(attempt.number, node, sample)
+                self.history[node].append(sample)
+
+
+def _attempts(run: RunDir) -> list[int]:
+    names = (
+        path.stem.removeprefix("controller-") for path in run.events.glob("controller-*.jsonl")
+    )
+    return sorted(int(name) for name in names if name.isdecimal())
