@@ -85,10 +85,10 @@ def _node(node: NodeState) -> str:
 
 def _ranks(view: View, width: int, room: int) -> list[str]:
     ranks = sorted(view.state.ranks.values(), key=_trouble)
-    head = f"{'rank':>5} {'node':<12} {'step':>9} {'steps/s':>8} "
+    head = f"{'rank':>5} {'node':<10} {'step':>8} {'steps/s':>8} "
     head += f"{'data':>5} {'stall':>5} {'memory':>7}"
     if any(rank.numbers.get("gpu", -1) >= 0 for rank in ranks):
-        head += f" {'gpu':>4} {'util':>5} {'memory':>9} {'power':>6}"
+        head += f" {'gpu':>3} {'util':>5} {'memory':>8} {'power':>6}"
     shown = [_rank(rank, view.state.nodes) for rank in ranks[: room - 1]]
     if len(ranks) > room - 1:
         rest = f"… and {len(ranks) - room + 2} more, which are no worse"
@@ -106,13 +106,13 @@ def _rank(rank: RankState, nodes: Mapping[int, NodeState]) -> str:
     node = nodes.get(rank.node)
     where = node.name if node else ""
     if rank.failed or not rank.alive:
-        return f"{rank.rank:>5} {where:<12} {'failed' if rank.failed else 'has ended':>9}"
-    line = f"{rank.rank:>5} {where:<12} {int(told.get('step', -1)):>9,} "
+        return f"{rank.rank:>5} {where:<10} {'failed' if rank.failed else 'ended':>8}"
+    line = f"{rank.rank:>5} {where:<10} {int(told.get('step', -1)):>8,} "
     line += f"{told.get('steps', 0.0):>8.2f} {told.get('data', 0.0):>5.0%} "
     line += f"{told.get('stall', 0.0):>5.0%} {told.get('mem', 0.0) / _GIB:>6.1f}G"
     if node and (gpu := node.gpus.get(int(told.get("gpu", -1)))):
         memory = f"{gpu.get('mem', 0) / _GIB:.0f}/{gpu.get('mem_size', 0) / _GIB:.0f}G"
-        line += f" {int(told['gpu']):>4} {gpu.get('util', 0.0):>5.0%} {memory:>9}"
+        line += f" {int(told['gpu']):>3} {gpu.get('util', 0.0):>5.0%} {memory:>8}"
         line += f" {gpu.get('power', 0.0):>4.0f} W"
     return line
 
