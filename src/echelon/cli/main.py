@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from echelon._version import __version__
-from echelon.cli import console, nodes, pack, request, runs, sandbox, watch
+from echelon.cli import console, nodes, pack, report, request, runs, sandbox, watch
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.add_typer(request.app)
 app.add_typer(runs.app)
 app.add_typer(watch.app)
+app.add_typer(report.app)
 app.add_typer(nodes.app)
 app.add_typer(pack.app)
 app.add_typer(sandbox.app)

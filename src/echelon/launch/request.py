@@ -37,11 +37,16 @@ class LaunchRequest:
 
 
 def read_request(run: RunDir) -> LaunchRequest:
+    """Read what the launcher needs of a run's frozen request."""
+    return from_spec(read_spec(run))
+
+
+def read_spec(run: RunDir) -> JobSpec:
     """Read the frozen request of a run."""
     values = tomllib.loads(run.spec.read_text())
     if extra := values.pop("slurm", None):
         values |= {f"slurm.{name}": table for name, table in extra.items()}
-    return from_spec(merge([Layer(source=str(run.spec), values=values)]).spec)
+    return merge([Layer(source=str(run.spec), values=values)]).spec
 
 
 def from_spec(spec: JobSpec) -> LaunchRequest:

@@ -79,6 +79,8 @@ def _lost_time(facts: Facts) -> Iterator[Finding]:
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
         if name == PRODUCTIVE or share < _NOTABLE:
             continue
+        if name in (LAUNCH, WARM_UP) and facts.wall_s < _LEAST_S:
+            continue  # of a short run it is no wonder
         seen, change = _SENTENCES.get(name, ("", ""))
         if seen:
             yield Finding(

@@ -1,0 +1,147 @@
+"""What is to be said of a run when it is over, or so far: gathered from its directory."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from echelon.core.rundir import RunDir
+from echelon.core.series import Sample, read_series, summarise
+from echelon.core.units import parse_duration
+from echelon.launch.request import read_spec
+from echelon.monitor.accounting import Accounts, account, read_attempts
+from echelon.monitor.advice import Facts, Finding, RankFigures, advise
+from echelon.monitor.reading import RunReader
+from echelon.monitor.state import RunState
+from echelon.spec import JobSpec
+
+_MIB = 2**20
+_WORTH_SAYING = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """See the module."""
+
+    state: RunState
+    accounts: Accounts
+    facts: Facts
+    findings: list[Finding]
+
+    @property
+    def slot_hours(self) -> float:
+        """What it cost: GPU-hours, or those of CPU ranks."""
+        return self.accounts.allocated_us / 3.6e9
+
+
+def make_report(run: RunDir) -> Report:
+    """Read all that a run has written."""
+    state, accounts = RunReader(run).read(), account(read_attempts(run))
+    attempt = state.attempt.number if state.attempt else 0
+    totals = {
+        node: summarise(samples)
+        for node in state.nodes
+        if (samples := read_series(partial(run.telemetry, attempt, node)))
+    }
+    facts = gather(state, accounts, totals, read_spec(run))
+    return Report(state=state, accounts=accounts, facts=facts, findings=advise(facts))
+
+
+def gather(
+    state: RunState, accounts: Accounts, totals: Mapping[int, Sample], spec: JobSpec
+) -> Facts:
+    """Return what advice is given on. Pure.
+
+    Args:
+        state: the run.
+        accounts: where its time went.
+        totals: of each node of the newest attempt, all that was measured, as one sample.
+        spec: what was asked for.
+    """
+    names = {number: node.name for number, node in state.nodes.items()}
+    limit_s = parse_duration(spec.time) if spec.time else None
+    return Facts(
+        seconds=accounts.seconds,
+        gpus=accounts.gpus,
+        wall_s=_wall(state),
+        restarts=sum(bool(one.why) for job in state.attempts.values() for one in job.generations),
+        ranks=[
+            figures
+            for node, total in sorted(totals.items())
+            for figures in _rank_figures(total, names.get(node, ""))
+        ],
+        mem_peak=max((_ranks_memory(total) for total in totals.values()), default=0.0),
+        mem_asked=float(spec.mem_mib * _MIB),
+        limit_s=float(limit_s or 0.0),
+        throttled={names.get(node, str(node)): _throttled(total) for node, total in totals.items()},
+    )
+
+
+def _wall(state: RunState) -> float:
+    """Return how long its jobs have lasted that are over."""
+    return sum(
+        one.ended_s - one.began_s for one in state.attempts.values() if one.ended_s is not None
+    )
+
+
+def _rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
+    for name, data in sorted(total.means.items()):
+        owner, _, what = name.partition(".")
+        if not owner.startswith("rank") or what != "data":
+            continue
+        gpu = total.lasts.get(f"{owner}.gpu")
+        util = total.means.get(f"gpu{int(gpu)}.util") if gpu is not None else None
+        yield RankFigures(rank=int(owner[4:]), node=node, data=data, gpu_util=util)
+
+
+def _ranks_memory(total: Sample) -> float:
+    return sum(
+        value
+        for name, value in total.peaks.items()
+        if name.startswith("rank") and name.endswith(".mem")
+    )
+
+
+def _throttled(total: Sample) -> float:
+    return max(
+        (value for name, value in total.means.items() if name.endswith(".throttled")), default=0.0
+    )
+
+
+def render(report: Report) -> str:
+    """Return it for people."""
+    effective = report.accounts.effective
+    unit = "GPU-hours" if report.accounts.gpus else "rank-hours"
+    lines = [f"{report.state.run_id}: {report.state.phase}"]
+    if effective is not None:
+        lines.append(f"  {effective:.0%} of {report.slot_hours:,.2f} {unit} were training")
+        whole = report.accounts.allocated_us
+        spent = sorted(report.accounts.spent_us.items(), key=lambda item: -item[1])
+        shares = [(name, us / whole) for name, us in spent if name != "queue"]
+        told = [f"{name} {share:.0%}" for name, share in shares if share > _WORTH_SAYING]
+        lines.append(f"  {', '.join(told)}")
+    for finding in report.findings:
+        lines += [f"- {finding.seen}", f"  {finding.change}"]
+    if effective is not None and not report.findings:
+        lines.append("  nothing to change")
+    return "\n".join(lines)
+
+
+def to_record(report: Report) -> dict[str, Any]:
+    """Return it for programs."""
+    return {
+        "run": report.state.run_id,
+        "state": report.state.phase,
+        "effective": report.accounts.effective,
+        "slot_hours": round(report.slot_hours, 4),
+        "gpus": report.accounts.gpus,
+        "seconds": report.accounts.seconds,
+        "restarts": report.facts.restarts,
+        "ranks": [
+            {"rank": one.rank, "node": one.node, "data": one.data, "gpu_util": one.gpu_util}
+            for one in report.facts.ranks
+        ],
+        "findings": [
+            {"code": one.code, "seen": one.seen, "change": one.change} for one in report.findings
+        ],
+    }
