@@ -19,7 +19,7 @@ PAUSES_S = (0.0, 5.0, 15.0, 30.0)
 """Before each try; the last is that of all which follow."""
 GLANCE_S = 2.0
 """How often the cluster is asked, at most, which nodes are ours."""
-REACH_S = 0.5
+REACH_S = 0.2
 """How long a host may take to answer that lives."""
 COMEBACKS = 3
 """How often a node is brought back: one that is lost again and again is so for a reason."""
