@@ -1,0 +1,57 @@
+"""Who may see the web page: whoever has the token, from a page of our own, by a name of ours. Pure.
+
+The server listens on this host alone, where other users are too, and where any web page that its
+user has open could send it requests.
+"""
+
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, urlsplit
+
+COOKIE = "echelon"
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Decides over requests."""
+
+    token: str
+    port: int
+
+    def refuse(self, query: str, headers: Mapping[str, str]) -> str:
+        """Return why a request is refused; empty when it may pass."""
+        if headers.get("host", "") not in self._names():
+            return "unknown host"  # a name that somebody else has pointed here
+        origin = headers.get("origin", "")
+        if origin and urlsplit(origin).netloc not in self._names():
+            return "foreign origin"
+        if not self._knows(query, headers):
+            return "no token"
+        return ""
+
+    def introduces(self, query: str) -> bool:
+        """Tell whether a request brings the token in its address, where it should not stay."""
+        return self._is_token(*parse_qs(query).get("token", [""])[:1])
+
+    def _names(self) -> set[str]:
+        return {f"{name}:{self.port}" for name in _LOCAL}
+
+    def _knows(self, query: str, headers: Mapping[str, str]) -> bool:
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        try:
+            jar = SimpleCookie(headers.get("cookie", ""))
+        except CookieError:
+            jar = SimpleCookie()
+        # Other pages of this host have cookies for the same name: ports do not part them.
+        cookie = jar[self.cookie_name].value if self.cookie_name in jar else ""
+        return self.introduces(query) or self._is_token(bearer) or self._is_token(cookie)
+
+    @property
+    def cookie_name(self) -> str:
+        return f"{COOKIE}-{self.port}"
+
+    def _is_token(self, text: str) -> bool:
+        return hmac.compare_digest(text.encode(), self.token.encode())
