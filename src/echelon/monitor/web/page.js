@@ -70,7 +70,7 @@ function drawMetric(run) {
     choice.value = names.includes(before) ? before : names.includes("loss") ? "loss" : names[0] || "";
   }
   const [x, y] = run.metrics[choice.value] || [[], []];
-  plot("curve", [{x, y, type: "scattergl", mode: "lines", line: {color: style("--blue"), width: 2}}],
+  plot("curve", [{x, y, type: "scatter", mode: "lines", line: {color: style("--blue"), width: 2}}],
     {xaxis: {title: {text: "step"}, gridcolor: style("--line")}});
 }
 
@@ -80,15 +80,16 @@ function drawLine(run, now) {
     x: bars.map(({g}) => 1000 * ((g.ended || now) - g.began)), y: bars.map(({one}) => `attempt ${one.number}`),
     text: bars.map(({g}) => `${g.ranks} ranks`), textposition: "inside", insidetextanchor: "middle",
     hovertext: bars.map(({g}) => g.why || "no failure"), hoverinfo: "text",
-    marker: {color: bars.map(({g}) => g.why ? style("--bad") : style("--good")), line: {width: 1, color: style("--card")}}}],
+    width: 0.5, marker: {color: bars.map(({g}) => g.why ? style("--bad") : style("--good")), line: {width: 1, color: style("--card")}}}],
     {xaxis: {type: "date", gridcolor: style("--line")}, margin: {l: 80, r: 15, t: 8, b: 40}});
 }
 
 function drawMap(run) {
   const map = run.heat[$("heat").value];
-  plot("map", [{type: "heatmap", x: map.times.map((t) => new Date(1000 * t)), z: map.rows, colorscale: "Viridis",
+  plot("map", [{type: "heatmap", x: map.times.map((t) => new Date(1000 * t)), z: map.rows, colorscale: "Viridis", zmin: 0,
     hovertemplate: "rank %{y}: %{z}<extra></extra>", colorbar: {thickness: 12}}],
-    {yaxis: {title: {text: "rank"}, autorange: "reversed"}, xaxis: {type: "date"}});
+    {yaxis: {title: {text: "rank"}, autorange: "reversed", tickformat: "d", dtick: run.ranks.length < 12 ? 1 : undefined, showgrid: false, zeroline: false},
+     xaxis: {type: "date", showgrid: false}});
 }
 
 function drawTime(run) {
