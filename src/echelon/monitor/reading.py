@@ -1,6 +1,7 @@
 """Follows a run's files: each `read` takes in what was written since the last."""
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 from echelon.core.events import EventReader
@@ -43,8 +44,8 @@ class _SampleTail:
 class RunReader:
     """See the module."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, seen: Callable[[Sample], None] = lambda _: None) -> None:
+        self._run, self._tell_seen = run, seen
         self.state = RunState(run_id=run.run_id)
         self.history: dict[int, deque[Sample]] = {}
         """By node of the newest attempt: its last samples."""
@@ -77,6 +78,7 @@ class RunReader:
             for sample in self._samples[place].read():
                 self.state.feed_sample(attempt.number, node, sample)
                 self.history[node].append(sample)
+                self._tell_seen(sample)
 
 
 def _attempts(run: RunDir) -> list[int]:

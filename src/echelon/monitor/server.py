@@ -28,8 +28,9 @@ from echelon.core.ranklogs import RunLogs
 from echelon.core.rundir import RunDir
 from echelon.monitor.accounting import account, read_attempts
 from echelon.monitor.gate import Gate
+from echelon.monitor.heat import HeatMap
 from echelon.monitor.reading import RunReader
-from echelon.monitor.snapshot import describe, heat
+from echelon.monitor.snapshot import describe
 
 EVERY_S = 1.0
 _COLUMNS = 120
@@ -153,31 +154,36 @@ class _Watched:
     """One run, for one browser."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run, self._reader = run, RunReader(run)
+        self._run, self._heat = run, HeatMap(_COLUMNS)
+        self._reader = RunReader(run, seen=self._heat.feed)
+        self._before = ""
 
     def look(self) -> dict[str, Any]:
-        state = self._reader.read()
-        accounts = account(read_attempts(self._run))
-        maps = {
-            what: heat(self._reader.history, len(state.ranks), what, columns=_COLUMNS)
-            for what in ("steps", "util")
-        }
-        return {**describe(state, accounts), "heat": maps, "now": time.time()}
+        """Return all of it."""
+        told = self._describe()
+        return {**told, "heat": self._heat.whole(len(told["ranks"]))}
+
+    def look_again(self) -> dict[str, Any] | None:
+        """Return it with what is new of the ranks over time; None when nothing has changed."""
+        told = self._describe()
+        news, text = self._heat.news(len(told["ranks"])), json.dumps(told)
+        if text == self._before and not news:
+            return None
+        self._before = text
+        return {**told, "news": news}
+
+    def _describe(self) -> dict[str, Any]:
+        return describe(self._reader.read(), account(read_attempts(self._run)))
 
 
 async def _stream(watched: _Watched) -> AsyncIterator[str]:
-    """Send the run, and again whenever something about it has changed."""
-    before = ""
+    """Send the run, and then what has changed about it, as long as somebody listens."""
+    told: dict[str, Any] | None = await asyncio.to_thread(watched.look)
     while True:
-        told = await asyncio.to_thread(watched.look)
-        now = told.pop("now")
-        text = json.dumps(told)
-        if text != before:
-            before = text
-            yield f"data: {text}\n\n"
-        else:
-            yield f": {now}\n\n"  # so that one who has left is noticed
+        # A line that says nothing, too, so that one who has left is noticed.
+        yield f"data: {json.dumps(told)}\n\n" if told else ": nothing new\n\n"
         await asyncio.sleep(EVERY_S)
+        told = await asyncio.to_thread(watched.look_again)
 
 
 def _read_logs(run: RunDir, rank: int | None, wanted: str) -> list[list[Any]]:

@@ -3,7 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 const WORST = 50; // rows of ranks that are shown
-let source = null, shown = "", last = null, logsDue = 0;
+const COLUMNS = 120; // seconds of the map
+let source = null, shown = "", last = null, logsDue = 0, columns = [];
 
 const put = (place, text, kind) => {
   const made = document.createElement(kind);
@@ -84,9 +85,19 @@ function drawLine(run, now) {
     {xaxis: {type: "date", gridcolor: style("--line")}, margin: {l: 80, r: 15, t: 8, b: 40}});
 }
 
+function keepColumns(run) {
+  if (run.heat) columns = run.heat;
+  for (const one of run.news || []) {
+    const place = columns.findIndex((known) => known.time === one.time);
+    if (place >= 0) columns[place] = one; else columns.push(one);
+  }
+  columns.sort((a, b) => a.time - b.time);
+  columns = columns.slice(-COLUMNS);
+}
+
 function drawMap(run) {
-  const map = run.heat[$("heat").value];
-  plot("map", [{type: "heatmap", x: map.times.map((t) => new Date(1000 * t)), z: map.rows, colorscale: "Viridis", zmin: 0,
+  const kind = $("heat").value, z = run.ranks.map((_, rank) => columns.map((one) => one[kind][rank]));
+  plot("map", [{type: "heatmap", x: columns.map((one) => new Date(1000 * one.time)), z, colorscale: "Viridis", zmin: 0,
     hovertemplate: "rank %{y}: %{z}<extra></extra>", colorbar: {thickness: 12}}],
     {yaxis: {title: {text: "rank"}, autorange: "reversed", tickformat: "d", dtick: run.ranks.length < 12 ? 1 : undefined, showgrid: false, zeroline: false},
      xaxis: {type: "date", showgrid: false}});
@@ -159,6 +170,7 @@ async function drawAll() {
 
 function open(name) {
   shown = name;
+  columns = [];
   if (source) source.close();
   source = null;
   $("all").hidden = Boolean(name);
@@ -166,7 +178,7 @@ function open(name) {
   drawAll();
   if (!name) { document.title = "Echelon"; return; }
   source = new EventSource(`/api/runs/${encodeURIComponent(name)}/follow`);
-  source.onmessage = (event) => { $("link").textContent = ""; draw(JSON.parse(event.data)); if (Date.now() > logsDue && $("tail").checked) { logsDue = Date.now() + 1500; drawLogs(); } };
+  source.onmessage = (event) => { $("link").textContent = ""; const run = JSON.parse(event.data); keepColumns(run); draw(run); if (Date.now() > logsDue && $("tail").checked) { logsDue = Date.now() + 1500; drawLogs(); } };
   source.onerror = () => { $("link").textContent = "connection lost, trying again"; };
   drawLogs();
 }
