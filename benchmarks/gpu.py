@@ -437,6 +437,10 @@ def main():
     known = ["mnist", "resnet18", "resnet50", "resnet50-1024", "checkpoint", "restart"]
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(known))
     parts = parser.parse_args().parts or known
+    if len(parts) > 1:  # each in a process of its own, as a training is
+        for part in parts:
+            subprocess.run([sys.executable, __file__, part], check=True)
+        return
     warnings.simplefilter("ignore")
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "NCCL_DEBUG": "ERROR"}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

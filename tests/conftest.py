@@ -14,9 +14,9 @@ def pytest_collection_modifyitems(items):
 
 
 def _variables():
-    # pytest's own, and one that torch sets when its optimisers are first used.
-    others = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
-    return {key: value for key, value in os.environ.items() if key not in others}
+    # pytest's own, and what torch sets when its optimisers or its compiler are first used.
+    others = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "TRITON_")
+    return {key: value for key, value in os.environ.items() if not key.startswith(others)}
 
 
 @pytest.fixture(autouse=True)

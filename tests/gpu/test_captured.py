@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from echelon.train.images.transform import ImageTransform
 from echelon.train.process_group import Group
@@ -136,6 +136,19 @@ def test_workers_feed_it_too():
     assert_same(weights(usual), weights(made), rtol=0, atol=0)
 
 
+def test_a_loader_of_the_users_own_feeds_it_too():
+    found = []
+    for step in ("eager", "captured"):
+        draw = torch.Generator().manual_seed(2)
+        loader = DataLoader(images(), batch_size=16, shuffle=True, num_workers=2, generator=draw)
+        made = trainer(step=step)
+        made.fit(loader)
+        found.append(weights(made))
+    assert made.step == 21
+    assert len(captured(made)._graphs) == 2
+    assert_same(*found, rtol=2e-3, atol=2e-4)
+
+
 def test_dropout_and_augmentation_are_fresh_at_each_replay():
     """The same sample again and again: what is left of it differs."""
     seen = []
@@ -232,6 +245,41 @@ def test_what_cannot_be_captured_is_taken_eagerly_and_said_once(capsys):
 def test_the_reason_is_told(options, reason, capsys):
     trainer(**options).fit(images())
     assert reason in capsys.readouterr().err
+
+
+def test_a_learning_rate_that_a_callback_replaces_is_followed():
+    class Lower:
+        def epoch_ended(self, trainer, _metrics):
+            for group in trainer.optimizer.param_groups:
+                group["lr"] = 0.02 / (trainer.epoch + 1)
+
+    found = []
+    for step in ("eager", "captured"):
+        made = trainer(step=step, callbacks=[Lower()])
+        made.fit(images())
+        found.append(weights(made))
+    unchanged = trainer()
+    unchanged.fit(images())
+    assert captured(made).why_not == ""
+    assert_same(*found, rtol=2e-3, atol=2e-4)
+    with pytest.raises(AssertionError):
+        assert_same(found[0], weights(unchanged), rtol=2e-3, atol=2e-4)
+
+
+def test_a_schedule_of_more_than_the_learning_rate_is_not_captured(capsys):
+    """OneCycleLR turns momentum too, and a graph has that as a number."""
+
+    def cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=21)
+
+    found = []
+    for step in ("eager", "captured"):
+        made = trainer(step=step, scheduler=cycle, schedule_steps=True)
+        made.fit(images())
+        found.append(weights(made))
+    assert "settings change" in captured(made).why_not
+    assert capsys.readouterr().err.count("steps are not captured") == 1
+    assert_same(*found, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("kind", [lambda data: data, Streamed], ids=["resident", "streamed"])

@@ -33,9 +33,30 @@ print("trained on", torch.cuda.get_device_name(), "in generation",
 dist.destroy_process_group()
 """
 
+LIBRARY = """\
+import os
+import torch
+from torch import nn
+import echelon
 
-def echelon(folder, *arguments):
-    (folder / "train.py").write_text(TRAIN)
+class Harm:
+    def step_ended(self, trainer):
+        if trainer.step == 13 and os.environ["ECHELON_GENERATION"] == "0":
+            trainer.checkpointer.wait()
+            os.kill(os.getpid(), 9)
+
+with echelon.init() as world:
+    trainer = echelon.Trainer(
+        world, nn.Linear(64, 8), loss=nn.functional.cross_entropy, epochs=2, global_batch=16,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), save_every=10, callbacks=[Harm()])
+    data = torch.utils.data.TensorDataset(torch.rand(320, 64), torch.zeros(320, dtype=torch.long))
+    assert trainer.fit(data).step == 40
+    assert trainer._learner._step._graphs
+"""
+
+
+def echelon(folder, *arguments, script=TRAIN):
+    (folder / "train.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-m", "echelon", "run", "--procs=1", *arguments],
         cwd=folder,
@@ -62,6 +83,17 @@ def test_a_killed_rank_has_its_gpu_again(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in generation 1" in done.stdout
     assert [event["warm"] for event in events if event["kind"] == "rank"] == [True, True]
+
+
+def test_captured_steps_are_counted_and_their_time_is_accounted_for(tmp_path):
+    done, _, events = echelon(tmp_path, "train.py", script=LIBRARY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    failed, well = (event for event in events if event["kind"] == "spent")
+    assert (failed["again"], failed["first"], failed["last"]) == (True, 0, 13)
+    assert (well["again"], well["first"], well["last"]) == (False, 10, 40)
+    for spent in (failed, well):
+        for phase in ("productive", "warm-up", "checkpoint stall"):
+            assert spent["seconds"][phase] > 0, phase
 
 
 def test_a_full_gpu_is_called_by_its_name(tmp_path):

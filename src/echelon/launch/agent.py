@@ -283,6 +283,8 @@ class Agent:
                 self._guard.start()
 
     def _end_everything(self) -> None:
+        # What dies from here on may do so when the loop has closed the pipe that would tell.
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         if self._telemetry:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._telemetry, signal.SIGKILL)

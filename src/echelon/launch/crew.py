@@ -264,6 +264,8 @@ class Crew:
             self._dismiss_late()
             await asyncio.sleep(0.005)
         self._muster.end()
+        # What dies from here on may do so when the loop has closed the pipe that would tell.
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         for server in self._servers:
             server.close()
 

@@ -201,11 +201,15 @@ class EagerStep:
         """Take steps by compiled code while the block lasts."""
         plain = self._judge, self._move
         if self._compiled is None:
-            judge = torch.compile(self._judge_plainly)
+            # Batches have one shape: code for any, as torch makes on seeing a second, is slower.
+            judge = torch.compile(self._judge_plainly, dynamic=False)
             fused = all(group.get("fused") for group in self.optimizer.param_groups)
             # A scheduler has wrapped the method, to count.
             move = partial(type(self.optimizer).step, self.optimizer)
-            self._compiled = judge, self.optimizer.step if fused else torch.compile(move)
+            self._compiled = (
+                judge,
+                self.optimizer.step if fused else torch.compile(move, dynamic=False),
+            )
         self._judge, self._move = self._compiled
         try:
             yield

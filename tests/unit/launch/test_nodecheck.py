@@ -66,8 +66,12 @@ def run_check(tmp_path, *, command="", gpus=0, **variables):
                 while (gone := os.waitpid(-1, os.WNOHANG))[0]:
                     check.collected(*gone)
 
-        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap)
-        return await check.run(gpus=gpus, command=command)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, reap)
+        try:
+            return await check.run(gpus=gpus, command=command)
+        finally:
+            loop.remove_signal_handler(signal.SIGCHLD)
 
     try:
         return asyncio.run(run())
