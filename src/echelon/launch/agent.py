@@ -11,7 +11,6 @@ import os
 import resource
 import shutil
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Mapping
@@ -42,6 +41,7 @@ from echelon.launch.messages import (
     Hello,
     Leave,
     Message,
+    Note,
     Open,
     Probe,
     Propose,
@@ -49,6 +49,7 @@ from echelon.launch.messages import (
     Signalled,
     Start,
 )
+from echelon.launch.meter import Meter
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.noderanks import NodeRanks
 from echelon.launch.nursery import Nursery
@@ -76,8 +77,7 @@ class Agent:
         shell: Shell,
         scratch: Path,
     ) -> None:
-        self._run, self._attempt, self._node = run, attempt, node
-        self._shell = shell
+        self._run, self._node = run, node
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = bytes.fromhex(environ[KEY])
@@ -89,10 +89,16 @@ class Agent:
             threads=request.threads,
             restarts=request.restarts,
         )
-        self._common = common
         self._guard = Guard(scratch)
-        self._telemetry = 0
-        """Its pid, once it is there."""
+        self._meter = Meter(
+            run,
+            attempt=attempt,
+            node=node,
+            scratch=scratch,
+            env=common,
+            shell=shell,
+            guard=self._guard,
+        )
         self._link: Link | None = None
         self._files = AgentFiles()
         self._nursery = Nursery(
@@ -147,7 +153,8 @@ class Agent:
             await self._reach_controller()
             self._spawn(self._pulse())
             self._spawn(self._files.time_logs())
-            self._start_telemetry()
+            if self._request.telemetry:
+                self._meter.start()
             await self._done.wait()
         except OSError as error:
             self._files.say(f"cannot reach the controller at {self._controller}: {error}")
@@ -250,18 +257,10 @@ class Agent:
             if paused_s > SILENCE_S / 2 and self._link:
                 self._link.heard_s = time.monotonic()  # it was we who did not listen
             self._say(self._ranks.pulse())
+            for text in self._meter.said():
+                self._say(Note(text=text))
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
-
-    def _start_telemetry(self) -> None:
-        """Have the node measured, by a process whose troubles are its own."""
-        if not self._request.telemetry:
-            return
-        launcher, log = Path(__file__).resolve().parents[2], self._run.logs / "telemetry.log"
-        argv = [sys.executable, str(launcher), "telemetry", str(self._run.path)]
-        argv += [str(self._attempt), str(self._node), str(self._scratch)]
-        self._telemetry = self._shell.start(argv, log=log, env=self._common)
-        self._guard.watch(self._telemetry)
 
     # --- its children, and the end --------------------------------------------------------------
 
@@ -276,18 +275,14 @@ class Agent:
                 return
             self._nursery.collected(pid, status)
             self._check.collected(pid, status)
-            if pid == self._telemetry:
-                self._guard.forget(pid)
-                self._telemetry = 0
+            self._meter.collected(pid)
             if pid == self._guard.pid and not self._done.is_set():
                 self._guard.start()
 
     def _end_everything(self) -> None:
         # What dies from here on may do so when the loop has closed the pipe that would tell.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-        if self._telemetry:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._telemetry, signal.SIGKILL)
+        self._meter.close()
         self._nursery.close()
         self._ranks.close()
         self._files.close()

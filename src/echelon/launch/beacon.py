@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 _NUMBER = struct.Struct("=q")
-_SIZE = 128
+_SIZE = 160
 VARIABLE = "ECHELON_BEACON"
 
 
@@ -68,6 +68,8 @@ class Beacon:
     """By the agent: its process; 0 when that is gone."""
     generation = _Field(15)
     """By the agent: of which set of ranks it is."""
+    comm_us = _Field(16)
+    """By the rank: how long it has waited for other ranks."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory

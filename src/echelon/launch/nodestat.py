@@ -4,11 +4,12 @@ Counters only grow: what is told are the differences between two looks, per seco
 """
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 _SECTOR = 512
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +112,36 @@ def parse_network(text: str) -> tuple[int, int]:
             received += int(words[0])
             sent += int(words[8])
     return received, sent
+
+
+@dataclass(frozen=True, slots=True)
+class Burned:
+    """What a process has used of the processors."""
+
+    group: int
+    ticks: int
+
+
+def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int, Burned]:
+    """Return what the processes of these groups have used, by pid. It takes a while."""
+    found = {}
+    for entry in proc.iterdir():
+        if entry.name.isdecimal():
+            words = _read(entry / "stat").rpartition(") ")[2].split()
+            if len(words) > 12 and int(words[2]) in groups:
+                found[int(entry.name)] = Burned(int(words[2]), int(words[11]) + int(words[12]))
+    return found
+
+
+def cores_by_group(
+    before: Mapping[int, Burned], after: Mapping[int, Burned], elapsed_s: float
+) -> dict[int, float]:
+    """Return how many processors each group kept busy; one that is new counts from its start."""
+    used: dict[int, float] = {}
+    for pid, now in after.items():
+        ticks = now.ticks - (before[pid].ticks if pid in before else 0)
+        used[now.group] = used.get(now.group, 0.0) + max(0, ticks) / _TICKS / elapsed_s
+    return used
 
 
 def _read(path: Path) -> str:

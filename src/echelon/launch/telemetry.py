@@ -15,10 +15,15 @@ from echelon.core.rundir import RunDir
 from echelon.core.series import Sample, SeriesWriter
 from echelon.launch.beacon import Beacon
 from echelon.launch.gpustat import Gpu, Gpus, find_nvml
+from echelon.launch.idle import IdleGpus
+from echelon.launch.meter import SAID
 from echelon.launch.nodestat import (
+    Burned,
     Counters,
+    cores_by_group,
     process_memory,
     rates,
+    read_burned,
     read_counters,
     read_memory,
 )
@@ -40,6 +45,7 @@ class RankLook:
     step: int
     data_us: int
     stall_us: int
+    comm_us: int
     mem: float
 
 
@@ -54,6 +60,8 @@ class Look:
     memory: Mapping[str, float] = field(default_factory=dict)
     gpus: Sequence[Gpu] = ()
     ranks: Sequence[RankLook] = ()
+    cores: Mapping[int, float] = field(default_factory=dict)
+    """By pid of a rank: how many processors it and its children keep busy; looked for seldom."""
 
 
 def measure(before: Look, after: Look) -> Sample:
@@ -75,6 +83,8 @@ def measure(before: Look, after: Look) -> Sample:
     for rank in after.ranks:
         name = f"rank{rank.rank}"
         peaks[f"{name}.mem"] = rank.mem
+        if rank.pid in after.cores:
+            means[f"{name}.cpu"] = after.cores[rank.pid]
         lasts |= {f"{name}.step": rank.step, f"{name}.generation": rank.generation}
         if rank.pid in owners:
             lasts[f"{name}.gpu"] = owners[rank.pid]
@@ -87,10 +97,15 @@ def _pace(before: RankLook, after: RankLook, elapsed_s: float) -> dict[str, floa
     """Return steps per second, and the shares of the time that were spent waiting."""
     if elapsed_s <= 0 or after.step < 0:
         return {}
-    return {
-        "steps": max(0, after.step - max(0, before.step)) / elapsed_s,
+    waits = {
         "data": _share(before.data_us, after.data_us, elapsed_s),
         "stall": _share(before.stall_us, after.stall_us, elapsed_s),
+        "comm": _share(before.comm_us, after.comm_us, elapsed_s),
+    }
+    return {
+        "steps": max(0, after.step - max(0, before.step)) / elapsed_s,
+        **waits,
+        "busy": max(0.0, 1.0 - sum(waits.values())),
     }
 
 
@@ -104,17 +119,27 @@ class Watcher:
     def __init__(self, scratch: Path, gpus: Gpus) -> None:
         self._scratch, self._gpus = scratch, gpus
         self._looks = 0
+        self._burned: dict[int, Burned] = {}
+        self._burned_s = float("-inf")
 
     def look(self) -> Look:
         self._looks += 1
+        ranks = read_ranks(self._scratch)
         return Look(
             time_s=time.time(),
             monotonic_s=time.monotonic(),
             counters=read_counters(),
             memory=read_memory(),
             gpus=self._gpus.look(thorough=self._looks % _SELDOM == 1),
-            ranks=read_ranks(self._scratch),
+            ranks=ranks,
+            cores=self._look_at_cores(ranks) if self._looks % _SELDOM == 1 else {},
         )
+
+    def _look_at_cores(self, ranks: Sequence[RankLook]) -> dict[int, float]:
+        now_s, found = time.monotonic(), read_burned({rank.pid for rank in ranks})
+        used = cores_by_group(self._burned, found, now_s - self._burned_s)
+        before_s, self._burned, self._burned_s = self._burned_s, found, now_s
+        return used if before_s > 0 else {}
 
 
 def read_ranks(scratch: Path) -> list[RankLook]:
@@ -139,6 +164,7 @@ def _read_rank(rank: int, beacon: Beacon) -> RankLook:
         step=beacon.step,
         data_us=beacon.data_us,
         stall_us=beacon.stall_us,
+        comm_us=beacon.comm_us,
         mem=process_memory(beacon.pid),
     )
 
@@ -151,6 +177,7 @@ def main(arguments: list[str]) -> int:
     watcher = Watcher(Path(scratch), Gpus(find_nvml()))
     run.telemetry(int(attempt), int(node), 0).parent.mkdir(mode=0o700, exist_ok=True)
     writer = SeriesWriter(lambda level: run.telemetry(int(attempt), int(node), level))
+    idle, said = IdleGpus(), Path(scratch) / SAID
     before, due_s = watcher.look(), time.monotonic()
     while True:
         due_s = max(due_s + EVERY_S, time.monotonic())  # what was missed stays missed
@@ -159,5 +186,8 @@ def main(arguments: list[str]) -> int:
             return 0
         after = watcher.look()
         with contextlib.suppress(OSError):  # storage that is away, or full, costs samples
-            writer.append(measure(before, after))
+            writer.append(sample := measure(before, after))
+            for text in idle.feed(sample):
+                with said.open("a") as file:
+                    file.write(f"{text}\n")
         before = after

@@ -19,6 +19,7 @@ from echelon.train.exact_layers import CurrentBatch
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.optimizers import make_capturable
+from echelon.train.peer_wait import PeerWait
 from echelon.train.randomness import undisturbed
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -100,6 +101,8 @@ class EagerStep:
         self._current = current
         self._cast = _choose_precision(precision, device)
         self._judge, self._move = self._judge_plainly, optimizer.step
+        meets = isinstance(model, DistributedDataParallel) and device.type == "cpu"
+        self.peer_wait = PeerWait() if meets else None
         self._compiled: Any = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
         """Keeps fp16's small gradients from becoming 0; does nothing in other precisions."""
@@ -151,7 +154,11 @@ class EagerStep:
         loss, unit, count, sums = self._judge(batch, keys)
         factor = self._factor(batch, portion, unit, count, parts)
         scaled = loss if factor == 1.0 else loss * factor
-        self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        scaled = self.scaler.scale(scaled)
+        if self.peer_wait is None:
+            scaled.backward()  # type: ignore[no-untyped-call]
+        else:
+            self.peer_wait.backward(scaled)
         return loss, unit, count, sums
 
     def _judge_plainly(

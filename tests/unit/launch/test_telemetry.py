@@ -10,7 +10,7 @@ from echelon.launch.nodestat import Counters
 from echelon.launch.telemetry import Look, RankLook, measure, read_ranks
 
 
-def rank(number=0, *, pid=10, step=0, data_us=0, stall_us=0):
+def rank(number=0, *, pid=10, step=0, data_us=0, stall_us=0, comm_us=0):
     return RankLook(
         rank=number,
         pid=pid,
@@ -18,6 +18,7 @@ def rank(number=0, *, pid=10, step=0, data_us=0, stall_us=0):
         step=step,
         data_us=data_us,
         stall_us=stall_us,
+        comm_us=comm_us,
         mem=5.0,
     )
 
@@ -39,10 +40,12 @@ def test_a_node_without_gpus_or_ranks():
 
 def test_a_rank_that_trains():
     before = look(0, ranks=[rank(step=100, data_us=0, stall_us=-1)])
-    after = look(2, ranks=[rank(step=150, data_us=500_000, stall_us=200_000)])
+    now = rank(step=150, data_us=500_000, stall_us=200_000, comm_us=600_000)
+    after = look(2, ranks=[now], cores={10: 1.5})
     sample = measure(before, after)
     told = {name: value for name, value in sample.means.items() if name.startswith("rank")}
-    assert told == {"rank0.steps": 25, "rank0.data": 0.25, "rank0.stall": 0.1}
+    waits = {"rank0.data": 0.25, "rank0.stall": 0.1, "rank0.comm": 0.3}
+    assert told == pytest.approx({"rank0.steps": 25, **waits, "rank0.busy": 0.35, "rank0.cpu": 1.5})
     assert sample.lasts == {"rank0.step": 150, "rank0.generation": 1}
     assert sample.peaks == {"rank0.mem": 5}
 

@@ -1,0 +1,32 @@
+"""How long backward passes wait for other ranks: in it a straggler shows, who alone never waits."""
+
+import time
+from typing import Any
+
+import torch
+
+
+class PeerWait:
+    """Measures from a rank's own last gradient to the end of the sum over all ranks.
+
+    DDP asks autograd to be called when all gradients are there, and waits for the others then. Who
+    asked before it is called before it. That is what the host sees: where ranks meet on a GPU's
+    stream, the host does not wait, and nothing is measured.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._ready_s = 0.0
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.register_hook(self._ask)  # type: ignore[no-untyped-call]
+        self._ready_s = time.perf_counter()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.seconds += time.perf_counter() - self._ready_s
+
+    def _ask(self, _gradient: torch.Tensor) -> None:
+        engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001  as DDP does
+        engine.queue_callback(self._be_ready)
+
+    def _be_ready(self) -> None:
+        self._ready_s = time.perf_counter()
