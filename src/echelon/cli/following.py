@@ -17,7 +17,7 @@ from echelon.core.events import EventReader
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
 from echelon.core.scribe import AWAY
-from echelon.errors import NotFoundError, UnavailableError
+from echelon.errors import EchelonError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -104,8 +104,18 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
         if job.over:
             reason = f" ({job.reason})" if job.reason else ""
             console.note(f"{run.run_id}: {job.state}{reason}")
+            _sum_up(run)
             return job
         time.sleep(_LOOK_S)
+
+
+def _sum_up(run: "RunDir") -> None:
+    """Say what the run's time went to, and what to change, in a line or two."""
+    from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
+
+    with suppress(OSError, EchelonError):  # it is over; this is an extra
+        if text := render_short(make_report(run)):
+            console.note(text)
 
 
 def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":

@@ -172,6 +172,7 @@ class Generation:
                     generation=gone.generation,
                     code=gone.code,
                     signal=gone.signal,
+                    step=gone.step,
                 )
                 if gone.code or gone.signal:
                     log = self._log(gone.rank)

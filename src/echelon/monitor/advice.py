@@ -12,6 +12,8 @@ _NOTABLE = 0.05
 """A share of the time that is worth a sentence."""
 _BUSY = 0.6
 """A GPU that is used less could be used more."""
+_COMMON = 0.25
+"""More than this for exchanging gradients is much."""
 _SPARE = 0.5
 """Who asks for more than twice of what is used could ask for less."""
 _LEAST_S = 300.0
@@ -27,6 +29,8 @@ class RankFigures:
     node: str
     data: float = 0.0
     """Share of its time that it waited for data."""
+    comm: float = 0.0
+    """Share that it waited for other ranks."""
     gpu_util: float | None = None
 
 
@@ -131,6 +135,20 @@ def _uses(facts: Facts) -> Iterator[Finding]:
             f"the others {usual:.0%}: all ranks wait for it",
             change=f"look at that node's disk and load, or leave it out: --exclude {slow.node}",
         )
+    elif behind := _find_slow(facts.ranks):
+        usual = _median([rank.comm for rank in facts.ranks])
+        yield Finding(
+            code="straggler",
+            seen=f"rank {behind.rank} on {behind.node} is slower than the others, which waited for "
+            f"it {usual - behind.comm:.0%} of their time",
+            change=f"see what else runs on that node, or leave it out: --exclude {behind.node}",
+        )
+    elif (share := _median([rank.comm for rank in facts.ranks])) > _COMMON:
+        yield Finding(
+            code="communication-bound",
+            seen=f"ranks waited for each other's gradients {share:.0%} of the time",
+            change="use larger batches or fewer nodes, so that each step computes more",
+        )
     used = [rank.gpu_util for rank in facts.ranks if rank.gpu_util is not None]
     waits = _median([rank.data for rank in facts.ranks])
     if used and _median(used) < _BUSY and waits < _NOTABLE:
@@ -157,6 +175,15 @@ def _find_starved(ranks: Sequence[RankFigures]) -> RankFigures | None:
     return worst if worst.data > usual + 2 * _NOTABLE else None
 
 
+def _find_slow(ranks: Sequence[RankFigures]) -> RankFigures | None:
+    """Return a rank for which the others wait, and which itself waits much less."""
+    if len(ranks) < 2:
+        return None
+    least = min(ranks, key=lambda rank: rank.comm)
+    usual = _median([rank.comm for rank in ranks])
+    return least if usual > least.comm + 2 * _NOTABLE else None
+
+
 def _asks(facts: Facts) -> Iterator[Finding]:
     if facts.wall_s < _LEAST_S:
         return
@@ -173,7 +200,8 @@ def _asks(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             code="processors",
             seen=f"{facts.cpu_mean:.0%} of {facts.cpus_asked} processors of a node were busy",
-            change=f"ask for fewer: {enough_cpus} of them would do",
+            change=f"ask for fewer, and start sooner: --cpus-per-task or --cpus-per-gpu, so that "
+            f"a node has {enough_cpus}",
         )
     if 0 < facts.wall_s < _SPARE * facts.limit_s:
         yield Finding(

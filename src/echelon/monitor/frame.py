@@ -86,7 +86,7 @@ def _node(node: NodeState) -> str:
 def _ranks(view: View, width: int, room: int) -> list[str]:
     ranks = sorted(view.state.ranks.values(), key=_trouble)
     head = f"{'rank':>5} {'node':<10} {'step':>8} {'steps/s':>8} "
-    head += f"{'data':>5} {'stall':>5} {'memory':>7}"
+    head += f"{'data':>5} {'peers':>5} {'memory':>7}"
     if any(rank.numbers.get("gpu", -1) >= 0 for rank in ranks):
         head += f" {'gpu':>3} {'util':>5} {'memory':>8} {'power':>6}"
     shown = [_rank(rank, view.state.nodes) for rank in ranks[: room - 1]]
@@ -109,7 +109,7 @@ def _rank(rank: RankState, nodes: Mapping[int, NodeState]) -> str:
         return f"{rank.rank:>5} {where:<10} {'failed' if rank.failed else 'ended':>8}"
     line = f"{rank.rank:>5} {where:<10} {int(told.get('step', -1)):>8,} "
     line += f"{told.get('steps', 0.0):>8.2f} {told.get('data', 0.0):>5.0%} "
-    line += f"{told.get('stall', 0.0):>5.0%} {told.get('mem', 0.0) / _GIB:>6.1f}G"
+    line += f"{told.get('comm', 0.0):>5.0%} {told.get('mem', 0.0) / _GIB:>6.1f}G"
     if node and (gpu := node.gpus.get(int(told.get("gpu", -1)))):
         memory = f"{gpu.get('mem', 0) / _GIB:.0f}/{gpu.get('mem_size', 0) / _GIB:.0f}G"
         line += f" {int(told['gpu']):>3} {gpu.get('util', 0.0):>5.0%} {memory:>8}"

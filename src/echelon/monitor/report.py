@@ -12,11 +12,13 @@ from echelon.launch.request import read_spec
 from echelon.monitor.accounting import Accounts, account, read_attempts
 from echelon.monitor.advice import Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
-from echelon.monitor.state import RunState
+from echelon.monitor.state import RunState, headline
 from echelon.spec import JobSpec
 
 _MIB = 2**20
 _WORTH_SAYING = 0.005
+_MOST_RANKS = 16
+"""How many are told one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,14 @@ class Report:
     def slot_hours(self) -> float:
         """What it cost: GPU-hours, or those of CPU ranks."""
         return self.accounts.allocated_us / 3.6e9
+
+    @property
+    def cost(self) -> str:
+        """The same in words."""
+        unit = "GPU" if self.accounts.gpus else "rank"
+        if self.slot_hours < 1:
+            return f"{3600 * self.slot_hours:,.0f} {unit}-seconds"
+        return f"{self.slot_hours:,.1f} {unit}-hours"
 
 
 def make_report(run: RunDir) -> Report:
@@ -60,6 +70,7 @@ def gather(
     """
     names = {number: node.name for number, node in state.nodes.items()}
     limit_s = parse_duration(spec.time) if spec.time else None
+    asked = spec.cpus_per_task * spec.procs_per_node or spec.cpus_per_gpu * spec.gpus
     return Facts(
         seconds=accounts.seconds,
         gpus=accounts.gpus,
@@ -70,6 +81,8 @@ def gather(
             for node, total in sorted(totals.items())
             for figures in _rank_figures(total, names.get(node, ""))
         ],
+        cpu_mean=_share_of_processors(totals.values(), asked),
+        cpus_asked=asked,
         mem_peak=max((_ranks_memory(total) for total in totals.values()), default=0.0),
         mem_asked=float(spec.mem_mib * _MIB),
         limit_s=float(limit_s or 0.0),
@@ -91,14 +104,25 @@ def _rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
             continue
         gpu = total.lasts.get(f"{owner}.gpu")
         util = total.means.get(f"gpu{int(gpu)}.util") if gpu is not None else None
-        yield RankFigures(rank=int(owner[4:]), node=node, data=data, gpu_util=util)
+        comm = total.means.get(f"{owner}.comm", 0.0)
+        yield RankFigures(rank=int(owner[4:]), node=node, data=data, comm=comm, gpu_util=util)
+
+
+def _share_of_processors(totals: Iterable[Sample], asked: int) -> float | None:
+    """Return how many of a node's that were asked for its ranks kept busy; the busiest node's."""
+    used = [sum(_of_ranks(total.means, "cpu")) for total in totals]
+    return max(used) / asked if any(used) and asked else None
 
 
 def _ranks_memory(total: Sample) -> float:
-    return sum(
+    return sum(_of_ranks(total.peaks, "mem"))
+
+
+def _of_ranks(values: Mapping[str, float], what: str) -> Iterable[float]:
+    return (
         value
-        for name, value in total.peaks.items()
-        if name.startswith("rank") and name.endswith(".mem")
+        for name, value in values.items()
+        if name.startswith("rank") and name.endswith(f".{what}")
     )
 
 
@@ -108,23 +132,53 @@ def _throttled(total: Sample) -> float:
     )
 
 
+def render_short(report: Report) -> str:
+    """Return what is said at the end of a run: a line or two; nothing when nothing is known."""
+    if report.accounts.effective is None:
+        return ""
+    lines = [f"{_training(report)}; more: echelon report {report.state.run_id}"]
+    lines += [f"{one.seen}: {one.change}" for one in report.findings[:1]]
+    return "\n".join(lines)
+
+
+def _training(report: Report) -> str:
+    return f"{report.accounts.effective:.0%} of {report.cost} were training"
+
+
 def render(report: Report) -> str:
     """Return it for people."""
     effective = report.accounts.effective
-    unit = "GPU-hours" if report.accounts.gpus else "rank-hours"
     lines = [f"{report.state.run_id}: {report.state.phase}"]
     if effective is not None:
-        lines.append(f"  {effective:.0%} of {report.slot_hours:,.2f} {unit} were training")
+        lines.append(f"  {_training(report)}")
         whole = report.accounts.allocated_us
         spent = sorted(report.accounts.spent_us.items(), key=lambda item: -item[1])
         shares = [(name, us / whole) for name, us in spent if name != "queue"]
         told = [f"{name} {share:.0%}" for name, share in shares if share > _WORTH_SAYING]
         lines.append(f"  {', '.join(told)}")
+    lines += [f"  {text}" for text in failures(report.state)]
+    if used := [one for one in report.facts.ranks if one.gpu_util is not None]:
+        told = [f"{one.rank}: {one.gpu_util:.0%}" for one in used[:_MOST_RANKS]]
+        more = f", and {len(used) - _MOST_RANKS} more" if len(used) > _MOST_RANKS else ""
+        lines.append(f"  GPUs were busy, by rank: {', '.join(told)}{more}")
     for finding in report.findings:
         lines += [f"- {finding.seen}", f"  {finding.change}"]
     if effective is not None and not report.findings:
         lines.append("  nothing to change")
     return "\n".join(lines)
+
+
+def failures(state: RunState) -> list[str]:
+    """Return what went wrong, a line each: why ranks were started anew, and why it ended."""
+    found = [
+        f"attempt {job.number}, started anew: {one.why}"
+        for job in state.attempts.values()
+        for one in job.generations
+        if one.why
+    ]
+    if state.verdict and (why := headline(state.verdict)):
+        found.append(f"ended: {why}")
+    return found
 
 
 def to_record(report: Report) -> dict[str, Any]:
@@ -137,8 +191,15 @@ def to_record(report: Report) -> dict[str, Any]:
         "gpus": report.accounts.gpus,
         "seconds": report.accounts.seconds,
         "restarts": report.facts.restarts,
+        "failures": failures(report.state),
         "ranks": [
-            {"rank": one.rank, "node": one.node, "data": one.data, "gpu_util": one.gpu_util}
+            {
+                "rank": one.rank,
+                "node": one.node,
+                "data": one.data,
+                "comm": one.comm,
+                "gpu_util": one.gpu_util,
+            }
             for one in report.facts.ranks
         ],
         "findings": [

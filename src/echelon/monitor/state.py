@@ -133,6 +133,7 @@ class RunState:
     def _take_exited(self, _attempt: AttemptState, event: Event) -> None:
         if rank := self.ranks.get(_int(event.data, "rank")):
             rank.alive = False
+            rank.numbers["step"] = max(_int(event.data, "step"), rank.numbers.get("step", -1))
             rank.failed = bool(event.data.get("code") or event.data.get("signal"))
 
     def _take_spent(self, attempt: AttemptState, event: Event) -> None:
@@ -141,7 +142,7 @@ class RunState:
 
     def _take_restart(self, attempt: AttemptState, event: Event) -> None:
         if attempt.generations:
-            attempt.generations[-1].why = _headline(event.data.get("verdict"))
+            attempt.generations[-1].why = headline(event.data.get("verdict"))
 
     def _take_verdict(self, _attempt: AttemptState, event: Event) -> None:
         self.verdict = event.data
@@ -211,7 +212,7 @@ def _int(data: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _headline(verdict: Any) -> str:
+def headline(verdict: Any) -> str:
     """Return why a generation failed, in a line."""
     failure = verdict.get("failure") if isinstance(verdict, Mapping) else None
     if not isinstance(failure, Mapping):

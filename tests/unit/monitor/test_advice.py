@@ -53,6 +53,17 @@ def test_a_rank_that_starves_holds_all_others_up():
     assert codes(ranks=ranks) == codes(ranks=[slow]) == []
 
 
+def test_a_rank_that_is_slow_is_the_one_that_never_waits():
+    ranks = [RankFigures(rank=number, node=f"n{number}", comm=0.5) for number in range(3)]
+    slow = RankFigures(rank=3, node="n3", comm=0.02)
+    assert told(ranks=[*ranks, slow]).startswith(
+        "rank 3 on n3 is slower than the others, which waited for it 48% of their time"
+    )
+    starved = RankFigures(rank=3, node="n3", comm=0.02, data=0.4)
+    assert "waited for data" in told(ranks=[*ranks, starved])
+    assert codes(ranks=ranks) == ["communication-bound"]
+
+
 def test_gpus_that_nobody_feeds_fast_enough():
     idle = [RankFigures(rank=0, node="n", gpu_util=0.3)]
     assert codes(ranks=idle) == ["launch-bound"]
@@ -66,7 +77,7 @@ def test_what_was_asked_for_and_not_used():
     assert told(**spare).endswith("ask for less, and start sooner: --mem 13G")
     assert codes(**{**spare, "wall_s": 60.0}) == []
     assert codes(**{**spare, "mem_peak": 40 * GIB}) == []
-    assert told(cpu_mean=0.1, cpus_asked=32, wall_s=HOUR).endswith("6 of them would do")
+    assert told(cpu_mean=0.1, cpus_asked=32, wall_s=HOUR).endswith("so that a node has 6")
     assert told(limit_s=24 * HOUR, wall_s=HOUR).endswith("--time 78m")
     assert codes(limit_s=1.5 * HOUR, wall_s=HOUR) == []
 
