@@ -136,6 +136,8 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
 
 _SHIPPED = ("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch")
 """What the programs inside an allocation consist of."""
+_NVML = "pynvml"
+"""NVIDIA's own binding, a file that needs nothing else."""
 _START = '''\
 """`python launcher controller|agent|zygote …`: a copy of Echelon's job-side programs.
 
@@ -171,6 +173,10 @@ def ship_launcher(run: RunDir) -> None:
                 (target / compiled).parent.mkdir(exist_ok=True, mode=0o700)
                 shutil.copy2(source / compiled, target / compiled)
     (run.launcher / "__main__.py").write_text(_START)
+    # The ranks' Python may not have it, and then nobody could ask their GPUs anything.
+    nvml = importlib.util.find_spec(_NVML)
+    if nvml is not None and nvml.origin is not None:
+        shutil.copy2(nvml.origin, run.launcher / f"{_NVML}.py")
 
 
 def render_spec(spec: JobSpec) -> str:
