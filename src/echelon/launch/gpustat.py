@@ -13,6 +13,8 @@ from types import ModuleType
 from typing import Any
 
 _KIB = 1024.0
+_ALL = 2**32 - 1
+"""All links of a GPU together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,8 @@ class Gpu:
     """Why it runs slower than it could."""
     processes: dict[int, float] = field(default_factory=dict)
     """Bytes of its memory, by pid."""
+    counters: dict[str, float] = field(default_factory=dict)
+    """What only grows: bytes over NVLink, received and sent on all links."""
 
 
 class Gpus:
@@ -74,6 +78,9 @@ class Gpus:
             ask(["rx"], lambda: [self._throughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)])
             ask(["tx"], lambda: [self._throughput(handle, nvml.NVML_PCIE_UTIL_TX_BYTES)])
             ask(["ecc"], lambda: [self._errors(handle)])
+        counters: dict[str, float] = {}
+        with self._answering():
+            counters = self._nvlink(handle)
         throttled: tuple[str, ...] = ()
         with self._answering():
             throttled = _reasons(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
@@ -84,7 +91,26 @@ class Gpus:
         uuid = ""
         with self._answering():
             uuid = str(nvml.nvmlDeviceGetUUID(handle))
-        return Gpu(uuid=uuid, numbers=numbers, throttled=throttled, processes=processes)
+        return Gpu(
+            uuid=uuid,
+            numbers=numbers,
+            throttled=throttled,
+            processes=processes,
+            counters=counters,
+        )
+
+    def _nvlink(self, handle: Any) -> dict[str, float]:
+        nvml: Any = self._nvml
+        fields = {
+            "nvlink_rx": nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX,
+            "nvlink_tx": nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
+        }
+        found = nvml.nvmlDeviceGetFieldValues(handle, [(one, _ALL) for one in fields.values()])
+        return {
+            name: float(answer.value.ullVal) * _KIB
+            for name, answer in zip(fields, found, strict=True)
+            if answer.nvmlReturn == 0
+        }
 
     def _throughput(self, handle: Any, way: int) -> float:
         nvml: Any = self._nvml

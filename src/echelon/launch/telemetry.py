@@ -78,6 +78,10 @@ def measure(before: Look, after: Look) -> Sample:
             kept = lasts if name in ("mem_size", "power_limit", "clock_most", "ecc") else means
             (peaks if name == "mem" else kept)[f"gpu{index}.{name}"] = value
         means[f"gpu{index}.throttled"] = float(bool(gpu.throttled))
+        for name, value in gpu.counters.items():
+            known_value = _counters_of(before, index).get(name)
+            if known_value is not None and elapsed_s > 0:
+                means[f"gpu{index}.{name}"] = max(0.0, value - known_value) / elapsed_s
     earlier = {(rank.rank, rank.pid): rank for rank in before.ranks}
     owners = {pid: index for index, gpu in enumerate(after.gpus) for pid in gpu.processes}
     for rank in after.ranks:
@@ -88,9 +92,14 @@ def measure(before: Look, after: Look) -> Sample:
         lasts |= {f"{name}.step": rank.step, f"{name}.generation": rank.generation}
         if rank.pid in owners:
             lasts[f"{name}.gpu"] = owners[rank.pid]
+            peaks[f"{name}.gpu_mem"] = after.gpus[owners[rank.pid]].processes[rank.pid]
         if known := earlier.get((rank.rank, rank.pid)):
             means |= {f"{name}.{what}": v for what, v in _pace(known, rank, elapsed_s).items()}
     return Sample(time_s=after.time_s, means=means, peaks=peaks, lasts=lasts)
+
+
+def _counters_of(look: Look, gpu: int) -> Mapping[str, float]:
+    return look.gpus[gpu].counters if gpu < len(look.gpus) else {}
 
 
 def _pace(before: RankLook, after: RankLook, elapsed_s: float) -> dict[str, float]:

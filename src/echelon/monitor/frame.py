@@ -61,6 +61,8 @@ def _head(view: View, width: int) -> list[str]:
         lines.append(f"effective  {view.effective}")
     if attempt is not None and (restarts := [one for one in attempt.generations if one.why]):
         lines.append(f"restarts   {len(restarts)}, last: {restarts[-1].why}")
+    if state.said:
+        lines.append(f"told       {state.said[-1][1]}")
     return lines
 
 

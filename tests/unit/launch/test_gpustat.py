@@ -41,6 +41,12 @@ def make_nvml(**more):
         "nvmlDeviceGetMaxClockInfo": lambda _handle, _which: 1980,
         "nvmlDeviceGetPcieThroughput": lambda _handle, way: 2 + way,
         "nvmlDeviceGetTotalEccErrors": refuse,
+        "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX": 138,
+        "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX": 139,
+        "nvmlDeviceGetFieldValues": lambda _handle, fields: [
+            SimpleNamespace(nvmlReturn=which == 138, value=SimpleNamespace(ullVal=which))
+            for which, _ in fields
+        ],
         "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 1 | 4,
         "nvmlDeviceGetComputeRunningProcesses": lambda _: [
             SimpleNamespace(pid=7, usedGpuMemory=9),
@@ -65,6 +71,7 @@ def test_all_that_one_tells():
         "rx": 3 * 1024,
         "tx": 2 * 1024,
     }  # and no ECC, which it does not have
+    assert gpu.counters == {"nvlink_rx": 139 * 1024}  # it does not tell what it sends
     assert gpu.throttled == ("SwPowerCap",)
     assert gpu.processes == {7: 9, 8: 0}
 

@@ -64,8 +64,16 @@ def test_a_rank_that_speaks_of_no_steps_has_none():
 
 def test_a_rank_is_known_by_its_process_on_a_gpu():
     numbers = {"util": 0.9, "mem": 7.0, "mem_size": 80.0, "power": 300.0}
-    gpus = [Gpu(uuid="a"), Gpu(uuid="b", numbers=numbers, processes={10: 6.0}, throttled=("Heat",))]
-    sample = measure(look(0), look(1, gpus=gpus, ranks=[rank(3)]))
+    counters = {"nvlink_rx": 140.0, "nvlink_tx": 8.0}
+    busy = Gpu(
+        uuid="b", numbers=numbers, processes={10: 6.0}, throttled=("Heat",), counters=counters
+    )
+    gpus = [Gpu(uuid="a"), busy]
+    before = look(0, gpus=[Gpu(uuid="a"), Gpu(uuid="b", counters={"nvlink_rx": 100.0})])
+    sample = measure(before, look(2, gpus=gpus, ranks=[rank(3)]))
+    assert sample.means["gpu1.nvlink_rx"] == 20
+    assert "gpu1.nvlink_tx" not in sample.means  # of which nobody knows what it was before
+    assert sample.peaks["rank3.gpu_mem"] == 6
     assert sample.lasts["rank3.gpu"] == 1
     assert (sample.means["gpu1.util"], sample.means["gpu1.power"]) == (0.9, 300)
     assert (sample.means["gpu0.throttled"], sample.means["gpu1.throttled"]) == (0, 1)
