@@ -85,7 +85,6 @@ def test_agents_that_are_killed_one_after_the_other_all_come_back(tmp_path):
         assert worlds(run) == [2, 2]
 
 
-@pytest.mark.full
 def test_an_agent_that_was_stopped_is_replaced_and_its_ranks_with_it(tmp_path):
     with live_run(tmp_path, options=["--nodes=2", "--procs=1"], **ENDLESS) as run:
         await_step(run, 0)
@@ -97,7 +96,6 @@ def test_an_agent_that_was_stopped_is_replaced_and_its_ranks_with_it(tmp_path):
         assert worlds(run) == [2, 2]
 
 
-@pytest.mark.full
 def test_ranks_make_room_for_a_node_that_is_back(tmp_path):
     options = ["--nodes=1:2", "--procs=1", LATE]
     with live_run(tmp_path, options=options, **ENDLESS) as run:
@@ -115,7 +113,6 @@ def test_ranks_make_room_for_a_node_that_is_back(tmp_path):
         assert len(run.events("restart")) == 1
 
 
-@pytest.mark.full
 def test_ranks_that_do_not_listen_are_left_in_peace(tmp_path):
     options = ["--nodes=1:2", "--procs=1", LATE]
     with live_run(tmp_path, PREAMBLE + PLAIN, options) as run:

@@ -1,5 +1,6 @@
 """Nodes that die, cables that are cut, and what comes back."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -53,6 +54,21 @@ def test_a_node_that_came_back_at_once_has_lost_its_job(full, tmp_path):
     full("kill", "node1")
     full("restore", "node1")
     full.await_job(job, "NODE_FAIL", timeout_s=30)
+
+
+def test_a_node_that_came_back_is_where_the_others_have_known_it(full):
+    """Who has just spoken to it does not ask again where it is."""
+    places = [("login", "br0"), ("node2", "eth0")]
+    before = [_card(full, *place) for place in places]
+    full("kill", "node2")
+    full("restore", "node2")
+    assert [_card(full, *place) for place in places] == before
+
+
+def _card(cluster, host, link):
+    """Return the number of a host's network card."""
+    shown = cluster.box.run(["ip", "-json", "link", "show", link], host=host).check().stdout
+    return json.loads(shown)[0]["address"]
 
 
 def test_restore_mends_a_cut_node_and_does_no_harm_to_a_sound_one(full):

@@ -243,7 +243,7 @@ class Controller:
             return None
         if failures:
             return judge(failures)
-        said = " ".join(_last_line(started.log) for started in self._crew.started).strip()
+        said = " ".join(read_reason(started.log) for started in self._crew.started).strip()
         came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
         return judge([Failure(cause="start", message=f"{came}: {said}", exit_code=69)])
 
@@ -379,9 +379,14 @@ def _stopped(stop: Stop) -> Failure:
     return Failure(cause=stop.cause, message=stop.message, exit_code=stop.exit_code)
 
 
-def _last_line(path: Path) -> str:
+def read_reason(path: Path) -> str:
+    """Return the line that says why agents did not come.
+
+    What srun says first is the cause; that it then kills the other tasks is not.
+    """
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    told = [line.strip() for line in lines if line.strip()]
+    return next((line for line in told if line.startswith("srun: error:")), (told or [""])[-1])

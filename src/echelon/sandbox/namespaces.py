@@ -68,10 +68,12 @@ class NamespaceHosts:
             )
 
     def _wire_login(self, pids: Mapping[str, int]) -> None:
+        address = self._network.addresses[LOGIN]
         self._ip(
             pids[LOGIN],
-            "link add br0 type bridge",
-            f"addr add {self._network.addresses[LOGIN]}/24 dev br0",
+            # Without one of its own a bridge takes the lowest of its ports', and they come and go.
+            f"link add br0 address {hardware_address(address)} type bridge",
+            f"addr add {address}/24 dev br0",
             "link set br0 up",
         )
         uplink = uplink_name(self._layout)
@@ -84,12 +86,12 @@ class NamespaceHosts:
         self._ip(pids[LOGIN], "link set uplink master br0 up")
 
     def _wire_node(self, host: str, pids: Mapping[str, int]) -> None:
-        self._ip(
-            0, f"link add {host} netns {pids[LOGIN]} type veth peer name eth0 netns {pids[host]}"
-        )
+        address = self._network.addresses[host]
+        own = f"eth0 address {hardware_address(address)} netns {pids[host]}"
+        self._ip(0, f"link add {host} netns {pids[LOGIN]} type veth peer name {own}")
         self._ip(
             pids[host],
-            f"addr add {self._network.addresses[host]}/24 dev eth0",
+            f"addr add {address}/24 dev eth0",
             "link set eth0 up",
         )
         self._ip(pids[LOGIN], f"link set {host} master br0 up")
@@ -170,6 +172,16 @@ def uplink_name(layout: Layout) -> str:
 def remove_uplink(layout: Layout, shell: Shell) -> None:
     """Remove what may be left on this machine's side; its namespace may be gone already."""
     shell.run(["ip", "link", "del", uplink_name(layout)])
+
+
+def hardware_address(address: str) -> str:
+    """Return the number of a host's network card: a host that is turned off and on keeps it.
+
+    With another the rest would send to the old one, and in vain, until they ask again: up to a
+    minute later.
+    """
+    # The first byte says that nobody has given it out.
+    return ":".join(f"{byte:02x}" for byte in b"\2\0" + ipaddress.IPv4Address(address).packed)
 
 
 def choose_subnet(layout: Layout, routes: Iterable[str]) -> ipaddress.IPv4Network:

@@ -8,7 +8,7 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell
 from echelon.errors import CommandError
 from echelon.launch.allocation import OwnMachine
-from echelon.launch.controller import Controller
+from echelon.launch.controller import Controller, read_reason
 from echelon.launch.crew import Stop
 from echelon.launch.request import from_spec
 from echelon.launch.starting import LocalStarter
@@ -85,3 +85,24 @@ def test_a_stop_that_comes_meanwhile_counts(controller):
     stop = Stop("cancelled", "it was cancelled", 143)
     controller._crew = Crew(0, 1, 2, script=[(None, None), (None, stop)])
     assert asyncio.run(controller._welcome()).failure.cause == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", ""),
+        ("Traceback …\nModuleNotFoundError: no module\n\n", "ModuleNotFoundError: no module"),
+        (
+            (
+                "srun: error: Task launch failed on node node2: Communication connection failure\n"
+                "srun: Job step aborted: Waiting up to 32 seconds\n"
+                "srun: error: node1: task 0: Killed\n"
+            ),
+            "srun: error: Task launch failed on node node2: Communication connection failure",
+        ),
+    ],
+)
+def test_why_agents_did_not_come_is_what_was_said_first(tmp_path, text, reason):
+    (tmp_path / "log").write_text(text)
+    assert read_reason(tmp_path / "log") == reason
+    assert read_reason(tmp_path / "none") == ""

@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 
 from echelon.errors import UnavailableError
 from echelon.sandbox.layout import Layout
-from echelon.sandbox.namespaces import TEST_NETWORK, choose_subnet, uplink_name
+from echelon.sandbox.namespaces import (
+    TEST_NETWORK,
+    choose_subnet,
+    hardware_address,
+    uplink_name,
+)
 
 LAYOUT = Layout(root=Path("/var/lib/echelon/sandbox/demo"))
 
@@ -35,3 +40,11 @@ def test_when_all_are_taken_it_says_so():
 
 def test_the_link_s_name_fits_the_kernel():
     assert len(uplink_name(LAYOUT)) <= 15
+
+
+@given(st.sets(st.integers(0, 2**32 - 1), min_size=2))
+def test_every_host_has_a_card_of_its_own(hosts):
+    cards = {hardware_address(str(ipaddress.IPv4Address(host))) for host in hosts}
+    assert len(cards) == len(hosts)
+    # The lowest two bits: it is no group's, and no maker's.
+    assert {int(card.partition(":")[0], 16) & 3 for card in cards} == {2}
