@@ -115,7 +115,7 @@ def test_a_job_is_named_after_its_script(values, name):
     assert spec(**values).job_name == name
 
 
-USUAL = ("", "1", "3", "30", "300", "auto", "echelon", "gres", "report", "torch", "false")
+USUAL = ("", "1", "3", "30", "300", "auto", "echelon", "gres", "report", "torch", "false", "true")
 
 
 def test_values_are_shown_as_they_are_written():
