@@ -141,7 +141,7 @@ class RunState:
 
     def _take_restart(self, attempt: AttemptState, event: Event) -> None:
         if attempt.generations:
-            attempt.generations[-1].why = _headline(event.data.get("verdict"))
+            attempt.generations[-1].why = headline(event.data.get("verdict"))
 
     def _take_verdict(self, _attempt: AttemptState, event: Event) -> None:
         self.verdict = event.data
@@ -211,8 +211,8 @@ def _int(data: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) else -1
 
 
-def _headline(verdict: Any) -> str:
-    """Return why a generation failed, in a line."""
+def headline(verdict: Any) -> str:
+    """Return why ranks failed, in a line: of a verdict's record; empty without one."""
     failure = verdict.get("failure") if isinstance(verdict, Mapping) else None
     if not isinstance(failure, Mapping):
         return ""
