@@ -43,7 +43,7 @@ def read_request(run: RunDir) -> LaunchRequest:
 
 def read_spec(run: RunDir) -> JobSpec:
     """Read the frozen request of a run."""
-    values = tomllib.loads(run.spec.read_text())
+    values = tomllib.loads(run.spec.read_text("utf-8", "surrogateescape"))
     if extra := values.pop("slurm", None):
         values |= {f"slurm.{name}": table for name, table in extra.items()}
     return merge([Layer(source=str(run.spec), values=values)]).spec
