@@ -159,6 +159,11 @@ class RunDir:
         return self.path / "logs"
 
     @property
+    def notify_log(self) -> Path:
+        """What the user's command for the end of the run has said."""
+        return self.logs / "notify.log"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -65,7 +65,7 @@ def test_a_prepared_run_holds_its_request_and_its_script(tmp_path):
 
 def test_a_request_is_frozen_whatever_is_in_it(tmp_path):
     odd = 'a "b" \\ \n\t\N{PARTY POPPER} \udcff $(x) é'
-    values = {"script": "train.py", "node_check": odd, "args": [odd], "env": {"A": odd}}
+    values = {"script": "train.py", "notify": odd, "args": [odd], "env": {"A": odd}}
     run = RunDir.create(tmp_path, "r-1")
     write_atomic(run.spec, runs.render_spec(spec(**values)))
     assert read_spec(run) == spec(**values)

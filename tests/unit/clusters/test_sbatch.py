@@ -181,6 +181,13 @@ def test_a_line_break_is_refused_by_name():
         render_directives(spec)
 
 
+def test_mail_is_about_any_end_of_a_job():
+    spec = merge([Layer(source="x", values={"mail": "me@example.org"})]).spec
+    lines = render_directives(spec).splitlines()
+    assert "#SBATCH --mail-user=me@example.org" in lines
+    assert "#SBATCH --mail-type=END,FAIL" in lines
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [
