@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from echelon._version import __version__
-from echelon.cli import console, dash, nodes, pack, report, request, runs, sandbox, watch
+from echelon.cli import console, dash, export, nodes, pack, report, request, runs, sandbox, watch
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
@@ -35,6 +35,7 @@ app.add_typer(runs.app)
 app.add_typer(watch.app)
 app.add_typer(report.app)
 app.add_typer(dash.app)
+app.add_typer(export.app)
 app.add_typer(nodes.app)
 app.add_typer(pack.app)
 app.add_typer(sandbox.app)

@@ -187,13 +187,18 @@ def render_spec(spec: JobSpec) -> str:
         if value == getattr(JobSpec(), KEYS[key].field):
             continue
         if isinstance(value, Mapping):
-            entries = [f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items()]
+            entries = [f"{_quote(name)} = {_quote(text)}" for name, text in value.items()]
             tables += ["", f"[{key}]", *entries]
         elif isinstance(value, tuple):
-            lines.append(f"{key} = {json.dumps(list(value))}")
+            lines.append(f"{key} = {_quote(list(value))}")
         else:
-            lines.append(f"{key} = {json.dumps(show_value(key, spec))}")
+            lines.append(f"{key} = {_quote(show_value(key, spec))}")
     return "\n".join([*lines, *tables]) + "\n"
+
+
+def _quote(value: str | list[str]) -> str:
+    # TOML knows no halves of characters, which JSON's escapes would make.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:

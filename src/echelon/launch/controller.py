@@ -25,6 +25,7 @@ from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
+from echelon.launch.notifying import Notifier
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
 from echelon.launch.starting import Starter
@@ -62,6 +63,7 @@ class Controller:
         starter: Starter,
         allocation: Allocation,
         succession: Succession,
+        notifier: Notifier,
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
@@ -86,6 +88,7 @@ class Controller:
             history=self._history,
             succession=succession,
             journal=self._journal,
+            notifier=notifier,
             environ=environ,
         )
         self._recall = Recall(
@@ -138,6 +141,7 @@ class Controller:
             progress=saved > self._saved,
         )
         journal.leave_outcome(asdict(outcome))
+        self._conclusion.notify(outcome, verdict)
         journal.close()
         await self._succession.leave()
         return outcome.exit_code

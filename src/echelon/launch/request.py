@@ -34,6 +34,10 @@ class LaunchRequest:
     """How long before the job's time limit they are told, at least."""
     grace_s: int
     """What ranks that know nothing of Echelon get between being asked to stop and being killed."""
+    notify: str
+    """A command for the end of the run."""
+    mail: bool
+    """Whether Slurm is to write mail at the end of the run, and only then."""
 
 
 def read_request(run: RunDir) -> LaunchRequest:
@@ -43,7 +47,7 @@ def read_request(run: RunDir) -> LaunchRequest:
 
 def read_spec(run: RunDir) -> JobSpec:
     """Read the frozen request of a run."""
-    values = tomllib.loads(run.spec.read_text())
+    values = tomllib.loads(run.spec.read_text("utf-8", "surrogateescape"))
     if extra := values.pop("slurm", None):
         values |= {f"slurm.{name}": table for name, table in extra.items()}
     return merge([Layer(source=str(run.spec), values=values)]).spec
@@ -67,6 +71,8 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         telemetry=spec.telemetry,
         lead_s=spec.signal_lead_s,
         grace_s=spec.grace_s,
+        notify=spec.notify,
+        mail=bool(spec.mail),
     )
 
 

@@ -213,7 +213,7 @@ def _int(data: Mapping[str, Any], name: str) -> int:
 
 
 def headline(verdict: Any) -> str:
-    """Return why a generation failed, in a line."""
+    """Return why ranks failed, in a line: of a verdict's record; empty without one."""
     failure = verdict.get("failure") if isinstance(verdict, Mapping) else None
     if not isinstance(failure, Mapping):
         return ""

@@ -53,6 +53,7 @@ def controller(tmp_path):
         starter=LocalStarter(FakeShell(), 3),
         allocation=OwnMachine(),
         succession=NoSuccession(),
+        notifier=None,
         environ={},
         say=lambda _: None,
     )
