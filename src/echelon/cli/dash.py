@@ -3,6 +3,7 @@
 import getpass
 import secrets
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +35,9 @@ def dash(
         import uvicorn  # noqa: PLC0415
 
         from echelon.monitor.server import make_app  # noqa: PLC0415
+
+        if find_spec("plotly") is None:
+            raise ModuleNotFoundError(name="plotly")  # noqa: TRY301  as the others
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"the web page needs {error.name}", hint="pip install 'echelon[dash]'"
@@ -52,7 +56,12 @@ def dash(
     console.note(f"from another machine, first: ssh -L {number}:{_HOST}:{number} {here}")
     console.note("Ctrl-C ends it")
     config = uvicorn.Config(
-        make_app(Path(runs_dir), gate), log_level="warning", access_log=False, lifespan="off"
+        make_app(Path(runs_dir), gate),
+        log_level="critical",
+        access_log=False,
+        lifespan="off",
+        # Browsers that still listen are no reason to stay.
+        timeout_graceful_shutdown=1,
     )
     uvicorn.Server(config).run(sockets=[listener])
 
