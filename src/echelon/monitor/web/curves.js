@@ -35,7 +35,7 @@ function sketch(place, {x, y, zero, words}) {
   picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
   for (const tick of ticks(low, high, 4)) {
     add("line", {x1: LEFT, x2: width - RIGHT, y1: down(tick), y2: down(tick)});
-    add("text", {x: LEFT - 6, y: down(tick) + 4, "text-anchor": "end"}, Math.abs(tick) >= 1e4 ? number(tick, 0) : figure(tick));
+    add("text", {x: LEFT - 6, y: down(tick) + 4, "text-anchor": "end"}, Math.abs(tick) >= 1000 ? number(tick, 0) : figure(tick));
   }
   for (const tick of words ? [from, (from + to) / 2, to] : ticks(from, to, Math.max(2, width / 110))) {
     const anchor = tick === to ? "end" : tick === from ? "start" : "middle";
@@ -95,31 +95,33 @@ async function lookCloser(id) {
 
 function choose(names) {
   const choice = $("metric"), known = [...choice.options].map((one) => one.value);
-  if (names.length === known.length && names.every((name, at) => name === known[at])) return;
+  if (names.length && names.length === known.length && names.every((name, at) => name === known[at])) return;
   const before = choice.value;
   choice.replaceChildren();
   for (const name of names) put(choice, "option", name).value = name;
+  choice.hidden = !names.length;
   choice.value = names.includes(before) ? before : names.includes("loss") ? "loss" : names[0] || "";
 }
 
 // Draws those that have changed: `dirty` holds the names of the curves that are new.
 export function drawCurves({curves}, dirty, force) {
-  const names = Object.keys(curves).sort();
+  const names = [...curves.keys()].sort();
   choose(names);
   const name = $("metric").value, whose = drawn.curve && drawn.curve.name;
-  if (has($("curve"), names.length > 0) && (force || dirty.has(name) || whose !== name)) {
-    const [x, y] = curves[name];
+  if (has($("curve"), names.length > 0) && (force || dirty.has(`curve ${name}`) || whose !== name)) {
+    const [x, y] = curves.get(name);
     show("curve", {name, x, y, hover: "step %{x}: %{y}"});
   }
   drawRate(curves, dirty, force || !drawn.rate);
 }
 
 function drawRate(curves, dirty, force) {
-  const told = Boolean(curves.rate);
-  say($("speed"), told ? "Throughput: samples per second, by step" : "Throughput: steps per second");
-  if (!force && !dirty.has(told ? "rate" : "columns")) return;
-  const [x, y] = told ? curves.rate : speeds();
-  if (!has($("rate"), x.length > 0)) return;
+  const told = curves.has("rate");
+  if (!force && !dirty.has(told ? "curve rate" : "columns")) return;
+  const [x, y] = told ? curves.get("rate") : speeds();
+  const any = has($("rate"), x.length > 0);
+  say($("speed"), told ? "Throughput: samples per second, by step" : any ? "Throughput: steps per second" : "Throughput");
+  if (!any) return;
   if (told) show("rate", {x, y, zero: true, hover: "step %{x}: %{y}/s"});
   else show("rate", {x, y, zero: true, dates: true, words: clock, hover: "%{y} steps/s"});
 }

@@ -37,7 +37,7 @@ async function ask() {
     append(lines, whole || first);
     if (first) {
       const wanted = $("search").value || $("rank").value;
-      say($("found"), wanted ? `${lines.length}${whole ? "" : " newest"} lines` : lines.length ? "" : "nothing was printed yet");
+      say($("found"), wanted ? `${lines.length}${whole ? "" : " newest"} lines` : lines.length ? "" : "nothing printed so far");
     } else if (lines.length && !$("search").value && !$("rank").value) say($("found"), "");
     if ($("tail").checked && (lines.length || first)) place.scrollTop = place.scrollHeight;
     document.dispatchEvent(new CustomEvent("printed"));
@@ -88,10 +88,11 @@ export function listen() {
   $("tail").onchange = () => { if ($("tail").checked) ask(); };
   // Who scrolls back wants to read: nothing moves until the end is reached again.
   const place = $("logs");
-  const look = () => requestAnimationFrame(() => {
-    const end = place.scrollHeight - place.scrollTop - place.clientHeight < 8;
-    if (end !== $("tail").checked) { $("tail").checked = end; if (end) ask(); }
-  });
-  place.onwheel = place.ontouchmove = look;
-  place.onkeydown = (event) => { if (["ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End"].includes(event.key)) setTimeout(look, 150); };
+  let before = 0;
+  place.onscroll = () => {
+    const end = place.scrollHeight - place.scrollTop - place.clientHeight < 8, up = place.scrollTop < before;
+    before = place.scrollTop;
+    if (!end && up) $("tail").checked = false;
+    else if (end && !up && !$("tail").checked) { $("tail").checked = true; ask(); }
+  };
 }

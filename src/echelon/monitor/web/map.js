@@ -87,7 +87,7 @@ export function drawMap(run) {
   const ranks = run.ranks.length, kind = columns.size ? offer() : "";
   $("ranked").hidden = !ranks;
   $("ranked").classList.toggle("bare", !kind);
-  if (!kind) { say($("standout"), ranks ? "Nothing was measured yet: the first figures come with the ranks’ first steps." : ""); return; }
+  if (!kind) { say($("standout"), ranks ? "Nothing measured so far: only ranks that use the library, and GPUs, tell what they do." : ""); return; }
   const to = newest(), from = Math.max(Math.min(...columns.keys()), to - SECONDS + 1), width = to - from + 1;
   const rows = Math.min(ranks, HIGHEST), cells = grid(kind, ranks, from, width);
   let high = 100;

@@ -10,17 +10,17 @@ const LIST_MS = 4000, OTHERS_MS = 400;
 let source = null, shown = null, run = null, dirty = new Set(), ahead = 0, listed = null, opened = false;
 
 const now = () => Date.now() / 1000 + ahead; // by the server's clock
-const all = () => new Set([...Object.keys(run), ...Object.keys(run.curves), "columns"]);
+const all = () => new Set([...Object.keys(run), "columns"]);
 
 // Takes in what was sent: parts that are whole, curves by their names, columns of the map.
 function take(news) {
   const {curves = {}, columns = [], now: time, took, ...parts} = news;
-  run = run || {curves: {}};
+  run = run || {curves: new Map()}; // not an object: a metric may be called __proto__
   ahead = time - Date.now() / 1000;
   Object.assign(run, parts);
-  Object.assign(run.curves, curves);
+  for (const [name, curve] of Object.entries(curves)) { run.curves.set(name, curve); dirty.add(`curve ${name}`); }
   map.keep(columns);
-  for (const name of [...Object.keys(parts), ...Object.keys(curves)]) dirty.add(name);
+  for (const name of Object.keys(parts)) dirty.add(name);
   if (columns.length) dirty.add("columns");
   return took;
 }

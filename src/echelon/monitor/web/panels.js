@@ -37,6 +37,7 @@ function drawStage(head) {
   else if (head.phase === "RESTARTING") text = "Ranks have ended; new ones are being started.";
   else if (next && OVER.has(head.phase)) text = `The next one, ${job}, is in the queue${since}.`;
   $("stage").hidden = !text;
+  $("one").classList.toggle("early", head.phase === "QUEUED"); // there is nothing else to show
   say($("stage").firstElementChild, text);
 }
 
@@ -47,9 +48,10 @@ export function drawVerdict({verdict}) {
   const who = failure.rank == null ? failure.node || "the run" : `rank ${failure.rank}`;
   const where = failure.node && failure.rank != null ? ` on ${failure.node}` : "";
   const step = failure.step == null ? "" : ` at step ${number(failure.step)}`;
-  say($("why"), `${who}${where}${step}: ${failure.message} (${failure.cause})`);
+  say($("why"), `${who}${where}${step}: ${failure.message}`);
+  say($("cause"), `Cause: ${failure.cause}`);
   say($("advice"), verdict.advice ? `What to do: ${verdict.advice}` : "");
-  const hurt = verdict.victims.length ? `${verdict.victims.length} other ranks ended because of it. ` : "";
+  const hurt = verdict.victims.length ? `${verdict.victims.length === 1 ? "One other rank" : `${verdict.victims.length} other ranks`} ended because of it. ` : "";
   say($("retry"), `${hurt}${verdict.not_retried ? `Not tried again: ${verdict.not_retried}.` : ""}`);
   $("whose").hidden = failure.rank == null;
   $("whose").dataset.rank = failure.rank ?? "";

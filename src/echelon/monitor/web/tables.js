@@ -15,7 +15,7 @@ function fill(table, lines) {
 }
 function title(table, names) {
   const row = table.tHead.rows[0];
-  if (row.cells.length === names.length) return;
+  if (names.length === row.cells.length && names.every((name, at) => row.cells[at].textContent === name)) return;
   row.replaceChildren();
   for (const name of names) put(row, "th", name).scope = "col";
 }
@@ -28,13 +28,13 @@ export function drawRanks({head, ranks, nodes}) {
   if (!has($("ranks"), ranks.length > 0)) { say($("more"), ""); return; }
   const at = Object.fromEntries(head.fields.map((name, place) => [name, place]));
   const names = new Map(nodes.map((node) => [node.node, node.name]));
-  const some = (name) => ranks.some((rank) => rank[at[name]] != null);
+  const some = (name) => ranks.some((rank) => name === "gone" ? !rank[at.alive] : rank[at[name]] != null);
   const columns = [
     ["rank", (rank) => rank[at.rank]],
     ["node", (rank) => names.get(rank[at.node]) || ""],
-    ["state", (rank) => rank[at.failed] ? "failed" : rank[at.alive] ? "" : "ended"],
-    ["step", (rank) => number(rank[at.step])],
-    ["steps/s", (rank) => number(rank[at.steps])],
+    ["state", (rank) => rank[at.failed] ? "failed" : rank[at.alive] ? "" : "ended", "gone"],
+    ["step", (rank) => number(rank[at.step]), "step"],
+    ["steps/s", (rank) => number(rank[at.steps]), "steps"],
     ["busy", (rank) => percent(rank[at.busy]), "busy"],
     ["waits for ranks", (rank) => percent(rank[at.comm]), "comm"],
     ["waits for data", (rank) => percent(rank[at.data]), "data"],
