@@ -55,15 +55,13 @@ def dash(
     here = f"{getpass.getuser()}@{socket.getfqdn()}"
     console.note(f"from another machine, first: ssh -L {number}:{_HOST}:{number} {here}")
     console.note("Ctrl-C ends it")
-    config = uvicorn.Config(
-        make_app(Path(runs_dir), gate),
-        log_level="critical",
-        access_log=False,
-        lifespan="off",
-        # Browsers that still listen are no reason to stay.
-        timeout_graceful_shutdown=1,
+    page = make_app(Path(runs_dir), gate, over=lambda: server.should_exit)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            page, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=5
+        )
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:
@@ -71,6 +69,7 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_HOST, port))
+        listener.listen()  # whoever opens the address at once waits a moment
     except OSError as error:
         listener.close()
         raise UnavailableError(

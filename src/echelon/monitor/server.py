@@ -100,8 +100,8 @@ def _with_headers(send: Send) -> Send:
 class Pages:
     """What is behind the gate."""
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
+    def __init__(self, runs: Path, over: Callable[[], bool]) -> None:
+        self._runs, self._over = runs, over
         self._overview = Overview(runs)
         self._lock = threading.Lock()
         self._watched: dict[Path, Watched] = {}
@@ -135,7 +135,7 @@ class Pages:
         watched = await asyncio.to_thread(self._find, request)
         if watched is None:
             return _missing()
-        return StreamingResponse(_stream(watched), media_type="text/event-stream")
+        return StreamingResponse(self._stream(watched), media_type="text/event-stream")
 
     async def logs(self, request: Request) -> Response:
         watched = await asyncio.to_thread(self._find, request)
@@ -145,6 +145,16 @@ class Pages:
         after, text = _number(asked.get("after", "")), asked.get("search", "")[:_LONGEST]
         wanted = Wanted(rank=_number(asked.get("rank", "")), text=text)
         return JSONResponse(await asyncio.to_thread(watched.logs, after, wanted))
+
+    async def _stream(self, watched: Watched) -> AsyncIterator[str]:
+        """Send the run, and then what has changed about it, as long as somebody listens."""
+        seen, text = await asyncio.to_thread(watched.news, 0)
+        while not self._over():
+            # A line that says nothing, too, so that one who has left is noticed.
+            yield f"data: {text}\n\n" if text else ": nothing new\n\n"
+            if not await asyncio.to_thread(watched.recall):
+                await asyncio.sleep(EVERY_S)
+            seen, text = await asyncio.to_thread(watched.news, seen)
 
     def _find(self, request: Request) -> Watched | None:
         name = request.path_params["name"]
@@ -158,17 +168,6 @@ class Pages:
             while len(self._watched) > _WATCHED:
                 del self._watched[next(iter(self._watched))]
             return watched
-
-
-async def _stream(watched: Watched) -> AsyncIterator[str]:
-    """Send the run, and then what has changed about it, as long as somebody listens."""
-    seen, text = await asyncio.to_thread(watched.news, 0)
-    while True:
-        # A line that says nothing, too, so that one who has left is noticed.
-        yield f"data: {text}\n\n" if text else ": nothing new\n\n"
-        if not await asyncio.to_thread(watched.recall):
-            await asyncio.sleep(EVERY_S)
-        seen, text = await asyncio.to_thread(watched.news, seen)
 
 
 def _number(text: str) -> int | None:
@@ -199,9 +198,15 @@ def _missing() -> Response:
     return PlainTextResponse("not found\n", 404)
 
 
-def make_app(runs: Path, gate: Gate) -> ASGIApp:
-    """Return the whole of it."""
-    pages = Pages(runs)
+def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """Return the whole of it.
+
+    Args:
+        runs: the folder that they are in.
+        gate: who may enter.
+        over: whether the server is to end, and nobody may keep it with a stream.
+    """
+    pages = Pages(runs, over)
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", pages.page),
         ("/web/{name}", pages.web),

@@ -41,7 +41,7 @@ class Answer:
         return json.loads(self.body)
 
 
-def ask(runs, path, *, query="", method="GET", until=None, **headers):
+def ask(runs, path, *, query="", method="GET", until=None, app=None, **headers):
     """Return the answer to a request; of a stream, as much as is asked for."""
     answer = Answer()
     over = asyncio.Event()
@@ -72,7 +72,7 @@ def ask(runs, path, *, query="", method="GET", until=None, **headers):
         "client": ("127.0.0.1", 1),
         "http_version": "1.1",
     }
-    asyncio.run(asyncio.wait_for(make_app(runs, GATE)(scope, receive, send), 20))
+    asyncio.run(asyncio.wait_for((app or make_app(runs, GATE))(scope, receive, send), 20))
     return answer
 
 
@@ -182,8 +182,13 @@ def test_a_run_is_followed_in_a_stream(runs):
     assert json.loads(first.removeprefix("data: "))["head"]["run"] == "train-ab12"
 
 
+def test_a_stream_does_not_keep_a_server_that_is_to_end(runs):
+    app = make_app(runs, GATE, over=lambda: True)
+    assert see(runs, "/api/runs/train-ab12/follow", app=app).body == b""
+
+
 def test_runs_that_nobody_looks_at_are_forgotten(runs):
-    pages = Pages(runs)
+    pages = Pages(runs, lambda: False)
     made = [RunDir.create(runs, f"r-{number}") for number in range(6)]
     first = pages._watch(made[0])
     assert pages._watch(made[0]) is first
