@@ -23,7 +23,7 @@ from echelon.core.waiting import wait_until
 
 NAME = "train-ab12"
 WATCHER = """
-window.updates = []; window.viewed = window.filled = null;
+window.updates = []; window.viewed = window.filled = window.read = null;
 document.addEventListener("drawn", ({detail}) => {
   const began = performance.now() - detail.page;
   // Until it can be seen: drawn in the next frame, and after that.
@@ -31,14 +31,15 @@ document.addEventListener("drawn", ({detail}) => {
     {...detail, painted: performance.now() - began})));
 });
 const drawn = () => ["#curve path", "#rate path", "#time .row", "#line .good",
-  "#ranks tbody tr", "#nodes tbody tr", "#saves tbody tr", "#logs div"]
+  "#ranks tbody tr", "#nodes tbody tr", "#saves tbody tr"]
   .every((one) => document.querySelector(one)) && document.getElementById("map").width > 1;
 const look = () => {
   if (document.body && drawn()) {
     window.viewed ??= performance.now();
     if (document.getElementById("map").width > 100) window.filled ??= performance.now();
+    if (document.querySelector("#logs div")) window.read ??= performance.now();
   }
-  if (window.filled === null) requestAnimationFrame(look);
+  if (window.filled === null || window.read === null) requestAnimationFrame(look);
 };
 requestAnimationFrame(look);
 """
@@ -60,24 +61,25 @@ def view(browser, address):
     page.on("console", lambda message: print(message.text) if message.type == "error" else None)
     page.add_init_script(WATCHER)
     page.goto(address)
-    assert wait_until(lambda: page.evaluate("window.filled !== null"), timeout_s=30)
+    assert wait_until(lambda: page.evaluate("window.filled && window.read"), timeout_s=30)
     return page
 
 
 def measure_views(browser, folder, simulated, trials):
     """Return seconds from the navigation to all plots drawn, by servers old and new."""
-    first, filled, again = [], [], []
+    first, filled, read, again = [], [], [], []
     for _ in range(trials):
         simulated.advance(time.time())
         with serving(folder, simulated.run.path.parent) as (address, _):
             page = view(browser, address)
             first.append(page.evaluate("window.viewed") / 1000)
             filled.append(page.evaluate("window.filled") / 1000)
+            read.append(page.evaluate("window.read") / 1000)
             page.context.close()
             page = view(browser, address)
             again.append(page.evaluate("window.viewed") / 1000)
             page.context.close()
-    return first, filled, again
+    return first, filled, read, again
 
 
 def measure_updates(browser, folder, simulated, count):
@@ -107,7 +109,7 @@ def main():
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
         )
-        first, filled, again = measure_views(browser, folder, simulated, options.trials)
+        first, filled, read, again = measure_views(browser, folder, simulated, options.trials)
         updates, share, memory_mib = measure_updates(browser, folder, simulated, options.updates)
         browser.close()
     whole_ms = sorted(one["server"] + one["painted"] for one in updates)
@@ -117,6 +119,7 @@ def main():
     rows = {
         "first view, a server that has read nothing": views,
         "… and two minutes of all ranks on the map": summary(filled),
+        "… and the output of all ranks": summary(read),
         "first view, once more": summary(again),
         "update: in the server": summary(server_ms, "ms", 1),
         "update: in the page, until it is seen": summary(page_ms, "ms", 1),

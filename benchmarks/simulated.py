@@ -6,6 +6,7 @@ busy, and the others wait for it.
 
 import json
 import math
+import os
 import random
 
 from echelon.core.events import Event, render_event
@@ -56,9 +57,11 @@ class SimulatedRun:
                 began_s - 18, "generation", generation=0, world_size=ranks, nodes=self.nodes
             )
         )
-        killed = {"rank": 77, "node": "node010", "cause": "signal", "message": "killed by SIGKILL"}
+        dead = min(77, ranks - 1)
+        where = f"node{dead // self.procs + 1:03}"
+        killed = {"rank": dead, "node": where, "cause": "signal", "message": "killed by SIGKILL"}
         for rank in range(ranks):
-            signal = 9 if rank == 77 else 15
+            signal = 9 if rank == dead else 15
             lines.append(
                 self._event(began_s + 60, "exited", generation=0, rank=rank, code=0, signal=signal)
             )
@@ -77,7 +80,8 @@ class SimulatedRun:
                 began_s + 62, "generation", generation=1, world_size=ranks, nodes=self.nodes
             )
         )
-        lines.append(self._event(began_s + 62, "note", node=9, text="node010: 2 zombies reaped"))
+        cold = "ranks start cold on this node: the zygote has ended"
+        lines.append(self._event(began_s + 62, "note", node=dead // self.procs, text=cold))
         lines += [
             self._event(began_s + at, "alive", generation=1, step=200 + 5 * at)
             for at in range(70, 1200, 10)
@@ -136,16 +140,19 @@ class SimulatedRun:
                 file.write(f"{render_sample(self.sample(node, now_s))}\n")
         with self.run.metrics.open("a") as file:
             file.write(self._metric(now_s))
+        step = int(5 * (now_s - self._began_s))
         for rank in (0, SLOW % self.ranks):
             with self.run.rank_log(attempt=1, generation=1, rank=rank).open("a") as file:
-                file.write(f"step at {now_s:.1f}\n")
+                file.write(f"step {step}: loss {self._loss(step):.3f}\n")
 
     def _metric(self, at_s):
         step = int(5 * (at_s - self._began_s))
-        loss = 2 + 6 * math.exp(-step / 2000) + 0.1 * self._random.random()
-        told = {"loss": loss, "rate": 5 * 32.0 * self.ranks * (1 + 0.02 * self._random.random()),
-                "data_wait": 0.01, "lr": 3e-4}  # fmt: skip
+        rate = 160.0 * self.ranks * (1 + 0.02 * self._random.random())
+        told = {"loss": self._loss(step), "rate": rate, "data_wait": 0.01, "lr": 3e-4}
         return self._event(at_s, "step", step=step, metrics=told)
+
+    def _loss(self, step):
+        return 2 + 6 * math.exp(-step / 2000) + 0.1 * self._random.random()
 
     def _write_metrics(self, seconds):
         self.run.metrics.write_text(
@@ -174,5 +181,7 @@ class SimulatedRun:
             shards = [{"file": f"shard-{rank:05}.safetensors", "bytes": 3 * 2**30, "own": None}
                       for rank in range(self.ranks)]  # fmt: skip
             record = {"format": "echelon checkpoint", "version": 1, "step": step, "shards": shards}
-            record |= {"metrics": {"loss": 3.0}, "world_size": self.ranks}
-            (folder / "manifest.json").write_text(json.dumps(record))
+            record |= {"metrics": {"loss": self._loss(step)}, "world_size": self.ranks}
+            manifest = folder / "manifest.json"
+            manifest.write_text(json.dumps(record))
+            os.utime(manifest, (self._began_s + step / 5,) * 2)
