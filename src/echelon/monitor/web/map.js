@@ -103,7 +103,10 @@ export function drawMap(run) {
   context.putImageData(image, 0, 0);
   shape = {kind, ranks, from, to, width, cells, run};
   drawAxes(ranks, from, to, SHARES.has(kind) ? "100 %" : figure(high));
-  say($("standout"), standout(run));
+  const [slow, words] = standout(run);
+  say($("standout"), words);
+  $("slow").hidden = slow < 0; // of a thousand ranks, one is a thin line
+  $("slow").style.top = `${100 * (slow + 0.5) / ranks}%`;
   if (at) point();
 }
 
@@ -132,11 +135,11 @@ const whose = (run, rank) => {
   return `rank ${rank}${node && node.name ? ` on ${node.name}` : ""}`;
 };
 
-// Names the rank that differs most from the others of late, if one does.
+// Finds the rank that differs most from the others of late, if one does, and says how.
 function standout(run) {
   const times = [...columns.keys()].sort((a, b) => a - b).slice(-LATELY), ranks = run.ranks.length;
   const kind = ["busy", "util", "steps"].find((one) => times.some((time) => columns.get(time)[one]));
-  if (!kind || ranks < 2 || times.length < 3) return "";
+  if (!kind || ranks < 2 || times.length < 3) return [-1, ""];
   const sums = new Float64Array(ranks), counts = new Float64Array(ranks);
   for (const time of times) {
     const told = columns.get(time)[kind];
@@ -148,11 +151,11 @@ function standout(run) {
     const off = kind === "busy" ? mean - usual : kind === "steps" ? usual - mean : Math.abs(mean - usual);
     if (off > by) { by = off; most = rank; }
   });
-  if (most < 0 || by < (kind === "steps" ? 0.2 * usual : 15)) return "";
+  if (most < 0 || by < (kind === "steps" ? 0.2 * usual : 15)) return [-1, ""];
   const who = whose(run, most), [own, others] = [means[most], usual].map((one) => percent(one / 100));
-  if (kind === "busy") return `${who} is the slowest: busy ${own} of the time, the others ${others}, who wait for it.`;
-  if (kind === "util") return `${who} differs: its GPU is used ${own} of the time, the others’ ${others}.`;
-  return `${who} is slow: ${figure(means[most])} steps/s, the others ${figure(usual)}.`;
+  if (kind === "busy") return [most, `${who} is the slowest: busy ${own} of the time, the others ${others}, who wait for it.`];
+  if (kind === "util") return [most, `${who} differs: its GPU is used ${own} of the time, the others’ ${others}.`];
+  return [most, `${who} is slow: ${figure(means[most])} steps/s, the others ${figure(usual)}.`];
 }
 const lower = (values) => {
   const known = values.filter((one) => one === one).sort();
