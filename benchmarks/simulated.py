@@ -133,11 +133,15 @@ class SimulatedRun:
             ]
             self.run.telemetry(1, node, 0).write_text("\n".join([*older, *fresh, ""]))
 
-    def advance(self, now_s):
+    def prepare(self, at_s):
+        """Return what all nodes will have measured at a time, for `advance`."""
+        return [f"{render_sample(self.sample(node, at_s))}\n" for node in range(self.nodes)]
+
+    def advance(self, now_s, lines=()):
         """Let all nodes measure once more, and the training log a step."""
-        for node in range(self.nodes):
+        for node, line in enumerate(lines or self.prepare(now_s)):
             with self.run.telemetry(1, node, 0).open("a") as file:
-                file.write(f"{render_sample(self.sample(node, now_s))}\n")
+                file.write(line)
         with self.run.metrics.open("a") as file:
             file.write(self._metric(now_s))
         step = int(5 * (now_s - self._began_s))

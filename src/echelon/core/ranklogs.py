@@ -7,6 +7,7 @@ holds lines of `time size`, each saying how long the log was then.
 
 import contextlib
 import heapq
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -203,10 +204,13 @@ class RunLogs:
             readers = []
             # Ranks are started anew only when all earlier ones are gone.
             ended = over or folder is not folders[-1]
-            for path in sorted(folder.glob("rank-*.log")):
-                reader = self._open.get(path) or RankLog(path, recent=self._recent)
-                self._open[path] = reader
-                if self._rank is None or reader.rank == self._rank:
+            for name, size in _sizes(folder):
+                path = folder / name
+                reader = self._open.get(path)
+                if reader is None:
+                    reader = self._open[path] = RankLog(path, recent=self._recent)
+                # Of a thousand, few have anything new to say.
+                if size > reader.offset and self._rank in (None, reader.rank):
                     readers.append(reader.read(over=ended, now_s=now_s))
             yield from heapq.merge(*readers)
             if folder is not folders[-1]:
@@ -217,6 +221,19 @@ class RunLogs:
     def ends(self) -> dict[Path, int]:
         """Return up to where the logs are read that may still grow."""
         return {path: log.offset for path, log in self._open.items()}
+
+
+def _sizes(folder: Path) -> list[tuple[str, int]]:
+    """Return the logs in a folder, by their names, and how long they are."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                (entry.name, entry.stat().st_size)
+                for entry in entries
+                if entry.name.startswith("rank-") and entry.name.endswith(".log")
+            )
+    except OSError:
+        return []  # it was taken away meanwhile
 
 
 def _generation(folder: Path) -> tuple[int, int]:

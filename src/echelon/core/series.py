@@ -149,12 +149,21 @@ def read_last_lines(file: BinaryIO, lines: int) -> tuple[int, bytes]:
         stop, start = start, max(0, start - size)
         file.seek(start)
         parts.append(file.read(stop - start))
-        found += parts[-1].count(b"\n")
-        size *= 2
+        found += _count_lines(parts[-1])
+        # Lines are about as long as those that were found.
+        size = max(size, (lines + 2 - found) * (end - start) // max(1, found))
     content = b"".join(reversed(parts))
     if found > lines:
         content = content.split(b"\n", found - lines)[-1]
     return end - len(content), content
+
+
+def _count_lines(content: bytes) -> int:
+    """Count by leaps: where lines are long, `bytes.count` takes much longer."""
+    count, at = 0, content.find(b"\n")
+    while at >= 0:
+        count, at = count + 1, content.find(b"\n", at + 1)
+    return count
 
 
 def read_series(level: Callable[[int], Path]) -> list[Sample]:

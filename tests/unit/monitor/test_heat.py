@@ -114,5 +114,5 @@ def test_of_many_nodes_the_same_seconds_are_recalled(tmp_path):
     heat = HeatMap(120)
     recall(heat, files, 120)
     columns = heat.since(0, 60)
-    assert [one["time"] for one in columns] == list(range(102, 220, 3))
+    assert [one["time"] for one in columns] == list(range(100, 220, 4))
     assert all(one["steps"] == [1.0] * 60 for one in columns)

@@ -2,7 +2,7 @@
 import {$, say, put, percent, figure, clock} from "./text.js";
 
 const NAMES = {busy: "busy: waits for nobody", steps: "steps per second", util: "GPU utilisation"};
-const SECONDS = 120, HIGHEST = 360, HOLD = 6, LATELY = 20;
+const SECONDS = 120, HIGHEST = 360, HOLD = 2, LATELY = 20, LONGEST = 10;
 const SHARES = new Set(["busy", "util"]);
 // Viridis, which is read in grey and by the colour-blind too.
 const STOPS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
@@ -18,7 +18,7 @@ export function clear() { columns = new Map(); chosen = ""; shape = at = null; $
 
 export function keep(news) {
   for (const one of news) {
-    const kept = {};
+    const kept = {span: one.span || 1};
     for (const kind of Object.keys(NAMES)) if (one[kind]) kept[kind] = Float32Array.from(one[kind], (cell) => cell ?? NaN);
     columns.set(one.time, kept);
   }
@@ -55,14 +55,16 @@ export const choose = (kind) => { chosen = kind; };
 function grid(kind, ranks, from, width) {
   const cells = new Float32Array(ranks * width).fill(NaN);
   for (let x = 0; x < width; x++) {
-    const column = columns.get(from + x), told = column && column[kind];
-    for (let rank = 0; rank < ranks; rank++) {
-      let value = told ? told[rank] : NaN;
-      if (value !== value) for (let back = 1; back <= HOLD && x >= back && value !== value; back++) {
-        const earlier = columns.get(from + x - back);
-        if (earlier && earlier[kind]) value = earlier[kind][rank];
+    const sources = [];
+    for (let back = 0; back < LONGEST && back <= x; back++) {
+      const column = columns.get(from + x - back), span = column ? Math.max(column.span, HOLD + 1) : 0;
+      if (column && column[kind] && back < span) sources.push(column[kind]);
+    }
+    for (const told of sources.reverse()) { // the nearest has the last word
+      for (let rank = Math.min(ranks, told.length) - 1; rank >= 0; rank--) {
+        const value = told[rank];
+        if (value === value) cells[rank * width + x] = value;
       }
-      cells[rank * width + x] = value === undefined ? NaN : value;
     }
   }
   return cells;
