@@ -59,7 +59,7 @@ class RunReader:
         *,
         first: int = HISTORY,
     ) -> None:
-        """Follow a run, beginning with so many of the newest samples of each node."""
+        """Follow a run; of each node, so many of the newest samples are read at first, and kept."""
         self._run, self._tell_seen, self._first = run, seen, first
         self.state = RunState(run_id=run.run_id)
         self.history: dict[int, deque[Sample]] = {}
@@ -89,7 +89,7 @@ class RunReader:
             place = attempt.number, node
             if place not in self._samples:
                 self._samples[place] = _SampleTail(self._run.telemetry(*place, 0), self._first)
-                self.history[node] = deque(maxlen=HISTORY)
+                self.history[node] = deque(maxlen=self._first)
             for sample in self._samples[place].read():
                 self.state.feed_sample(attempt.number, node, sample)
                 self.history[node].append(sample)

@@ -12,11 +12,13 @@ const COLORS = Uint32Array.from({length: 256}, (_, at) => {
   return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
 });
 
+const usuals = new Map(); // what is usual in a second that will not change any more
 let columns = new Map(), chosen = "", shape = null, at = null;
 
-export function clear() { columns = new Map(); chosen = ""; shape = at = null; $("mark").hidden = true; say($("cell"), ""); }
+export function clear() { columns = new Map(); usuals.clear(); chosen = ""; shape = at = null; $("mark").hidden = true; say($("cell"), ""); }
 
 export function keep(news) {
+  if (news.length > 10) usuals.clear();
   for (const one of news) {
     const kept = {span: one.span || 1};
     for (const kind of Object.keys(NAMES)) if (one[kind]) kept[kind] = Float32Array.from(one[kind], (cell) => cell ?? NaN);
@@ -71,12 +73,15 @@ function grid(kind, ranks, from, width) {
 }
 
 // Where several ranks share a row of pixels, the one is shown that is furthest from the usual.
-function squeeze(cells, ranks, width, rows) {
+function squeeze(kind, cells, ranks, from, width, rows) {
   if (rows >= ranks) return cells;
-  const shown = new Float32Array(rows * width).fill(NaN), column = new Float32Array(ranks);
+  const shown = new Float32Array(rows * width).fill(NaN), column = new Float32Array(ranks), fresh = newest() - 10;
+  if (usuals.size > 5 * SECONDS) usuals.clear();
   for (let x = 0; x < width; x++) {
     for (let rank = 0; rank < ranks; rank++) column[rank] = cells[rank * width + x];
-    const usual = median(column);
+    const time = from + x, name = `${kind} ${time}`;
+    if (time > fresh || !usuals.has(name)) usuals.set(name, median(column));
+    const usual = usuals.get(name);
     for (let rank = 0; rank < ranks; rank++) {
       const place = Math.floor(rank * rows / ranks) * width + x, value = column[rank];
       if (value === value && !(Math.abs(shown[place] - usual) >= Math.abs(value - usual))) shown[place] = value;
@@ -99,7 +104,7 @@ export function drawMap(run) {
   if (canvas.height !== rows) canvas.height = rows;
   canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d"), image = context.createImageData(width, rows), pixels = new Uint32Array(image.data.buffer);
-  squeeze(cells, ranks, width, rows).forEach((value, place) => {
+  squeeze(kind, cells, ranks, from, width, rows).forEach((value, place) => {
     pixels[place] = value === value ? COLORS[Math.max(0, Math.min(255, Math.round(255 * value / (high || 1))))] : 0;
   });
   context.putImageData(image, 0, 0);
