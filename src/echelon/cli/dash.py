@@ -3,6 +3,8 @@
 import getpass
 import secrets
 import socket
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -34,6 +36,9 @@ def dash(
         import uvicorn  # noqa: PLC0415
 
         from echelon.monitor.server import make_app  # noqa: PLC0415
+
+        if find_spec("plotly") is None:
+            raise ModuleNotFoundError(name="plotly")  # noqa: TRY301  as the others
     except ModuleNotFoundError as error:
         raise UnavailableError(
             f"the web page needs {error.name}", hint="pip install 'echelon[dash]'"
@@ -51,10 +56,15 @@ def dash(
     here = f"{getpass.getuser()}@{socket.getfqdn()}"
     console.note(f"from another machine, first: ssh -L {number}:{_HOST}:{number} {here}")
     console.note("Ctrl-C ends it")
-    config = uvicorn.Config(
-        make_app(Path(runs_dir), gate), log_level="warning", access_log=False, lifespan="off"
+    # Threads read files; who asks for a page should not wait for them 5 ms at every turn.
+    sys.setswitchinterval(0.0005)
+    page = make_app(Path(runs_dir), gate, over=lambda: server.should_exit)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            page, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=5
+        )
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    server.run(sockets=[listener])
 
 
 def _listen(port: int) -> socket.socket:
@@ -62,6 +72,7 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_HOST, port))
+        listener.listen()  # whoever opens the address at once waits a moment
     except OSError as error:
         listener.close()
         raise UnavailableError(

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from echelon.core.rundir import write_atomic
 
@@ -20,6 +20,7 @@ LINES = 1200
 FOLD = 10
 """How many samples become one."""
 _LEVELS = 5
+_BLOCK = 1 << 13
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +138,32 @@ def read_file(path: Path) -> list[Sample]:
     except OSError:
         return []
     return [sample for sample in map(parse_sample, lines) if sample]
+
+
+def read_last_lines(file: BinaryIO, lines: int) -> tuple[int, bytes]:
+    """Return where the last so many whole lines of a file begin, and what is there from then on."""
+    end = start = file.seek(0, os.SEEK_END)
+    parts: list[bytes] = []
+    found, size = 0, _BLOCK
+    while start > 0 and found <= lines:
+        stop, start = start, max(0, start - size)
+        file.seek(start)
+        parts.append(file.read(stop - start))
+        found += _count_lines(parts[-1])
+        # Lines are about as long as those that were found.
+        size = max(size, (lines + 2 - found) * (end - start) // max(1, found))
+    content = b"".join(reversed(parts))
+    if found > lines:
+        content = content.split(b"\n", found - lines)[-1]
+    return end - len(content), content
+
+
+def _count_lines(content: bytes) -> int:
+    """Count by leaps: where lines are long, `bytes.count` takes much longer."""
+    count, at = 0, content.find(b"\n")
+    while at >= 0:
+        count, at = count + 1, content.find(b"\n", at + 1)
+    return count
 
 
 def read_series(level: Callable[[int], Path]) -> list[Sample]:

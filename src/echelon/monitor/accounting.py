@@ -293,20 +293,39 @@ def _count(value: Any) -> int | None:
 # --- from files -------------------------------------------------------------------------------
 
 
+class AttemptsReader:
+    """Follows what a run's controllers write: each file is read once."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._readers: dict[int, EventReader] = {}
+        self._events: dict[int, list[Event]] = {}
+
+    def read(self) -> bool:
+        """Take in what is new; tell whether there was anything."""
+        found = False
+        for path in self._run.events.glob("controller-*.jsonl"):
+            name = path.stem.removeprefix("controller-")
+            if name.isdecimal():
+                number = int(name)
+                new = self._readers.setdefault(number, EventReader(path)).read()
+                self._events.setdefault(number, []).extend(new)
+                found = found or bool(new)
+        return found
+
+    def attempts(self) -> list[AttemptEvents]:
+        """Return all of it, the first attempt first."""
+        return [
+            AttemptEvents(submitted_s=_submitted(self._run, number), events=events)
+            for number, events in sorted(self._events.items())
+        ]
+
+
 def read_attempts(run: RunDir) -> list[AttemptEvents]:
     """Return what a run's controllers have written, the first attempt first."""
-    numbers = [
-        int(number)
-        for path in run.events.glob("controller-*.jsonl")
-        if (number := path.stem.removeprefix("controller-")).isdecimal()
-    ]
-    return [
-        AttemptEvents(
-            submitted_s=_submitted(run, number),
-            events=EventReader(run.events_of(f"controller-{number}")).read(),
-        )
-        for number in sorted(numbers)
-    ]
+    reader = AttemptsReader(run)
+    reader.read()
+    return reader.attempts()
 
 
 def _submitted(run: RunDir, attempt: int) -> float | None:

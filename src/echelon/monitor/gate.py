@@ -12,6 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 COOKIE = "echelon"
 _LOCAL = ("127.0.0.1", "localhost", "[::1]")
+_OWN = ("same-origin", "none")
+"""Who may have made a browser ask: a page of ours, or its user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,9 @@ class Gate:
         origin = headers.get("origin", "")
         if origin and urlsplit(origin).netloc not in self._names():
             return "foreign origin"
+        # Another port of this host is "same-site": its pages would be sent our cookie.
+        if headers.get("sec-fetch-site", "none") not in _OWN and not self.introduces(query):
+            return "foreign page"
         if not self._knows(query, headers):
             return "no token"
         return ""

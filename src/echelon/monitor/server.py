@@ -4,10 +4,12 @@ A browser opens one stream for what it shows, and is sent what has changed once 
 """
 
 import asyncio
-import json
-import time
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import cache
+from importlib.metadata import version
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +26,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from echelon.clusters.runs import list_runs
-from echelon.core.ranklogs import RunLogs
 from echelon.core.rundir import RunDir
-from echelon.monitor.accounting import account, read_attempts
 from echelon.monitor.gate import Gate
-from echelon.monitor.heat import HeatMap
-from echelon.monitor.reading import RunReader
-from echelon.monitor.snapshot import describe
+from echelon.monitor.logbook import Wanted
+from echelon.monitor.overview import Overview
+from echelon.monitor.watched import EVERY_S, Watched
 
-EVERY_S = 1.0
-_COLUMNS = 120
-_MOST_LINES = 2000
+_WATCHED = 4
+"""How many runs are kept in memory."""
+_LONGEST = 200
+"""What is searched for is no longer."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
@@ -44,9 +45,12 @@ _HEADERS = {
     "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    "cache-control": "no-store",
+    "cross-origin-resource-policy": "same-origin",
 }
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_SCRIPTS = ("page", "text", "panels", "tables", "curves", "map", "logs")
+_OURS = ("page.css", *(f"{name}.js" for name in _SCRIPTS))
+_FRESH, _KEPT = "no-store", "private, max-age=31536000, immutable"
 
 
 class Guarded:
@@ -74,7 +78,7 @@ class Guarded:
                 self._gate.cookie_name, self._gate.token, httponly=True, samesite="strict"
             )
         if response is not None:
-            response.headers.update(_HEADERS)
+            response.headers.update({**_HEADERS, "cache-control": _FRESH})
             await response(scope, receive, send)
             return
         await self._app(scope, receive, _with_headers(send))
@@ -83,8 +87,11 @@ class Guarded:
 def _with_headers(send: Send) -> Send:
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
+            told = message["headers"]
             own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
-            message = {**message, "headers": [*message["headers"], *own]}
+            if not any(name == b"cache-control" for name, _ in told):
+                own.append((b"cache-control", _FRESH.encode()))
+            message = {**message, "headers": [*told, *own]}
         await send(message)
 
     return sending
@@ -93,121 +100,113 @@ def _with_headers(send: Send) -> Send:
 class Pages:
     """What is behind the gate."""
 
-    def __init__(self, runs: Path) -> None:
-        self._runs = runs
+    def __init__(self, runs: Path, over: Callable[[], bool]) -> None:
+        self._runs, self._over = runs, over
+        self._overview = Overview(runs)
+        self._lock = threading.Lock()
+        self._watched: dict[Path, Watched] = {}
+        """The one that was looked at last comes last."""
 
     async def page(self, _request: Request) -> Response:
-        return _file("page.html")
+        content = _read("page.html").replace(b"/web/plotly.js", f"/web/{_plotly_name()}".encode())
+        return Response(content, media_type="text/html")
 
     async def web(self, request: Request) -> Response:
         """Send one of our own files, or plotly's script; a name is not a path."""
         name = request.path_params["name"]
-        if name == "plotly.js":
-            return Response(_plotly(), media_type="text/javascript")
-        return _file(name) if name in ("page.js", "page.css") else _missing()
+        if name == _plotly_name():  # its name says which one it is: it never changes
+            headers = {"cache-control": _KEPT}
+            return Response(_plotly(), media_type="text/javascript", headers=headers)
+        if name not in _OURS:
+            return _missing()
+        return Response(_read(name), media_type=_KINDS[Path(name).suffix])
 
     async def runs(self, _request: Request) -> Response:
-        found = await asyncio.to_thread(self._list)
-        return JSONResponse(found)
-
-    def _list(self) -> list[dict[str, Any]]:
-        rows = []
-        for run in reversed(list_runs(self._runs)):
-            state = RunReader(run).read()
-            attempt = state.attempt
-            rows.append(
-                {
-                    "run": run.run_id,
-                    "phase": state.phase,
-                    "began": attempt.began_s if attempt else None,
-                    "attempts": len(state.attempts),
-                    "ranks": len(state.ranks),
-                    "step": state.step,
-                }
-            )
-        return rows
+        return JSONResponse(await asyncio.to_thread(self._overview.rows))
 
     async def run(self, request: Request) -> Response:
-        run = self._find(request)
-        return JSONResponse(await asyncio.to_thread(_Watched(run).look)) if run else _missing()
+        watched = await asyncio.to_thread(self._find, request)
+        if watched is None:
+            return _missing()
+        _, text = await asyncio.to_thread(watched.news, 0)
+        return Response(text, media_type="application/json")
 
     async def follow(self, request: Request) -> Response:
-        run = self._find(request)
-        if run is None:
+        watched = await asyncio.to_thread(self._find, request)
+        if watched is None:
             return _missing()
-        return StreamingResponse(_stream(_Watched(run)), media_type="text/event-stream")
+        return StreamingResponse(self._stream(watched), media_type="text/event-stream")
 
     async def logs(self, request: Request) -> Response:
-        run = self._find(request)
-        if run is None:
+        watched = await asyncio.to_thread(self._find, request)
+        if watched is None:
             return _missing()
-        rank, wanted = request.query_params.get("rank", ""), request.query_params.get("search", "")
-        only = int(rank) if rank.isdecimal() else None
-        return JSONResponse(await asyncio.to_thread(_read_logs, run, only, wanted))
+        asked = request.query_params
+        after, text = _number(asked.get("after", "")), asked.get("search", "")[:_LONGEST]
+        wanted = Wanted(rank=_number(asked.get("rank", "")), text=text)
+        return JSONResponse(await asyncio.to_thread(watched.logs, after, wanted))
 
-    def _find(self, request: Request) -> RunDir | None:
+    async def _stream(self, watched: Watched) -> AsyncIterator[str]:
+        """Send the run, and then what has changed about it, as long as somebody listens."""
+        seen, text = await asyncio.to_thread(watched.news, 0)
+        while not self._over():
+            # A line that says nothing, too, so that one who has left is noticed.
+            yield f"data: {text}\n\n" if text else ": nothing new\n\n"
+            if not await asyncio.to_thread(watched.recall):
+                await asyncio.sleep(EVERY_S)
+            seen, text = await asyncio.to_thread(watched.news, seen)
+
+    def _find(self, request: Request) -> Watched | None:
         name = request.path_params["name"]
-        return next((run for run in list_runs(self._runs) if run.run_id == name), None)
+        run = next((run for run in list_runs(self._runs) if run.run_id == name), None)
+        return self._watch(run) if run else None
+
+    def _watch(self, run: RunDir) -> Watched:
+        with self._lock:
+            watched = self._watched.pop(run.path, None) or Watched(run)
+            self._watched[run.path] = watched
+            while len(self._watched) > _WATCHED:
+                del self._watched[next(iter(self._watched))]
+            return watched
 
 
-class _Watched:
-    """One run, for one browser."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._run, self._heat = run, HeatMap(_COLUMNS)
-        self._reader = RunReader(run, seen=self._heat.feed)
-        self._before = ""
-
-    def look(self) -> dict[str, Any]:
-        """Return all of it."""
-        told = self._describe()
-        return {**told, "heat": self._heat.whole(len(told["ranks"]))}
-
-    def look_again(self) -> dict[str, Any] | None:
-        """Return it with what is new of the ranks over time; None when nothing has changed."""
-        told = self._describe()
-        news, text = self._heat.news(len(told["ranks"])), json.dumps(told)
-        if text == self._before and not news:
-            return None
-        self._before = text
-        return {**told, "news": news}
-
-    def _describe(self) -> dict[str, Any]:
-        return describe(self._reader.read(), account(read_attempts(self._run)))
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
 
 
-async def _stream(watched: _Watched) -> AsyncIterator[str]:
-    """Send the run, and then what has changed about it, as long as somebody listens."""
-    told: dict[str, Any] | None = await asyncio.to_thread(watched.look)
-    while True:
-        # A line that says nothing, too, so that one who has left is noticed.
-        yield f"data: {json.dumps(told)}\n\n" if told else ": nothing new\n\n"
-        await asyncio.sleep(EVERY_S)
-        told = await asyncio.to_thread(watched.look_again)
+@cache
+def _read(name: str) -> bytes:
+    return files("echelon.monitor").joinpath("web", name).read_bytes()
 
 
-def _read_logs(run: RunDir, rank: int | None, wanted: str) -> list[list[Any]]:
-    lines = RunLogs(run.logs, rank=rank).read(over=False, now_s=time.time())
-    found = [[line.rank, line.text] for line in lines if wanted.lower() in line.text.lower()]
-    return found[-_MOST_LINES:]
+@cache
+def _plotly_name() -> str:
+    return f"plotly-{version('plotly')}.js"
 
 
-def _file(name: str) -> Response:
-    content = files("echelon.monitor").joinpath("web", name).read_bytes()
-    return Response(content, media_type=_KINDS[Path(name).suffix])
-
-
+@cache
 def _plotly() -> bytes:
-    return files("plotly").joinpath("package_data", "plotly.min.js").read_bytes()
+    # Found, not imported: that takes longer than all the rest.
+    found = find_spec("plotly")
+    places = found.submodule_search_locations if found else None
+    assert places, "echelon dash looks whether it is there"
+    folder = Path(places[0])
+    return (folder / "package_data" / "plotly.min.js").read_bytes()
 
 
 def _missing() -> Response:
     return PlainTextResponse("not found\n", 404)
 
 
-def make_app(runs: Path, gate: Gate) -> ASGIApp:
-    """Return the whole of it."""
-    pages = Pages(runs)
+def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False) -> ASGIApp:
+    """Return the whole of it.
+
+    Args:
+        runs: the folder that they are in.
+        gate: who may enter.
+        over: whether the server is to end, and nobody may keep it with a stream.
+    """
+    pages = Pages(runs, over)
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
         ("/", pages.page),
         ("/web/{name}", pages.web),

@@ -6,6 +6,7 @@ what is read: whoever follows a run feeds what is new.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from echelon.core.events import Event
@@ -168,13 +169,13 @@ class RunState:
         known = self.nodes.setdefault(node, NodeState(node=node))
         known.seen_s = sample.time_s
         for name, value in {**sample.lasts, **sample.peaks, **sample.means}.items():
-            owner, dot, what = name.partition(".")
-            if not dot:
+            owner, number_of, what = _split(name)
+            if not owner:
                 known.numbers[name] = value
-            elif owner.startswith("gpu") and owner[3:].isdecimal():
-                known.gpus.setdefault(int(owner[3:]), {})[what] = value
-            elif owner.startswith("rank") and owner[4:].isdecimal():
-                self._see(int(owner[4:]), node, what, value, sample)
+            elif owner == "gpu":
+                known.gpus.setdefault(number_of, {})[what] = value
+            elif owner == "rank":
+                self._see(number_of, node, what, value, sample)
 
     def _see(self, number: int, node: int, what: str, value: float, sample: Sample) -> None:
         rank = self.ranks.get(number)
@@ -205,6 +206,16 @@ _TAKES: Mapping[str, Callable[[RunState, AttemptState, Event], None]] = {
     "note": RunState._take_note,  # noqa: SLF001
     "ended": RunState._take_ended,  # noqa: SLF001
 }
+
+
+@lru_cache(maxsize=1 << 16)
+def _split(name: str) -> tuple[str, int, str]:
+    """Return whose a value is and which it is: `rank3.step`. Names come again every second."""
+    owner, dot, what = name.partition(".")
+    for kind in ("gpu", "rank"):
+        if owner.startswith(kind) and owner[len(kind) :].isdecimal():
+            return kind, int(owner[len(kind) :]), what
+    return ("?" if dot else ""), -1, what
 
 
 def _int(data: Mapping[str, Any], name: str) -> int:

@@ -45,6 +45,18 @@ def test_a_page_of_somebody_elses_may_ask_nothing(origin):
     assert refused(**COOKIE, origin="http://127.0.0.1:8090") == ""
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site", ""])
+def test_a_page_on_another_port_of_this_host_may_not_use_our_cookie(site):
+    headers = {**COOKIE, "sec-fetch-site": site}
+    assert refused(**headers) == "foreign page"
+    assert refused("token=s3cret", **headers) == ""
+
+
+@pytest.mark.parametrize("site", ["same-origin", "none"])
+def test_our_own_page_and_the_user_may(site):
+    assert refused(**COOKIE, **{"sec-fetch-site": site}) == ""
+
+
 @given(
     st.text(), st.dictionaries(st.sampled_from(["cookie", "authorization", "origin"]), st.text())
 )

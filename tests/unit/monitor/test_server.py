@@ -2,14 +2,16 @@
 
 import asyncio
 import json
+import re
 import time
+from importlib.metadata import version
 
 import pytest
 
 from echelon.core.events import EventWriter
 from echelon.core.rundir import RunDir
 from echelon.monitor.gate import Gate
-from echelon.monitor.server import make_app
+from echelon.monitor.server import Pages, make_app
 
 TOKEN = "s3cret"  # noqa: S105
 GATE = Gate(token=TOKEN, port=8090)
@@ -39,7 +41,7 @@ class Answer:
         return json.loads(self.body)
 
 
-def ask(runs, path, *, query="", method="GET", until=None, **headers):
+def ask(runs, path, *, query="", method="GET", until=None, app=None, **headers):
     """Return the answer to a request; of a stream, as much as is asked for."""
     answer = Answer()
     over = asyncio.Event()
@@ -70,7 +72,7 @@ def ask(runs, path, *, query="", method="GET", until=None, **headers):
         "client": ("127.0.0.1", 1),
         "http_version": "1.1",
     }
-    asyncio.run(asyncio.wait_for(make_app(runs, GATE)(scope, receive, send), 20))
+    asyncio.run(asyncio.wait_for((app or make_app(runs, GATE))(scope, receive, send), 20))
     return answer
 
 
@@ -110,12 +112,26 @@ def test_it_only_reads(runs):
     assert see(runs, "/api/runs", method="DELETE").status == 405
 
 
-@pytest.mark.parametrize("name", ["page.js", "page.css", "plotly.js"])
-def test_all_that_the_page_needs_is_here(runs, name):
-    answer = see(runs, f"/web/{name}")
-    assert answer.status == 200
-    assert len(answer.body) > 1000
-    assert "script-src 'self'" in answer.headers["content-security-policy"]
+def test_all_that_the_page_needs_is_here(runs):
+    page = see(runs, "/").body.decode()
+    wanted = set(re.findall(r"/web/[\w.-]+", page))
+    assert {"/web/page.js", "/web/page.css", f"/web/plotly-{version('plotly')}.js"} < wanted
+    for path in wanted:
+        answer = see(runs, path)
+        assert answer.status == 200, path
+        assert len(answer.body) > 1000
+        assert "script-src 'self'" in answer.headers["content-security-policy"]
+        kept = "immutable" if "plotly" in path else "no-store"
+        assert kept in answer.headers["cache-control"]
+
+
+def test_scripts_name_each_other_rightly(runs):
+    wanted = {"page.js"}
+    for _ in range(3):
+        bodies = [see(runs, f"/web/{name}").body.decode() for name in wanted]
+        wanted |= {name for body in bodies for name in re.findall(r'from "\./([\w.]+)"', body)}
+    page = see(runs, "/").body.decode()
+    assert wanted == {name for name in re.findall(r"/web/(\w+\.js)", page) if name != "plotly.js"}
 
 
 @pytest.mark.parametrize(
@@ -141,22 +157,42 @@ def test_all_runs_and_one(runs):
     (one,) = see(runs, "/api/runs").json()
     assert (one["run"], one["phase"], one["ranks"]) == ("train-ab12", "RUNNING", 2)
     run = see(runs, "/api/runs/train-ab12").json()
+    assert run["head"]["run"] == "train-ab12"
     assert [rank[0] for rank in run["ranks"]] == [0, 1]
     assert run["nodes"][0]["name"] == "node1"
-    assert run["heat"] == []
+    assert "columns" not in run
 
 
 def test_what_ranks_print_is_sent_as_data(runs):
     answer = see(runs, "/api/runs/train-ab12/logs")
     assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == [[0, "hello"], [0, HOSTILE]]
-    assert see(runs, "/api/runs/train-ab12/logs", query="search=HELL").json() == [[0, "hello"]]
-    assert see(runs, "/api/runs/train-ab12/logs", query="rank=1").json() == []
-    assert see(runs, "/api/runs/train-ab12/logs", query="rank=-1;drop").status == 200
+    assert answer.json() == {"lines": [[0, "hello"], [0, HOSTILE]], "next": 2, "whole": True}
+    found = see(runs, "/api/runs/train-ab12/logs", query="search=HELL").json()
+    assert found["lines"] == [[0, "hello"]]
+    assert see(runs, "/api/runs/train-ab12/logs", query="rank=1").json()["lines"] == []
+    assert see(runs, "/api/runs/train-ab12/logs", query="after=1").json()["lines"] == [[0, HOSTILE]]
+    for query in ("rank=-1;drop", "after=1e9", "after=%00", "rank=²", f"after={'9' * 5000}"):
+        assert see(runs, "/api/runs/train-ab12/logs", query=query).status == 200
 
 
 def test_a_run_is_followed_in_a_stream(runs):
     answer = see(runs, "/api/runs/train-ab12/follow", until=b"\n\n")
     assert answer.headers["content-type"].startswith("text/event-stream")
     first = answer.body.decode().split("\n\n")[0]
-    assert json.loads(first.removeprefix("data: "))["run"] == "train-ab12"
+    assert json.loads(first.removeprefix("data: "))["head"]["run"] == "train-ab12"
+
+
+def test_a_stream_does_not_keep_a_server_that_is_to_end(runs):
+    app = make_app(runs, GATE, over=lambda: True)
+    assert see(runs, "/api/runs/train-ab12/follow", app=app).body == b""
+
+
+def test_runs_that_nobody_looks_at_are_forgotten(runs):
+    pages = Pages(runs, lambda: False)
+    made = [RunDir.create(runs, f"r-{number}") for number in range(6)]
+    first = pages._watch(made[0])
+    assert pages._watch(made[0]) is first
+    for run in made[1:]:
+        pages._watch(run)
+    assert len(pages._watched) == 4
+    assert pages._watch(made[0]) is not first
