@@ -213,6 +213,23 @@ def test_on_a_phone_nothing_sticks_out(browser, served, live, scheme):
 # --- who may see it ------------------------------------------------------------------------------
 
 
+def test_a_link_in_a_terminal_that_is_a_web_page_leads_in(browser, served, live):
+    with watching(browser) as page:
+        elsewhere = "http://terminal.example/"
+        page.route(
+            f"{elsewhere}**",
+            lambda route: route.fulfill(
+                content_type="text/html", body=f'<a href="{served.address}">here</a>'
+            ),
+        )
+        page.goto(elsewhere)
+        page.get_by_text("here").click()
+        expect(page.locator("#list")).to_contain_text(live.path.name)
+        assert "token" not in page.url
+        page.reload()
+        expect(page.locator("#list")).to_contain_text(live.path.name)
+
+
 def test_without_the_token_nothing_is_told(browser, served, live):
     context = browser.new_context()
     page = context.new_page()

@@ -18,6 +18,8 @@ app = typer.Typer(rich_markup_mode=None)
 
 _LOGS = 20
 """How many of the last lines are kept."""
+_RECENT = 4096
+"""How many bytes are read of a log that is there already."""
 
 
 @app.command()
@@ -50,22 +52,25 @@ class _Screen:
 
     def __init__(self, run: "RunDir") -> None:
         from echelon.core.ranklogs import RunLogs  # noqa: PLC0415
+        from echelon.monitor.accounting import AttemptsReader  # noqa: PLC0415
         from echelon.monitor.reading import RunReader  # noqa: PLC0415
 
-        self._run, self._reader = run, RunReader(run)
-        self._logs, self._lines = RunLogs(run.logs), deque[str](maxlen=_LOGS)
+        self._reader, self._events = RunReader(run), AttemptsReader(run)
+        self._logs = RunLogs(run.logs, recent=_RECENT)
+        self._lines = deque[str](maxlen=_LOGS)
 
     def view(self) -> "View":
-        from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
+        from echelon.monitor.accounting import account  # noqa: PLC0415
         from echelon.monitor.frame import View  # noqa: PLC0415
 
         state = self._reader.read()
         for line in self._logs.read(over=False, now_s=time.time()):
             self._lines.append(f"{line.rank}: {line.text}")
+        self._events.read()
         return View(
             state=state,
             history=self._reader.history,
-            effective=account(read_attempts(self._run)).render(),
+            effective=account(self._events.attempts()).render(),
             logs=tuple(self._lines),
             now_s=time.time(),
         )

@@ -38,7 +38,7 @@ class Gate:
         return ""
 
     def introduces(self, query: str) -> bool:
-        """Tell whether a request brings the token in its address, where it should not stay."""
+        """Tell whether a request brings the token in its address; the page takes it out there."""
         return self._is_token(*parse_qs(query).get("token", [""])[:1])
 
     def _names(self) -> set[str]:
@@ -57,6 +57,16 @@ class Gate:
     @property
     def cookie_name(self) -> str:
         return f"{COOKIE}-{self.port}"
+
+    @property
+    def cookie(self) -> tuple[bytes, bytes]:
+        """The header that lets a browser in from now on.
+
+        It comes with the page itself. To follow a redirect from a link on somebody else's page, as
+        in a terminal that is a web page, a browser would not send it.
+        """
+        value = f"{self.cookie_name}={self.token}; HttpOnly; Path=/; SameSite=strict"
+        return b"set-cookie", value.encode()
 
     def _is_token(self, text: str) -> bool:
         return hmac.compare_digest(text.encode(), self.token.encode())

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import (
     JSONResponse,
     PlainTextResponse,
-    RedirectResponse,
     Response,
     StreamingResponse,
 )
@@ -72,26 +71,22 @@ class Guarded:
             )
         elif request.method not in ("GET", "HEAD"):
             response = PlainTextResponse("only to be read\n", 405)
-        elif self._gate.introduces(query):
-            response = RedirectResponse(request.url.path, 303)
-            response.set_cookie(
-                self._gate.cookie_name, self._gate.token, httponly=True, samesite="strict"
-            )
         if response is not None:
             response.headers.update({**_HEADERS, "cache-control": _FRESH})
             await response(scope, receive, send)
             return
-        await self._app(scope, receive, _with_headers(send))
+        more = [self._gate.cookie] if self._gate.introduces(query) else []
+        await self._app(scope, receive, _with_headers(send, more))
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, more: list[tuple[bytes, bytes]]) -> Send:
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
             told = message["headers"]
             own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
             if not any(name == b"cache-control" for name, _ in told):
                 own.append((b"cache-control", _FRESH.encode()))
-            message = {**message, "headers": [*told, *own]}
+            message = {**message, "headers": [*told, *own, *more]}
         await send(message)
 
     return sending

@@ -5,6 +5,7 @@ what is read: whoever follows a run feeds what is new.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -187,9 +188,12 @@ class RunState:
     def feed_metric(self, event: Event) -> None:
         """Take in a line of what the training measured."""
         step, told = _int(event.data, "step"), event.data.get("metrics")
+        # What a validation calls `loss` is another curve than that of the steps.
+        kind = "" if event.kind == "step" else f"{event.kind} "
         for name, value in told.items() if isinstance(told, Mapping) else ():
             if isinstance(value, int | float) and not isinstance(value, bool):
-                self.metrics.setdefault(str(name), []).append((step, float(value)))
+                with suppress(OverflowError):  # an integer of any length
+                    self.metrics.setdefault(f"{kind}{name}", []).append((step, float(value)))
 
 
 _TAKES: Mapping[str, Callable[[RunState, AttemptState, Event], None]] = {

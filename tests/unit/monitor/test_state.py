@@ -51,6 +51,13 @@ def test_why_ranks_were_started_again():
     assert (generation.began_s, generation.ended_s) == (12, 30)
 
 
+def test_what_a_validation_measures_is_a_curve_of_its_own():
+    one = state()
+    for kind, value in (("step", 0.5), ("validation", 0.75), ("step", 10**400)):
+        one.feed_metric(at(20, kind, step=3, metrics={"loss": value}))
+    assert one.metrics == {"loss": [(3, 0.5)], "validation loss": [(3, 0.75)]}
+
+
 def test_ranks_are_where_they_were_measured():
     one = state(*RUNNING)
     one.feed_sample(1, 1, sample(1, steps=3.0))

@@ -110,6 +110,9 @@ function setTheme(theme) {
   if (run) { dirty = all(); draw(true); }
 }
 
+// The cookie is here: the token need not stay in the address, nor in what is copied of it.
+if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+
 const wanted = () => { try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; } };
 const kept = localStorage.getItem("theme"), system = matchMedia("(prefers-color-scheme: dark)");
 setTheme(kept || (system.matches ? "dark" : "light"));
