@@ -17,7 +17,7 @@ from echelon.core.events import EventReader
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
 from echelon.core.scribe import AWAY
-from echelon.errors import EchelonError, NotFoundError, UnavailableError
+from echelon.errors import NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,6 +32,8 @@ _LOOK_S = 0.05
 """How often files are looked at."""
 _ASK_S = 1.0
 """How often Slurm is asked."""
+_MOST_NODES = 32
+"""Of how many nodes telemetry is read for the last line: nobody waits long for that."""
 _EAGER_S = 5.0
 """For how long it is asked all the time once a controller has left its outcome."""
 
@@ -113,8 +115,8 @@ def _sum_up(run: "RunDir") -> None:
     """Say what the run's time went to, and what to change, in a line or two."""
     from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
 
-    with suppress(OSError, EchelonError):  # it is over; this is an extra
-        if text := render_short(make_report(run)):
+    with suppress(Exception):  # it is over, and has its exit code; this is an extra
+        if text := render_short(make_report(run, most_nodes=_MOST_NODES)):
             console.note(text)
 
 

@@ -90,6 +90,8 @@ class Agent:
             restarts=request.restarts,
         )
         self._guard = Guard(scratch)
+        self._link: Link | None = None
+        self._files = AgentFiles()
         self._meter = Meter(
             run,
             attempt=attempt,
@@ -98,9 +100,8 @@ class Agent:
             env=common,
             shell=shell,
             guard=self._guard,
+            files=self._files,
         )
-        self._link: Link | None = None
-        self._files = AgentFiles()
         self._nursery = Nursery(
             program=request.program,
             preload=request.preload,
@@ -154,7 +155,7 @@ class Agent:
             self._spawn(self._pulse())
             self._spawn(self._files.time_logs())
             if self._request.telemetry:
-                self._meter.start()
+                self._spawn(self._meter.start())
             await self._done.wait()
         except OSError as error:
             self._files.say(f"cannot reach the controller at {self._controller}: {error}")

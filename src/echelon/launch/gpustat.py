@@ -48,13 +48,22 @@ class Gpus:
         try:
             nvml.nvmlInit()
             count = nvml.nvmlDeviceGetCount()
-            self._handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
         except nvml.NVMLError as error:
             self.reason = str(error)
+            return
+        for index in range(count):
+            try:
+                self._handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
+            except nvml.NVMLError as error:
+                self._handles.append(None)  # one that is broken; the others keep their numbers
+                self.reason = str(error)
 
     def look(self, *, thorough: bool = True) -> list[Gpu]:
         """Return how they are now; thorough is also what takes the driver a while to answer."""
-        return [self._look_at(handle, thorough) for handle in self._handles]
+        return [
+            Gpu(uuid="") if handle is None else self._look_at(handle, thorough)
+            for handle in self._handles
+        ]
 
     def _look_at(self, handle: Any, thorough: bool) -> Gpu:
         nvml: Any = self._nvml

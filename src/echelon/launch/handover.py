@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
-from echelon.core.slurm import Slurm
+from echelon.core.slurm import OVER, Slurm
 from echelon.errors import EchelonError, UnavailableError
 from echelon.launch.attempts import (
     SKIPPED,
@@ -126,6 +126,12 @@ class Standby:
             with contextlib.suppress(EchelonError):
                 self._slurm.set_mail(self.attempt.job_id, "NONE")
         return self.attempt
+
+    def speak(self) -> None:
+        """Have its end told from now on, if it was silent."""
+        if self._quiet and self.attempt:
+            with contextlib.suppress(EchelonError):
+                self._slurm.set_mail(self.attempt.job_id, OVER)
 
     def _release(self, job_id: str) -> Job:
         """Return it as it is in the queue; `--hold` was for the first job, and nobody is here."""

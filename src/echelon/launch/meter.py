@@ -9,11 +9,16 @@ from pathlib import Path
 
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
+from echelon.errors import EchelonError
+from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
 
 SAID = "said"
 """The file in the agent's folder where telemetry puts what users should hear."""
+CLOCK = "clock"
+"""The file there from which it has the controller's time, as an offset to the monotonic clock."""
 _MOST = 4096
+_LAUNCHER = Path(__file__).resolve().parents[2]
 
 
 class Meter:
@@ -29,19 +34,22 @@ class Meter:
         env: Mapping[str, str],
         shell: Shell,
         guard: Guard,
+        files: AgentFiles,
     ) -> None:
         self._run, self._place = run, (str(attempt), str(node))
         self._scratch, self._env = scratch, env
-        self._shell, self._guard = shell, guard
+        self._shell, self._guard, self._files = shell, guard, files
         self._pid = self._read = 0
 
-    def start(self) -> None:
-        launcher, log = Path(__file__).resolve().parents[2], self._run.logs / "telemetry.log"
-        argv = [sys.executable, str(launcher), "telemetry", str(self._run.path)]
+    async def start(self) -> None:
+        log = self._run.logs / "telemetry.log"
+        argv = [sys.executable, str(_LAUNCHER), "telemetry", str(self._run.path)]
         argv += [*self._place, str(self._scratch)]
         try:
-            self._pid = self._shell.start(argv, log=log, env=self._env)
-        except OSError:
+            self._pid = await self._files.insist(
+                lambda: self._shell.start(argv, log=log, env=self._env)
+            )
+        except (OSError, EchelonError):
             return  # storage that is away: nothing is measured
         self._guard.watch(self._pid)
 

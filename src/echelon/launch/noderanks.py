@@ -39,6 +39,7 @@ from echelon.launch.messages import (
     Start,
     ZygoteLost,
 )
+from echelon.launch.meter import CLOCK
 from echelon.launch.nursery import Nursery
 from echelon.launch.sampling import OomWatch, fit, sample_process
 from echelon.launch.spending import Motion, read_pace, read_spent
@@ -111,6 +112,8 @@ class NodeRanks:
 
     async def _start(self, order: Start) -> None:
         self._files.set_clock(order.now_s)
+        with contextlib.suppress(OSError):  # for telemetry, which has no other word of it
+            (self._scratch / CLOCK).write_text(repr(order.now_s - time.monotonic()))
         if door := self._doors.take(order.address):
             if order.served:
                 self._nursery.tell({"order": "store", "generation": order.generation}, door)

@@ -120,6 +120,8 @@ class Burned:
 
     group: int
     ticks: int
+    mem: float
+    """Bytes that it holds; pages that it shares with others count for each."""
 
 
 def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int, Burned]:
@@ -129,7 +131,8 @@ def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int
         if entry.name.isdecimal():
             words = _read(entry / "stat").rpartition(") ")[2].split()
             if len(words) > 12 and int(words[2]) in groups:
-                found[int(entry.name)] = Burned(int(words[2]), int(words[11]) + int(words[12]))
+                pid, ticks = int(entry.name), int(words[11]) + int(words[12])
+                found[pid] = Burned(int(words[2]), ticks, process_memory(pid, proc))
     return found
 
 
@@ -142,6 +145,14 @@ def cores_by_group(
         ticks = now.ticks - (before[pid].ticks if pid in before else 0)
         used[now.group] = used.get(now.group, 0.0) + max(0, ticks) / _TICKS / elapsed_s
     return used
+
+
+def memory_by_group(burned: Mapping[int, Burned]) -> dict[int, float]:
+    """Return what each group holds: with loaders, much more than the rank itself."""
+    held: dict[int, float] = {}
+    for one in burned.values():
+        held[one.group] = held.get(one.group, 0.0) + one.mem
+    return held
 
 
 def _read(path: Path) -> str:

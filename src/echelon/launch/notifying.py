@@ -18,8 +18,13 @@ _LATE_S = 5.0
 """How much longer we wait for one that cannot be killed, because storage holds it."""
 _LONGEST = 500
 """Characters of a reason."""
-_SCRIPT = 'exec 3>&1 >>"$1" 2>&1; exec bash -c "$2"'
-"""Output goes to a log. By what stays open as 3, what the command leaves behind is waited for."""
+_SCRIPT = """\
+(: >>"$1") 2>/dev/null || set -- /dev/null "$2"
+exec 3>&1 >>"$1" 2>&1
+exec bash -c "$2"
+"""
+# Output goes to a log, if that can be written. By what stays open as 3, what the command leaves
+# behind is waited for.
 
 
 class Notifier:

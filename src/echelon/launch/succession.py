@@ -69,6 +69,11 @@ class Mail:
             await self._setting
             await self._set("NONE")
 
+    async def speak(self) -> None:
+        """Have it told all the same: nobody goes on."""
+        if self._setting is not None:
+            await self._set(OVER)
+
     async def _set(self, types: str) -> None:
         """Ask for mail. It is a courtesy: where Slurm does not answer, nobody waits for long."""
         assert self._journal is not None
@@ -166,6 +171,7 @@ class StandbySuccession:
 
     async def leave(self) -> None:
         if self._handed_over:
+            await asyncio.to_thread(self._standby.speak)  # should it end before it begins
             await self._mail.hush()
 
 
@@ -192,8 +198,10 @@ class RequeueSuccession:
     async def leave(self) -> None:
         if self._wanted:  # it ends us as well
             await self._mail.hush()
-            with contextlib.suppress(EchelonError):  # it may be ended before it can answer
+            try:
                 await asyncio.to_thread(self._slurm.ask, ["scontrol", "requeue", self._job_id])
+            except EchelonError:  # mostly because it is ended before it can answer
+                await self._mail.speak()
 
 
 def choose_succession(

@@ -16,11 +16,12 @@ from echelon.core.series import Sample, SeriesWriter
 from echelon.launch.beacon import Beacon
 from echelon.launch.gpustat import Gpu, Gpus, find_nvml
 from echelon.launch.idle import IdleGpus
-from echelon.launch.meter import SAID
+from echelon.launch.meter import CLOCK, SAID
 from echelon.launch.nodestat import (
     Burned,
     Counters,
     cores_by_group,
+    memory_by_group,
     process_memory,
     rates,
     read_burned,
@@ -62,10 +63,34 @@ class Look:
     ranks: Sequence[RankLook] = ()
     cores: Mapping[int, float] = field(default_factory=dict)
     """By pid of a rank: how many processors it and its children keep busy; looked for seldom."""
+    held: Mapping[int, float] = field(default_factory=dict)
+    """By pid of a rank: bytes that it and its children hold; likewise."""
 
 
-def measure(before: Look, after: Look) -> Sample:
-    """Return what went on between two looks. Pure.
+class Waits:
+    """Turns waits into shares of the time in which they were.
+
+    A wait is told when it is over, so more than a second of it may be told in one second: what does
+    not fit is told with the next.
+    """
+
+    def __init__(self) -> None:
+        self._untold_s: dict[tuple[int, int, str], float] = {}
+
+    def share(
+        self, rank: "RankLook", name: str, before_us: int, after_us: int, elapsed_s: float
+    ) -> float:
+        key = rank.rank, rank.pid, name
+        waited_s = self._untold_s.pop(key, 0.0)
+        waited_s += max(0, after_us - max(0, before_us)) / 1e6
+        told_s = min(waited_s, elapsed_s)
+        if waited_s > told_s:
+            self._untold_s[key] = waited_s - told_s
+        return told_s / elapsed_s
+
+
+def measure(before: Look, after: Look, waits: Waits) -> Sample:
+    """Return what went on between two looks.
 
     Names are `cpu`, `gpu0.util`, `rank3.step_s`: docs/telemetry.md lists them.
     """
@@ -89,12 +114,15 @@ def measure(before: Look, after: Look) -> Sample:
         peaks[f"{name}.mem"] = rank.mem
         if rank.pid in after.cores:
             means[f"{name}.cpu"] = after.cores[rank.pid]
+        if rank.pid in after.held:
+            peaks[f"{name}.mem_all"] = after.held[rank.pid]
         lasts |= {f"{name}.step": rank.step, f"{name}.generation": rank.generation}
         if rank.pid in owners:
             lasts[f"{name}.gpu"] = owners[rank.pid]
             peaks[f"{name}.gpu_mem"] = after.gpus[owners[rank.pid]].processes[rank.pid]
         if known := earlier.get((rank.rank, rank.pid)):
-            means |= {f"{name}.{what}": v for what, v in _pace(known, rank, elapsed_s).items()}
+            pace = _pace(known, rank, elapsed_s, waits)
+            means |= {f"{name}.{what}": value for what, value in pace.items()}
     return Sample(time_s=after.time_s, means=means, peaks=peaks, lasts=lasts)
 
 
@@ -102,24 +130,21 @@ def _counters_of(look: Look, gpu: int) -> Mapping[str, float]:
     return look.gpus[gpu].counters if gpu < len(look.gpus) else {}
 
 
-def _pace(before: RankLook, after: RankLook, elapsed_s: float) -> dict[str, float]:
+def _pace(before: RankLook, after: RankLook, elapsed_s: float, waits: Waits) -> dict[str, float]:
     """Return steps per second, and the shares of the time that were spent waiting."""
-    if elapsed_s <= 0 or after.step < 0:
-        return {}
-    waits = {
-        "data": _share(before.data_us, after.data_us, elapsed_s),
-        "stall": _share(before.stall_us, after.stall_us, elapsed_s),
-        "comm": _share(before.comm_us, after.comm_us, elapsed_s),
+    if elapsed_s <= 0 or after.step < 0 or before.step < 0:
+        return {}  # its first word may be of a step that was taken long before it came
+    shares = {
+        name: waits.share(
+            after, name, getattr(before, f"{name}_us"), getattr(after, f"{name}_us"), elapsed_s
+        )
+        for name in ("data", "stall", "comm")
     }
     return {
-        "steps": max(0, after.step - max(0, before.step)) / elapsed_s,
-        **waits,
-        "busy": max(0.0, 1.0 - sum(waits.values())),
+        "steps": max(0, after.step - before.step) / elapsed_s,
+        **shares,
+        "busy": max(0.0, 1.0 - sum(shares.values())),
     }
-
-
-def _share(before_us: int, after_us: int, elapsed_s: float) -> float:
-    return min(1.0, max(0, after_us - max(0, before_us)) / 1e6 / elapsed_s)
 
 
 class Watcher:
@@ -134,21 +159,32 @@ class Watcher:
     def look(self) -> Look:
         self._looks += 1
         ranks = read_ranks(self._scratch)
+        now_s = time.monotonic()
         return Look(
-            time_s=time.time(),
-            monotonic_s=time.monotonic(),
+            time_s=read_clock(self._scratch, now_s),
+            monotonic_s=now_s,
             counters=read_counters(),
             memory=read_memory(),
             gpus=self._gpus.look(thorough=self._looks % _SELDOM == 1),
             ranks=ranks,
-            cores=self._look_at_cores(ranks) if self._looks % _SELDOM == 1 else {},
+            **self._look_at_groups(ranks),
         )
 
-    def _look_at_cores(self, ranks: Sequence[RankLook]) -> dict[int, float]:
+    def _look_at_groups(self, ranks: Sequence[RankLook]) -> dict[str, dict[int, float]]:
+        if self._looks % _SELDOM != 1:
+            return {}
         now_s, found = time.monotonic(), read_burned({rank.pid for rank in ranks})
         used = cores_by_group(self._burned, found, now_s - self._burned_s)
         before_s, self._burned, self._burned_s = self._burned_s, found, now_s
-        return used if before_s > 0 else {}
+        return {"cores": used if before_s > 0 else {}, "held": memory_by_group(found)}
+
+
+def read_clock(scratch: Path, now_s: float) -> float:
+    """Return the controller's time: nodes' own may be minutes apart, or be set."""
+    try:
+        return float((scratch / CLOCK).read_text()) + now_s
+    except (OSError, ValueError):
+        return time.time()
 
 
 def read_ranks(scratch: Path) -> list[RankLook]:
@@ -187,7 +223,7 @@ def main(arguments: list[str]) -> int:
     run.telemetry(int(attempt), int(node), 0).parent.mkdir(mode=0o700, exist_ok=True)
     writer = SeriesWriter(lambda level: run.telemetry(int(attempt), int(node), level))
     idle, said = IdleGpus(), Path(scratch) / SAID
-    before, due_s = watcher.look(), time.monotonic()
+    before, due_s, waits = watcher.look(), time.monotonic(), Waits()
     while True:
         due_s = max(due_s + EVERY_S, time.monotonic())  # what was missed stays missed
         time.sleep(max(0.0, due_s - time.monotonic()))
@@ -195,7 +231,7 @@ def main(arguments: list[str]) -> int:
             return 0
         after = watcher.look()
         with contextlib.suppress(OSError):  # storage that is away, or full, costs samples
-            writer.append(sample := measure(before, after))
+            writer.append(sample := measure(before, after, waits))
             for text in idle.feed(sample):
                 with said.open("a") as file:
                     file.write(f"{text}\n")

@@ -44,6 +44,8 @@ class Facts:
     """Whether slots are GPUs."""
     wall_s: float = 0.0
     """From its start to its end, jobs alone."""
+    completed: bool = True
+    """Whether it did all that it was for: else nobody knows how much it would have needed."""
     restarts: int = 0
     ranks: Sequence[RankFigures] = ()
     mem_peak: float = 0.0
@@ -185,7 +187,7 @@ def _find_slow(ranks: Sequence[RankFigures]) -> RankFigures | None:
 
 
 def _asks(facts: Facts) -> Iterator[Finding]:
-    if facts.wall_s < _LEAST_S:
+    if facts.wall_s < _LEAST_S or not facts.completed:
         return
     if 0 < facts.mem_peak < _SPARE * facts.mem_asked:
         enough = format_memory(_round_up(1.25 * facts.mem_peak / _MIB))

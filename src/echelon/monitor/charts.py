@@ -1,5 +1,6 @@
 """Small charts as SVG, for a page that has to stand alone: no script, no other file. Pure."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -31,6 +32,7 @@ def bars(
 
 def curve(points: Sequence[tuple[float, float]], *, height: int = 180) -> str:
     """Return a line through points, with its extremes at the axes."""
+    points = [point for point in points if all(map(math.isfinite, point))]
     if not points:
         return ""
     left, right = min(x for x, _ in points), max(x for x, _ in points)

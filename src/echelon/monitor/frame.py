@@ -3,6 +3,7 @@
 The most telling comes first, so that what does not fit is what matters least.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -121,9 +122,9 @@ def _rank(rank: RankState, nodes: Mapping[int, NodeState]) -> str:
 
 def sparkline(values: Sequence[float], room: int, *, most: float | None = None) -> str:
     """Return numbers as small bars, the newest at the right; from 0 where the most is known."""
-    if not values:
+    fits = thin([value for value in values if math.isfinite(value)], room)
+    if not fits:
         return ""
-    fits = thin(values, room)
     low = 0.0 if most is not None else min(fits)
     high = most if most is not None else max(fits)
     if high <= low:

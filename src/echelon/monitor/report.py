@@ -1,6 +1,6 @@
 """What is to be said of a run when it is over, or so far: gathered from its directory."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,17 +44,31 @@ class Report:
         return f"{self.slot_hours:,.1f} {unit}-hours"
 
 
-def make_report(run: RunDir) -> Report:
-    """Read all that a run has written."""
+def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
+    """Read all that a run has written; telemetry of some nodes alone, if it has to be quick."""
     state, accounts = RunReader(run).read(), account(read_attempts(run))
     attempt = state.attempt.number if state.attempt else 0
+    generations = state.attempt.generations if state.attempt else []
+    generation = generations[-1].number if generations else 0
     totals = {
         node: summarise(samples)
-        for node in state.nodes
-        if (samples := read_series(partial(run.telemetry, attempt, node)))
+        for node in list(state.nodes)[:most_nodes]
+        if (samples := _newest(read_series(partial(run.telemetry, attempt, node)), generation))
     }
     facts = gather(state, accounts, totals, read_spec(run))
     return Report(state=state, accounts=accounts, facts=facts, findings=advise(facts))
+
+
+def _newest(samples: Sequence[Sample], generation: int) -> list[Sample]:
+    """Return what was measured of the last ranks alone: those before may have been elsewhere."""
+    return [
+        sample
+        for sample in samples
+        if any(
+            name.endswith(".generation") and value == generation
+            for name, value in sample.lasts.items()
+        )
+    ]
 
 
 def gather(
@@ -75,6 +89,7 @@ def gather(
         seconds=accounts.seconds,
         gpus=accounts.gpus,
         wall_s=_wall(state),
+        completed=state.phase == "COMPLETED",
         restarts=sum(bool(one.why) for job in state.attempts.values() for one in job.generations),
         ranks=[
             figures
@@ -115,7 +130,9 @@ def _share_of_processors(totals: Iterable[Sample], asked: int) -> float | None:
 
 
 def _ranks_memory(total: Sample) -> float:
-    return sum(_of_ranks(total.peaks, "mem"))
+    """Return the most that ranks had with their loaders, and what was in /dev/shm beside it."""
+    held = sum(_of_ranks(total.peaks, "mem_all"))
+    return held + total.peaks.get("shm", 0.0) if held else 0.0
 
 
 def _of_ranks(values: Mapping[str, float], what: str) -> Iterable[float]:
@@ -127,9 +144,9 @@ def _of_ranks(values: Mapping[str, float], what: str) -> Iterable[float]:
 
 
 def _throttled(total: Sample) -> float:
-    return max(
-        (value for name, value in total.means.items() if name.endswith(".throttled")), default=0.0
-    )
+    """Return it of the GPUs that ranks had: a node may have others."""
+    had = {int(gpu) for gpu in _of_ranks(total.lasts, "gpu")}
+    return max((total.means.get(f"gpu{gpu}.throttled", 0.0) for gpu in had), default=0.0)
 
 
 def render_short(report: Report) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 from echelon.core.events import Event
 from echelon.core.series import Sample
 
+_MOST_POINTS = 20_000
+"""Of one curve."""
 QUEUED, STARTING, RUNNING, RESTARTING = "QUEUED", "STARTING", "RUNNING", "RESTARTING"
 
 
@@ -193,7 +195,13 @@ class RunState:
         for name, value in told.items() if isinstance(told, Mapping) else ():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 with suppress(OverflowError):  # an integer of any length
-                    self.metrics.setdefault(f"{kind}{name}", []).append((step, float(value)))
+                    self._add_point(f"{kind}{name}", step, float(value))
+
+    def _add_point(self, name: str, step: int, value: float) -> None:
+        points = self.metrics.setdefault(name, [])
+        points.append((step, value))
+        if len(points) > _MOST_POINTS:  # a run of weeks: every other of the older ones will do
+            del points[: _MOST_POINTS // 2 : 2]
 
 
 _TAKES: Mapping[str, Callable[[RunState, AttemptState, Event], None]] = {

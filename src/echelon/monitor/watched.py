@@ -41,6 +41,8 @@ class Watched:
         self._version = self._ranks = 0
         self._due_s = self._logs_due_s = 0.0
         self._recalled = False
+        self._heard = (0.0, time.monotonic())
+        """The time of the newest sample, and when it came."""
 
     def news(self, since: int) -> tuple[int, str]:
         """Return what has changed since a version, as JSON, and the version that it is now.
@@ -111,8 +113,12 @@ class Watched:
         state = self._reader.state
         if state.attempt is None or state.attempt.outcome or not state.nodes:
             return 0
-        heard_s = max(node.seen_s for node in state.nodes.values())
-        silent_s = self._clock() - heard_s
+        heard_s, now_s = max(node.seen_s for node in state.nodes.values()), time.monotonic()
+        if heard_s != self._heard[0]:
+            # By our own clock, for the run's may be another; but for the first, which may be old.
+            old_s = 0.0 if self._heard[0] else max(0.0, self._clock() - heard_s)
+            self._heard = heard_s, now_s - old_s
+        silent_s = now_s - self._heard[1]
         return int(silent_s) // 10 * 10 if heard_s and silent_s > _SILENT_S else 0
 
     # --- output ---------------------------------------------------------------------------------

@@ -125,8 +125,8 @@ class EagerStep:
         *early, last = self._divide(portion)
         for part in early:
             with self._hold_reduction():
-                self._add_gradient(part, portion, len(early) + 1, tally)
-        self._add_gradient(last, portion, len(early) + 1, tally)
+                self._add_gradient(part, portion, len(early) + 1, tally, syncs=False)
+        self._add_gradient(last, portion, len(early) + 1, tally, syncs=True)
 
     def _add_gradient(
         self,
@@ -134,12 +134,14 @@ class EagerStep:
         portion: Portion,
         parts: int,
         tally: Tally | None,
+        *,
+        syncs: bool,
     ) -> None:
         if self._current is None:
-            loss, unit, count, sums = self._differentiate(part, portion, parts)
+            loss, unit, count, sums = self._differentiate(part, portion, parts, syncs)
         else:
             with self._current.of(portion, part[1]):
-                loss, unit, count, sums = self._differentiate(part, portion, parts)
+                loss, unit, count, sums = self._differentiate(part, portion, parts, syncs)
         if tally is not None and portion.size:
             tally.add({"loss": loss, "count": count}, unit=unit)
             if sums:
@@ -148,14 +150,14 @@ class EagerStep:
             tally.add(dict.fromkeys(("loss", *sums), 0.0))
 
     def _differentiate(
-        self, part: tuple[Any, torch.Tensor | None], portion: Portion, parts: int
+        self, part: tuple[Any, torch.Tensor | None], portion: Portion, parts: int, syncs: bool
     ) -> tuple[torch.Tensor, int, int, Sums]:
         batch, keys = part
         loss, unit, count, sums = self._judge(batch, keys)
         factor = self._factor(batch, portion, unit, count, parts)
         scaled = loss if factor == 1.0 else loss * factor
         scaled = self.scaler.scale(scaled)
-        if self.peer_wait is None:
+        if self.peer_wait is None or not syncs:
             scaled.backward()  # type: ignore[no-untyped-call]
         else:
             self.peer_wait.backward(scaled)

@@ -92,13 +92,24 @@ def test_each_question_is_asked_by_itself():
     assert (gpu.numbers, gpu.throttled, gpu.processes) == ({"clock": 1500}, (), {})
 
 
-@pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"])
+@pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetCount"])
 def test_without_a_driver_there_are_none(name):
     def fail(*_):
         raise NVMLError("Driver Not Loaded")
 
     gpus = Gpus(make_nvml(**{name: fail}))
     assert (gpus.look(), gpus.reason) == ([], "Driver Not Loaded")
+
+
+def test_one_that_is_broken_does_not_hide_the_others():
+    def find(index):
+        if index == 0:
+            raise NVMLError("GPU is lost")
+        return index
+
+    both = {"nvmlDeviceGetCount": lambda: 2, "nvmlDeviceGetHandleByIndex": find}
+    lost, well = Gpus(make_nvml(**both)).look()
+    assert (lost.numbers, well.numbers["util"]) == ({}, 0.93)
 
 
 def test_without_the_library_there_are_none():

@@ -1,5 +1,7 @@
 """The agent's end of its node's telemetry."""
 
+import asyncio
+
 from echelon.core.rundir import RunDir
 from echelon.launch.meter import SAID, Meter
 
@@ -7,6 +9,11 @@ from echelon.launch.meter import SAID, Meter
 class BrokenShell:
     def start(self, *_, **__):
         raise OSError(28, "no room")
+
+
+class FakeFiles:
+    async def insist(self, task):
+        return task()
 
 
 class FakeGuard:
@@ -23,6 +30,7 @@ def make(tmp_path):
         env={},
         shell=BrokenShell(),
         guard=FakeGuard(),
+        files=FakeFiles(),
     )
 
 
@@ -39,6 +47,6 @@ def test_what_it_says_is_read_line_by_line(tmp_path):
 
 def test_one_that_cannot_be_started_costs_nothing(tmp_path):
     meter = make(tmp_path)
-    meter.start()
+    asyncio.run(meter.start())
     meter.collected(77)
     meter.close()
