@@ -107,7 +107,8 @@ def search(
                 start = line_start(path, share) if size > share else 0
                 whole = whole and start == 0
                 budget -= size - start
-                lines += _search_file(path, start, size, wanted.text)
+                # Of each the newest that could be shown, however often a word is in it.
+                lines += deque(_search_file(path, start, size, wanted.text), maxlen=SHOWN + 1)
         found[:0] = [(rank, text) for _, rank, _, text in sorted(lines)]
     return found, whole
 

@@ -98,6 +98,8 @@ class Pages:
     def __init__(self, runs: Path, over: Callable[[], bool]) -> None:
         self._runs, self._over = runs, over
         self._overview = Overview(runs)
+        # One at a time: searches on slow storage leave threads for the rest of the page.
+        self._searching = asyncio.Semaphore(1)
         self._lock = threading.Lock()
         self._watched: dict[Path, Watched] = {}
         """The one that was looked at last comes last."""
@@ -139,7 +141,8 @@ class Pages:
         asked = request.query_params
         after, text = _number(asked.get("after", "")), asked.get("search", "")[:_LONGEST]
         wanted = Wanted(rank=_number(asked.get("rank", "")), text=text)
-        return JSONResponse(await asyncio.to_thread(watched.logs, after, wanted))
+        async with self._searching:
+            return JSONResponse(await asyncio.to_thread(watched.logs, after, wanted))
 
     async def _stream(self, watched: Watched) -> AsyncIterator[str]:
         """Send the run, and then what has changed about it, as long as somebody listens."""
