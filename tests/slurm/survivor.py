@@ -40,6 +40,10 @@ class Points(torch.utils.data.Dataset):
     def __getitem__(self, index):
         return self.x[index], self.y[index]
 
+    def batch(self, indices):
+        wanted = torch.tensor(indices)
+        return self.x[wanted], self.y[wanted]
+
 
 def main():
     asked = parse_arguments()

@@ -192,7 +192,7 @@ def test_a_node_that_is_drained_is_left(full, chain, undisturbed):
         check_end(full, run, undisturbed, jobs=2)
     finally:
         full.exec("scontrol", "update", f"NodeName={node}", "State=RESUME")
-    assert f"{node} (memory) is being drained" in run.said_so_far()
+    assert f"{node} is being drained (memory)" in run.said_so_far()
     assert node not in expand(full.job(run.job(2))["NodeList"])
 
 
