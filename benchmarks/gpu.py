@@ -437,10 +437,17 @@ def main():
     known = ["mnist", "resnet18", "resnet50", "resnet50-1024", "checkpoint", "restart"]
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(known))
     parts = parser.parse_args().parts or known
+    if unknown := [part for part in parts if part not in known]:
+        parser.error(f"no such part: {', '.join(unknown)}")
     if len(parts) > 1:  # each in a process of its own, as a training is
         for part in parts:
             subprocess.run([sys.executable, __file__, part], check=True)
-        return
+    else:
+        measure_part(*parts)
+
+
+def measure_part(part):
+    """Measure one part, and put it beside the others in the file."""
     warnings.simplefilter("ignore")
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "NCCL_DEBUG": "ERROR"}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -456,24 +463,22 @@ def main():
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         print(f"{name}: {values}", flush=True)
 
-    if "restart" in parts:  # before this process takes the GPU
+    if part == "restart":  # in which this process must not take the GPU
         restart(report)
+        return
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         dist.init_process_group("cpu:gloo,cuda:nccl", rank=0, world_size=1, device_id=GPU)
         stack.callback(dist.destroy_process_group)
-        if "mnist" in parts:
+        if part == "mnist":
             compare("mnist", mnist(), report)
             time_to_accuracy(report)
-        if any(part.startswith("resnet") for part in parts):
-            make_pictures(Path(folder) / "pictures")
-        for part in parts:
-            if part.startswith("resnet"):
-                name, _, batch = part.partition("-")
-                work = resnet(name, int(batch or 64), Path(folder) / "pictures")
-                compare(part, work, report)
-        if "checkpoint" in parts:
+        elif part == "checkpoint":
             checkpoint(report)
+        else:
+            make_pictures(Path(folder) / "pictures")
+            name, _, batch = part.partition("-")
+            compare(part, resnet(name, int(batch or 64), Path(folder) / "pictures"), report)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,23 @@ def test_the_host_of_the_controller_dies(full, chain):
     assert len(run.attempts()) >= 2
 
 
+@pytest.mark.full
+def test_the_host_of_the_controller_is_away_for_so_long_that_slurm_gives_it_up(full, chain):
+    """Its controller lives and has seen the agents go; but the job is no longer its own."""
+    run = chain("--nodes=2:3", "--procs=1")
+    run.await_step(20)
+    first = run.job(1)
+    host = full.job(first)["BatchHost"]
+    full("cut", host)
+    given_up = lambda: host not in expand(full.job(first)["NodeList"])  # noqa: E731
+    assert wait_until(given_up, timeout_s=90, interval_s=0.5), full.job(first)
+    full("restore", host)
+    code, said = run.wait()
+    assert code == 0, said
+    check_samples(run.records(), STEPS)
+    assert len(run.attempts()) >= 2
+
+
 def test_a_run_that_was_stopped_can_be_resumed(full, chain, undisturbed):
     run = chain(*SHAPE)
     run.await_step(20)

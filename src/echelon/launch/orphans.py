@@ -2,7 +2,9 @@
 
 With `--no-kill`, without which a run could lose no node, Slurm keeps such a job for as long as it
 has any node, and so the one that waits for its end would wait for its time limit. The agents that
-are left end it. A controller that lives has written down that it lost them.
+are left end it. A controller that lives has written down that it lost them, and ends the job by its
+own end; but not if its host was away for so long that Slurm has taken it out of the job, and has
+forgotten the batch script with it.
 """
 
 import contextlib
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from echelon.core.events import EventReader
+from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub, word
@@ -20,6 +23,9 @@ from echelon.launch.contract import HERE
 _LOOKS = 4
 _PAUSE_S = 2.0
 """A controller that merely crashed takes its job with it in a moment: that is waited for."""
+_MORE_LOOKS = 40
+_SELDOM_S = 15.0
+"""Slurm waits for a host that does not answer for five minutes, mostly, before it takes it out."""
 
 
 def end_orphaned_job(
@@ -48,18 +54,29 @@ def end_orphaned_job(
         return  # nobody's job, or somebody else's
     own = scrub(environ)
     with contextlib.suppress(EchelonError, OSError):
-        for _ in range(_LOOKS):
-            sleep(_PAUSE_S)
+        for look in range(1, _LOOKS + _MORE_LOOKS + 1):
+            sleep(_PAUSE_S if look <= _LOOKS else _SELDOM_S)
             shown = shell.run(
                 ["scontrol", "--oneliner", "show", "job", job_id], env=own, timeout_s=60
             )
             if word(shown.stdout, "JobState") not in ("RUNNING", ""):
                 return
             if _is_missed(run, attempt, name=environ.get("SLURMD_NODENAME", ""), pid=pid):
-                return
+                if _is_without_its_host(shown.stdout):
+                    break
+            elif look >= _LOOKS:
+                break
+        else:
+            return
         orphan(run, attempt)
         end = ["scontrol", "requeue", job_id] if mode == "requeue" else ["scancel", job_id]
         shell.run(end, env=own, timeout_s=60)
+
+
+def _is_without_its_host(shown: str) -> bool:
+    """Tell whether Slurm has taken the host of the batch script out of its job."""
+    host, nodes = word(shown, "BatchHost"), word(shown, "NodeList")
+    return bool(host and nodes) and host not in expand(nodes)
 
 
 def _is_missed(run: RunDir, attempt: int, *, name: str, pid: int) -> bool:

@@ -15,7 +15,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node2"}
 PID = 41
 
 
-def end(tmp_path, *states, environ=JOB, mode="auto", lost=()):
+def end(tmp_path, *states, environ=JOB, mode="auto", lost=(), nodes="node[1-3]"):
     """Return what was done to the job, and whether the attempt is marked."""
     run = RunDir.create(tmp_path, "r-1")
     run.claim_attempt()
@@ -30,7 +30,8 @@ def end(tmp_path, *states, environ=JOB, mode="auto", lost=()):
             ended.append(tuple(argv))
             return Result(argv=argv)
         state = left.pop(0) if len(left) > 1 else left[0]
-        return Result(argv=argv, stdout=f"JobId=7 JobState={state} Reason=None")
+        where = f"NodeList={nodes} BatchHost=node1"
+        return Result(argv=argv, stdout=f"JobId=7 JobState={state} Reason=None {where}")
 
     shell = FakeShell(answers={"scontrol": answer, "scancel": answer})
     end_orphaned_job(run, 1, environ, shell, mode=mode, pid=PID, sleep=lambda _: None)
@@ -58,6 +59,13 @@ def test_nobody_elses_job_is_touched(tmp_path, environ):
 def test_a_controller_that_has_seen_us_go_has_its_job_in_hand(tmp_path):
     gone = {"node": 1, "name": "node2", "pid": PID}
     assert end(tmp_path, "RUNNING", lost=[gone]) == ([], False)
+
+
+def test_but_not_if_slurm_has_taken_its_host_out_of_the_job(tmp_path):
+    """Nobody else would ever end it: the batch script is forgotten."""
+    gone = {"node": 1, "name": "node2", "pid": PID}
+    ended = end(tmp_path, "RUNNING", lost=[gone], nodes="node[2-3]")
+    assert ended == ([("scancel", "7")], True)
 
 
 def test_the_loss_of_another_says_nothing(tmp_path):
