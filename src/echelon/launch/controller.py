@@ -14,8 +14,8 @@ from pathlib import Path
 
 from echelon.core.rundir import RunDir
 from echelon.errors import EchelonError
-from echelon.launch.allocation import RESERVE_S, STOPPED_IN_TIME, Allocation, lead_from
-from echelon.launch.attempts import is_superseded
+from echelon.launch.allocation import RESERVE_S, SUPERSEDED, Allocation, lead_from
+from echelon.launch.attempts import is_orphaned, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
 from echelon.launch.crew import Agent, Crew, Gone, Stop
@@ -160,16 +160,26 @@ class Controller:
             await asyncio.sleep(_FENCE_S)
             with contextlib.suppress(OSError):
                 if await asyncio.to_thread(is_superseded, self._run, self._attempt):
-                    message = "another attempt of this run has begun"
-                    self._crew.post(Stop("superseded", message, STOPPED_IN_TIME, at_once=True))
+                    self._crew.post(SUPERSEDED)
                     return
 
     async def _explain(self, stop: Stop) -> Stop:
         """Return a stop in the cluster's words."""
         explained = await self._allocation.explain(stop)
         if explained.cause == "cancelled":
+            if await asyncio.to_thread(self._is_left_behind):
+                return SUPERSEDED
             self._conclusion.withdraw()
         return explained
+
+    def _is_left_behind(self) -> bool:
+        """Tell whether the run goes on without us: our own agents ended the job, and no user.
+
+        So it is when our host was away, and hears only now what became of the job.
+        """
+        with contextlib.suppress(OSError):
+            return is_orphaned(self._run, self._attempt) or is_superseded(self._run, self._attempt)
+        return False
 
     def _newest_saved(self) -> int:
         """Return the step that a next attempt would go on from; -1 when nothing is saved.
