@@ -93,3 +93,12 @@ def test_where_slurm_refuses_mail_the_run_goes_on(tmp_path):
     journal = _Journal()
     carry(succession, wanted=True, journal=journal)
     assert [data["types"] for kind, data in journal.noted if kind == "mail"] == ["END,FAIL", "NONE"]
+
+
+def test_where_slurm_does_not_queue_the_job_again_its_end_is_told(tmp_path):
+    succession, shell = make(tmp_path, "requeue")
+    shell.answers["scontrol requeue"] = Result(
+        argv=("scontrol",), code=1, stderr="Job is being requeued"
+    )
+    carry(succession, wanted=True)
+    assert mails(shell)[-2:] == ["MailType=NONE", mails(shell)[0]]

@@ -82,5 +82,11 @@ def test_what_was_asked_for_and_not_used():
     assert codes(limit_s=1.5 * HOUR, wall_s=HOUR) == []
 
 
+def test_a_run_that_was_stopped_says_nothing_of_what_it_would_have_needed():
+    spare = {"mem_peak": 1 * GIB, "mem_asked": 64 * GIB, "limit_s": 24 * HOUR, "wall_s": HOUR}
+    assert codes(**spare) == ["memory", "time"]
+    assert codes(**spare, completed=False) == []
+
+
 def test_a_node_that_runs_hot():
     assert codes(throttled={"n1": 0.4, "n2": 0.01}) == ["throttled"]

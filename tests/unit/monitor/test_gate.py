@@ -52,6 +52,13 @@ def test_a_page_on_another_port_of_this_host_may_not_use_our_cookie(site):
     assert refused("token=s3cret", **headers) == ""
 
 
+@pytest.mark.parametrize(
+    "before", ['a="b; c"', "a=b=c; =; ;;", "bad name=1", "é=\xff", "echelon-8090=old"]
+)
+def test_cookies_of_others_do_not_hide_ours(before):
+    assert refused(cookie=f"{before}; echelon-8090=s3cret") == ""
+
+
 @pytest.mark.parametrize("site", ["same-origin", "none"])
 def test_our_own_page_and_the_user_may(site):
     assert refused(**COOKIE, **{"sec-fetch-site": site}) == ""
