@@ -70,7 +70,7 @@ class _Screen:
         return View(
             state=state,
             history=self._reader.history,
-            effective=account(self._events.attempts()).render(),
+            effective=account(self._events.attempts(), state.seen_s).render(),
             logs=tuple(self._lines),
             now_s=time.time(),
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 from echelon.core.rundir import RunDir
 from echelon.errors import EchelonError
 from echelon.launch.allocation import RESERVE_S, SUPERSEDED, Allocation, lead_from
-from echelon.launch.attempts import is_orphaned, is_superseded
+from echelon.launch.attempts import is_left_behind, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
 from echelon.launch.crew import Agent, Crew, Gone, Stop
@@ -72,7 +72,7 @@ class Controller:
         self._allocation, self._succession = allocation, succession
         self._journal = Journal(run, attempt, say)
         self._watch = HangWatch(request.hang_timeout_s)
-        self._crew = Crew(starter, self._watch, self._journal.note)
+        self._crew = Crew(starter, self._watch, self._journal.note, self._journal.report)
         self._place = MeetingPlace(self._crew)
         self._history = read_history(run, attempt)
         self._failures = list(self._history.failures)
@@ -167,19 +167,10 @@ class Controller:
         """Return a stop in the cluster's words."""
         explained = await self._allocation.explain(stop)
         if explained.cause == "cancelled":
-            if await asyncio.to_thread(self._is_left_behind):
+            if await asyncio.to_thread(is_left_behind, self._run, self._attempt):
                 return SUPERSEDED
             self._conclusion.withdraw()
         return explained
-
-    def _is_left_behind(self) -> bool:
-        """Tell whether the run goes on without us: our own agents ended the job, and no user.
-
-        So it is when our host was away, and hears only now what became of the job.
-        """
-        with contextlib.suppress(OSError):
-            return is_orphaned(self._run, self._attempt) or is_superseded(self._run, self._attempt)
-        return False
 
     def _newest_saved(self) -> int:
         """Return the step that a next attempt would go on from; -1 when nothing is saved.

@@ -27,6 +27,8 @@ class RankFigures:
 
     rank: int
     node: str
+    speaks: bool = True
+    """Whether it says what it waits for: it trains with the library."""
     data: float = 0.0
     """Share of its time that it waited for data."""
     comm: float = 0.0
@@ -153,7 +155,14 @@ def _uses(facts: Facts) -> Iterator[Finding]:
         )
     used = [rank.gpu_util for rank in facts.ranks if rank.gpu_util is not None]
     waits = _median([rank.data for rank in facts.ranks])
-    if used and _median(used) < _BUSY and waits < _NOTABLE:
+    if used and _median(used) < _BUSY and not any(rank.speaks for rank in facts.ranks):
+        yield Finding(
+            code="little-used",
+            seen=f"GPUs were busy {_median(used):.0%} of the time",
+            change="see what ranks do meanwhile (py-spy dump); mostly they wait for data: more "
+            "workers of the loader, and --cpus-per-gpu for them",
+        )
+    elif used and _median(used) < _BUSY and waits < _NOTABLE:
         yield Finding(
             code="launch-bound",
             seen=f"GPUs were busy {_median(used):.0%} of the time, and hardly waited for data",

@@ -46,7 +46,8 @@ class Report:
 
 def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
     """Read all that a run has written; telemetry of some nodes alone, if it has to be quick."""
-    state, accounts = RunReader(run).read(), account(read_attempts(run))
+    state = RunReader(run).read()
+    accounts = account(read_attempts(run), state.seen_s)
     attempt = state.attempt.number if state.attempt else 0
     generations = state.attempt.generations if state.attempt else []
     generation = generations[-1].number if generations else 0
@@ -113,14 +114,19 @@ def _wall(state: RunState) -> float:
 
 
 def _rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
-    for name, data in sorted(total.means.items()):
+    for name in sorted(total.lasts):
         owner, _, what = name.partition(".")
-        if not owner.startswith("rank") or what != "data":
+        if not owner.startswith("rank") or what != "generation":
             continue
         gpu = total.lasts.get(f"{owner}.gpu")
-        util = total.means.get(f"gpu{int(gpu)}.util") if gpu is not None else None
-        comm = total.means.get(f"{owner}.comm", 0.0)
-        yield RankFigures(rank=int(owner[4:]), node=node, data=data, comm=comm, gpu_util=util)
+        yield RankFigures(
+            rank=int(owner[4:]),
+            node=node,
+            speaks=f"{owner}.data" in total.means,
+            data=total.means.get(f"{owner}.data", 0.0),
+            comm=total.means.get(f"{owner}.comm", 0.0),
+            gpu_util=total.means.get(f"gpu{int(gpu)}.util") if gpu is not None else None,
+        )
 
 
 def _share_of_processors(totals: Iterable[Sample], asked: int) -> float | None:

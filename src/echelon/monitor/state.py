@@ -113,6 +113,11 @@ class RunState:
         ]
         return min(steps, default=-1)
 
+    @property
+    def seen_s(self) -> float:
+        """When it was last measured, by its controller's clock; 0 where nobody measures."""
+        return max((node.seen_s for node in self.nodes.values()), default=0.0)
+
     # --- what is fed ----------------------------------------------------------------------------
 
     def feed_event(self, number: int, event: Event) -> None:

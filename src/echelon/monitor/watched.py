@@ -85,7 +85,7 @@ class Watched:
         state = self._reader.read()
         version = self._version = self._heat.version + 1
         if self._events.read():
-            self._accounts = account(self._events.attempts())
+            self._accounts = account(self._events.attempts(), state.seen_s)
         self._saves.read()
         self._curves.feed(state.metrics, version)
         self._ranks = len(state.ranks)

@@ -72,6 +72,11 @@ def test_gpus_that_nobody_feeds_fast_enough():
     assert codes(ranks=starved) == []  # the data are why
 
 
+def test_of_a_script_of_ones_own_it_is_not_known_what_it_waits_for():
+    plain = RankFigures(rank=0, node="n", speaks=False, gpu_util=0.3)
+    assert told(ranks=[plain]).startswith("GPUs were busy 30% of the time: see what ranks do")
+
+
 def test_what_was_asked_for_and_not_used():
     spare = {"mem_peak": 10 * GIB, "mem_asked": 64 * GIB, "wall_s": HOUR}
     assert told(**spare).endswith("ask for less, and start sooner: --mem 13G")
