@@ -42,6 +42,8 @@ def our_processes(command):
     """Return the launcher's processes by what they are; a guard is an agent's own fork."""
     found = {"the command, echelon run": command.pid}
     for process in psutil.Process(command.pid).children(recursive=True):
+        if process.status() == psutil.STATUS_ZOMBIE:
+            continue  # one that is over, and about to be reaped
         words = process.cmdline()
         role = words[2] if len(words) > 2 and words[1].endswith("/launcher") else ""
         if role == "agent":
