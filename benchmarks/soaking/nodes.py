@@ -79,17 +79,15 @@ def _check_excluded(here, chain, record, done):
 
     Not so whom a controller has lost because its own host was without a cable.
     """
-    hosts = {
-        number: here.cluster.job(chain.job(number))["BatchHost"] for number in chain.attempts()
-    }
     since = {}
     for number, event in events(chain, "restart"):
         failure = event["verdict"]["failure"]
-        if failure["cause"] == "lost node" and not _is_cut(hosts[number], event["time"], done):
+        own_host = here.cluster.job(chain.job(number)).get("BatchHost", "")
+        if failure["cause"] == "lost node" and not _is_cut(own_host, event["time"], done):
             since.setdefault(failure["node"], []).append(number)
     twice = {node for node, attempts in since.items() if node and len(attempts) >= 2}
     excluded = {one["node"] for one in record}
-    assert twice == excluded, f"lost twice: {sorted(twice)}; excluded: {sorted(excluded)}"
+    assert twice <= excluded, f"lost twice: {sorted(twice)}; excluded: {sorted(excluded)}"
     for node in twice:
         second = since[node][1]
         later = [number for number in chain.attempts() if number > second]
