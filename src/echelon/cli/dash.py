@@ -24,7 +24,9 @@ def dash(
     run: Annotated[str, typer.Argument(metavar="[RUN]", help="The one to begin with.")] = "",
     *,
     runs_dir: RunsDir = RUNS,
-    port: Annotated[int, typer.Option(help="Where to listen; 0: wherever there is room.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where to listen; 0: wherever there is room.")
+    ] = 0,
 ) -> None:
     """Show runs in the browser: ranks over time, metrics, attempts, output, where the time went.
 

@@ -93,7 +93,9 @@ def _lost_time(facts: Facts) -> Iterator[Finding]:
         if seen:
             yield Finding(
                 code=name.replace(" ", "-"),
-                seen=seen.format(who=who, share=f"{share:.0%}", restarts=facts.restarts),
+                seen=seen.format(
+                    who=who, share=f"{share:.0%}", restarts=_count(facts.restarts, "restart")
+                ),
                 change=change,
             )
 
@@ -108,11 +110,11 @@ _SENTENCES = {
         "save less often (Trainer(save_every=…)), or where writing is faster (checkpoint_dir)",
     ),
     REDONE: (
-        "{share} of the work was done again after {restarts} restarts",
+        "{share} of the work was done again after {restarts}",
         "save more often (Trainer(save_every=…)): a checkpoint costs milliseconds",
     ),
     RESTART: (
-        "restarts took {share} of the time, {restarts} of them",
+        "{restarts} took {share} of the time",
         "see why ranks died: echelon why",
     ),
     LAUNCH: (
@@ -220,6 +222,10 @@ def _asks(facts: Facts) -> Iterator[Finding]:
             seen=f"it took {render_time(facts.wall_s)} of {render_time(facts.limit_s)}",
             change=f"a shorter limit starts sooner: --time {round(1.3 * facts.wall_s / 60)}m",
         )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _round_up(mib: float) -> int:
