@@ -38,6 +38,7 @@ _OWN_OPTIONS = frozenset(
         *("exclude", "dependency", "chdir", "output", "mail-user", "mail-type"),
     }
 )
+_EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail", "mail_type"))
 
 
 # --- the request ----------------------------------------------------------------------------
@@ -101,6 +102,7 @@ class JobSpec:
         "auto",
         "whether a next job takes over: auto, always, requeue or never",
     )
+    telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
     node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
     preflight: bool = _key(
         readers.switch, False, "examine all nodes first, and leave out those that fail"
@@ -111,7 +113,9 @@ class JobSpec:
 
     chdir: str = _key(readers.text, "", "where the job runs; here when empty")
     output: str = _key(readers.text, "", "where Slurm puts the output, with %j and the like")
-    mail_user: str = _key(readers.text, "", "who gets mail")
+    notify: str = _key(readers.text, "", "a command to run when the run is over")
+    mail: str = _key(readers.address, "", "who gets mail when the run is over")
+    mail_user: str = _key(readers.text, "", "who gets mail about each job")
     mail_type: tuple[str, ...] = _key(readers.mail_types, (), "about what")
 
     python: str = _key(readers.text, "", "the Python of the ranks")
@@ -186,8 +190,11 @@ class JobSpec:
         memory = [k for k in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(self, f"{k}_mib")]
         if len(memory) > 1:
             found.append(f"{' and '.join(memory)} exclude each other")
-        if self.cpus_per_task and self.cpus_per_gpu:
-            found.append("cpus_per_task and cpus_per_gpu exclude each other")
+        found += [
+            f"{one} and {other} exclude each other"
+            for one, other in _EXCLUSIVE
+            if getattr(self, one) and getattr(self, other)
+        ]
         found += [
             f"{key} needs gpus"
             for key, value in (

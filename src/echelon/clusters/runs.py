@@ -139,6 +139,8 @@ _SHIPPED = (
     *("launch/doctor", "train/probe"),
 )
 """What the programs inside an allocation consist of."""
+_NVML = "pynvml"
+"""NVIDIA's own binding, a file that needs nothing else."""
 _START = '''\
 """`python launcher controller|agent|zygote …`: a copy of Echelon's job-side programs.
 
@@ -174,6 +176,10 @@ def ship_launcher(launcher: Path) -> None:
                 (target / compiled).parent.mkdir(exist_ok=True, mode=0o700)
                 shutil.copy2(source / compiled, target / compiled)
     (launcher / "__main__.py").write_text(_START)
+    # The ranks' Python may not have it, and then nobody could ask their GPUs anything.
+    nvml = importlib.util.find_spec(_NVML)
+    if nvml is not None and nvml.origin is not None:
+        shutil.copy2(nvml.origin, launcher / f"{_NVML}.py")
 
 
 def render_spec(spec: JobSpec) -> str:
@@ -184,13 +190,18 @@ def render_spec(spec: JobSpec) -> str:
         if value == getattr(JobSpec(), KEYS[key].field):
             continue
         if isinstance(value, Mapping):
-            entries = [f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items()]
+            entries = [f"{_quote(name)} = {_quote(text)}" for name, text in value.items()]
             tables += ["", f"[{key}]", *entries]
         elif isinstance(value, tuple):
-            lines.append(f"{key} = {json.dumps(list(value))}")
+            lines.append(f"{key} = {_quote(list(value))}")
         else:
-            lines.append(f"{key} = {json.dumps(show_value(key, spec))}")
+            lines.append(f"{key} = {_quote(show_value(key, spec))}")
     return "\n".join([*lines, *tables]) + "\n"
+
+
+def _quote(value: str | list[str]) -> str:
+    # TOML knows no halves of characters, which JSON's escapes would make.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:

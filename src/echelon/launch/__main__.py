@@ -7,6 +7,7 @@ ROLES = {
     "controller": "echelon.launch.beginning",
     "agent": "echelon.launch.agent",
     "zygote": "echelon.launch.zygote",
+    "telemetry": "echelon.launch.telemetry",
     "doctor": "echelon.launch.doctor.short",
     "doctor-probe": "echelon.launch.doctor.probe",
 }

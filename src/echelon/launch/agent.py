@@ -42,6 +42,7 @@ from echelon.launch.messages import (
     Hello,
     Leave,
     Message,
+    Note,
     Open,
     Probe,
     Propose,
@@ -49,6 +50,7 @@ from echelon.launch.messages import (
     Signalled,
     Start,
 )
+from echelon.launch.meter import Meter
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.noderanks import NodeRanks
 from echelon.launch.nursery import Nursery
@@ -91,6 +93,16 @@ class Agent:
         self._guard = Guard(scratch)
         self._link: Link | None = None
         self._files = AgentFiles()
+        self._meter = Meter(
+            run,
+            attempt=attempt,
+            node=node,
+            scratch=scratch,
+            env=common,
+            shell=shell,
+            guard=self._guard,
+            files=self._files,
+        )
         self._nursery = Nursery(
             program=request.program,
             preload=request.preload,
@@ -143,6 +155,8 @@ class Agent:
             await self._reach_controller()
             self._spawn(self._pulse())
             self._spawn(self._files.time_logs())
+            if self._request.telemetry:
+                self._spawn(self._meter.start())
             await self._done.wait()
         except OSError as error:
             self._files.say(f"cannot reach the controller at {self._controller}: {error}")
@@ -245,6 +259,8 @@ class Agent:
             if paused_s > SILENCE_S / 2 and self._link:
                 self._link.heard_s = time.monotonic()  # it was we who did not listen
             self._say(self._ranks.pulse())
+            for text in self._meter.said():
+                self._say(Note(text=text))
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
 
@@ -261,12 +277,14 @@ class Agent:
                 return
             self._nursery.collected(pid, status)
             self._check.collected(pid, status)
+            self._meter.collected(pid)
             if pid == self._guard.pid and not self._done.is_set():
                 self._guard.start()
 
     def _end_everything(self) -> None:
         # What dies from here on may do so when the loop has closed the pipe that would tell.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        self._meter.close()
         self._nursery.close()
         self._ranks.close()
         self._files.close()

@@ -13,8 +13,8 @@ from dataclasses import asdict, replace
 
 from echelon.core.rundir import RunDir
 from echelon.errors import EchelonError
-from echelon.launch.allocation import RESERVE_S, STOPPED_IN_TIME, Allocation, lead_from
-from echelon.launch.attempts import is_superseded
+from echelon.launch.allocation import RESERVE_S, SUPERSEDED, Allocation, lead_from
+from echelon.launch.attempts import is_left_behind, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
 from echelon.launch.crew import Agent, Crew, Gone, Stop
@@ -25,6 +25,7 @@ from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
 from echelon.launch.muster import read_reason
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
+from echelon.launch.notifying import Notifier
 from echelon.launch.preflight import fly
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
@@ -63,6 +64,7 @@ class Controller:
         starter: Starter,
         allocation: Allocation,
         succession: Succession,
+        notifier: Notifier,
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
@@ -71,7 +73,7 @@ class Controller:
         self._allocation, self._succession = allocation, succession
         self._journal = Journal(run, attempt, say)
         self._watch = HangWatch(request.hang_timeout_s)
-        self._crew = Crew(starter, self._watch, self._journal.note)
+        self._crew = Crew(starter, self._watch, self._journal.note, self._journal.report)
         self._place = MeetingPlace(self._crew)
         self._history = read_history(run, attempt)
         self._failures = list(self._history.failures)
@@ -87,6 +89,7 @@ class Controller:
             history=self._history,
             succession=succession,
             journal=self._journal,
+            notifier=notifier,
             environ=environ,
         )
         self._recall = Recall(
@@ -139,6 +142,7 @@ class Controller:
             progress=saved > self._saved,
         )
         journal.leave_outcome(asdict(outcome))
+        self._conclusion.notify(outcome, verdict)
         journal.close()
         await self._succession.leave()
         return outcome.exit_code
@@ -157,14 +161,15 @@ class Controller:
             await asyncio.sleep(_FENCE_S)
             with contextlib.suppress(OSError):
                 if await asyncio.to_thread(is_superseded, self._run, self._attempt):
-                    message = "another attempt of this run has begun"
-                    self._crew.post(Stop("superseded", message, STOPPED_IN_TIME, at_once=True))
+                    self._crew.post(SUPERSEDED)
                     return
 
     async def _explain(self, stop: Stop) -> Stop:
         """Return a stop in the cluster's words."""
         explained = await self._allocation.explain(stop)
         if explained.cause == "cancelled":
+            if await asyncio.to_thread(is_left_behind, self._run, self._attempt):
+                return SUPERSEDED
             self._conclusion.withdraw()
         return explained
 

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -125,14 +125,20 @@ class NoteTaker(Protocol):
 class Crew:
     """See the module."""
 
-    def __init__(self, starter: Starter, watch: HangWatch, note: NoteTaker) -> None:
+    def __init__(
+        self,
+        starter: Starter,
+        watch: HangWatch,
+        note: NoteTaker,
+        report: Callable[[str], None],
+    ) -> None:
         self.agents: dict[int, Agent] = {}
         """By node; those that are here."""
         self.unfit: dict[int, Hello] = {}
         """By node; those that were sent away, or not called, because they failed their check."""
         self.homes: dict[int, Home] = {}
         """By node; of those that ever came."""
-        self._starter, self._watch, self._note = starter, watch, note
+        self._starter, self._watch, self._note, self._report = starter, watch, note, report
         self._muster = Muster(starter, self._tell_gone)
         self._key = secrets.token_bytes(32)
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
@@ -229,6 +235,7 @@ class Crew:
                 self._note("lost", node=agent.node, name=agent.name, pid=pid, reason=what.reason)
             case Note() if agent:
                 self._note("note", node=agent.node, text=what.text)
+                self._report(f"{agent.name}: {what.text}")
             case Signalled(signal=signal.SIGTERM) if agent:
                 # Who preempts tells all processes of a job but its batch script.
                 message = f"{agent.name} was told to stop (SIGTERM)"

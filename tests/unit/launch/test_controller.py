@@ -8,6 +8,7 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell
 from echelon.errors import CommandError
 from echelon.launch.allocation import OwnMachine
+from echelon.launch.attempts import orphan
 from echelon.launch.controller import Controller
 from echelon.launch.crew import Stop
 from echelon.launch.muster import read_reason
@@ -54,6 +55,7 @@ def controller(tmp_path):
         starter=LocalStarter(FakeShell(), 3),
         allocation=OwnMachine(),
         succession=NoSuccession(),
+        notifier=None,
         environ={},
         say=lambda _: None,
     )
@@ -68,6 +70,20 @@ def test_where_agents_cannot_be_started_the_verdict_says_why(controller):
     failure = asyncio.run(controller._gather()).failure
     assert failure.cause == "start"
     assert "Unable to contact" in failure.message
+
+
+def test_who_hears_late_that_its_own_agents_have_ended_the_job_takes_nothing_from_the_queue(
+    controller,
+):
+    withdrawn = []
+    controller._conclusion.withdraw = lambda: withdrawn.append(True)
+    cancelled = Stop("cancelled", "the job was cancelled", 75)
+    controller._run.claim_attempt()
+    assert asyncio.run(controller._explain(cancelled)).cause == "cancelled"
+    assert withdrawn.pop()
+    orphan(controller._run, 1)
+    assert asyncio.run(controller._explain(cancelled)).cause == "superseded"
+    assert not withdrawn
 
 
 def test_more_nodes_than_before_cost_nothing(controller):

@@ -200,6 +200,7 @@ def test_a_controller_does_not_wait_for_a_node_that_has_failed(tmp_path, low):
         starter=LocalStarter(FakeShell(), 2),
         allocation=OwnMachine(),
         succession=NoSuccession(),
+        notifier=None,
         environ={},
         say=lambda _: None,
     )

@@ -63,7 +63,7 @@ def run(tmp_path):
 def prepare(run, line):
     said = []
     journal = Journal(run, 1, said.append)
-    crew = Crew(LocalStarter(None, 3), HangWatch(0), journal.note)
+    crew = Crew(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
 
     async def scenario():
         shell, environ = Doctor(line), dict(os.environ)

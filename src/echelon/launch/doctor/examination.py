@@ -72,7 +72,7 @@ class Examination:
     ) -> None:
         self._shell, self._starter, self._environ = shell, starter, environ
         self._place, self._short, self._tell = place, short, tell
-        self._crew = Crew(starter, HangWatch(0), lambda *_, **__: None)
+        self._crew = Crew(starter, HangWatch(0), lambda *_, **__: None, tell)
         self._asking = Questioner(self._crew)
         self._nodes = {node: Node(name=starter.host(node)) for node in range(starter.nodes)}
         self._pairs: list[Group] = []
