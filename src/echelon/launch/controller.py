@@ -173,6 +173,14 @@ class Controller:
             self._conclusion.withdraw()
         return explained
 
+    async def _confirm(self, stop: Stop) -> Stop:
+        """Ask once more who has signalled agents, now that ranks have stopped.
+
+        A Slurm that is slow may have had no answer when they waited for it, and then it looks as if
+        it preempted us: who has cancelled a run wants nobody to go on.
+        """
+        return await self._explain(stop) if stop.cause == "preemption" else stop
+
     def _newest_saved(self) -> int:
         """Return the step that a next attempt would go on from; -1 when nothing is saved.
 
@@ -284,7 +292,7 @@ class Controller:
         while True:
             generation = await self._run_generation(number)
             if generation.stop:
-                return judge([_stopped(generation.stop)])
+                return judge([_stopped(await self._confirm(generation.stop))])
             if generation.made_room:
                 if ended := await self._welcome():
                     return ended
