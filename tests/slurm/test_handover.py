@@ -90,7 +90,8 @@ def test_the_host_of_the_controller_dies(full, chain):
 
 
 @pytest.mark.full
-def test_the_host_of_the_controller_is_away_for_so_long_that_slurm_gives_it_up(full, chain):
+@pytest.mark.parametrize("back", ["at once", "when another job has begun"])
+def test_the_host_of_the_controller_is_away_for_so_long_that_slurm_gives_it_up(full, chain, back):
     """Its controller lives and has seen the agents go; but the job is no longer its own."""
     run = chain("--nodes=2:3", "--procs=1")
     run.await_step(20)
@@ -99,6 +100,9 @@ def test_the_host_of_the_controller_is_away_for_so_long_that_slurm_gives_it_up(f
     full("cut", host)
     given_up = lambda: host not in expand(full.job(first)["NodeList"])  # noqa: E731
     assert wait_until(given_up, timeout_s=90, interval_s=0.5), full.job(first)
+    if back != "at once":
+        begun = run.run / "attempts" / "2" / "owner"
+        assert wait_until(begun.exists, timeout_s=60, interval_s=0.05), run.said_so_far()
     full("restore", host)
     code, said = run.wait()
     assert code == 0, said

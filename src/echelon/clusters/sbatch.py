@@ -6,6 +6,7 @@ Reading follows Slurm's own reader: which lines it looks at, how it splits and u
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from echelon.core.slurm import OVER
 from echelon.core.units import format_memory
 from echelon.errors import UsageError
 from echelon.spec import JobSpec
@@ -139,8 +140,8 @@ def render_options(spec: JobSpec) -> dict[str, str]:
         "dependency": spec.dependency,
         "chdir": spec.chdir,
         "output": spec.output,
-        "mail-user": spec.mail_user,
-        "mail-type": ",".join(spec.mail_type),
+        "mail-user": spec.mail or spec.mail_user,
+        "mail-type": OVER if spec.mail else ",".join(spec.mail_type),
         "wait-all-nodes": "1" if spec.wait_all_nodes else "",
         # The style `echelon` tells its ranks itself: Slurm would kill those that do not listen yet.
         "signal": f"USR1@{spec.signal_lead_s}"

@@ -28,6 +28,9 @@ ANSWER_S = 5.0
 """How long an answer may take when ranks wait for it."""
 STOPPED_IN_TIME = 75
 """With what a job ends that another goes on from: EX_TEMPFAIL."""
+SUPERSEDED = Stop(
+    "superseded", "another attempt of this run has begun", STOPPED_IN_TIME, at_once=True
+)
 _LIMIT = ("time limit", "the job reached its time limit")
 _ENDING = {
     "TIMEOUT": _LIMIT,

@@ -27,14 +27,16 @@ class Muster:
         self._awaited: dict[int, asyncio.Future[bool]] = {}
         """By node: agents that were called again."""
 
-    def call_all(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> None:
-        """Have all agents started."""
+    def call_all(
+        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+    ) -> None:
+        """Have the agents of some nodes started: of all that there are to be."""
 
         def start(nodes: Sequence[int], **more: str) -> list[Started]:
             return self._starter.start(nodes, argv, {**env, **more}, logs)
 
         self._start = start
-        for started in start(range(self._starter.nodes)):
+        for started in start(nodes) if nodes else ():
             self._add(started)
 
     async def call(self, node: int, **environ: str) -> bool:
@@ -119,3 +121,16 @@ def _is_there(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
         return False
+
+
+def read_reason(path: Path) -> str:
+    """Return the line that says why agents did not come.
+
+    What srun says first is the cause; that it then kills the other tasks is not.
+    """
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    told = [line.strip() for line in lines if line.strip()]
+    return next((line for line in told if line.startswith("srun: error:")), (told or [""])[-1])
