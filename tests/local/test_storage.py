@@ -195,7 +195,8 @@ def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk):
             assert wait_until(lambda: first not in pids(run), timeout_s=10)
             os.kill(run.command.pid, signal.SIGINT)
             assert wait_until(
-                lambda: "zygote" not in {process.role for process in run.processes()}, timeout_s=10
+                lambda: "zygote" not in {process.role for process in run.processes()},
+                timeout_s=2 * END_S,
             )
         assert run.wait() == 130, run.output
         assert outcome(run)["state"] == "CANCELLED"
