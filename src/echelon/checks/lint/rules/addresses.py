@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from echelon.checks.lint.bash import Assignment, Command, Where
 from echelon.checks.lint.facts import PER_TASK, reads_variables
 from echelon.checks.lint.launches import Launch
-from echelon.checks.lint.python_script import constant, guards, is_conditional
+from echelon.checks.lint.python_guards import guards
+from echelon.checks.lint.python_script import constant, is_conditional
 from echelon.checks.lint.request import read_step
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
