@@ -93,6 +93,10 @@ class Shell:
     """Files that it writes from heredocs."""
     settings: frozenset[str]
     """What `set` turned on: pipefail, errexit, allexport."""
+    suspect: bool = False
+    """The parser stumbled: it may be no bash."""
+    too_deep: bool = False
+    """It is nested so deeply that nothing of it was read."""
 
     @property
     def names_used(self) -> frozenset[str]:

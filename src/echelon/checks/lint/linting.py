@@ -6,22 +6,25 @@ from echelon.checks.lint.files import Files
 from echelon.checks.lint.finding import Finding
 from echelon.checks.lint.subject import Subject, read_subject
 from echelon.checks.lint.table import RULES
+from echelon.core.shell import LocalShell
+from echelon.core.shell import Shell as Programs
 
 _IGNORE = re.compile(r"#\s*echelon:\s*ignore\s+(E\d+(?:[\s,]+E\d+)*)", re.IGNORECASE)
 
 
-def lint(text: str, *, path: str, files: Files) -> list[Finding]:
+def lint(text: str, *, path: str, files: Files, programs: Programs | None = None) -> list[Finding]:
     """Return what is wrong with a script and with what it leads to, file by file and line by line.
 
     Args:
         text: the script.
         path: where it is, as it was named.
         files: what is beside it.
+        programs: what runs bash, where its word is needed; the real one when None.
 
     Raises:
         UsageError: a script that cannot be read at all.
     """
-    subject = read_subject(text, path=path, files=files)
+    subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
     found = {
         Finding(
             code=rule.code,

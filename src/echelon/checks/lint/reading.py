@@ -22,6 +22,8 @@ _NO_WORDS = frozenset(
 )
 _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_clause"})
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_RESERVED = frozenset({"fi", "then", "else", "elif", "do", "done", "esac", ";;", "}", ")"})
+"""Words that the grammar lets stand as commands, and bash does not."""
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 
 
@@ -90,6 +92,7 @@ class _Reader:
         self._written: dict[str, Word] = {}
         self._settings: set[str] = set()
         self._first_command = 0
+        self._suspect = False
 
     def result(self) -> Shell:
         exported = self._exported
@@ -106,10 +109,12 @@ class _Reader:
             first_line=self._first_command,
             written=self._written,
             settings=frozenset(self._settings),
+            suspect=self._suspect or bool(_RESERVED & {c.words[0].text for c in self._commands}),
         )
 
     def read(self) -> None:
         tree = _parser().parse(self._source.shown)
+        self._suspect = tree.root_node.has_error
         self.walk(tree.root_node, _Context())
 
     # --- statements ---------------------------------------------------------------------
@@ -177,6 +182,7 @@ class _Reader:
         for redirect in _redirects(node):
             if redirect.type == "heredoc_redirect":
                 heredoc = self._words.heredoc(redirect) or heredoc
+                self._suspect = self._suspect or self._ends_indented(redirect)
                 later = tuple(
                     self._program(child)
                     for child in redirect.named_children
@@ -192,6 +198,12 @@ class _Reader:
         into = later + context.piped_into
         if body is not None:
             self.walk(body, replace(context, stdin=heredoc or context.stdin, piped_into=into))
+
+    def _ends_indented(self, redirect: Node) -> bool:
+        """Tell a heredoc whose end has blanks before it: it is none for bash."""
+        ends = [child for child in redirect.children if child.type == "heredoc_end"]
+        before = [self._source.column(end.start_byte) for end in ends]
+        return redirect.children[0].type == "<<" and any(before)
 
     def _target(self, redirect: Node) -> str:
         target = redirect.child_by_field_name("destination")

@@ -12,6 +12,7 @@ from echelon.checks.lint.python_script import PythonScript, parse_python
 from echelon.checks.lint.reading import read_shell
 from echelon.checks.lint.request import Amounts, known_variables, read_request
 from echelon.checks.lint.words import Word
+from echelon.core.shell import Shell as Programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Subject:
     path: str
     text: str
     files: Files
+    programs: Programs
+    """Runs bash, to ask it."""
     directives: Directives
     """None of a Python script."""
     job: Amounts
@@ -75,7 +78,7 @@ class Subject:
         return self.job.fewest_nodes is None or self.job.fewest_nodes > 1 or self.job.nodes is None
 
 
-def read_subject(text: str, *, path: str, files: Files) -> Subject:
+def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> Subject:
     """Return what there is to say something about.
 
     Raises:
@@ -87,6 +90,7 @@ def read_subject(text: str, *, path: str, files: Files) -> Subject:
             path=path,
             text=text,
             files=files,
+            programs=programs,
             directives=Directives(items=(), broken=(), several=False),
             job=Amounts(),
             pythons=(python,) if python else (),
@@ -109,6 +113,7 @@ def read_subject(text: str, *, path: str, files: Files) -> Subject:
         path=path,
         text=text,
         files=files,
+        programs=programs,
         directives=directives,
         job=job,
         shells=tuple(found.shells),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from echelon.checks.lint.files import TextFiles
 from echelon.checks.lint.linting import lint
+from echelon.core.shell import FakeShell
 from echelon.errors import UsageError
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -73,7 +74,7 @@ PIECES = [
 def run(text, path="job.sh"):
     files = TextFiles({"job.sh": text, "train.py": text, "a.sh": text})
     try:
-        return lint(text, path=path, files=files)
+        return lint(text, path=path, files=files, programs=FakeShell({"bash": ""}))
     except UsageError:
         return []
 

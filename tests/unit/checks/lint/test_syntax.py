@@ -1,0 +1,94 @@
+"""Bash's own word on a script: asked for only where the parser stumbles, and never doubted."""
+
+import pytest
+
+from echelon.checks.lint.bash_syntax import Complaint, parse_complaint
+from echelon.checks.lint.files import TextFiles
+from echelon.checks.lint.linting import lint
+from echelon.core.shell import FakeShell, Result
+from echelon.errors import MissingProgramError, TimedOutError
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n"
+
+
+def found(body, head=HEAD, programs=None, **beside):
+    files = TextFiles({f"{name}.sh": text for name, text in beside.items()})
+    findings = lint(head + body, path="job.sh", files=files, programs=programs)
+    return [(f.path, f.line) for f in findings if f.code == "E210"]
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("if true; then\n    python a.py\n", 4),
+        ("for i in 1 2; do\n    python a.py\n", 4),
+        ('python a.py "one\npython b.py\n', 3),
+        ("python a.py --name 'it's'\n", 3),
+        ("python a.py $(hostname\n", 3),
+        ("if true; then\n    python a.py\nfi\nfi\n", 6),
+        ("python a.py\ndone\n", 4),
+        ("python a.py && && python b.py\n", 3),
+        ("cat > a.txt <<EOF\ntext\n", 3),
+        ("if true; then\n    cat > a.txt <<EOF\n    text\n    EOF\nfi\n", 4),
+    ],
+)
+def test_what_bash_refuses_is_told_where_it_says(body, line):
+    assert found(body) == [("job.sh", line)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if true; then\n    cat > a.txt <<-EOF\n\ttext\n\tEOF\nfi\n",
+        "python a.py |& tee log\n",
+        "shopt -s extglob\nrm !(keep)\n",
+        "x=$(case a in a) echo 1;; esac)\n",
+        "coproc cat; [[ $x =~ ^(a|b)$ ]] && echo done\n",
+        "((n++)); for ((i=0; i<3; i++)); do echo fi; done\n",
+    ],
+)
+def test_what_bash_takes_is_right(body):
+    assert found(body) == []
+
+
+def test_a_wrapper_is_looked_at_and_a_text_that_was_put_together_is_not():
+    assert found("bash w.sh\n", w="#!/bin/bash\nif true; then\n") == [("w.sh", 2)]
+    assert found('srun bash -c "if $X; then"\n') == []
+
+
+@pytest.mark.parametrize("shell", ["/bin/zsh", "/usr/bin/tcsh", "/usr/bin/env fish"])
+def test_other_shells_are_not_measured_by_bash(shell):
+    assert found("if true; then\n", head=f"#!{shell}\n#SBATCH --nodes=1\n") == []
+
+
+@pytest.mark.parametrize("shell", ["/bin/bash -l", "/bin/sh", "/usr/bin/env bash"])
+def test_bash_has_many_names(shell):
+    assert found("if true; then\n", head=f"#!{shell}\n#SBATCH --nodes=1\n")
+
+
+def fails(error):
+    def answer(argv):
+        raise error
+
+    return FakeShell({"bash": answer})
+
+
+@pytest.mark.parametrize(
+    "programs",
+    [fails(MissingProgramError("bash")), fails(TimedOutError("slow")), FakeShell({"bash": ""})],
+)
+def test_without_bash_s_word_nothing_is_said(programs):
+    assert found("if true; then\n", programs=programs) == []
+    assert programs.calls
+
+
+def test_bash_is_not_asked_about_what_the_parser_takes():
+    assert found("python a.py\n", programs=FakeShell()) == []
+
+
+def test_a_complaint_without_a_line_is_about_the_last():
+    assert parse_complaint("bash: syntax error: unexpected end of file\n", lines=7) == Complaint(
+        line=7, message="syntax error: unexpected end of file"
+    )
+    said = Result(argv=(), stderr="bash: warning: setlocale: LC_ALL: cannot change locale")
+    assert parse_complaint(said.stderr, lines=7) is None
