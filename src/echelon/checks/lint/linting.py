@@ -1,9 +1,12 @@
 """A script in, findings out."""
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 
 from echelon.checks.lint.files import Files
 from echelon.checks.lint.finding import Finding
+from echelon.checks.lint.rule import Hit, Rule
 from echelon.checks.lint.subject import Subject, read_subject
 from echelon.checks.lint.table import RULES
 from echelon.core.shell import LocalShell
@@ -20,9 +23,6 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
         path: where it is, as it was named.
         files: what is beside it.
         programs: what runs bash, where its word is needed; the real one when None.
-
-    Raises:
-        UsageError: a script that cannot be read at all.
     """
     subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
     found = {
@@ -35,11 +35,17 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
             fix=hit.fix,
         )
         for rule in RULES
-        for hit in rule.check(subject)
+        for hit in hits(rule, subject)
     }
     ignored = _ignored(subject)
     kept = [f for f in found if f.code not in ignored.get((f.path, f.line), ())]
     return sorted(kept, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+
+
+def hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
+    """Yield what a rule finds; an expression that is too long for it does not end the others."""
+    with suppress(RecursionError):
+        yield from rule.check(subject)
 
 
 def _ignored(subject: Subject) -> dict[tuple[str, int], set[str]]:

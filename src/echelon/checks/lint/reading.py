@@ -12,7 +12,6 @@ from echelon.checks.lint.bash import Assignment, Command, Shell, Where
 from echelon.checks.lint.expanding import NAME, Expander
 from echelon.checks.lint.source import Source
 from echelon.checks.lint.words import Scope, Word
-from echelon.errors import UsageError
 
 _NO_WORDS = frozenset(
     {
@@ -50,18 +49,14 @@ def read_shell(
         first_line: where in the file it begins.
         values: variables that are known at its begin.
         positional: $1 and so on.
-
-    Raises:
-        UsageError: it is nested too deeply for anybody to have written it.
     """
     scope = Scope(values=dict(values or {}), positional=positional)
     reader = _Reader(text, path, where, first_line, scope)
     try:
         reader.read()
-    except RecursionError:
-        raise UsageError(
-            f"{path} is nested too deeply to be read", hint="is it a script at all?"
-        ) from None
+    except RecursionError:  # nobody has written that
+        unread = _Reader(text, path, where, first_line, Scope()).result()
+        return replace(unread, too_deep=True)
     return reader.result()
 
 

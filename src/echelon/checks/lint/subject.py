@@ -40,6 +40,8 @@ class Subject:
     """Every srun: its options, and what it starts."""
     pythons: tuple[PythonScript, ...] = ()
     """Each once."""
+    unread: tuple[tuple[str, str], ...] = ()
+    """Path and text of Python scripts that this Python does not take."""
 
     @property
     def is_job(self) -> bool:
@@ -79,11 +81,7 @@ class Subject:
 
 
 def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> Subject:
-    """Return what there is to say something about.
-
-    Raises:
-        UsageError: a script that cannot be read at all.
-    """
+    """Return what there is to say something about."""
     if is_python(path, text):
         python = parse_python(text, path=path, files=files)
         return Subject(
@@ -94,6 +92,7 @@ def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> S
             directives=Directives(items=(), broken=(), several=False),
             job=Amounts(),
             pythons=(python,) if python else (),
+            unread=() if python else ((path, text),),
         )
     directives = read_directives(text)
     job = read_request(directives)
@@ -102,12 +101,14 @@ def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> S
     shell = read_shell(text, path=path, where=Where.BATCH, values=values)
     found = find_launches(shell, job, files)
     pythons: dict[str, PythonScript | None] = {}
-    started = []
+    unread, started = [], []
     for launch in found.launches:
         place = _place(launch, files)
         if place and place not in pythons:
             source = files.read(place)
             pythons[place] = parse_python(source, path=place, files=files) if source else None
+            if source and pythons[place] is None:
+                unread.append((place, source))
         started.append(Started(launch=launch, python=pythons.get(place)))
     return Subject(
         path=path,
@@ -120,6 +121,7 @@ def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> S
         started=tuple(started),
         sruns=tuple(found.sruns),
         pythons=tuple(python for python in pythons.values() if python),
+        unread=tuple(unread),
     )
 
 

@@ -1,5 +1,7 @@
 """Bash's own word on a script: asked for only where the parser stumbles, and never doubted."""
 
+import sys
+
 import pytest
 
 from echelon.checks.lint.bash_syntax import Complaint, parse_complaint
@@ -92,3 +94,52 @@ def test_a_complaint_without_a_line_is_about_the_last():
     )
     said = Result(argv=(), stderr="bash: warning: setlocale: LC_ALL: cannot change locale")
     assert parse_complaint(said.stderr, lines=7) is None
+
+
+def refused(text, path="train.py", **beside):
+    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
+    findings = [f for f in lint(text, path=path, files=files) if f.code == "E627"]
+    return [(f.path, f.line, f.severity) for f in findings]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "type X = int",
+        "type Pair[T] = tuple[T, T]",
+        "def first[T](items: list[T]) -> T: ...",
+        "class Box[T]: pass",
+        'print(f"{names["a"]}")',
+        "print(f'{\"\\n\".join(names)}')",
+        'print(t"{names}")',
+        "try:\n    pass\nexcept OSError, ValueError:\n    pass",
+        "lazy import torch",
+    ],
+)
+def test_syntax_of_a_newer_python_is_no_error(line):
+    text = f"names = []\n{line}\n"
+    try:
+        compile(text, "train.py", "exec")
+    except SyntaxError:
+        assert [severity for _, _, severity in refused(text)] == ["advice"]
+    else:
+        assert refused(text) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["if True print(1)", "print 'x'", "def f(:", "x = (1,", "type = ", "f x = 1"]
+)
+def test_what_no_python_takes_is_an_error(line):
+    assert refused(f"names = []\n{line}\n") == [("train.py", 2, "error")]
+
+
+def test_python_that_a_job_starts_is_looked_at_too():
+    job = "#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n"
+    assert refused(job, "job.sh", train="if True print(1)\n") == [("train.py", 1, "error")]
+    assert refused(job, "job.sh", train="print(1)\n") == []
+
+
+def test_the_python_that_reads_is_named():
+    (finding,) = lint("if True print(1)\n", path="train.py", files=TextFiles({}))
+    here = "Python {}.{} ".format(*sys.version_info)
+    assert finding.what.startswith(here)
