@@ -4,11 +4,11 @@ The tree is tree-sitter's; `reading.py` walks it. Nothing is run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePosixPath
 
-from echelon.checks.lint.words import Word
+from echelon.checks.lint.words import Moment, Word
 
 
 class Where(StrEnum):
@@ -40,6 +40,8 @@ class Command:
     path: str
     line: int
     where: Where
+    moment: Moment
+    """When it was run: what the variables were then."""
     assignments: tuple[Assignment, ...] = ()
     """Variables for it alone: `NAME=value program`."""
     background: bool = False
@@ -56,8 +58,6 @@ class Command:
     """In a $(…)."""
     stdin: Word | None = None
     """Its heredoc."""
-    values: Mapping[str, Word] = field(default_factory=dict)
-    """The variables as they were then."""
 
     @property
     def name(self) -> str:

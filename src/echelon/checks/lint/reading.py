@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -23,6 +24,9 @@ _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_cl
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _RESERVED = frozenset({"fi", "then", "else", "elif", "do", "done", "esac", ";;", "}", ")"})
 """Words that the grammar lets stand as commands, and bash does not."""
+_LONGEST_ARRAY = 1000
+_LONGEST_COMMAND = 2000
+_LONGEST_PIPE = 20
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 
 
@@ -160,7 +164,7 @@ class _Reader:
         parts = [child for child in node.children if child.is_named]
         names = [self._program(part) for part in parts]
         for number, part in enumerate(parts):
-            into = (*names[number + 1 :], *context.piped_into)
+            into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
             piped = context.piped or number > 0
             self.walk(part, replace(context, piped_into=into, piped=piped, certain=False))
 
@@ -219,9 +223,8 @@ class _Reader:
         adds = "+=" in [child.type for child in node.children]
         if value is not None and value.type == "array" and context.certain and not adds:
             parts = [part for child in value.named_children for part in self._words.word(child)]
-            self._scope.arrays[self._source.text(name)] = tuple(
-                p for part in parts for p in part.split()
-            )
+            items = tuple(p for part in parts for p in part.split())
+            self._scope.arrays[self._source.text(name)] = items[:_LONGEST_ARRAY]
         else:
             self._scope.arrays.pop(self._source.text(name), None)
         if adds:
@@ -298,8 +301,9 @@ class _Reader:
         words += self._arguments(node)
         if not words:
             return
+        parts = (part for word in words for part in word.split())
         command = Command(
-            words=tuple(part for word in words for part in word.split()) or tuple(words),
+            words=tuple(islice(parts, _LONGEST_COMMAND)) or tuple(words),
             path=self._path,
             line=self._line(name),
             where=self._where,
@@ -312,7 +316,7 @@ class _Reader:
             function=context.function,
             substituted=context.substituted,
             stdin=context.stdin,
-            values=dict(self._scope.values),
+            moment=self._scope.moment(),
         )
         self._commands.append(command)
         self._heed(command)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from echelon.checks.lint.files import TextFiles
 from echelon.checks.lint.linting import hits, lint
+from echelon.checks.lint.subject import read_subject
 from echelon.checks.lint.table import RULES
 from echelon.core.shell import FakeShell
 
@@ -154,6 +155,7 @@ END = "\ntorch.save(1, 'a.pt')\ndist.destroy_process_group()\n"
 
 def long_python(kind, count):
     return {
+        "file": "torch.save(2, " + "+".join(["'a'"] * count) + ")",
         "sum": "x = " + "+".join(["1"] * count),
         "attributes": "x = dist" + ".a" * count,
         "calls": "if dist" + "()" * count + ":\n    pass",
@@ -162,13 +164,13 @@ def long_python(kind, count):
     }[kind]
 
 
-LONG = ["sum", "attributes", "calls", "branches", "target"]
+LONG = ["file", "sum", "attributes", "calls", "branches", "target"]
 
 
 @pytest.mark.parametrize("kind", LONG)
 def test_a_long_expression_leaves_the_rest_to_be_checked(kind):
     findings = run(GROUP + long_python(kind, 1500) + END, "train.py")
-    assert [f.code for f in findings] == ["E611"]
+    assert {f.code for f in findings} == {"E611"}
 
 
 @pytest.mark.parametrize("kind", LONG)
@@ -186,6 +188,48 @@ def test_a_rule_that_overflows_does_not_end_the_others():
     assert list(hits(first, None)) == []
 
 
+def shells(script, **beside):
+    files = TextFiles({f"{name}.sh": text for name, text in beside.items()})
+    return read_subject(script, path="job.sh", files=files, programs=FakeShell()).shells
+
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=2\n"
+
+
+@pytest.mark.parametrize("line", ["A=$A$A", 'A="$A $A"', "A=(${A[@]} ${A[@]})", "A+=$A"])
+def test_a_variable_that_doubles_with_every_line_stays_small(line):
+    (shell,) = shells(f"{JOB}A=(x y)\nA='x y'\n" + f"{line}\n" * 60 + "python $A ${A[@]}\n")
+    assert max(len(assignment.value.text) for assignment in shell.assignments) <= 50_000
+    assert len(shell.commands[-1].words) <= 2000
+
+
+def test_what_a_variable_was_is_not_copied_for_every_command():
+    (shell,) = shells(JOB + "".join(f"A{n}={n}\ntrue\n" for n in range(200)))
+    first, last = shell.commands[0].moment, shell.commands[-1].moment
+    assert "A0" in first.values()
+    assert "A1" not in first.values()
+    assert "A199" in last.values()
+    assert first.history is last.history
+
+
 def test_a_script_that_starts_itself_is_read_to_an_end():
-    text = "#!/bin/bash\n#SBATCH --nodes=2\nsrun ./job.sh\nbash job.sh\n"
+    text = JOB + "srun ./job.sh\n" * 8 + "bash job.sh\n" * 8
+    found = shells(text, job=text)
+    assert len(found) == 1 + 8  # once more as a task, from each srun
     assert run(text) == []
+
+
+def test_scripts_that_start_one_another_are_read_to_an_end():
+    first, second = "bash b.sh\n" * 8, "bash a.sh\n" * 8
+    assert len(shells(JOB + "bash a.sh\n", a=first, b=second)) == 1 + 1 + 8
+
+
+def test_a_forest_of_wrappers_is_read_in_part():
+    wrappers = {f"w{n}": f"bash w{n + 1}.sh\n" * 9 for n in range(400)}
+    started = "".join(f"bash w{n}.sh\n" for n in range(400))
+    assert len(shells(JOB + started, **wrappers)) == 100
+
+
+def test_wrappers_of_a_megabyte_are_read_in_part():
+    wrappers = {f"w{n}": "#" * 400_000 + f"\necho {n}\n" for n in range(5)}
+    assert len(shells(JOB + "".join(f"bash {name}.sh\n" for name in wrappers), **wrappers)) == 1 + 2
