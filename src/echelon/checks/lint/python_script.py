@@ -52,6 +52,7 @@ class PythonScript:
 
 def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
     """Return a script; None when it is not Python as we know it."""
+    text = text.removeprefix("\ufeff")  # which Python takes
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an odd escape in somebody's string

@@ -11,7 +11,7 @@ from tree_sitter import Language, Node, Parser
 
 from echelon.checks.lint.bash import Assignment, Command, Shell, Where
 from echelon.checks.lint.expanding import NAME, Expander
-from echelon.checks.lint.source import Source
+from echelon.checks.lint.source import Source, clean
 from echelon.checks.lint.words import Scope, Word
 
 _NO_WORDS = frozenset(
@@ -82,7 +82,7 @@ class _Reader:
     def __init__(self, text: str, path: str, where: Where, first: int, scope: Scope) -> None:
         self._text, self._path, self._where = text, path, where
         self._scope = scope
-        self._source = Source(text, first)
+        self._source = Source(clean(text), first)
         self._words = Expander(self._source, scope, self._run)
         self._commands: list[Command] = []
         self._assignments: list[Assignment] = []

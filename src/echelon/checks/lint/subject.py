@@ -11,6 +11,7 @@ from echelon.checks.lint.launches import Launch, find_launches
 from echelon.checks.lint.python_script import PythonScript, parse_python
 from echelon.checks.lint.reading import read_shell
 from echelon.checks.lint.request import Amounts, known_variables, read_request
+from echelon.checks.lint.source import clean
 from echelon.checks.lint.words import Word
 from echelon.core.shell import Shell as Programs
 
@@ -27,6 +28,9 @@ class Started:
 class Subject:
     path: str
     text: str
+    """Without a byte order mark, and with line ends as they should be."""
+    raw_text: str
+    """As it is on the disk."""
     files: Files
     programs: Programs
     """Runs bash, to ask it."""
@@ -82,11 +86,13 @@ class Subject:
 
 def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> Subject:
     """Return what there is to say something about."""
+    raw_text, text = text, clean(text)
     if is_python(path, text):
         python = parse_python(text, path=path, files=files)
         return Subject(
             path=path,
             text=text,
+            raw_text=raw_text,
             files=files,
             programs=programs,
             directives=Directives(items=(), broken=(), several=False),
@@ -113,6 +119,7 @@ def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> S
     return Subject(
         path=path,
         text=text,
+        raw_text=raw_text,
         files=files,
         programs=programs,
         directives=directives,

@@ -143,3 +143,18 @@ def test_the_python_that_reads_is_named():
     (finding,) = lint("if True print(1)\n", path="train.py", files=TextFiles({}))
     here = "Python {}.{} ".format(*sys.version_info)
     assert finding.what.startswith(here)
+
+
+WHOLE = HEAD + "if true; then\n    python train.py \\\n        --lr 1\nfi\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [(lambda text: text.replace("\n", "\r\n"), "E108"), (lambda text: f"\ufeff{text}", "E109")],
+)
+def test_what_an_editor_of_windows_adds_is_one_finding(change, code):
+    files = TextFiles({"w.sh": change(WHOLE)})
+    assert [f.code for f in lint(change(WHOLE), path="job.sh", files=files)] == [code]
+    findings = lint(HEAD + "srun ./w.sh\n", path="job.sh", files=files)
+    assert [(f.code, f.path, f.line) for f in findings] == [(code, "w.sh", 1)]
+    assert lint(change("print(1)\n"), path="train.py", files=files) == []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from echelon.checks.lint.bash import Shell
 from echelon.checks.lint.bash_syntax import ask_bash
 from echelon.checks.lint.rule import ADVICE, ERROR, Hit, Rule
+from echelon.checks.lint.source import clean
 from echelon.checks.lint.subject import Subject
 
 _BASH = re.compile(r"#!\s*(\S*/)?(env\s+(-\S+\s+)*)?(bash|sh)\b")
@@ -24,7 +25,7 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
         if not shell.suspect or not _is_file(subject, shell):
             continue
         # The parser knows less of bash than bash: it only says when to ask.
-        complaint = ask_bash(shell.text, subject.programs)
+        complaint = ask_bash(clean(shell.text), subject.programs)
         if complaint is not None:
             yield Hit(
                 path=path,
