@@ -80,7 +80,7 @@ def _gather(first: tuple[_T, ...], second: tuple[_T, ...]) -> tuple[_T, ...]:
     return tuple(together.values())[:_MOST]
 
 
-_PART = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|\"[^\"]*\"|'[^']*'|\S)+")
+_PART = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\"[^\"]*\"|'[^']*'|\S)+")
 """A word of a variable's text, where $(…) that is left in it may hold blanks."""
 
 
@@ -146,7 +146,7 @@ class Scope:
 
 def _is_composed(text: str) -> bool:
     """Tell a text that is partly known, such as a command line, from one that is not at all."""
-    return " " in text and not text.startswith("$(")
+    return " " in text and not text.startswith(("$(", "`"))
 
 
 # --- arithmetic -----------------------------------------------------------------------------
