@@ -6,7 +6,6 @@ The tree is tree-sitter's; `reading.py` walks it. Nothing is run.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import PurePosixPath
 
 from echelon.checks.lint.words import Moment, Word
 
@@ -62,7 +61,7 @@ class Command:
     @property
     def name(self) -> str:
         """The program, without its folder; as it is written where that is not known."""
-        return PurePosixPath(self.words[0].text).name if self.words else ""
+        return self.words[0].text.rstrip("/").rpartition("/")[2] if self.words else ""
 
     @property
     def arguments(self) -> tuple[Word, ...]:

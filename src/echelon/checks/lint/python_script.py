@@ -29,6 +29,8 @@ class PythonScript:
     """What names and attributes are assigned, by their text."""
     functions: dict[str, list[Function]]
     """Those that it defines, by their names."""
+    called: dict[str, list[ast.Call]]
+    """Its calls, by the last part of their functions' names."""
     parents: dict[ast.AST, ast.AST]
     """The node that each is in."""
     neighbours: str
@@ -36,10 +38,8 @@ class PythonScript:
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return calls of functions by the last part of their names."""
-        found = (node for node in self.nodes if isinstance(node, ast.Call))
-        return sorted(
-            (call for call in found if last_name(call.func) in names), key=lambda c: c.lineno
-        )
+        found = [call for name in names for call in self.called.get(name, [])]
+        return sorted(found, key=lambda call: call.lineno)
 
     def mentions(self, *words: str) -> bool:
         """Tell whether one of these stands anywhere in it, or in a module beside it."""
@@ -70,6 +70,7 @@ def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
         nodes=nodes,
         assigned=assigned,
         functions=_functions(nodes),
+        called=_called(nodes),
         parents=parents,
         neighbours=neighbours,
     )
@@ -110,6 +111,14 @@ def _functions(nodes: tuple[ast.AST, ...]) -> dict[str, list[Function]]:
     for node in nodes:
         if isinstance(node, Function):
             found.setdefault(node.name, []).append(node)
+    return found
+
+
+def _called(nodes: tuple[ast.AST, ...]) -> dict[str, list[ast.Call]]:
+    found: dict[str, list[ast.Call]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call) and (name := last_name(node.func)):
+            found.setdefault(name, []).append(node)
     return found
 
 

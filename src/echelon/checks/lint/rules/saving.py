@@ -184,9 +184,7 @@ def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
     # A parameter is whatever the caller hands over: the call is where it shows.
     handed = {argument.arg for argument in around.args.args} if around else set()
     found = {direct} - handed
-    for function in python.nodes:
-        if not isinstance(function, ast.FunctionDef) or function.name != direct:
-            continue
+    for function in python.functions.get(direct, []):
         runs = {unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
         names = [argument.arg for argument in function.args.args]
         for argument, name in zip(call.args, names, strict=False):
