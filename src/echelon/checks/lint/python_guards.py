@@ -218,9 +218,8 @@ def handed_over(script: PythonScript, name: ast.Name) -> list[ast.expr]:
     if function is None:
         return []
     names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+    names = names[1:] if names[:1] in (["self"], ["cls"]) else names
     place = names.index(name.id) if name.id in names else None
-    if place is not None and names[0] in ("self", "cls"):
-        place -= 1
     found = [keyword(call, name.id, place) for call in script.calls(function.name)]
     return [value for value in found if value is not None]
 

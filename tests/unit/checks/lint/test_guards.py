@@ -199,6 +199,12 @@ path = "part"
 path += f"-{rank}.pt"
 torch.save(state, path)
 """,
+    "path of a method's caller": """
+class Trainer:
+    def save(self, path):
+        torch.save(state, path)
+Trainer().save(f"part-{rank}.pt")
+""",
     "path of the caller": """
 def save(path):
     torch.save(state, path)
@@ -265,6 +271,14 @@ with open("last.pt", "wb") as file:
 def save(path):
     torch.save(state, path)
 save("last.pt")
+""",
+    "the object's own path": """
+class Trainer:
+    def __init__(self, path):
+        self.path = path
+    def save(self, state):
+        torch.save(state, self.path)
+Trainer("last.pt").save(state)
 """,
     "a flag of something else": """
 wanted = loss == 1

@@ -160,8 +160,8 @@ args = parser.parse_args()
         title="a command that ends too early",
         severity=ERROR,
         check=find_broken_continuations,
-        why="A \\ joins lines only as the last character of its line, and a comment between two "
-        "lines ends what it stands in.",
+        why="A \\ joins two lines only as the last character of the first, and a comment or an "
+        "empty line between them ends what it stands in. No command begins with a dash.",
         bad="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\ \n    --fast\n",
         good="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\\n    --fast\n",
     ),
