@@ -8,12 +8,14 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from echelon.core.shell import LocalShell, Shell
 from echelon.launch.crew import Crew
 from echelon.launch.doctor.asking import Questioner, run_program
+from echelon.launch.doctor.record import Finding
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
 from echelon.launch.sampling import tail
@@ -45,13 +47,12 @@ async def fly(
     work = run_program(shell or LocalShell(), argv, env=environ, log=log, limit_s=LIMIT_S)
     await Questioner(crew).attend([asyncio.get_running_loop().create_task(work)])
     try:
-        record = json.loads(run.preflight(attempt).read_text())
+        seconds, findings = parse_record(run.preflight(attempt).read_text())
     except (OSError, ValueError):
         said = tail(log).strip().splitlines()
         journal.report(f"there was no preflight: {said[-1] if said else 'it said nothing'}")
         return
-    findings = record["findings"]
-    journal.note("preflight", seconds=record["seconds"], findings=findings)
+    journal.note("preflight", seconds=seconds, findings=findings)
     for one in findings:
         if not one["node"] or one["severity"] != "error":
             about = f"{one['node']}: " if one["node"] else ""
@@ -59,6 +60,22 @@ async def fly(
     for node, hello in find_unfit(findings, hosts).items():
         assert node == hello.node
         crew.reject(hello)
+
+
+def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:
+    """Read what a preflight has left: how long it took, and its findings. Pure.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    match json.loads(text):
+        case {"seconds": float() | int() as seconds, "findings": list() as findings}:
+            names = [one.name for one in fields(Finding)]
+            try:
+                return seconds, [{name: str(one[name]) for name in names} for one in findings]
+            except (KeyError, TypeError, IndexError) as error:
+                raise ValueError("a finding is not whole") from error
+    raise ValueError("this is no record of a preflight")
 
 
 def find_unfit(findings: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[int, Hello]:

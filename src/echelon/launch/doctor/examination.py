@@ -16,9 +16,10 @@ from typing import Any
 from echelon.core.rundir import write_atomic
 from echelon.core.shell import Shell
 from echelon.launch.crew import Crew
+from echelon.launch.doctor.answers import read_facts, read_figure, read_ranks, read_torch
 from echelon.launch.doctor.asking import Questioner, Said, run_program
 from echelon.launch.doctor.look import SCRIPT, parse_look
-from echelon.launch.doctor.record import Examined, Facts, Gpu, Group, Look, Node, Torch
+from echelon.launch.doctor.record import Examined, Gpu, Group, Look, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
 from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
 from echelon.launch.hang import HangWatch
@@ -197,19 +198,13 @@ class Examination:
             if said.error:
                 self._asking.lost.setdefault(node, said.error)
                 continue
-            found = dict(said.found)
-            gpus = [Gpu(**gpu) for gpu in found.pop("gpus")]
-            granted = self._crew.agents[node].hello.gpus if node in self._crew.agents else 0
-            self._note(
-                node,
-                facts=Facts(
-                    **found,
-                    gpus=gpus,
-                    granted=granted,
-                    skew_s=round(skews.get(node, 0.0), 4),
-                    folder_late_s=late.get(node, 0.0),
-                ),
+            facts = read_facts(
+                said.found,
+                granted=self._crew.agents[node].hello.gpus if node in self._crew.agents else 0,
+                skew_s=round(skews.get(node, 0.0), 4),
+                folder_late_s=late.get(node, 0.0),
             )
+            self._note(node, facts=facts)
 
     async def _ask_clocks(self) -> dict[int, float]:
         """Return by how much clocks are ahead of ours: half-way between question and answer."""
@@ -218,9 +213,10 @@ class Examination:
             asked_s = time.time()
             said = await self._asking.ask(self._all("clock"), limit_s=ASK_S)
             for node, answer in said.items():
-                if not answer.error:
+                now_s = read_figure(answer.found, "now_s")
+                if now_s is not None:
                     way_s = answer.at_s - asked_s
-                    ahead_s = answer.found["now_s"] - (asked_s + answer.at_s) / 2
+                    ahead_s = now_s - (asked_s + answer.at_s) / 2
                     best[node] = min(best.get(node, (way_s, ahead_s)), (way_s, ahead_s))
         return {node: ahead_s for node, (_, ahead_s) in best.items()}
 
@@ -236,7 +232,8 @@ class Examination:
         said = await self._asking.ask(
             self._all("file", {**about, "limit_s": LATE_S}), limit_s=ASK_S
         )
-        return {node: one.found["late_s"] for node, one in said.items() if not one.error}
+        late = {node: read_figure(one.found, "late_s") for node, one in said.items()}
+        return {node: seconds for node, seconds in late.items() if seconds is not None}
 
     def _all(
         self, what: str, about: Mapping[str, Any] | None = None
@@ -278,10 +275,8 @@ class Examination:
         self._tell("importing torch")
         said = await self._asking.ask(self._all("torch", {"limit_s": TORCH_S}), limit_s=2 * TORCH_S)
         for node, answer in said.items():
-            found: dict[str, Any] = dict(answer.found)
-            self._note(
-                node, torch=Torch(**found) if not answer.error else Torch(error=answer.error)
-            )
+            error = answer.error
+            self._note(node, torch=Torch(error=error) if error else read_torch(answer.found))
 
     async def _reduce(self) -> None:
         able = [node for node in self._here() if self._can_reduce(node)]
@@ -384,12 +379,12 @@ def choose_peers(nodes: Sequence[int], node: int) -> list[int]:
 
 def add_figures(gpus: Sequence[Gpu], said: Said) -> list[Gpu]:
     """Return GPUs with what was measured on them; torch counts those that it may use."""
-    figures = said.found.get("ranks", [])
+    figures = read_ranks(said.found, "tflops", "memory_gbs")
     known = gpus if len(gpus) == len(figures) else [Gpu(index=i) for i in range(len(figures))]
     return [
         replace(
             gpu,
-            name=gpu.name or figure.get("name", ""),
+            name=gpu.name or str(figure.get("name", "")),
             tflops=figure.get("tflops", 0.0),
             memory_gbs=figure.get("memory_gbs", 0.0),
         )

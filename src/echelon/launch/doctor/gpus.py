@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from echelon.core.shell import Result, Shell
 from echelon.errors import EchelonError
+from echelon.launch.doctor.answers import read_count
 from echelon.launch.doctor.record import Gpu
 
 GPU_S = 30.0
@@ -54,16 +55,16 @@ def parse_gpus(text: str) -> tuple[str, list[Gpu]]:
     driver, found = "", []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 6 or not cells[0].isdecimal():
+        if len(cells) != 6 or (index := read_count(cells[0], -1)) < 0:
             continue
-        index, name, uuid, memory, driver, errors = cells
+        _, name, uuid, memory, driver, errors = cells
         found.append(
             Gpu(
-                index=int(index),
+                index=index,
                 name=name,
                 uuid=uuid,
-                memory_mib=_number(memory),
-                ecc_errors=_number(errors),
+                memory_mib=read_count(memory, 0),
+                ecc_errors=read_count(errors, 0),  # GPUs without ECC say [N/A]
             )
         )
     return driver, found
@@ -73,13 +74,9 @@ def parse_reasons(text: str) -> dict[int, tuple[str, ...]]:
     """Read why clocks are held down, by GPU. Pure."""
     found = {}
     for line in text.splitlines():
-        index, _, mask = (cell.strip() for cell in line.partition(","))
-        if index.isdecimal() and re.fullmatch(r"0x[0-9A-Fa-f]+", mask):
+        name, _, mask = (cell.strip() for cell in line.partition(","))
+        index = read_count(name, -1)
+        if index >= 0 and re.fullmatch(r"0x[0-9A-Fa-f]+", mask):
             bits = int(mask, 16)
-            found[int(index)] = tuple(word for bit, word in _REASONS.items() if bits & bit)
+            found[index] = tuple(word for bit, word in _REASONS.items() if bits & bit)
     return found
-
-
-def _number(text: str) -> int:
-    """Return a number; 0 for [N/A], which GPUs without ECC say."""
-    return int(text) if text.isdecimal() else 0

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from echelon.core.nodes import compress
+from echelon.launch.doctor.answers import read_count
 from echelon.launch.doctor.judge_figures import judge_figures
 from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Torch
 
@@ -312,4 +313,4 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+    return tuple(read_count(part, 0) for part in text.split(".")[:2])

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from echelon.launch.doctor.answers import read_ranks
 from echelon.launch.doctor.asking import Questioner, Said
 from echelon.launch.doctor.record import Group
 
@@ -84,7 +85,7 @@ def merge_answers(names: tuple[str, ...], answers: Sequence[Said], *, backend: s
             ranks.append({"error": f"{name}: {error}"})
         ranks += [
             {"error": f"{name}: {rank['error']}"} if "error" in rank else rank
-            for rank in answer.found.get("ranks", [])
+            for rank in read_ranks(answer.found, "bandwidth", "latency_s")
         ]
     errors = [str(rank["error"]) for rank in ranks if "error" in rank]
     if errors or not ranks:
