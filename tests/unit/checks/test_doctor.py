@@ -1,6 +1,7 @@
 """What people and programs get to see of an examination."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_the_table():
         ["node1", "3.11.7", "2.13.0", "3.2s", "+1ms", "eth0 1500", "12G", "1.2 GB/s"],
         ["node2", "-", "-", "-", "-", "-", "-", "1.2 GB/s"],
     ]
+
+
+def test_gpus_of_other_jobs_are_not_counted_as_ours():
+    facts = Facts(gpus=[Gpu(index=number) for number in range(8)], ours=[2, 3])
+    for known, shown in ((facts, "2 of 8"), (replace(facts, ours=None), "8")):
+        headings, (row,) = render_table(Examined(nodes=[replace(WELL, facts=known)]))
+        assert row[headings.index("GPUs")] == shown
 
 
 def test_how_fast_they_are_together():

@@ -49,8 +49,11 @@ def read_facts(
     """Return what a probe says of its node, with what is known of it besides."""
     told = found.get("gpus")
     gpus = [read_gpu(gpu) for gpu in told if _is_gpu(gpu)] if isinstance(told, list) else []
-    sure = {"gpus": gpus, "granted": granted, "skew_s": skew_s, "folder_late_s": folder_late_s}
-    return Facts(**{**_take(Facts, found), **sure})
+    ours = found.get("ours")
+    known = isinstance(ours, list) and all(_fits(index, 0) for index in ours)
+    more = {"gpus": gpus, "ours": ours if known else None}
+    sure = {"granted": granted, "skew_s": skew_s, "folder_late_s": folder_late_s}
+    return Facts(**{**_take(Facts, found), **more, **sure})
 
 
 def read_gpu(found: Mapping[str, Any]) -> Gpu:

@@ -16,10 +16,11 @@ from typing import Any
 from echelon.core.rundir import write_atomic
 from echelon.core.shell import Shell
 from echelon.launch.crew import Crew
-from echelon.launch.doctor.answers import read_facts, read_figure, read_ranks, read_torch
-from echelon.launch.doctor.asking import Questioner, Said, run_program
+from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
+from echelon.launch.doctor.asking import Questioner, run_program
+from echelon.launch.doctor.granted import add_figures
 from echelon.launch.doctor.look import SCRIPT, parse_look
-from echelon.launch.doctor.record import Examined, Gpu, Group, Look, Node, Torch
+from echelon.launch.doctor.record import Examined, Group, Look, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
 from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
 from echelon.launch.hang import HangWatch
@@ -349,7 +350,7 @@ class Examination:
         for node, said in (await self._asking.ask(asked, limit_s=2 * ASK_S)).items():
             facts = self._nodes[node].facts
             if facts is not None and not said.error:
-                self._note(node, facts=replace(facts, gpus=add_figures(facts.gpus, said)))
+                self._note(node, facts=add_figures(facts, said.found))
 
 
 def look_step(job: str, host: str) -> list[str]:
@@ -375,18 +376,3 @@ def choose_peers(nodes: Sequence[int], node: int) -> list[int]:
         return [other for other in nodes if other != node]
     following = nodes[(nodes.index(node) + 1) % len(nodes)]
     return [other for other in dict.fromkeys([following, nodes[0]]) if other != node]
-
-
-def add_figures(gpus: Sequence[Gpu], said: Said) -> list[Gpu]:
-    """Return GPUs with what was measured on them; torch counts those that it may use."""
-    figures = read_ranks(said.found, "tflops", "memory_gbs")
-    known = gpus if len(gpus) == len(figures) else [Gpu(index=i) for i in range(len(figures))]
-    return [
-        replace(
-            gpu,
-            name=gpu.name or str(figure.get("name", "")),
-            tflops=figure.get("tflops", 0.0),
-            memory_gbs=figure.get("memory_gbs", 0.0),
-        )
-        for gpu, figure in zip(known, figures, strict=True)
-    ]

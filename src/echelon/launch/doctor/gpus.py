@@ -25,8 +25,7 @@ async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu]
     """Return the driver's version, the GPUs, and why they could not be asked, if so."""
     if shell.which("nvidia-smi") is None:
         return "", [], "there is no nvidia-smi"
-    # With CUDA's stubs on this path it would ask a library that knows nothing.
-    clean = {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
+    clean = _without_stubs(env)
     try:
         shown = await asyncio.to_thread(_query, shell, clean, _BASIC)
         if shown.code:
@@ -43,6 +42,24 @@ async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu]
     driver, gpus = parse_gpus(shown.stdout)
     held = parse_reasons(reasons.stdout) if not reasons.code else {}
     return driver, [replace(gpu, throttle=held.get(gpu.index, ())) for gpu in gpus], ""
+
+
+async def ask_parts(shell: Shell, env: Mapping[str, str]) -> dict[str, str]:
+    """Return which part of a GPU (MIG) belongs to which GPU, by UUID."""
+
+    def ask() -> str:
+        argv = ["nvidia-smi", "--list-gpus"]
+        return shell.run(argv, env=_without_stubs(env), timeout_s=GPU_S).stdout
+
+    try:
+        return parse_parts(await asyncio.to_thread(ask))
+    except EchelonError:
+        return {}
+
+
+def _without_stubs(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without the path where CUDA's stubs may be, which know nothing."""
+    return {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
 
 
 def _query(shell: Shell, env: Mapping[str, str], fields: str) -> Result:
@@ -68,6 +85,22 @@ def parse_gpus(text: str) -> tuple[str, list[Gpu]]:
             )
         )
     return driver, found
+
+
+def parse_parts(text: str) -> dict[str, str]:
+    """Read which part belongs to which GPU. Pure.
+
+    `GPU 0: NVIDIA A100 (UUID: GPU-5c89)`, and below it
+    `  MIG 3g.20gb     Device  0: (UUID: MIG-1d5b)`.
+    """
+    found, whole = {}, ""
+    for line in text.splitlines():
+        uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
+        if uuid and line.startswith("GPU "):
+            whole = uuid[1]
+        elif uuid and whole:
+            found[uuid[1]] = whole
+    return found
 
 
 def parse_reasons(text: str) -> dict[int, tuple[str, ...]]:

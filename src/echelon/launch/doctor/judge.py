@@ -11,7 +11,9 @@ from statistics import median
 
 from echelon.core.nodes import compress
 from echelon.launch.doctor.answers import read_count
+from echelon.launch.doctor.granted import own_gpus
 from echelon.launch.doctor.judge_figures import judge_figures
+from echelon.launch.doctor.judge_gpus import judge_gpus
 from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Torch
 
 SKEW_S = 1.0
@@ -36,7 +38,7 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
     found = [
         *(one for node in nodes for one in _judge_look(node, folder, python)),
         *(one for node in nodes for one in _judge_facts(node, folder)),
-        *(one for node in nodes for one in _judge_gpus(node)),
+        *(one for node in nodes for one in judge_gpus(node)),
         *(one for node in nodes for one in _judge_torch(node)),
         *_judge_odd(nodes),
         *_judge_ports(nodes),
@@ -152,41 +154,6 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
         )
 
 
-def _judge_gpus(node: Node) -> Iterator[Finding]:
-    name, facts = node.name, node.facts
-    if facts is None:
-        return
-    if facts.gpu_error and facts.granted and not facts.gpus:
-        missing = facts.gpu_error.startswith("there is no")
-        why = f"{facts.granted} GPUs were granted, and {facts.gpu_error}"
-        make = _warning if missing else _error
-        yield make(name, "gpus", why, "is the driver loaded? nvidia-smi there says")
-    elif len(facts.gpus) < facts.granted:
-        why = f"{facts.granted} GPUs were granted, and {len(facts.gpus)} are there"
-        yield _error(name, "gpus", why, "one has fallen off the bus: dmesg | grep -i xid")
-    for gpu in facts.gpus:
-        if gpu.ecc_errors:
-            why = f"GPU {gpu.index} has had {gpu.ecc_errors} uncorrected ECC errors"
-            yield _error(name, "ecc", why, "have it reset or changed: nvidia-smi -q -d ECC")
-        if gpu.throttle:
-            why = f"GPU {gpu.index} is held down: {', '.join(gpu.throttle)}"
-            yield _warning(
-                name, "throttle", why, "look at cooling and power: nvidia-smi -q -d PERFORMANCE"
-            )
-    torch = node.torch
-    wanted = facts.granted or len(facts.gpus)
-    if torch and not torch.error and torch.cuda and facts.gpus and torch.devices < wanted:
-        why = f"torch for CUDA {torch.cuda} can use {torch.devices} of {wanted} GPUs"
-        why += f" (driver {facts.driver})"
-        why += f": {torch.device_error}" if torch.device_error else ""
-        yield _error(
-            name,
-            "cuda",
-            why,
-            "the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES wrong",
-        )
-
-
 def _judge_torch(node: Node) -> Iterator[Finding]:
     name, torch = node.name, node.torch
     if torch is None:
@@ -228,7 +195,9 @@ _ODD: tuple[tuple[str, str, bool, str, Callable[[Node], str]], ...] = (
     ),
     (
         *("gpus", "the kind of GPU", False, "ask for one kind: --gpu-type, or --constraint"),
-        lambda node: _of_facts(node, lambda facts: ", ".join(sorted({g.name for g in facts.gpus}))),
+        lambda node: _of_facts(
+            node, lambda facts: ", ".join(sorted({gpu.name for gpu in own_gpus(facts)}))
+        ),
     ),
     (
         *("mtu", "the MTU", False, "ip link there: packets of other sizes may be lost"),

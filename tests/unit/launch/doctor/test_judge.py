@@ -28,7 +28,13 @@ LOOK = Look(
 )
 GPU = Gpu(index=0, name="H100", tflops=600.0, memory_gbs=3000.0)
 FACTS = Facts(
-    interface="ib0", mtu=2044, granted=2, driver="550.1", gpus=[GPU, replace(GPU, index=1)]
+    interface="ib0",
+    mtu=2044,
+    in_job=True,
+    granted=2,
+    driver="550.1",
+    gpus=[GPU, replace(GPU, index=1)],
+    ours=[0, 1],
 )
 TORCH = Torch(import_s=3.0, version="2.6.0", cuda="12.4", nccl="2.21.5", devices=2)
 
@@ -159,6 +165,51 @@ def test_where_all_lack_torch_none_is_to_blame():
 def test_what_is_wrong_with_a_single_node_is_its_own():
     (one,) = findings(node("n", look__folder="missing"), others=0)
     assert one.node == "n"
+
+
+def ill(**changes):
+    """A node with a third GPU, which is not as it should be."""
+    bad = replace(GPU, index=2, ecc_errors=3, throttle=("power brake",), tflops=0.0, memory_gbs=0.0)
+    return node("odd", facts__gpus=[*FACTS.gpus, bad], **changes)
+
+
+def test_gpus_of_other_jobs_are_not_ours_to_judge():
+    assert findings(ill()) == []
+    found = findings(ill(facts__ours=[0, 2]))
+    assert [(one.check, one.severity) for one in found] == [
+        ("ecc", "error"),
+        ("throttle", "warning"),
+    ]
+
+
+def test_gpus_that_may_be_others_are_a_remark():
+    found = findings(ill(facts__ours=None))
+    assert [(one.check, one.severity) for one in found] == [
+        *(("ecc", "warning"), ("throttle", "warning"))
+    ]
+    assert all("it may be another job's" in one.message for one in found)
+
+
+@pytest.mark.parametrize("ours", [[], None])
+def test_a_job_without_gpus_has_none_to_be_blamed_for(ours):
+    alike = {"facts__granted": 0, "facts__ours": ours, "torch__devices": 0}
+    hidden = [ill(**alike), node("b", **alike)]
+    assert findings(*hidden, others=0) == []
+
+
+def test_on_a_machine_of_ones_own_torch_should_see_all_gpus():
+    alone = {"facts__in_job": False, "facts__granted": 0}
+    (one,) = findings(node("n", **alone, torch__devices=0), others=0)
+    assert (one.check, one.severity) == ("cuda", "error")
+    assert "can use 0 of 2 GPUs" in one.message
+    assert findings(node("n", **alone), others=0) == []
+
+
+def test_of_parts_of_a_gpu_torch_uses_one():
+    parts = {"facts__parts": True, "facts__granted": 3, "facts__gpus": [GPU], "facts__ours": [0]}
+    assert findings(node("a", **parts, torch__devices=1), others=0) == []
+    (one,) = findings(node("a", **parts, torch__devices=0), others=0)
+    assert "can use 0 of 1 GPUs" in one.message
 
 
 def test_gpus_of_another_kind_are_not_measured_by_these():

@@ -5,12 +5,11 @@ import pytest
 from echelon.launch.doctor.asking import Said
 from echelon.launch.doctor.examination import (
     FEW,
-    add_figures,
     choose_peers,
     is_well,
     look_step,
 )
-from echelon.launch.doctor.record import Gpu, Look
+from echelon.launch.doctor.record import Look
 from echelon.launch.doctor.reducing import merge_answers
 
 GOOD = {"bandwidth": 1e9, "latency_s": 1e-3, "size": 1 << 20}
@@ -58,12 +57,3 @@ def test_where_a_probe_can_be_started():
     assert not is_well(Look(folder="missing"))
     assert not is_well(Look(folder="seen", error="it hangs"))
     assert not is_well(Look(folder="seen", python_error="not found"))
-
-
-def test_figures_come_to_their_gpus():
-    said = Said(found={"ranks": [{"tflops": 1.0, "memory_gbs": 2.0, "name": "X"}, {"error": "e"}]})
-    known = [Gpu(index=0, name="H100"), Gpu(index=1, name="H100")]
-    first, second = add_figures(known, said)
-    assert (first.tflops, first.memory_gbs, first.name) == (1.0, 2.0, "H100")
-    assert second.tflops == 0.0
-    assert [gpu.index for gpu in add_figures([], said)] == [0, 1]  # no nvidia-smi, but torch

@@ -12,7 +12,7 @@ from echelon.checks.doctor import render_findings, render_table, to_record
 from echelon.clusters.allocating import parse_held
 from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
 from echelon.launch.doctor.asking import Said
-from echelon.launch.doctor.gpus import parse_gpus, parse_reasons
+from echelon.launch.doctor.gpus import parse_gpus, parse_parts, parse_reasons
 from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.look import parse_look
 from echelon.launch.doctor.record import Examined, Node
@@ -91,6 +91,7 @@ def test_any_text_of_nvidia_smi(said):
     assert isinstance(driver, str)
     assert all(gpu.index >= 0 for gpu in gpus)
     parse_reasons(said)
+    parse_parts(said)
     parse_held(said)
 
 
@@ -101,7 +102,7 @@ def test_numbers_too_long_of_nvidia_smi():
     assert parse_reasons(f"{HUGE}, 0x8\n") == {}
 
 
-FACTS = ("interface", "mtu", "gpus", "unnamed", "driver", "rdma", "more", "gpu_error")
+FACTS = ("interface", "mtu", "gpus", "unnamed", "driver", "rdma", "more", "gpu_error", "ours")
 TORCH = ("error", "import_s", "version", "devices", "nccl", "more")
 GPUS = st.lists(st.dictionaries(st.sampled_from(["index", "name", "ecc_errors"]), JSON), max_size=3)
 
