@@ -20,6 +20,7 @@ from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
 from echelon.launch.doctor.asking import Questioner, run_program
 from echelon.launch.doctor.granted import add_figures
 from echelon.launch.doctor.look import SCRIPT, parse_look
+from echelon.launch.doctor.ports import choose_peers
 from echelon.launch.doctor.record import Examined, Group, Look, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
 from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
@@ -35,8 +36,6 @@ TORCH_S = 180.0
 """On a cold, busy file system an import may take minutes."""
 LATE_S = 5.0
 """How long a node waits for a file that we have written."""
-FEW = 16
-"""Up to so many nodes each tries each other; with more the next one and the first."""
 _AT_ONCE = 64
 """Steps that are started side by side."""
 _AGAIN = 3
@@ -368,11 +367,3 @@ def look_step(job: str, host: str) -> list[str]:
 def is_well(look: Look) -> bool:
     """Tell whether a probe can be started where this was seen."""
     return not (look.error or look.python_error) and look.folder == "seen"
-
-
-def choose_peers(nodes: Sequence[int], node: int) -> list[int]:
-    """Return whom a node tries: all others, or of many the next one and the first."""
-    if len(nodes) <= FEW:
-        return [other for other in nodes if other != node]
-    following = nodes[(nodes.index(node) + 1) % len(nodes)]
-    return [other for other in dict.fromkeys([following, nodes[0]]) if other != node]

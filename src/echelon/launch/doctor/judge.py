@@ -14,6 +14,7 @@ from echelon.launch.doctor.answers import read_count
 from echelon.launch.doctor.granted import own_gpus
 from echelon.launch.doctor.judge_figures import judge_figures
 from echelon.launch.doctor.judge_gpus import judge_gpus
+from echelon.launch.doctor.ports import judge_ports, name_some
 from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Torch
 
 SKEW_S = 1.0
@@ -41,7 +42,7 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
         *(one for node in nodes for one in judge_gpus(node)),
         *(one for node in nodes for one in _judge_torch(node)),
         *_judge_odd(nodes),
-        *_judge_ports(nodes),
+        *judge_ports(nodes),
         *judge_figures(examined),
     ]
     found = _share(found, [node.name for node in nodes])
@@ -137,10 +138,10 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
     if facts is None:
         return
     if facts.unresolved:
-        why = f"names lead nowhere, or astray: {_some(facts.unresolved)}"
+        why = f"names lead nowhere, or astray: {name_some(facts.unresolved)}"
         yield _warning(name, "names", why, "mend /etc/hosts or DNS; Echelon itself needs no names")
     if facts.unnamed:
-        why = f"addresses have no name: {_some(facts.unnamed)}"
+        why = f"addresses have no name: {name_some(facts.unnamed)}"
         yield _warning(
             name, "names", why, "mend reverse DNS: torch waits for it at each connection"
         )
@@ -256,29 +257,6 @@ def find_odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     if 2 * count <= len(values):
         return "", dict(values)
     return usual, {node: value for node, value in values.items() if value != usual}
-
-
-def _judge_ports(nodes: Sequence[Node]) -> Iterator[Finding]:
-    tried, failed = Counter[str](), Counter[str]()
-    for node in nodes:
-        tried.update(node.tried)
-        failed.update(node.unreached)
-    closed = {name for name in failed if failed[name] == tried[name] and tried[name] > 1}
-    for name in closed:
-        why = "no other node reaches its ports"
-        yield _error(name, "ports", why, "a firewall there, or a cable: iptables -L, ip -s link")
-    for node in nodes:
-        others = [name for name in node.unreached if name not in closed]
-        if others and len(others) == len(node.tried) > 1 and node.name not in closed:
-            why = "it reaches the ports of no other node"
-            yield _error(node.name, "ports", why, "a firewall there, or a cable")
-        elif others and node.name not in closed:
-            why = f"{node.name} does not reach ports of {_some(others)}"
-            yield _error("", "ports", why, "a firewall, or a route, between them")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _version(text: str) -> tuple[int, ...]:

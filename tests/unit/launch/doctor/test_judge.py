@@ -237,29 +237,6 @@ def test_who_is_odd(values, usual, odd):
     assert find_odd(values) == (usual, odd)
 
 
-def reach(name, tried, unreached=()):
-    return node(name, tried=tried, unreached=unreached)
-
-
-def test_a_node_whose_ports_nobody_reaches():
-    found = findings(
-        reach("a", ["b", "c"], ["c"]), reach("b", ["a", "c"], ["c"]), reach("c", ["a", "b"])
-    )
-    assert [(one.node, one.check, one.severity) for one in found] == [("c", "ports", "error")]
-
-
-def test_a_node_that_reaches_nobody():
-    found = findings(
-        reach("a", ["b", "c"]), reach("b", ["a", "c"], ["a", "c"]), reach("c", ["a", "b"])
-    )
-    assert [(one.node, one.check) for one in found] == [("b", "ports")]
-
-
-def test_two_that_do_not_reach_each_other_are_not_to_blame_alone():
-    found = findings(reach("a", ["b", "c"], ["b"]), reach("b", ["a", "c"]), reach("c", ["a", "b"]))
-    assert [(one.node, one.message) for one in found] == [("", "a does not reach ports of b")]
-
-
 def test_a_slow_node_and_a_pair_that_fails():
     def pair(one, two, rate, error=""):
         return Group(nodes=(one, two), bandwidth=rate, latency_s=1e-3, error=error)

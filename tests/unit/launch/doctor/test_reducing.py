@@ -1,11 +1,9 @@
-"""What the ranks of a group say, made into one value; and who tries whom."""
+"""What the ranks of a group say, made into one value."""
 
 import pytest
 
 from echelon.launch.doctor.asking import Said
 from echelon.launch.doctor.examination import (
-    FEW,
-    choose_peers,
     is_well,
     look_step,
 )
@@ -37,14 +35,6 @@ def test_the_slowest_rank_counts():
 def test_a_rank_that_fails_fails_them_all_and_is_named(answer, told):
     found = merge(Said(found={"ranks": [GOOD]}), answer)
     assert (found.error, found.bandwidth) == (told, 0.0)
-
-
-def test_of_few_nodes_each_tries_each_and_of_many_the_next_and_the_first():
-    assert choose_peers([0, 2, 5], 2) == [0, 5]
-    many = list(range(FEW + 1))
-    assert choose_peers(many, 3) == [4, 0]
-    assert choose_peers(many, many[-1]) == [0]
-    assert choose_peers(many, 0) == [1]
 
 
 def test_a_first_look_needs_no_folder_and_waits_for_no_other_step():
