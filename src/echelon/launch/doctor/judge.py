@@ -15,7 +15,7 @@ from echelon.launch.doctor.granted import own_gpus
 from echelon.launch.doctor.judge_figures import judge_figures
 from echelon.launch.doctor.judge_gpus import judge_gpus
 from echelon.launch.doctor.ports import judge_ports, name_some
-from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Torch
+from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Severity, Torch
 
 SKEW_S = 1.0
 LATE_S = 2.0
@@ -25,6 +25,8 @@ SHM_MIB = 1024
 IMPORT_S = 60.0
 OLDEST = (3, 11)
 """The Python that our own processes need."""
+_OWN = frozenset({"ecc", "throttle", "gpu speed", "all-reduce"})
+"""Checks of a node's own hardware: two nodes with broken GPUs are two broken nodes."""
 
 
 def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
@@ -51,16 +53,31 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
 
 
 def _share(findings: Sequence[Finding], nodes: Sequence[str]) -> list[Finding]:
-    """Make one of what is the same on all nodes: then none of them is to blame.
+    """Make one of what fails on all nodes alike: then none of them is to blame.
 
-    So it is with torch on a single one, too: the program may not want it.
+    By check, not by words: those have names of nodes and steps in them. What a node's own devices
+    have is its own, on however many. With torch it is so on a single node, too: the program may
+    not want it.
     """
-    same = Counter(replace(one, node="") for one in findings if one.node)
-    shared = {one for one, count in same.items() if count == len(nodes)}
-    if len(nodes) == 1:
-        shared = {one for one in shared if one.check == "torch"}
-    everywhere = [replace(one, message=f"on all nodes: {one.message}") for one in shared]
-    return [one for one in findings if replace(one, node="") not in shared] + everywhere
+    alike: dict[tuple[str, Severity], list[Finding]] = {}
+    for one in findings:
+        if one.node and one.check not in _OWN and (len(nodes) > 1 or one.check == "torch"):
+            alike.setdefault((one.check, one.severity), []).append(one)
+    shared = {key: own for key, own in alike.items() if {one.node for one in own} == set(nodes)}
+    named = [one for one in findings if not one.node or (one.check, one.severity) not in shared]
+    return named + [_merge(own) for own in shared.values()]
+
+
+def _merge(findings: Sequence[Finding]) -> Finding:
+    """Return what several nodes have as one finding that names none of them."""
+    told: dict[str, str] = {}
+    for one in findings:
+        told.setdefault(one.message, one.node)
+    words = list(told) if len(told) == 1 else [f"{node}: {why}" for why, node in told.items()]
+    more = f"; and {len(words) - 2} more" if len(words) > 2 else ""
+    fixes = list(dict.fromkeys(one.fix for one in findings))
+    message = f"on all nodes: {'; '.join(words[:2])}{more}"
+    return replace(findings[0], node="", message=message, fix="; ".join(fixes[:2]))
 
 
 def exclude_option(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
@@ -85,9 +102,7 @@ def _judge_look(node: Node, folder: str, python: str) -> Iterator[Finding]:
     name, look = node.name, node.look
     if look.error:
         why = f"it does not answer: {look.error}"
-        yield _error(
-            name, "reach", why, f"leave it out, and tell those who run it: sinfo -Rn {name}"
-        )
+        yield _error(name, "reach", why, "leave it out, and tell those who run it: sinfo -R")
         if not look.hostname:
             return
     if look.folder == "missing":

@@ -162,6 +162,41 @@ def test_where_all_lack_torch_none_is_to_blame():
         assert (one.node, one.message) == ("", "on all nodes: cannot import torch: no module")
 
 
+def test_what_fails_everywhere_is_shared_in_whatever_words_it_is_said():
+    away = [
+        node(
+            f"n{i}",
+            look=Look(error=f"Task launch for StepId=2.{i} failed on node n{i}"),
+            facts=None,
+            torch=None,
+        )
+        for i in range(4)
+    ]
+    (one,) = findings(*away, others=0)
+    assert (one.node, one.check, one.severity) == ("", "reach", "error")
+    assert one.message.startswith(
+        "on all nodes: n0: it does not answer: Task launch for StepId=2.0"
+    )
+    assert one.message.endswith("; and 2 more")
+    assert {one.node for one in findings(*away, others=1)} == {"n0", "n1", "n2", "n3"}
+
+
+def test_a_graver_fault_of_one_node_is_not_lost_in_what_all_have():
+    late = [node(f"n{i}", look__folder_late_s=3 + i) for i in range(3)]
+    found = findings(*late[:2], node("n2", look__folder="missing"), others=0)
+    assert {(one.node, one.severity) for one in found} == {
+        *(("n0", "warning"), ("n1", "warning"), ("n2", "error"))
+    }
+    (one,) = findings(*late, others=0)
+    assert one.node == ""
+
+
+def test_broken_hardware_is_each_nodes_own_on_however_many():
+    broken = [GPU, replace(GPU, index=1, ecc_errors=3)]
+    found = findings(*(node(name, facts__gpus=broken) for name in "ab"), others=0)
+    assert [(one.node, one.check) for one in found] == [("a", "ecc"), ("b", "ecc")]
+
+
 def test_what_is_wrong_with_a_single_node_is_its_own():
     (one,) = findings(node("n", look__folder="missing"), others=0)
     assert one.node == "n"
