@@ -17,8 +17,8 @@ WARNED, BROKEN = 1, 3
 HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "pair"]
 _WIDTH = 79
 _INDENT = "    "
-_LONGEST = 400
-"""Characters of what a node has said."""
+_LONGEST = 200
+"""Characters of what a node has said; JSON has all of it."""
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
@@ -104,9 +104,13 @@ def render_findings(findings: Sequence[Finding]) -> str:
     lines = []
     for (severity, check, message, fix), nodes in found.items():
         who = compress([node for node in nodes if node])
-        told = f"{severity}  {who + ': ' if who else ''}{visible(message)[:_LONGEST]} [{check}]"
+        told = f"{severity}  {who + ': ' if who else ''}{_cut(visible(message))} [{check}]"
         lines += [*_wrap(told, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
     return "\n".join(lines)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]} …"
 
 
 def _wrap(text: str, *, first: str) -> list[str]:

@@ -24,6 +24,9 @@ _LAUNCHER = Path(__file__).resolve().parents[2]
 LIMIT_S = 600.0
 """After so long a run does without it."""
 
+_LONGEST = 200
+"""Characters of a finding in the run's own words; its record has all of it."""
+
 
 async def fly(
     crew: Crew,
@@ -56,7 +59,7 @@ async def fly(
     for one in findings:
         if not one["node"] or one["severity"] != "error":
             about = f"{one['node']}: " if one["node"] else ""
-            journal.report(f"preflight: {about}{one['message']}")
+            journal.report(f"preflight: {about}{one['message'][:_LONGEST]}")
     for node, hello in find_unfit(findings, hosts).items():
         assert node == hello.node
         crew.reject(hello)
@@ -85,7 +88,7 @@ def find_unfit(findings: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> d
         if one["severity"] != "error" or one["node"] not in hosts:
             continue
         node = list(hosts).index(one["node"])
-        fault = f"preflight, {one['check']}: {one['message']}"
+        fault = f"preflight, {one['check']}: {one['message'][:_LONGEST]}"
         found.setdefault(
             node, Hello(node=node, name=one["node"], host="", addresses=[], fault=fault)
         )

@@ -101,6 +101,16 @@ def test_findings_that_are_the_same_share_a_line():
     assert any("/a-long-path" in line for line in lines)
 
 
+def test_what_a_node_says_at_length_is_cut_for_people_and_whole_for_programs():
+    long = finding("node2", message=f"it does not answer: {'no ' * 300}end")
+    told = " ".join(render_findings([long]).split())
+    assert "no n … [c] fix: mend it" in told
+    assert len(told) < 260
+    assert to_record(EXAMINED, [long])["findings"][0]["message"].endswith("no end")
+    short = finding("node2", message="x" * 200)
+    assert "…" not in render_findings([short])
+
+
 def test_what_it_comes_to():
     assert render_conclusion(EXAMINED, []) == "2 nodes are well (9 s)"
     assert render_conclusion(EXAMINED, [finding("node2")]).endswith(" --exclude=node2")

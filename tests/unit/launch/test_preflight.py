@@ -41,6 +41,11 @@ def test_nodes_with_errors_are_unfit_for_the_first_of_them():
     }
 
 
+def test_a_long_fault_is_cut():
+    (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS).values()
+    assert len(hello.fault) < 250
+
+
 class Doctor(LocalShell):
     """Runs a line of sh in the doctor's place."""
 
