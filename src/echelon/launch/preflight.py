@@ -6,15 +6,20 @@ A node that fails is treated as one that fails its own check: told of, remembere
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from echelon.core.scribe import Scribe
 from echelon.core.shell import LocalShell, Shell
 from echelon.launch.crew import Crew
-from echelon.launch.doctor.asking import Questioner, run_program
+from echelon.launch.doctor.asking import Questioner
+from echelon.launch.doctor.programs import GRACE_S, run_program
 from echelon.launch.doctor.record import Finding
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
@@ -24,6 +29,9 @@ _LAUNCHER = Path(__file__).resolve().parents[2]
 LIMIT_S = 600.0
 """After so long a run does without it."""
 
+_LONGER_S = 5.0
+"""What the doctor needs beyond the programs that it ends itself."""
+_SWEEP_S = 2.0
 _LONGEST = 200
 """Characters of a finding in the run's own words; its record has all of it."""
 
@@ -43,12 +51,23 @@ async def fly(
     """
     crew.hear_signals()
     run, attempt = journal.run, journal.attempt
-    argv = [sys.executable, str(_LAUNCHER), "doctor", str(run.path), str(attempt)]
+    scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
+    argv = [sys.executable, str(_LAUNCHER), "doctor", str(run.path), str(attempt), str(scratch)]
     log = run.logs / f"preflight-{attempt}.log"
     with contextlib.suppress(FileNotFoundError):
         run.preflight(attempt).unlink()
-    work = run_program(shell or LocalShell(), argv, env=environ, log=log, limit_s=LIMIT_S)
-    await Questioner(crew).attend([asyncio.get_running_loop().create_task(work)])
+    work = run_program(
+        shell or LocalShell(),
+        argv,
+        env=environ,
+        log=log,
+        limit_s=LIMIT_S,
+        grace_s=GRACE_S + _LONGER_S,
+    )
+    try:
+        await Questioner(crew).attend([asyncio.get_running_loop().create_task(work)])
+    finally:
+        _sweep(run.doctor(attempt), scratch)
     try:
         seconds, findings = parse_record(run.preflight(attempt).read_text())
     except (OSError, ValueError):
@@ -63,6 +82,14 @@ async def fly(
     for node, hello in find_unfit(findings, hosts).items():
         assert node == hello.node
         crew.reject(hello)
+
+
+def _sweep(*folders: Path) -> None:
+    """Remove what a doctor that was killed has left; storage that hangs is not waited for."""
+    sweeper = Scribe("sweeper")
+    for folder in folders:
+        sweeper.post(partial(shutil.rmtree, folder, ignore_errors=True))
+    sweeper.close(_SWEEP_S)
 
 
 def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:

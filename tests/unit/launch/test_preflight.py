@@ -11,6 +11,7 @@ import pytest
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
+from echelon.launch import preflight
 from echelon.launch.crew import Crew
 from echelon.launch.hang import HangWatch
 from echelon.launch.journal import Journal
@@ -54,7 +55,7 @@ class Doctor(LocalShell):
 
     def start(self, argv, *, log, env=None, keep=()):
         return LocalShell.start(
-            self, ["sh", "-c", self.line, *argv[-3:]], log=log, env=env, keep=keep
+            self, ["sh", "-c", self.line, *argv[-4:]], log=log, env=env, keep=keep
         )
 
 
@@ -99,6 +100,35 @@ def test_a_doctor_that_fails_costs_the_run_nothing(run):
     journal.close()
     assert crew.unfit == {}
     assert said == ["there was no preflight: no such thing"]
+
+
+def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
+    run, tmp_path, monkeypatch
+):
+    """Its sruns are in sessions of their own: nobody else would know of them."""
+    monkeypatch.setattr(preflight, "GRACE_S", 0.1)
+    monkeypatch.setattr(preflight, "_LONGER_S", 0.1)
+    monkeypatch.setattr(preflight, "LIMIT_S", 1.0)
+    line = f"""\
+trap '' TERM; mkdir {run.doctor(1)}; echo "$3" > {tmp_path}/scratch
+setsid sh -c 'echo $$ > {tmp_path}/srun; exec sleep 600' &
+while :; do sleep 0.1; done"""
+    _, journal, scenario, said = prepare(run, line)
+    asyncio.run(scenario())
+    journal.close()
+    srun = Path("/proc", (tmp_path / "srun").read_text().strip())
+    assert wait_until(lambda: not is_alive(srun), timeout_s=5)
+    assert not run.doctor(1).exists()
+    assert not Path((tmp_path / "scratch").read_text().strip()).exists()
+    assert said[0].startswith("there was no preflight")
+
+
+def is_alive(process):
+    """Tell whether one runs: whoever inherits the dead may take a while to collect them."""
+    try:
+        return ") Z " not in (process / "stat").read_text()
+    except OSError:
+        return False
 
 
 def test_who_stops_the_run_stops_its_preflight(run, tmp_path):

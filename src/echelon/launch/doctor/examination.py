@@ -17,10 +17,11 @@ from echelon.core.rundir import write_atomic
 from echelon.core.shell import Shell
 from echelon.launch.crew import Crew
 from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
-from echelon.launch.doctor.asking import Questioner, run_program
+from echelon.launch.doctor.asking import Questioner
 from echelon.launch.doctor.granted import add_figures
 from echelon.launch.doctor.look import SCRIPT, parse_look
 from echelon.launch.doctor.ports import choose_peers
+from echelon.launch.doctor.programs import run_program
 from echelon.launch.doctor.record import Examined, Group, Look, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
 from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
