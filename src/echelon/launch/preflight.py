@@ -23,11 +23,12 @@ from echelon.launch.doctor.programs import GRACE_S, run_program
 from echelon.launch.doctor.record import Finding
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
-from echelon.launch.sampling import tail
 
 _LAUNCHER = Path(__file__).resolve().parents[2]
 LIMIT_S = 600.0
-"""After so long a run does without it."""
+"""After so long a run does without it,"""
+SHARE = 0.1
+"""or after so much of the time that its job has left."""
 
 _LONGER_S = 5.0
 """What the doctor needs beyond the programs that it ends itself."""
@@ -39,12 +40,21 @@ _LONGEST = 200
 async def fly(
     crew: Crew,
     journal: Journal,
-    *,
     hosts: Sequence[str],
+    *,
     environ: Mapping[str, str],
+    left_s: float | None,
     shell: Shell | None = None,
 ) -> None:
     """Examine the nodes of a job, and have the crew reject those that are not fit.
+
+    Args:
+        crew: those who would come.
+        journal: where it is said and written what was found.
+        hosts: the nodes.
+        environ: the job's variables.
+        left_s: how much time the job has; None where it has no limit.
+        shell: what starts the doctor.
 
     Raises:
         StopError: the run is to stop.
@@ -56,23 +66,26 @@ async def fly(
     log = run.logs / f"preflight-{attempt}.log"
     with contextlib.suppress(FileNotFoundError):
         run.preflight(attempt).unlink()
+    limit_s = limit_of(left_s)
     work = run_program(
         shell or LocalShell(),
         argv,
         env=environ,
         log=log,
-        limit_s=LIMIT_S,
+        limit_s=limit_s,
         grace_s=GRACE_S + _LONGER_S,
     )
     try:
-        await Questioner(crew).attend([asyncio.get_running_loop().create_task(work)])
+        task = asyncio.get_running_loop().create_task(work)
+        await Questioner(crew).attend([task])
     finally:
         _sweep(run.doctor(attempt), scratch)
     try:
         seconds, findings = parse_record(run.preflight(attempt).read_text())
     except (OSError, ValueError):
-        said = tail(log).strip().splitlines()
-        journal.report(f"there was no preflight: {said[-1] if said else 'it said nothing'}")
+        code, said = task.result()
+        why = _tell_cut(limit_s, left_s) if code is None else _last_line(said)
+        journal.report(f"there was no preflight: {why}")
         return
     journal.note("preflight", seconds=seconds, findings=findings)
     for one in findings:
@@ -82,6 +95,22 @@ async def fly(
     for node, hello in find_unfit(findings, hosts).items():
         assert node == hello.node
         crew.reject(hello)
+
+
+def limit_of(left_s: float | None) -> float:
+    """Return how long a preflight may take: a small share of what the job has left. Pure."""
+    return LIMIT_S if left_s is None else min(LIMIT_S, SHARE * left_s)
+
+
+def _tell_cut(limit_s: float, left_s: float | None) -> str:
+    if left_s is None or limit_s >= LIMIT_S:
+        return f"it was cut after {limit_s:.0f} s"
+    return f"it was cut after {limit_s:.0f} s, a tenth of the {left_s:.0f} s that the job has left"
+
+
+def _last_line(said: str) -> str:
+    lines = said.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _sweep(*folders: Path) -> None:

@@ -16,7 +16,7 @@ from echelon.launch.crew import Crew
 from echelon.launch.hang import HangWatch
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import StopError
-from echelon.launch.preflight import find_unfit, fly
+from echelon.launch.preflight import find_unfit, fly, limit_of
 from echelon.launch.starting import LocalStarter
 
 HOSTS = ["node1", "node2", "node3"]
@@ -66,14 +66,14 @@ def run(tmp_path):
     return made
 
 
-def prepare(run, line):
+def prepare(run, line, left_s=None):
     said = []
     journal = Journal(run, 1, said.append)
     crew = Crew(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
 
     async def scenario():
         shell, environ = Doctor(line), dict(os.environ)
-        await fly(crew, journal, hosts=HOSTS, environ=environ, shell=shell)
+        await fly(crew, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
 
     return crew, journal, scenario, said
 
@@ -100,6 +100,25 @@ def test_a_doctor_that_fails_costs_the_run_nothing(run):
     journal.close()
     assert crew.unfit == {}
     assert said == ["there was no preflight: no such thing"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "limit_s"),
+    [(None, 600.0), (86400.0, 600.0), (6000.0, 600.0), (600.0, 60.0), (0.0, 0.0)],
+)
+def test_it_may_take_a_small_share_of_what_the_job_has_left(left_s, limit_s):
+    assert limit_of(left_s) == pytest.approx(limit_s)
+
+
+def test_one_that_is_cut_says_so(run):
+    crew, journal, scenario, said = prepare(
+        run, "echo importing torch; exec sleep 600", left_s=10.0
+    )
+    asyncio.run(scenario())
+    journal.close()
+    assert crew.unfit == {}
+    cut = "it was cut after 1 s, a tenth of the 10 s that the job has left"
+    assert said == [f"there was no preflight: {cut}"]
 
 
 def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
