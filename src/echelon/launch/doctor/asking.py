@@ -5,16 +5,20 @@ being waited for.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from echelon.errors import EchelonError
 from echelon.launch.crew import Agent, Crew, Gone, Lost, Stop
 from echelon.launch.meeting import StopError
 from echelon.launch.messages import Answer, Ask
 from echelon.launch.muster import read_reason
 
+_AT_ONCE = 64
+"""Probes that are called side by side."""
 Question = tuple[str, Mapping[str, Any]]
 
 
@@ -64,6 +68,23 @@ class Questioner:
                 self.lost |= dict.fromkeys(missing, told)
                 return
             self._take_in(entry)
+
+    async def call_again(self, nodes: Sequence[int], *, limit_s: float) -> None:
+        """Have probes that did not come started once more; `lost` has those that still do not."""
+        before = {node: self.lost.pop(node) for node in nodes}
+        room, loop = asyncio.Semaphore(_AT_ONCE), asyncio.get_running_loop()
+
+        async def call(node: int) -> None:
+            with contextlib.suppress(EchelonError, OSError):  # a time-out is one too
+                async with room, asyncio.timeout(limit_s):
+                    await self._crew.recall(node)
+
+        await self.attend([loop.create_task(call(node)) for node in nodes])
+        for node, why in before.items():
+            if node in self._crew.agents:
+                self.lost.pop(node, None)  # what was to bring it first has ended meanwhile
+            else:
+                self.lost.setdefault(node, why)
 
     async def ask(self, questions: Mapping[int, Question], *, limit_s: float) -> dict[int, Said]:
         """Ask some nodes, each its own question; those that are lost or late answer an error."""

@@ -5,11 +5,6 @@ import asyncio
 import pytest
 
 from echelon.launch.doctor.asking import Said
-from echelon.launch.doctor.examination import (
-    is_well,
-    look_step,
-)
-from echelon.launch.doctor.record import Look
 from echelon.launch.doctor.reducing import Reducing, merge_answers
 
 GOOD = {"bandwidth": 1e9, "latency_s": 1e-3, "size": 1 << 20}
@@ -65,15 +60,3 @@ def test_ranks_wait_for_each_other_the_longer_the_more_they_are(nodes, gpus, lim
     assert all(order["limit_s"] == pytest.approx(limit_s) for order in asking.orders)
     assert len(asking.orders) == nodes
     assert asking.limits[-1] > limit_s  # else we would be gone before they are
-
-
-def test_a_first_look_needs_no_folder_and_waits_for_no_other_step():
-    argv = look_step("42", "node3")
-    assert {"--jobid=42", "--nodelist=node3", "--overlap", "--chdir=/", "--no-kill"} <= set(argv)
-
-
-def test_where_a_probe_can_be_started():
-    assert is_well(Look(folder="seen"))
-    assert not is_well(Look(folder="missing"))
-    assert not is_well(Look(folder="seen", error="it hangs"))
-    assert not is_well(Look(folder="seen", python_error="not found"))
