@@ -62,22 +62,26 @@ def plan_confirmation(pairs: Sequence[Group], again: int) -> list[tuple[str, str
     return list(zip(doubtful, turned, strict=False))
 
 
+def find_fastest(pairs: Sequence[Group]) -> dict[str, float]:
+    """Return what each node reaches with its best partner."""
+    nodes = dict.fromkeys(node for pair in pairs for node in pair.nodes)
+    return {node: max(pair.bandwidth for pair in pairs if node in pair.nodes) for node in nodes}
+
+
 def find_suspects(pairs: Sequence[Group]) -> list[Suspect]:
     """Return the nodes that were bad with every partner, while most were good with some.
 
     Where half of them or more are slow, nobody can say which half is as it should be.
     """
-    nodes = list(dict.fromkeys(node for pair in pairs for node in pair.nodes))
-    own = {node: [pair for pair in pairs if node in pair.nodes] for node in nodes}
-    fastest = {node: max(pair.bandwidth for pair in own[node]) for node in nodes}
+    fastest = find_fastest(pairs)
     quickest = {
-        node: min((pair.latency_s for pair in own[node] if not pair.error), default=0.0)
-        for node in nodes
+        node: min((p.latency_s for p in pairs if node in p.nodes and not p.error), default=0.0)
+        for node in fastest
     }
     found = []
     usual = median_low([known for known in fastest.values() if known] or [0.0])
     usual_s = -median_low([-known for known in quickest.values() if known] or [0.0])
-    for node in nodes:
+    for node in fastest:
         if fastest[node] * SLOW < usual:
             what = "slow" if fastest[node] else "broken"  # while others work with each other
             found.append(Suspect(node=node, what=what, best=fastest[node], usual=usual))

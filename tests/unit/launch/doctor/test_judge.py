@@ -288,6 +288,23 @@ def test_a_slow_node_and_a_pair_that_fails():
     assert one.message == "over 2 nodes at once it fails: a: time-out"
 
 
+def test_a_slow_pair_is_no_finding_and_half_of_the_nodes_being_slow_is():
+    def judged(*slow):
+        pairs = [
+            Group(nodes=both, bandwidth=1e8 if set(both) & set(slow) else 1e9, latency_s=1e-3)
+            for both in (("a", "d"), ("b", "c"), ("a", "c"), ("d", "b"), ("a", "b"), ("c", "d"))
+        ]
+        return pairs, [node(name) for name in "abcd"]
+
+    pairs, nodes = judged()
+    once = [replace(pairs[0], bandwidth=1e8), *pairs[1:]]  # for a moment
+    assert judge(Examined(nodes=nodes, pairs=once), folder="/", python="p") == []
+    pairs, nodes = judged("c", "d")
+    (one,) = judge(Examined(nodes=nodes, pairs=pairs), folder="/", python="p")
+    assert (one.node, one.severity) == ("", "warning")
+    assert "some nodes reach 1.0 GB/s, some 100 MB/s: half of them" in one.message
+
+
 def test_which_nodes_to_leave_out():
     def found(name, severity="error"):
         return Finding(severity=severity, node=name, check="c", message="m", fix="f")
