@@ -35,7 +35,7 @@ def place(tmp_path):
     )
 
 
-def examine_played(place, nodes, then=lambda _text: None):
+def examine_played(place, nodes, then=lambda _text: None, **more):
     told = []
 
     def tell(text):
@@ -47,7 +47,7 @@ def examine_played(place, nodes, then=lambda _text: None):
             shell=LocalShell(),
             starter=LocalStarter(LocalShell(), nodes),
             # Those that are killed cannot clean up.
-            environ=clean_environment(TMPDIR=str(place.scratch)),
+            environ=clean_environment(TMPDIR=str(place.scratch), **more),
             place=place,
             short=True,
             tell=tell,
@@ -106,6 +106,30 @@ exec {sys.executable} "$@"
     assert [node.lost for node in examined.nodes] == ["", "", "no such library", ""]
     assert [bool(node.torch and node.torch.version) for node in examined.nodes] == [
         *(True, True, False, True)
+    ]
+
+
+def test_gpus_of_others_are_shown_and_not_judged(place, tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        """#!/bin/sh
+case "$*" in
+    *uuid*) echo '0, A100, GPU-0a, 40960, 550.1, 7'; echo '1, A100, GPU-1b, 40960, 550.1, 2';;
+    *--list-gpus*) echo 'GPU 1: A100 (UUID: GPU-1b)'; echo '  MIG 1g Device 0: (UUID: MIG-x)';;
+    *) echo '0, 0x40'; echo '1, 0x0';;
+esac
+"""
+    )
+    smi.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    examined, _ = examine_played(place, 1, PATH=path, CUDA_VISIBLE_DEVICES="MIG-x,MIG-y")
+    facts = examined.nodes[0].facts
+    assert (len(facts.gpus), facts.ours, facts.parts, facts.granted) == (2, None, True, 2)
+    examined, _ = examine_played(place, 1, PATH=path, CUDA_VISIBLE_DEVICES="MIG-x")
+    assert examined.nodes[0].facts.ours == [1]
+    found = judge(examined, folder=str(place.folder), python=place.python)
+    assert [one.message for one in found if one.check in ("ecc", "throttle", "gpus", "cuda")] == [
+        "GPU 1 has had 2 uncorrected ECC errors"
     ]
 
 
