@@ -55,9 +55,11 @@ def plan_confirmation(pairs: Sequence[Group], again: int) -> list[tuple[str, str
         pairs: what was measured so far.
         again: how often that was done already; each time it is another partner.
     """
-    nodes = list(dict.fromkeys(node for pair in pairs for node in pair.nodes))
-    doubtful = [one.node for one in find_suspects(pairs)]
-    good = [node for node in nodes if node not in doubtful]
+    fastest = find_fastest(pairs)
+    # Where half of them seem slow, nobody is named; but that may be noise just as well.
+    slow = [node for node, best in fastest.items() if best * SLOW < max(fastest.values())]
+    doubtful = [one.node for one in find_suspects(pairs)] or slow
+    good = [node for node in fastest if node not in doubtful]
     turned = good[again % len(good) :] + good[: again % len(good)] if good else []
     return list(zip(doubtful, turned, strict=False))
 
