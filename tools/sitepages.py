@@ -117,7 +117,7 @@ def _take_in(name: str, target: str, config: MkDocsConfig) -> File | None:
 
 
 def _generated(config: MkDocsConfig, name: str, **source: str) -> File:
-    return File.generated(config, name, inclusion=InclusionLevel.NOT_IN_NAV, **source)  # type: ignore[arg-type]
+    return File.generated(config, name, inclusion=InclusionLevel.NOT_IN_NAV, **source)
 
 
 def _links(markdown: str) -> Iterator[str]:

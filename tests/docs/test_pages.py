@@ -1,0 +1,70 @@
+"""Every page of the documentation does what it says. `tools/docs.py` is for who writes one."""
+
+import ast
+import tomllib
+
+import pytest
+import typer.main
+
+from docs.calls import find_fault, mentioned
+from docs.catalogue import ROOT, page_names, read_page
+from docs.page import PageError, Snippet, WrittenFile
+from docs.running import run_page
+from echelon.cli.main import app
+
+FULL_S = 1800
+"""For a page of `make test-all`."""
+
+
+def runnable():
+    for name in page_names():
+        try:
+            page = read_page(name)
+        except PageError:
+            continue  # the test below tells
+        if page.runs:
+            marks = [pytest.mark.slurm] if page.needs & {"sandbox", "slurm"} else []
+            if page.needs & {"full", "peers"}:
+                marks += [pytest.mark.full, pytest.mark.timeout(FULL_S)]
+            yield pytest.param(name, marks=marks)
+
+
+@pytest.mark.parametrize("name", page_names())
+def test_can_be_read_and_its_code_parsed(name):
+    for step in read_page(name).steps:
+        if isinstance(step, WrittenFile):
+            check_syntax(step.name.rpartition(".")[2], step.content)
+        elif isinstance(step, Snippet):
+            check_syntax({"python": "py"}.get(step.language, step.language), step.content)
+            if step.excerpt_of:
+                check_excerpt(step)
+
+
+@pytest.mark.parametrize("name", page_names())
+def test_calls_that_it_only_mentions_are_possible(name):
+    tree = typer.main.get_command(app)
+    faults = {f"echelon {call}": find_fault(call, tree) for call in mentioned(read_page(name))}
+    assert {call: fault for call, fault in faults.items() if fault} == {}
+
+
+def check_syntax(kind, content):
+    if kind == "py":
+        ast.parse(content)
+    elif kind == "toml":
+        tomllib.loads(content)
+
+
+def check_excerpt(step):
+    """Lines of the file, in its order; some between them may be missing, and indents differ."""
+    lines = (line.strip() for line in (ROOT / step.excerpt_of).read_text().splitlines())
+    for wanted in step.content.splitlines():
+        found = not wanted.strip() or any(line == wanted.strip() for line in lines)
+        assert found, f"{step.excerpt_of} has no such line, or not there: {wanted}"
+
+
+@pytest.mark.parametrize("name", list(runnable()))
+def test_does_what_it_says(name):
+    try:
+        run_page(read_page(name))
+    except PageError as error:
+        pytest.fail(f"{error}\n\nhint: python tools/docs.py update {name}", pytrace=False)
