@@ -12,7 +12,7 @@ from docs.page import NotRun, Page
 
 _INLINE = re.compile(r"(?<!`)`((?:\w+=\S+ )*(?:\.venv/bin/)?echelon [^`]+)`(?!`)")
 _FENCED = re.compile(r"^ *(`{3,}).*?^ *\1`*$", re.MULTILINE | re.DOTALL)
-_CALL = re.compile(r"(?:^|[\s(;&|])(?:\.venv/bin/)?echelon (?P<words>[^\n]*)")
+_CALL = re.compile(r"(?:^|[\s(;&|])(?:\.venv/bin/)?echelon (?P<words>[^\n)]*)")
 _OPEN = ("…", "|", "\\|", ";", "&&", "&", "#", "--", "/", ">", "<")
 """Where what we can judge ends."""
 

@@ -51,4 +51,4 @@ def test_where_calls_are_found():
         "<!-- not run: so -->\n```\nsudo echelon d \\\n  --e\neval $(echelon f)\n```\n"
         "```console\n$ echelon g\n```\n",
     )
-    assert list(mentioned(page)) == ["a --x", "b", "d    --e", "f)"]
+    assert list(mentioned(page)) == ["a --x", "b", "d    --e", "f"]

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from docs.matching import generalise, matches, renew, shown_lines
@@ -59,11 +59,13 @@ def test_colours_and_what_was_overwritten_are_not_shown():
     ]
 
 
+@settings(deadline=None)
 @given(LINES, LINES)
 def test_what_was_renewed_matches(expected, printed):
     assert matches(renew(expected, printed), printed)
 
 
+@settings(deadline=None)
 @given(LINES, LINES)
 def test_what_two_runs_have_in_common_matches_both(one, other):
     common = generalise(one, other)

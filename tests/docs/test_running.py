@@ -107,7 +107,7 @@ def left(home):
     return found
 
 
-def test_a_command_that_hangs_is_ended_with_what_it_printed_and_nothing_is_left(monkeypatch):
+def test_a_command_that_hangs_is_ended_with_what_it_printed_and_nothing_is_left():
     page = parse_page("page.md", console("$ true"))
     began = time.monotonic()
     with start_session(page) as session:
@@ -119,6 +119,24 @@ def test_a_command_that_hangs_is_ended_with_what_it_printed_and_nothing_is_left(
     assert time.monotonic() - began < 60
     assert not home.exists()
     assert not left(home)
+
+
+@pytest.mark.slurm
+def test_a_page_that_fails_leaves_no_sandbox():
+    page = parse_page("page.md", "<!-- needs: sandbox -->\n" + console("$ true"))
+    found = {}
+
+    def fail():
+        with start_session(page) as session:
+            found["home"] = session.project.parent
+            found["said"] = session.run("sinfo --noheader; sleep 1000 & disown", 60).output
+            raise PageError("the page failed")
+
+    with pytest.raises(PageError, match="the page failed"):
+        fail()
+    assert "idle node[1-4]" in found["said"]
+    assert not found["home"].exists()
+    assert not left(found["home"])
 
 
 def test_the_machine_s_own_folders_are_not_the_page_s():
