@@ -127,7 +127,7 @@ def _of_request(parameter: Any) -> bool:
 def _parameters(parameters: Iterable[Any], context: typer.Context) -> str:
     records = [one.get_help_record(context) for one in parameters if not one.hidden]
     rows = [[f"`{names}`", _cell(text)] for names, text in filter(None, records)]
-    return _table(["", ""], rows)
+    return _table(["option", "meaning"], rows)
 
 
 # --- the request ------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def _kinds(kinds: Mapping[str, Kind]) -> str:
             [f"`{field}`" + (" (not always)" if field in kind.sometimes else ""), _cell(about)]
             for field, about in kind.fields.items()
         ]
-        parts.append(f"### {name}\n{kind.about}\n\n{_table(['field', ''], rows)}")
+        parts.append(f"### {name}\n{kind.about}\n\n{_table(['field', 'meaning'], rows)}")
     return "\n\n".join(parts)
 
 
@@ -289,7 +289,7 @@ def render_environment() -> str:
 
 
 def _variables(known: Mapping[str, str]) -> str:
-    return _table(["variable", ""], [[f"`{name}`", about] for name, about in known.items()])
+    return _table(["variable", "meaning"], [[f"`{name}`", about] for name, about in known.items()])
 
 
 # --- markdown ---------------------------------------------------------------------------------

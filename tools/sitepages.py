@@ -1,7 +1,8 @@
 """A hook of mkdocs, so that a page reads the same in the site as in the repository.
 
 Links may lead anywhere in the repository: what lies outside of docs/ is taken into the site, under
-`repository/`. And lists and tables may follow a paragraph without an empty line between them.
+`repository/`. Lists and tables may follow a paragraph without an empty line between them. Comments
+are for the tests.
 """
 
 import os
@@ -19,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 OUTSIDE = "repository"
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 _FENCE = re.compile(r" *(`{3,}|~{3,})")
+_COMMENT = re.compile(r" *<!--.*--> *")
 _LIST = re.compile(r"([-*+]|\d+\.) ")
 
 
@@ -66,9 +68,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_others: object) -> str:
         target = place(resolve(origin, match[1]))
         return posixpath.relpath(target, posixpath.dirname(name) or ".") + (match[2] or "")
 
-    return "\n".join(
-        line if fenced else _LINK.sub(lead, line) for line, fenced in _lines(space(markdown))
-    )
+    lines = _lines(space(without_comments(markdown)))
+    return "\n".join(line if fenced else _LINK.sub(lead, line) for line, fenced in lines)
 
 
 def resolve(origin: str, link: str) -> str:
@@ -84,6 +85,12 @@ def place(target: str) -> str:
         readme = (ROOT / target / "README.md").is_file()
         return f"{OUTSIDE}/{target}/{'README' if readme else 'index'}.md"
     return f"{OUTSIDE}/{target}"
+
+
+def without_comments(markdown: str) -> str:
+    """Leave out comments that are lines of their own: before a heading they would hide it."""
+    lines = _lines(markdown)
+    return "\n".join(line for line, fenced in lines if fenced or not _COMMENT.fullmatch(line))
 
 
 def space(markdown: str) -> str:

@@ -42,3 +42,8 @@ def test_where_a_link_leads(site, origin, link, place):
 )
 def test_lists_and_tables_stand_apart(site, text, spaced):
     assert site["space"](text) == spaced
+
+
+def test_comments_are_not_shown_but_in_code(site):
+    text = "<!-- needs: slurm -->\n# A\n```html\n<!-- b -->\n```\n<!-- exit: 1 -->\nc <!-- d -->"
+    assert site["without_comments"](text) == "# A\n```html\n<!-- b -->\n```\nc <!-- d -->"
