@@ -8,7 +8,7 @@ import typer.main
 
 from docs.calls import find_fault, mentioned
 from docs.catalogue import ROOT, page_names, read_page
-from docs.page import PageError, Snippet, WrittenFile
+from docs.page import PageError, Snippet, WrittenFile, parse_page
 from docs.running import run_page
 from echelon.cli.main import app
 
@@ -23,10 +23,30 @@ def runnable():
         except PageError:
             continue  # the test below tells
         if page.runs:
-            marks = [pytest.mark.slurm] if page.needs & {"sandbox", "slurm"} else []
-            if page.needs & {"full", "peers"}:
-                marks += [pytest.mark.full, pytest.mark.timeout(FULL_S)]
-            yield pytest.param(name, marks=marks)
+            yield pytest.param(name, marks=marks_of(page))
+
+
+def marks_of(page):
+    marks = [pytest.mark.slurm] if page.needs & {"sandbox", "slurm"} else []
+    if page.needs & {"full", "peers"}:
+        marks += [pytest.mark.full, pytest.mark.timeout(FULL_S)]
+    return marks
+
+
+@pytest.mark.parametrize(
+    ("needs", "marks"),
+    [
+        ("root", set()),
+        ("sandbox", {"slurm"}),
+        ("slurm, root", {"slurm"}),
+        ("full", {"full", "timeout"}),
+        ("sandbox, full", {"slurm", "full", "timeout"}),
+        ("peers", {"full", "timeout"}),
+    ],
+)
+def test_what_takes_long_or_is_not_everywhere_is_marked(needs, marks):
+    page = parse_page("page.md", f"<!-- needs: {needs} -->")
+    assert {mark.name for mark in marks_of(page)} == marks
 
 
 @pytest.mark.parametrize("name", page_names())
