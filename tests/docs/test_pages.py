@@ -12,8 +12,8 @@ from docs.page import PageError, Snippet, WrittenFile, parse_page
 from docs.running import run_page
 from echelon.cli.main import app
 
-FULL_S = 1800
-"""For a page of `make test-all`."""
+PAGE_S, FULL_S = 900, 1800
+"""For a page of `make test`, and of `make test-all`: its commands have limits of their own."""
 
 
 def runnable():
@@ -27,9 +27,10 @@ def runnable():
 
 
 def marks_of(page):
-    marks = [pytest.mark.slurm] if page.needs & {"sandbox", "slurm"} else []
-    if page.needs & {"full", "peers"}:
-        marks += [pytest.mark.full, pytest.mark.timeout(FULL_S)]
+    long = bool(page.needs & {"full", "peers"})
+    marks = [pytest.mark.timeout(FULL_S if long else PAGE_S)]
+    marks += [pytest.mark.full] if long else []
+    marks += [pytest.mark.slurm] if page.needs & {"sandbox", "slurm"} else []
     return marks
 
 
@@ -39,14 +40,14 @@ def marks_of(page):
         ("root", set()),
         ("sandbox", {"slurm"}),
         ("slurm, root", {"slurm"}),
-        ("full", {"full", "timeout"}),
-        ("sandbox, full", {"slurm", "full", "timeout"}),
-        ("peers", {"full", "timeout"}),
+        ("full", {"full"}),
+        ("sandbox, full", {"slurm", "full"}),
+        ("peers", {"full"}),
     ],
 )
 def test_what_takes_long_or_is_not_everywhere_is_marked(needs, marks):
     page = parse_page("page.md", f"<!-- needs: {needs} -->")
-    assert {mark.name for mark in marks_of(page)} == marks
+    assert {mark.name for mark in marks_of(page)} - {"timeout"} == marks
 
 
 @pytest.mark.parametrize("name", page_names())
