@@ -15,6 +15,7 @@ _FENCED = re.compile(r"^ *(`{3,}).*?^ *\1`*$", re.MULTILINE | re.DOTALL)
 _CALL = re.compile(r"(?:^|[\s(;&|])(?:\.venv/bin/)?echelon (?P<words>[^\n)]*)")
 _OPEN = ("…", "|", "\\|", ";", "&&", "&", "#", "--", "/", ">", "<")
 """Where what we can judge ends."""
+_EVERYWHERE = ("-h", "--help", "--install-completion", "--show-completion")
 
 
 def mentioned(page: Page) -> Iterator[str]:
@@ -34,6 +35,8 @@ def find_fault(words: str, command: Any) -> str:
         if word in _OPEN or word.endswith(";"):
             return ""
         if word.startswith("-"):
+            if word in _EVERYWHERE:
+                return ""  # it ends the call, or takes what the shell is called
             option = _option(command, word.partition("=")[0])
             if option is None:
                 return f"'{command.name}' has no option {word}"
@@ -59,5 +62,4 @@ def _option(command: Any, name: str) -> Any:
     for parameter in command.params:
         if name in (*parameter.opts, *parameter.secondary_opts):
             return parameter
-    known = ("-h", "--help", "--install-completion", "--show-completion")
-    return command.params[0] if name in known else None
+    return None
