@@ -19,6 +19,7 @@ from echelon.cli import (
     dash,
     doctor,
     export,
+    init,
     lint,
     nodes,
     pack,
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(init.app)
 app.add_typer(request.app)
 app.add_typer(runs.app)
 app.add_typer(watch.app)

@@ -16,6 +16,8 @@ import typer
 from echelon.errors import UsageError
 from echelon.spec import KEYS, Layer, Merged, merge
 
+PROJECT = "echelon.toml"
+PYPROJECT = "pyproject.toml"
 POSITIONAL = ("script", "args")
 REPEATED = {
     "env": "NAME=VALUE",
@@ -104,7 +106,15 @@ def _sentence(text: str) -> str:
 
 def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
     """Merge all that was said, wherever it was said."""
-    project = _read_project(folder)
+    return _merge(flags, _read_project(folder), environ)
+
+
+def read_text(text: str, environ: Mapping[str, str]) -> Merged:
+    """Merge a project file that is not written yet with the user's own settings."""
+    return _merge({}, Layer(source=PROJECT, values=tomllib.loads(text)), environ)
+
+
+def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str]) -> Merged:
     own = _read_toml(_config_home(environ) / "echelon" / "config.toml")
     mine, ours = dict(own), dict(project.values)
     profiles = {**_table(mine, "clusters"), **_table(ours, "clusters")}
@@ -145,13 +155,18 @@ def _config_home(environ: Mapping[str, str]) -> Path:
 def _read_project(folder: Path) -> Layer:
     """Return the nearest echelon.toml, or [tool.echelon] of a pyproject.toml."""
     for place in (folder, *folder.parents):
-        if (path := place / "echelon.toml").is_file():
-            return Layer(source="echelon.toml", values=_read_toml(path))
-        if (path := place / "pyproject.toml").is_file():
-            tool = _table(_read_toml(path), "tool")
-            if "echelon" in tool:
-                return Layer(source="pyproject.toml", values=_table(dict(tool), "echelon"))
-    return Layer(source="echelon.toml", values={})
+        if (path := place / PROJECT).is_file():
+            return Layer(source=PROJECT, values=_read_toml(path))
+        if has_project_table(place):
+            tool = _table(_read_toml(place / PYPROJECT), "tool")
+            return Layer(source=PYPROJECT, values=_table(dict(tool), "echelon"))
+    return Layer(source=PROJECT, values={})
+
+
+def has_project_table(folder: Path) -> bool:
+    """Tell whether a folder's pyproject.toml has a table [tool.echelon]."""
+    path = folder / PYPROJECT
+    return path.is_file() and "echelon" in _table(_read_toml(path), "tool")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
