@@ -122,8 +122,12 @@ def one_of(*choices: str) -> Callable[[object], str]:
     def read(raw: object) -> str:
         if raw in choices:
             return str(raw)
+        close = _closest(str(raw), choices)
         raise UsageError(
-            f"{raw!r} is not one of {', '.join(choices)}", hint=nearest(str(raw), choices)
+            f"{raw!r} is not one of {', '.join(choices)}",
+            hint=f"did you mean '{close}'?"
+            if close
+            else f"write one of them, as in '{choices[0]}'",
         )
 
     return read
@@ -151,5 +155,9 @@ def table(raw: object) -> dict[str, str]:
 
 def nearest(wrong: str, right: Sequence[str]) -> str:
     """Return a hint: the name that was probably meant, or all there are."""
-    close = difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(right)}"
+    close = _closest(wrong, right)
+    return f"did you mean '{close}'?" if close else f"there are: {', '.join(right)}"
+
+
+def _closest(wrong: str, right: Sequence[str]) -> str:
+    return next(iter(difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)), "")

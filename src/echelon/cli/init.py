@@ -76,6 +76,8 @@ def init(
 def _check_free(folder: Path, *, force: bool) -> None:
     """See to it that nothing is replaced, or overruled, unasked."""
     path = folder / PROJECT
+    if path.is_dir():
+        raise ConflictError(f"{path} is a folder", hint=f"move it away: mv {PROJECT} somewhere")
     if force:
         return
     if path.exists() or path.is_symlink():

@@ -131,11 +131,14 @@ def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str])
     return merge(layers)
 
 
-def _table(values: dict[str, Any], name: str) -> Mapping[str, Any]:
+def _table(values: dict[str, Any], name: str, *, header: str = "") -> Mapping[str, Any]:
     """Take a table out of a file's values."""
     table = values.pop(name, {})
     if not isinstance(table, Mapping):
-        raise UsageError(f"'{name}' is not a table", hint=f"write it as [{name}.NAME]")
+        raise UsageError(
+            f"'{name}' is not a table",
+            hint=f"write it as [{header or f'{name}.NAME'}], with its keys below",
+        )
     return table
 
 
@@ -145,7 +148,10 @@ def _from_script(path: Path) -> dict[str, object]:
     try:
         return parse_directives(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}", hint="name an sbatch script") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UsageError(
+            f"cannot read {path}: {why}", hint="name an sbatch script: --from job.sh"
+        ) from error
 
 
 def _config_home(environ: Mapping[str, str]) -> Path:
@@ -159,7 +165,8 @@ def _read_project(folder: Path) -> Layer:
             return Layer(source=PROJECT, values=_read_toml(path))
         if has_project_table(place):
             tool = _table(_read_toml(place / PYPROJECT), "tool")
-            return Layer(source=PYPROJECT, values=_table(dict(tool), "echelon"))
+            values = _table(dict(tool), "echelon", header="tool.echelon")
+            return Layer(source=PYPROJECT, values=values)
     return Layer(source=PROJECT, values={})
 
 
@@ -174,8 +181,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{path} is not TOML: {error}",
+            hint='mend that place: a line is KEY = 4, or KEY = "text" (https://toml.io)',
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
+            hint="write it anew: echelon init --force"
+            if path.name == PROJECT
+            else f"iconv -f latin1 -t utf-8 {path}, if it is in another encoding",
+        ) from error
 
 
 def _profile(name: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,7 +202,7 @@ def _profile(name: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
             f"there is no profile for a cluster '{name}'; known: {known}",
             hint=f"add [clusters.{name}] to echelon.toml",
         )
-    return _table(dict(profiles), name)
+    return _table(dict(profiles), name, header=f"clusters.{name}")
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, object]:

@@ -104,7 +104,10 @@ def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
         *cluster.problems(spec),
     ]
     if problems:
-        raise UsageError("; ".join(problems), hint="nothing was started; see echelon config")
+        raise UsageError(
+            "; ".join(problems),
+            hint="nothing was started; echelon config shows where each value came from",
+        )
 
 
 @app.command(context_settings=UNTIL_SCRIPT)
