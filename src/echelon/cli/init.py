@@ -10,7 +10,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.options import PROJECT, PYPROJECT, has_project_table, read_text
-from echelon.errors import ConflictError, EchelonError
+from echelon.errors import ConflictError, EchelonError, NotPermittedError
 from echelon.spec import show_value
 
 if TYPE_CHECKING:
@@ -39,10 +39,11 @@ def init(
         bool, typer.Option("--dry-run", help="Print the file, and write nothing.")
     ] = False,
 ) -> None:
-    """Write a first echelon.toml: GPUs, partition, time, environment, script, as far as is seen.
+    """Write a first echelon.toml, from what is here.
 
-    Slurm is asked where there is one, else this machine is looked at; what cannot be guessed is
-    asked in a terminal.
+    GPUs, CPUs, partition and time are those of the Slurm that answers, else of this machine; the
+    script and its Python are looked for in this folder. What cannot be guessed is asked, in a
+    terminal.
 
     Example: echelon init --yes
     """
@@ -65,7 +66,13 @@ def init(
     if dry_run:
         console.print_result(text.rstrip("\n"))
         return
-    write_atomic(folder / PROJECT, text, mode=0o666)
+    try:
+        write_atomic(folder / PROJECT, text, mode=0o666)
+    except OSError as error:
+        raise NotPermittedError(
+            f"cannot write {PROJECT} in {folder}: {error.strerror}",
+            hint="go to a folder of yours, or only look: echelon init --dry-run",
+        ) from error
     console.print_result(f"wrote {PROJECT}")
     console.note(proposal.render_settings(made.settings, "  ").rstrip("\n") or "  nothing to set")
     console.note("next:")

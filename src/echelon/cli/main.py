@@ -31,9 +31,11 @@ from echelon.cli import (
     sandbox,
     watch,
 )
+from echelon.cli.completion import handle_flags
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
+    "Example: echelon submit --nodes 2 --gpus 4 train.py\n\n"
     "Exit codes: 0 done, 2 wrong call, 66 not found, 69 unavailable, 70 our fault, 73 conflict, "
     "75 timed out, 77 not permitted, 130 interrupted."
 )
@@ -114,6 +116,8 @@ def run(arguments: list[str]) -> int:
     wanted = os.environ.get("ECHELON_DEBUG", "").lower()
     debug = arguments[:1] == ["--debug"] or wanted not in ("", "0", "false", "no", "off")
     try:
+        if handle_flags(arguments):
+            return 0
         code = app(arguments or ["--help"], prog_name="echelon", standalone_mode=False)
         if sys.stdout:  # None when it was closed (>&-)
             sys.stdout.flush()

@@ -27,7 +27,7 @@ def nodes(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:
-    """List the nodes that are left out of the next job, since when and why.
+    """List the nodes that jobs are kept away from, and why.
 
     A node is left out when it failed its start check, or twice cost one run its ranks.
 

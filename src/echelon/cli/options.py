@@ -13,8 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
+from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.errors import UsageError
-from echelon.spec import KEYS, Layer, Merged, merge
+from echelon.readers import OneOf
+from echelon.spec import KEYS, Key, Layer, Merged, merge
 
 PROJECT = "echelon.toml"
 PYPROJECT = "pyproject.toml"
@@ -64,7 +66,12 @@ def _take(command: Callable[..., None], flags: Sequence[inspect.Parameter]) -> C
 def _parameters() -> list[inspect.Parameter]:
     """Return the flags, as typer reads them from a signature."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    script = Annotated[str, typer.Argument(help=KEYS["script"].help, show_default=False)]
+    script = Annotated[
+        str,
+        typer.Argument(
+            help=KEYS["script"].help, show_default=False, autocompletion=complete_script
+        ),
+    ]
     args = Annotated[list[str] | None, typer.Argument(help=KEYS["args"].help, show_default=False)]
     found = [
         inspect.Parameter("script", kind, default="", annotation=script),
@@ -75,7 +82,11 @@ def _parameters() -> list[inspect.Parameter]:
             continue
         flag = f"--{SPELLING.get(key.name, key.name).replace('_', '-')}"
         option = typer.Option(
-            flag, help=_sentence(key.help), metavar=REPEATED.get(key.name), show_default=False
+            flag,
+            help=_sentence(key.help),
+            metavar=REPEATED.get(key.name),
+            show_default=False,
+            autocompletion=_completion(key),
         )
         value: Any = list[str] | None if key.name in REPEATED else str | None
         if key.name in SWITCHES:
@@ -98,6 +109,12 @@ def _parameters() -> list[inspect.Parameter]:
     found.append(inspect.Parameter("cluster", kind, default="", annotation=cluster))
     found.append(inspect.Parameter("setting", kind, default=None, annotation=setting))
     return found
+
+
+def _completion(key: Key) -> Callable[[str], list[str]] | None:
+    if isinstance(key.read, OneOf):
+        return offer(key.read.choices)
+    return complete_partition if key.name == "partition" else None
 
 
 def _sentence(text: str) -> str:

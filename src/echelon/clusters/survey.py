@@ -13,6 +13,8 @@ from echelon.core.slurm import scrub
 from echelon.errors import EchelonError, UnavailableError
 
 _PATIENCE_S = 15
+_GLANCE_S = 2
+"""For whoever waits at a prompt."""
 _SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%L|%D|%c|%G")
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show", "user")
 _FIELDS = "format=defaultaccount,cluster,account,partition,qos,defaultqos"
@@ -93,6 +95,16 @@ def survey_cluster(shell: Shell, environ: Mapping[str, str], user: str) -> Surve
     except EchelonError:
         return Survey(partitions=partitions)
     return Survey(name=name, partitions=partitions, membership=parse_membership(told, name))
+
+
+def list_partitions(shell: Shell, environ: Mapping[str, str]) -> list[str]:
+    """Return the names of partitions that are up, or give up soon.
+
+    Raises:
+        EchelonError: Slurm is not installed, or does not answer.
+    """
+    shown = shell.run(_SINFO, env=scrub(environ), timeout_s=_GLANCE_S).check().stdout
+    return [one.name for one in parse_sinfo(shown)]
 
 
 def parse_cluster_name(text: str) -> str:
