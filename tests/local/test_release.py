@@ -64,7 +64,9 @@ def installed(wheel, tmp_path_factory):
 def make_environment(folder, *wanted):
     venv.EnvBuilder(with_pip=True, symlinks=True).create(folder)
     python = str(folder / "bin" / "python")
-    call(python, "-m", "pip", "install", "-qq", "-c", str(ROOT / "constraints.txt"), *wanted)
+    # What is never imported need not be compiled: of torch, most.
+    options = ["-qq", "--no-compile", "-c", str(ROOT / "constraints.txt")]
+    call(python, "-m", "pip", "install", *options, *wanted)
     return folder / "bin"
 
 
