@@ -6,7 +6,6 @@ be said in one place can be said in all.
 
 import inspect
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,6 +127,8 @@ def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, s
 
 def read_text(text: str, environ: Mapping[str, str]) -> Merged:
     """Merge a project file that is not written yet with the user's own settings."""
+    import tomllib  # noqa: PLC0415  as below
+
     return _merge({}, Layer(source=PROJECT, values=tomllib.loads(text)), environ)
 
 
@@ -194,6 +195,8 @@ def has_project_table(folder: Path) -> bool:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415
+
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
