@@ -8,7 +8,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # What it says of its own future is not what was asked.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: help setup peers system check format docs test test-all demo bench soak constraints clean
+.PHONY: help setup peers system check format docs test test-all demo bench soak constraints dist clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -59,6 +59,9 @@ bench: setup peers system  ## measure; results under benchmarks/results/
 # One alone, or a short form: make soak ARGS="storm --minutes 3 --every 20"
 soak: setup system  ## the long tests of survival on Slurm, about three hours; one alone with ARGS=
 	@$(BIN)/python benchmarks/soak.py $(or $(ARGS),all)
+
+dist: setup  ## the release: sdist and wheel, in dist/
+	@tools/dist.sh
 
 constraints:  ## resolve constraints.txt anew, at the newest versions
 	@tools/constraints.sh

@@ -19,6 +19,7 @@ from echelon.cli.main import app
 from echelon.cli.options import POSITIONAL, SPELLING
 from echelon.launch.contract import PRIVATE
 from echelon.monitor.event_kinds import CONTROLLER, METRICS, Kind
+from echelon.readers import OneOf
 from echelon.spec import KEYS, JobSpec, show_value
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
@@ -183,7 +184,7 @@ def render_config() -> str:
 
 
 def _type(read: Callable[[object], Any]) -> str:
-    choices = inspect.getclosurevars(read).nonlocals.get("choices")
+    choices = read.choices if isinstance(read, OneOf) else ()
     if choices:
         return ", ".join(f"`{choice}`" for choice in choices)
     about = (inspect.getdoc(read) or "").removeprefix("Read ").partition(";")[0]

@@ -6,7 +6,7 @@ hint for what it cannot read.
 
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from echelon.core.nodes import compress, expand
@@ -116,17 +116,27 @@ def lines(raw: object) -> tuple[str, ...]:
     return (raw,) if isinstance(raw, str) else words(raw)
 
 
-def one_of(*choices: str) -> Callable[[object], str]:
-    """Return a reader of one of these words."""
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A reader of one of some words, which knows them."""
 
-    def read(raw: object) -> str:
-        if raw in choices:
+    choices: tuple[str, ...]
+
+    def __call__(self, raw: object) -> str:
+        if raw in self.choices:
             return str(raw)
+        close = _closest(str(raw), self.choices)
         raise UsageError(
-            f"{raw!r} is not one of {', '.join(choices)}", hint=nearest(str(raw), choices)
+            f"{raw!r} is not one of {', '.join(self.choices)}",
+            hint=f"did you mean '{close}'?"
+            if close
+            else f"write one of them, as in '{self.choices[0]}'",
         )
 
-    return read
+
+def one_of(*choices: str) -> OneOf:
+    """Return a reader of one of these words."""
+    return OneOf(choices)
 
 
 def mail_types(raw: object) -> tuple[str, ...]:
@@ -151,5 +161,9 @@ def table(raw: object) -> dict[str, str]:
 
 def nearest(wrong: str, right: Sequence[str]) -> str:
     """Return a hint: the name that was probably meant, or all there are."""
-    close = difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"there are: {', '.join(right)}"
+    close = _closest(wrong, right)
+    return f"did you mean '{close}'?" if close else f"there are: {', '.join(right)}"
+
+
+def _closest(wrong: str, right: Sequence[str]) -> str:
+    return next(iter(difflib.get_close_matches(wrong, right, n=1, cutoff=0.5)), "")

@@ -189,14 +189,14 @@ class JobSpec:
         found = []
         memory = [k for k in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(self, f"{k}_mib")]
         if len(memory) > 1:
-            found.append(f"{' and '.join(memory)} exclude each other")
+            found.append(f"{' and '.join(memory)} exclude each other: keep one of them")
         found += [
-            f"{one} and {other} exclude each other"
+            f"{one} and {other} exclude each other: keep one of them"
             for one, other in _EXCLUSIVE
             if getattr(self, one) and getattr(self, other)
         ]
         found += [
-            f"{key} needs gpus"
+            f"{key} needs gpus: add --gpus, how many of them a node shall have"
             for key, value in (
                 ("gpu_type", self.gpu_type),
                 ("cpus_per_gpu", self.cpus_per_gpu),
@@ -205,22 +205,34 @@ class JobSpec:
             if value and not self.gpus
         ]
         if self.gpus and self.procs_per_node > self.gpus:
-            found.append(f"procs is {self.procs}, but a node has only {self.gpus} GPUs")
+            found.append(
+                f"procs is {self.procs}, but a node has only {self.gpus} GPUs: leave procs out for "
+                "one rank per GPU, or gpus for ranks without"
+            )
         if self.gpu_option == "gpus-per-task" and self.gpus % self.tasks_per_node:
-            found.append(f"{self.gpus} GPUs cannot be shared evenly by {self.tasks_per_node} tasks")
+            found.append(
+                f"{self.gpus} gpus cannot be shared evenly by {self.tasks_per_node} tasks, as "
+                f"gpu_option '{self.gpu_option}' wants: use --gpu-option gres"
+            )
         if self.nodes.low != self.nodes.high and self.style not in ("echelon", "torchrun"):
-            found.append(f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}")
+            found.append(
+                f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}: write "
+                f"--nodes {self.nodes.high}, or use --style echelon"
+            )
         if self.nodes.low != self.nodes.high and self.gpu_option in ("gpus", "gpus-per-task"):
-            found.append(f"gpu_option '{self.gpu_option}' needs a fixed number of nodes")
+            found.append(
+                f"gpu_option '{self.gpu_option}' needs a fixed number of nodes, not {self.nodes}: "
+                f"write --nodes {self.nodes.high}, or use --gpu-option gres"
+            )
         limit_s = parse_duration(self.time) if self.time else None
         if self.style == "echelon" and limit_s is not None and limit_s <= self._warned_s:
             found.append(
                 f"a time of {self.time} leaves none to work: its end is told {self._warned_s} s "
-                "before (signal_lead, grace)"
+                "before (signal_lead, grace): ask for more time"
             )
         found += self._style_problems()
         found += [
-            f"the variable {name} is the job's own"
+            f"the variable {name} is the job's own: take it out of env"
             for name in self.env
             if name in _SCRIPT_VARIABLES
         ]
@@ -235,12 +247,12 @@ class JobSpec:
             if name in self.slurm_extra
         ]
         found += [
-            f"'{name}' cannot be the name of a variable"
+            f"'{name}' cannot be the name of a variable in env: use letters, digits and _"
             for name in self.env
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
         ]
         found += [
-            f"'{name}' is not an sbatch option"
+            f"'{name}' is not an sbatch option: write it as in --slurm reservation=NAME"
             for name in self.slurm_extra
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name)
         ]
@@ -250,11 +262,19 @@ class JobSpec:
         """Return what the style cannot do."""
         found = []
         if self.signal_lead_s and self.style in ("static", "torchrun"):
-            found.append(f"style '{self.style}' does not hand a signal on to its ranks")
+            found.append(
+                f"style '{self.style}' does not hand a signal on to its ranks: leave signal_lead "
+                "out, or use --style echelon or srun"
+            )
         if self.module and self.style in ("static", "torchrun"):
-            found.append(f"style '{self.style}' takes a script, not a module")
+            found.append(
+                f"style '{self.style}' takes a script, not a module: use --style echelon or srun"
+            )
         if self.preflight and self.style != "echelon":
-            found.append(f"style '{self.style}' has no preflight")
+            found.append(
+                f"style '{self.style}' has no preflight: use --style echelon, or look before: "
+                "echelon doctor --nodes N"
+            )
         return found
 
 
@@ -345,7 +365,21 @@ def merge(layers: Sequence[Layer]) -> Merged:
             values[key.field] = value
             origins[name] = layer.source
     spec = replace(JobSpec(), **values)
-    problems += spec.problems()
-    if problems:
-        raise UsageError("; ".join(problems), hint="; ".join(dict.fromkeys(hints)))
+    conflicts = spec.problems()
+    if conflicts:
+        hints.append(_tell_origins(conflicts, origins))
+    if problems or conflicts:
+        hint = "; ".join(dict.fromkeys(filter(None, hints)))
+        raise UsageError("; ".join([*problems, *conflicts]), hint=hint)
     return Merged(spec=spec, origins=origins)
+
+
+def _tell_origins(problems: Sequence[str], origins: Mapping[str, str]) -> str:
+    """Return where the keys that problems speak of were set: not all was typed just now."""
+    words = set(re.findall(r"[a-z_]+", " ".join(problems)))
+    told = [
+        f"{key} is from {source}"
+        for key, source in origins.items()
+        if source != "default" and words & {key, key.partition(".")[0]}
+    ]
+    return ", ".join(told)

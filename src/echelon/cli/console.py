@@ -2,9 +2,13 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
+import typer
+
 from echelon.errors import EchelonError
+from echelon.readers import nearest
 
 
 def print_json(value: Any) -> None:
@@ -20,6 +24,21 @@ def print_result(text: str) -> None:
 def is_terminal() -> bool:
     """Tell whether a person reads our results as they come."""
     return bool(sys.stdout) and sys.stdout.isatty()  # None when it was closed (>&-)
+
+
+def can_ask() -> bool:
+    """Tell whether a person sits there who could answer."""
+    return all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def ask(question: str, choices: Sequence[str], default: str) -> str:
+    """Ask until the answer is one of the choices; Enter is the default."""
+    note(f"{question} {', '.join(choices)}")
+    while True:
+        answer = str(typer.prompt("  one of them, or Enter", default=default, err=True)).strip()
+        if answer in choices:
+            return answer
+        note(f"  '{answer}' is not among them: {nearest(answer, choices)}")
 
 
 def print_table(headings: list[str], rows: list[list[str]]) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from echelon.cli import console
-from echelon.cli.runs import RUNS, RunsDir
+from echelon.cli.runs import RUNS, RunsDir, complete_run
 from echelon.errors import UnavailableError
 
 app = typer.Typer(rich_markup_mode=None)
@@ -21,16 +21,20 @@ _HOST = "127.0.0.1"
 
 @app.command()
 def dash(
-    run: Annotated[str, typer.Argument(metavar="[RUN]", help="The one to begin with.")] = "",
+    run: Annotated[
+        str,
+        typer.Argument(metavar="[RUN]", help="The one to begin with.", autocompletion=complete_run),
+    ] = "",
     *,
     runs_dir: RunsDir = RUNS,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Where to listen; 0: wherever there is room.")
     ] = 0,
 ) -> None:
-    """Show runs in the browser: ranks over time, metrics, attempts, output, where the time went.
+    """Show runs in the browser: ranks over time, metrics, output.
 
-    It listens on this host alone, and asks for the token that is in the address it prints.
+    Jobs and where the time went, too. It listens on this host alone, and asks for the token that is
+    in the address it prints.
 
     Example: echelon dash last
     """

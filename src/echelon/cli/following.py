@@ -59,10 +59,14 @@ def follow_run(
         its last job.
     """
     screen = _Screen(run, rank) if show else None
-    while True:
-        job = _follow(run, cluster, screen)
-        if not resubmit or not _go_on(run, cluster):
-            return job
+    try:
+        while True:
+            job = _follow(run, cluster, screen)
+            if not resubmit or not _go_on(run, cluster):
+                return job
+    except KeyboardInterrupt:
+        console.note(f"{run.run_id} goes on by itself; end it with: echelon stop {run.run_id}")
+        raise
 
 
 def _go_on(run: "RunDir", cluster: "Cluster") -> bool:
@@ -207,8 +211,7 @@ class _Screen:
             if attempt.output and path.is_file():
                 for _, text in self._jobs.setdefault(path, Tail(path)).read(over=over):
                     self._bar.hide()
-                    _show_job(text, self._rank, labelled=labelled)
-                    found = True
+                    found |= _show_job(text, self._rank, labelled=labelled)
         # Lines that nobody has timed yet are the newest, whatever our own clock says.
         for line in self._logs.read(over=over, now_s=math.inf):
             self._bar.hide()
@@ -262,8 +265,11 @@ def _standing(data: "Mapping[str, Any]") -> Standing:
     )
 
 
-def _show_job(text: str, rank: int | None, *, labelled: bool) -> None:
-    """Print a line of the job's output: a rank's where srun has labelled it, else its own."""
+def _show_job(text: str, rank: int | None, *, labelled: bool) -> bool:
+    """Print a line of the job's output: a rank's where srun has labelled it, else its own.
+
+    Returns whether it was one that is wanted.
+    """
     match = re.match(r" *(\d+): ", text) if labelled else None
     if not labelled and rank is None:
         console.note(text)
@@ -271,6 +277,9 @@ def _show_job(text: str, rank: int | None, *, labelled: bool) -> None:
         console.print_result(text)
     elif match and rank in (None, int(match[1])):
         _print_labelled(int(match[1]), text[match.end() :])
+    else:
+        return False
+    return True
 
 
 def _print_labelled(rank: int, text: str) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.completion import complete_rule
 from echelon.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +24,12 @@ def lint(
     *,
     explain: Annotated[
         str,
-        typer.Option(metavar="CODE", help="Say what a rule is about.", show_default=False),
+        typer.Option(
+            metavar="CODE",
+            help="Say what a rule is about.",
+            show_default=False,
+            autocompletion=complete_rule,
+        ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:

@@ -6,10 +6,12 @@ handler imports what it calls, and help texts are plain for the same reason.
 
 import io
 import os
+import re
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -19,6 +21,7 @@ from echelon.cli import (
     dash,
     doctor,
     export,
+    init,
     lint,
     nodes,
     pack,
@@ -28,12 +31,27 @@ from echelon.cli import (
     sandbox,
     watch,
 )
+from echelon.cli.completion import handle_flags
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
+    "Example: echelon submit --nodes 2 --gpus 4 train.py\n\n"
     "Exit codes: 0 done, 2 wrong call, 66 not found, 69 unavailable, 70 our fault, 73 conflict, "
     "75 timed out, 77 not permitted, 130 interrupted."
 )
+
+EXTRAS = {
+    **dict.fromkeys(("torch", "numpy", "safetensors"), "train"),
+    **dict.fromkeys(("starlette", "uvicorn", "plotly"), "dash"),
+    **dict.fromkeys(("tree_sitter", "tree_sitter_bash"), "lint"),
+    "PIL": "data",
+}
+"""Which extra brings a module."""
+_PLAINER = {
+    "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
+    "Input should be a valid number, unable to parse string as a number": "not a number",
+    "Input should be": "it should be",
+}
 
 app = typer.Typer(
     name="echelon",
@@ -43,6 +61,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(init.app)
 app.add_typer(request.app)
 app.add_typer(runs.app)
 app.add_typer(watch.app)
@@ -97,6 +116,8 @@ def run(arguments: list[str]) -> int:
     wanted = os.environ.get("ECHELON_DEBUG", "").lower()
     debug = arguments[:1] == ["--debug"] or wanted not in ("", "0", "false", "no", "off")
     try:
+        if handle_flags(arguments):
+            return 0
         code = app(arguments or ["--help"], prog_name="echelon", standalone_mode=False)
         if sys.stdout:  # None when it was closed (>&-)
             sys.stdout.flush()
@@ -111,10 +132,35 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001  the one place where every error ends
         if debug:
             traceback.print_exc()
-        failure = _explain(error)
+        failure = _explain(error, arguments)
         console.print_error(failure)
         return failure.exit_code
     return code if isinstance(code, int) else 0
+
+
+def _explain_call(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
+    """Return what is wrong with a call, and one that is right."""
+    path, command = _find_command(arguments)
+    message = error.format_message().strip().rstrip(".") or "a command is missing"
+    for theirs, ours in _PLAINER.items():
+        message = message.replace(theirs, ours)
+    found = re.search(r"^\s*Example: (.*)$", command.help or "", re.MULTILINE)
+    example = f"for example: {found[1]}; " if found else ""
+    return UsageError(message[:1].lower() + message[1:], hint=f"{example}see {path} --help")
+
+
+def _find_command(arguments: Sequence[str]) -> tuple[str, Any]:
+    """Return the command that was called, and how it is called."""
+    command: Any = typer.main.get_command(app)
+    path = ["echelon"]
+    for word in arguments:
+        if word.startswith("-") and len(path) == 1:
+            continue  # --debug
+        if word not in getattr(command, "commands", {}):
+            break
+        command = command.commands[word]
+        path.append(word)
+    return " ".join(path), command
 
 
 def _reader_left() -> int:
@@ -123,25 +169,33 @@ def _reader_left() -> int:
     return 128 + signal.SIGPIPE
 
 
-def _explain(error: Exception) -> EchelonError:
+def _explain(error: Exception, arguments: Sequence[str]) -> EchelonError:
     """Return any error in the one form that users see."""
     if isinstance(error, EchelonError):
         return error
     if isinstance(error, typer.TyperException):
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else "echelon"
-        message = error.format_message().strip().rstrip(".") or "a command is missing"
-        return UsageError(message[:1].lower() + message[1:], hint=f"see {command} --help")
-    if isinstance(error, PermissionError):
-        return NotPermittedError(
-            f"may not use {error.filename}: {error.strerror}", hint="check who owns it (ls -ld)"
-        )
+        return _explain_call(error, arguments)
     if isinstance(error, OSError):
+        return _explain_files(error)
+    module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    if extra := EXTRAS.get(module.partition(".")[0]):
         return UnavailableError(
-            f"cannot use {error.filename or 'the output'}: {error.strerror}",
-            hint="check that the path is right and the disk is not full (ls -ld, df -h)",
+            f"this needs {module}, which is not installed", hint=f"pip install 'echelon[{extra}]'"
         )
     return EchelonError(
         f"unexpected {type(error).__name__}: {error}",
         hint="a fault of Echelon's: please report what the command prints as `echelon --debug …`",
+    )
+
+
+def _explain_files(error: OSError) -> EchelonError:
+    if isinstance(error, FileNotFoundError) and error.filename is None:
+        return UsageError("this folder has been deleted", hint="go to another one: cd")
+    if isinstance(error, PermissionError):
+        return NotPermittedError(
+            f"may not use {error.filename}: {error.strerror}", hint="check who owns it (ls -ld)"
+        )
+    return UnavailableError(
+        f"cannot use {error.filename or 'the output'}: {error.strerror}",
+        hint="check that the path is right and the disk is not full (ls -ld, df -h)",
     )

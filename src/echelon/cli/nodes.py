@@ -27,7 +27,7 @@ def nodes(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:
-    """List the nodes that are left out of the next job, since when and why.
+    """List the nodes that jobs are kept away from, and why.
 
     A node is left out when it failed its start check, or twice cost one run its ranks.
 
@@ -68,7 +68,9 @@ def _clusters(wanted: str) -> list[str]:
     if path is None or path.stem not in known:
         raise NotFoundError(
             f"nothing is known of a cluster '{wanted}'",
-            hint=f"there are: {', '.join(known)}" if known else "no node is left out anywhere",
+            hint=f"there are: {', '.join(known)}"
+            if known
+            else "nothing to do: no node is left out anywhere",
         )
     return [path.stem]
 
@@ -83,7 +85,9 @@ def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict
     if unknown := [name for name in names if name not in left_out]:
         raise NotFoundError(
             f"{', '.join(unknown[:5])}: not left out, so there is nothing to forgive",
-            hint=f"left out are: {', '.join(left_out)}" if left_out else "no node is left out",
+            hint=f"left out are: {', '.join(left_out)}"
+            if left_out
+            else "nothing to do: no node is left out",
         )
     forgiven = {
         cluster: {name: found[name] for name in names if name in found}

@@ -12,9 +12,13 @@ from typing import Annotated, Any
 
 import typer
 
+from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.errors import UsageError
-from echelon.spec import KEYS, Layer, Merged, merge
+from echelon.readers import OneOf
+from echelon.spec import KEYS, Key, Layer, Merged, merge
 
+PROJECT = "echelon.toml"
+PYPROJECT = "pyproject.toml"
 POSITIONAL = ("script", "args")
 REPEATED = {
     "env": "NAME=VALUE",
@@ -61,7 +65,12 @@ def _take(command: Callable[..., None], flags: Sequence[inspect.Parameter]) -> C
 def _parameters() -> list[inspect.Parameter]:
     """Return the flags, as typer reads them from a signature."""
     kind = inspect.Parameter.KEYWORD_ONLY
-    script = Annotated[str, typer.Argument(help=KEYS["script"].help, show_default=False)]
+    script = Annotated[
+        str,
+        typer.Argument(
+            help=KEYS["script"].help, show_default=False, autocompletion=complete_script
+        ),
+    ]
     args = Annotated[list[str] | None, typer.Argument(help=KEYS["args"].help, show_default=False)]
     found = [
         inspect.Parameter("script", kind, default="", annotation=script),
@@ -72,7 +81,11 @@ def _parameters() -> list[inspect.Parameter]:
             continue
         flag = f"--{SPELLING.get(key.name, key.name).replace('_', '-')}"
         option = typer.Option(
-            flag, help=_sentence(key.help), metavar=REPEATED.get(key.name), show_default=False
+            flag,
+            help=_sentence(key.help),
+            metavar=REPEATED.get(key.name),
+            show_default=False,
+            autocompletion=_completion(key),
         )
         value: Any = list[str] | None if key.name in REPEATED else str | None
         if key.name in SWITCHES:
@@ -97,13 +110,29 @@ def _parameters() -> list[inspect.Parameter]:
     return found
 
 
+def _completion(key: Key) -> Callable[[str], list[str]] | None:
+    if isinstance(key.read, OneOf):
+        return offer(key.read.choices)
+    return complete_partition if key.name == "partition" else None
+
+
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
 def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
     """Merge all that was said, wherever it was said."""
-    project = _read_project(folder)
+    return _merge(flags, _read_project(folder), environ)
+
+
+def read_text(text: str, environ: Mapping[str, str]) -> Merged:
+    """Merge a project file that is not written yet with the user's own settings."""
+    import tomllib  # noqa: PLC0415  as below
+
+    return _merge({}, Layer(source=PROJECT, values=tomllib.loads(text)), environ)
+
+
+def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str]) -> Merged:
     own = _read_toml(_config_home(environ) / "echelon" / "config.toml")
     mine, ours = dict(own), dict(project.values)
     profiles = {**_table(mine, "clusters"), **_table(ours, "clusters")}
@@ -120,11 +149,14 @@ def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, s
     return merge(layers)
 
 
-def _table(values: dict[str, Any], name: str) -> Mapping[str, Any]:
+def _table(values: dict[str, Any], name: str, *, header: str = "") -> Mapping[str, Any]:
     """Take a table out of a file's values."""
     table = values.pop(name, {})
     if not isinstance(table, Mapping):
-        raise UsageError(f"'{name}' is not a table", hint=f"write it as [{name}.NAME]")
+        raise UsageError(
+            f"'{name}' is not a table",
+            hint=f"write it as [{header or f'{name}.NAME'}], with its keys below",
+        )
     return table
 
 
@@ -134,7 +166,10 @@ def _from_script(path: Path) -> dict[str, object]:
     try:
         return parse_directives(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}", hint="name an sbatch script") from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        raise UsageError(
+            f"cannot read {path}: {why}", hint="name an sbatch script: --from job.sh"
+        ) from error
 
 
 def _config_home(environ: Mapping[str, str]) -> Path:
@@ -144,13 +179,19 @@ def _config_home(environ: Mapping[str, str]) -> Path:
 def _read_project(folder: Path) -> Layer:
     """Return the nearest echelon.toml, or [tool.echelon] of a pyproject.toml."""
     for place in (folder, *folder.parents):
-        if (path := place / "echelon.toml").is_file():
-            return Layer(source="echelon.toml", values=_read_toml(path))
-        if (path := place / "pyproject.toml").is_file():
-            tool = _table(_read_toml(path), "tool")
-            if "echelon" in tool:
-                return Layer(source="pyproject.toml", values=_table(dict(tool), "echelon"))
-    return Layer(source="echelon.toml", values={})
+        if (path := place / PROJECT).is_file():
+            return Layer(source=PROJECT, values=_read_toml(path))
+        if has_project_table(place):
+            tool = _table(_read_toml(place / PYPROJECT), "tool")
+            values = _table(dict(tool), "echelon", header="tool.echelon")
+            return Layer(source=PYPROJECT, values=values)
+    return Layer(source=PROJECT, values={})
+
+
+def has_project_table(folder: Path) -> bool:
+    """Tell whether a folder's pyproject.toml has a table [tool.echelon]."""
+    path = folder / PYPROJECT
+    return path.is_file() and "echelon" in _table(_read_toml(path), "tool")
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -160,8 +201,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}", hint="see https://toml.io") from error
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{path} is not TOML: {error}",
+            hint='mend that place: a line is KEY = 4, or KEY = "text" (https://toml.io)',
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
+            hint="write it anew: echelon init --force"
+            if path.name == PROJECT
+            else f"iconv -f latin1 -t utf-8 {path}, if it is in another encoding",
+        ) from error
 
 
 def _profile(name: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -171,7 +222,7 @@ def _profile(name: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
             f"there is no profile for a cluster '{name}'; known: {known}",
             hint=f"add [clusters.{name}] to echelon.toml",
         )
-    return _table(dict(profiles), name)
+    return _table(dict(profiles), name, header=f"clusters.{name}")
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, object]:

@@ -27,7 +27,7 @@ def report(
         Path | None, typer.Option(metavar="FILE", help="Write a page to keep or to attach.")
     ] = None,
 ) -> None:
-    """Tell where a run's time went, what it cost, and what to change in how it is asked for.
+    """Tell where a run's time went, and what to change.
 
     Example: echelon report last
     """

@@ -20,7 +20,7 @@ UNTIL_SCRIPT = {"allow_interspersed_args": False}
 def script(*, request: Merged) -> None:
     """Print the sbatch script of a request, to read, keep or submit.
 
-    Example: echelon script --style torchrun --nodes 2 --gpus 4 train.py --lr 0.1 > job.sh
+    Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
     from echelon.clusters.styles import render_script  # noqa: PLC0415
 

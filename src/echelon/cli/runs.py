@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.completion import offer
 from echelon.cli.options import takes_request
 from echelon.cli.request import UNTIL_SCRIPT
 from echelon.errors import ConflictError, NotFoundError, UsageError
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 
-def _complete_run(context: typer.Context, incomplete: str) -> list[str]:
+def complete_run(context: typer.Context, incomplete: str) -> list[str]:
     from echelon.clusters.runs import list_runs  # noqa: PLC0415
 
     runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
-    return [run.run_id for run in list_runs(runs) if run.run_id.startswith(incomplete)]
+    names = ["last", *(run.run_id for run in reversed(list_runs(runs)))]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 RunsDir = Annotated[
@@ -36,7 +38,7 @@ RunsDir = Annotated[
 Run = Annotated[
     str,
     typer.Argument(
-        help="Its id or the beginning of it, a job's id, or last.", autocompletion=_complete_run
+        help="Its id or the beginning of it, a job's id, or last.", autocompletion=complete_run
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
@@ -46,7 +48,14 @@ FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
 PLACES = ("auto", "local", "slurm")
 On = Annotated[
-    str, typer.Option("--on", metavar="PLACE", help="Where: local, or slurm.", show_default=False)
+    str,
+    typer.Option(
+        "--on",
+        metavar="PLACE",
+        help="Where: local, or slurm.",
+        show_default=False,
+        autocompletion=offer(PLACES[1:]),
+    ),
 ]
 
 
@@ -104,7 +113,10 @@ def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
         *cluster.problems(spec),
     ]
     if problems:
-        raise UsageError("; ".join(problems), hint="nothing was started; see echelon config")
+        raise UsageError(
+            "; ".join(problems),
+            hint="nothing was started; echelon config shows where each value came from",
+        )
 
 
 @app.command(context_settings=UNTIL_SCRIPT)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="sandbox",
     help="A real Slurm cluster on this machine, to rehearse on.",
+    epilog="Example: echelon sandbox up",
     rich_markup_mode=None,
 )
 

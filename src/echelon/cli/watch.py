@@ -30,7 +30,7 @@ def watch(
     once: Annotated[bool, typer.Option("--once", help="Print one frame and return.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two frames.")] = 1.0,
 ) -> None:
-    """Show a run as it goes on: ranks, nodes, GPUs, progress, the last lines of its output.
+    """Show a run as it goes on: ranks, nodes, GPUs, progress.
 
     Ctrl-C ends the view, not the run.
 

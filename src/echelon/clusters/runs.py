@@ -26,8 +26,11 @@ from echelon.launch.attempts import (
     submit_attempt,
 )
 from echelon.launch.request import read_request
+from echelon.readers import nearest
 from echelon.spec import KEYS, JobSpec, show_value
 
+_NAMED = 8
+"""How many files are named to somebody who has named one that is not there."""
 _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 """Those that nobody mixes up when reading them aloud."""
 
@@ -43,17 +46,23 @@ def check_files(spec: JobSpec, folder: Path) -> list[str]:
     found = [] if spec.module else _check_script(spec, folder / spec.script)
     parent = (folder / spec.output).parent
     if spec.output and "%" not in str(parent) and not parent.is_dir():
-        found.append(f"the folder of the output, {parent}, does not exist")
+        found.append(f"the folder of the output, {parent}, does not exist: mkdir -p {parent}")
     if not spec.output and "\\" in str(folder):
-        found.append(f"Slurm cannot write output below {folder}: it has a backslash in its name")
+        found.append(
+            f"Slurm cannot write output below {folder}, which has a backslash in its name: "
+            "rename it, or name another place with --output"
+        )
     if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
-        found.append(f"there is no virtual environment in {folder / spec.venv}")
+        found.append(
+            f"there is no virtual environment in {folder / spec.venv}: make it with python3 -m "
+            "venv, or name another with --venv"
+        )
     return found
 
 
 def _check_script(spec: JobSpec, script: Path) -> list[str]:
     if script.is_dir():
-        return [f"the script {script} is a folder"]
+        return [f"the script {script} is a folder: name a file in it"]
     if spec.style == "echelon" and "/" not in spec.script and shutil.which(spec.script):
         return []  # any program will do
     try:
@@ -61,10 +70,16 @@ def _check_script(spec: JobSpec, script: Path) -> list[str]:
         if spec.style != "echelon" or script.suffix == ".py":
             compile(content, str(script), "exec", dont_inherit=True)
     except FileNotFoundError:
-        return [f"the script {script} does not exist"]
+        return [f"the script {script} does not exist: {_suggest(script)}"]
     except (SyntaxError, ValueError) as error:
         return [f"the script {script} does not compile: {error}"]
     return []
+
+
+def _suggest(script: Path) -> str:
+    """Return which file may have been meant."""
+    beside = sorted(path.name for path in script.parent.glob("*.py"))[:_NAMED]
+    return nearest(script.name, beside) if beside else f"there is no .py file in {script.parent}"
 
 
 def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
@@ -77,15 +92,21 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
         return []
     python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
     if shell.which(str(folder / python) if "/" in python else python) is None:
-        return [f"the Python '{python}' is not there"]
+        missing = spec.venv and not spec.python and not (folder / spec.venv).is_dir()
+        return [] if missing else [_no_python(python)]  # check_files says which folder is
     if b"torch" not in script.read_bytes() or _is_own(python):
         return []
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     try:
         done = shell.run([python, "-c", look], timeout_s=60)
     except MissingProgramError:
-        return [f"the Python '{python}' is not there"]
-    return [f"the Python '{python}' has no torch"] if done.code else []
+        return [_no_python(python)]
+    fix = f"{python} -m pip install torch, or name another with --python, --venv or --conda"
+    return [f"the Python '{python}' has no torch: {fix}"] if done.code else []
+
+
+def _no_python(python: str) -> str:
+    return f"the Python '{python}' is not there: name another with --python, --venv or --conda"
 
 
 def _is_own(python: str) -> bool:
@@ -242,6 +263,7 @@ def find_run(runs: Path, name: str) -> RunDir:
     beginning = [run for run in known if name and run.run_id.startswith(name)]
     found = exact or by_job or beginning
     if not found:
+        _check_folder(runs, name)
         raise NotFoundError(
             f"there is no run '{name}' in {runs}",
             hint=f"there are: {', '.join(run.run_id for run in known[-5:])}"
@@ -254,6 +276,24 @@ def find_run(runs: Path, name: str) -> RunDir:
             hint="write more of it",
         )
     return found[0]
+
+
+def _check_folder(runs: Path, name: str) -> None:
+    """See whether a folder of that name is a run which cannot be used, and say why.
+
+    Raises:
+        NotPermittedError: it is another user's, or others may write to it.
+        NotFoundError: its request is missing.
+    """
+    path = runs / name
+    if not name or name in (".", "..") or "/" in name or not path.is_dir():
+        return
+    run = RunDir.open(path)
+    if not run.spec.exists():
+        raise NotFoundError(
+            f"the folder {path} is no whole run: it has no {run.spec.name}",
+            hint="its logs and checkpoints can be read by hand; start anew: echelon submit",
+        )
 
 
 def current_job(run: RunDir, cluster: Cluster) -> Job:

@@ -1,9 +1,9 @@
 """Runs as jobs of Slurm."""
 
 import os
-import re
 from collections.abc import Mapping
 
+from echelon.clusters.survey import parse_cluster_name
 from echelon.core.slurm import Slurm
 from echelon.core.units import parse_duration
 from echelon.launch.badnodes import exclusions
@@ -23,10 +23,8 @@ class SlurmCluster(Slurm):
         self.end(job_id, run_id)
 
     def exclusions(self, request: LaunchRequest) -> str:
-        shown = self.ask(["scontrol", "show", "config"]).stdout
-        name = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
         return exclusions(
-            name[1] if name else "",
+            parse_cluster_name(self.ask(["scontrol", "show", "config"]).stdout),
             os.environ,
             nodelist=request.nodelist,
             exclude=request.exclude,

@@ -17,13 +17,23 @@ from echelon.core.slurm_json import (
     parse_job_json,
     read_jobs,
 )
-from echelon.errors import CommandError, NotFoundError, UnavailableError, UsageError
+from echelon.errors import (
+    CommandError,
+    MissingProgramError,
+    NotFoundError,
+    UnavailableError,
+    UsageError,
+)
 
 # What Slurm's commands say when slurmctld did not answer, and may a moment later.
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|"
     r"Zero Bytes were transmitted|slurm_receive_msg|Transport endpoint",
     re.IGNORECASE,
+)
+_NO_CLUSTER = "Could not establish a configuration source"
+_ELSEWHERE = (
+    "go to a login node of the cluster; or stay on this machine: echelon run, echelon sandbox up"
 )
 OVER = "END,FAIL"
 """Mail about any end of a job, once: END where it completed or was cancelled, else FAIL."""
@@ -85,7 +95,7 @@ class Slurm:
         own = ["--parsable", f"--comment={comment}"]
         argv = ["sbatch", *own, *options, str(script), str(attempt)]
         for pause_s in (*_PAUSES_S, None):
-            done = self._shell.run(argv, env=scrub(environ), timeout_s=120)
+            done = self._run(argv, scrub(environ), timeout_s=120)
             if done.code == 0:
                 return done.stdout.strip().partition(";")[0]
             if not _AWAY.search(done.stderr):
@@ -178,12 +188,25 @@ class Slurm:
     def ask(self, argv: Sequence[str]) -> Result:
         """Run a command that changes nothing, or nothing twice, until slurmctld answers."""
         for pause_s in (*_PAUSES_S, None):
-            done = self._shell.run(argv, env=self._environ, timeout_s=60)
+            done = self._run(argv, self._environ, timeout_s=60)
             if done.code == 0 or not _AWAY.search(done.stderr):
                 return done.check()
             if pause_s is not None:
                 self._sleep(pause_s)
         raise self._away(done)
+
+    def _run(self, argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float) -> Result:
+        """Run one of Slurm's commands, where it is installed and knows its cluster."""
+        try:
+            done = self._shell.run(argv, env=environ, timeout_s=timeout_s)
+        except MissingProgramError as error:
+            raise MissingProgramError(error.program, hint=_ELSEWHERE) from error
+        if done.code and _NO_CLUSTER in done.stderr:
+            raise UnavailableError(
+                f"{argv[0]} is installed here, but knows no cluster: {_last_line(done.stderr)}",
+                hint=f"name its file (export SLURM_CONF=…); or {_ELSEWHERE}",
+            )
+        return done
 
     def _away(self, done: Result) -> UnavailableError:
         return UnavailableError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.rundir import RunDir
+from echelon.errors import UnavailableError
 from echelon.launch.rank import Program
 from echelon.spec import JobSpec, Layer, merge
 
@@ -48,8 +49,18 @@ def read_request(run: RunDir) -> LaunchRequest:
 
 
 def read_spec(run: RunDir) -> JobSpec:
-    """Read the frozen request of a run."""
-    values = tomllib.loads(run.spec.read_text("utf-8", "surrogateescape"))
+    """Read the frozen request of a run.
+
+    Raises:
+        UnavailableError: somebody, or a full disk, has spoilt it.
+    """
+    try:
+        values = tomllib.loads(run.spec.read_text("utf-8", "surrogateescape"))
+    except tomllib.TOMLDecodeError as error:
+        raise UnavailableError(
+            f"the request of the run '{run.run_id}' is spoilt: {run.spec}: {error}",
+            hint="mend that file, or start anew: echelon submit",
+        ) from error
     if extra := values.pop("slurm", None):
         values |= {f"slurm.{name}": table for name, table in extra.items()}
     return merge([Layer(source=str(run.spec), values=values)]).spec

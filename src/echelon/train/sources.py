@@ -4,6 +4,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
+from echelon.errors import UsageError
 from echelon.train.loading import (
     DatasetSource,
     LoaderSource,
@@ -26,6 +27,7 @@ def open_source(
     drop_last: bool = False,
     workers: int = 0,
     keyed: bool = False,
+    by_name: bool = False,
     share: float = SHARE,
 ) -> Source:
     """Return where a rank's portions of data come from.
@@ -38,12 +40,19 @@ def open_source(
         drop_last: leave out the last batch of an epoch if it is smaller.
         workers: processes that load data.
         keyed: whether each sample is to have its key.
+        by_name: whether it has to be known which samples a batch is of.
         share: of the GPU's free memory, that data may take to live there.
 
     Raises:
-        UsageError: the data have no length.
+        UsageError: the data have no length, or do not say which samples they give.
     """
     if isinstance(data, DataLoader):
+        if by_name:
+            raise UsageError(
+                "exact_layers have to know which samples a batch is of, and a DataLoader does not "
+                "say",
+                hint="give fit() the data set itself, or leave exact_layers out",
+            )
         return LoaderSource(ResumableLoader(data, seed=seed))
     sampler = ElasticSampler(
         length_of(data),

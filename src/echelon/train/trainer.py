@@ -6,12 +6,10 @@ that sees each sample exactly once. examples/plain_loop is the same without it.
 """
 
 import os
-import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,50 +17,21 @@ from torch.utils.data import DataLoader, Dataset
 
 from echelon.core.progressbar import render_time
 from echelon.errors import UsageError
-from echelon.train.batches import to_device
+from echelon.train.callbacks import Callback, collect_calls
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import Checkpoint
 from echelon.train.learner import Learner
 from echelon.train.loading import Source
-from echelon.train.metrics import Metrics, Step, Sums, Tally
+from echelon.train.metrics import Metrics, Step, Sums
 from echelon.train.pace import Pace
 from echelon.train.process_group import Group
 from echelon.train.progress import Progress
 from echelon.train.randomness import be_deterministic
+from echelon.train.result import Result, peak_memory_mib
 from echelon.train.sources import open_source
-from echelon.train.step import (
-    Objective,
-    Transform,
-    objective_of_loss,
-    objective_of_step,
-)
+from echelon.train.step import Objective, Transform, objective_of_loss, objective_of_step
 from echelon.train.stopping import StopLine, StoppedRun
-from echelon.train.validation import measure_of_loss, rank_parts
-
-
-class Callback(Protocol):
-    """Something of yours that is called as the training goes on; every method may be left out."""
-
-    def step_ended(self, trainer: "Trainer") -> None: ...
-
-    def logged(self, trainer: "Trainer", means: Mapping[str, float]) -> None: ...
-
-    def epoch_ended(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None: ...
-
-
-@dataclass(slots=True)
-class Result:
-    """How a training ended."""
-
-    step: int
-    epoch: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Of the last validation, or else what was last told of the training."""
-    samples: int = 0
-    """Trained on since this start; not known of a loader of one's own."""
-    train_s: float = 0.0
-    peak_memory_mib: int = 0
-    """Of the GPU; without one, of the process."""
+from echelon.train.validation import evaluate, measure_of_loss
 
 
 class Trainer:
@@ -172,10 +141,7 @@ class Trainer:
         self._global_batch, self._eval_batch, self._drop_last = global_batch, eval_batch, drop_last
         self._seed, self._workers, self._save_every = seed, workers, save_every
         self._log_every, self._quiet = log_every, quiet
-        self._calls = {
-            name: [getattr(callback, name) for callback in callbacks if hasattr(callback, name)]
-            for name in ("step_ended", "logged", "epoch_ended")
-        }
+        self._calls = collect_calls(callbacks)
         run = os.environ.get("ECHELON_RUN_DIR")
         self._log_dir = log_dir or (Path(run) if run else None)
         if checkpoints is None and run:
@@ -298,7 +264,7 @@ class Trainer:
             metrics=metrics or self._told,
             samples=self._samples,
             train_s=time.monotonic() - began_s,
-            peak_memory_mib=_peak_memory_mib(self.world.device),
+            peak_memory_mib=peak_memory_mib(self.world.device),
         )
         progress.tell(
             f"trained to step {result.step} in {render_time(result.train_s)}; "
@@ -381,12 +347,6 @@ class Trainer:
             raise StoppedRun(self.step)
 
     def _make_source(self, data: Dataset[Any] | DataLoader[Any]) -> Source:
-        if isinstance(data, DataLoader) and self._learner.wants_samples:
-            raise UsageError(
-                "exact_layers have to know which samples a batch is of, and a DataLoader does not "
-                "say",
-                hint="give fit() the data set itself, or leave exact_layers out",
-            )
         return open_source(
             data,
             self.world,
@@ -395,34 +355,22 @@ class Trainer:
             drop_last=self._drop_last,
             workers=self._workers,
             keyed=self._learner.draws_by_sample,
+            by_name=self._learner.wants_samples,
         )
 
     # --- validation -----------------------------------------------------------------------------
 
-    @torch.no_grad()
     def evaluate(self, data: Dataset[Any] | DataLoader[Any]) -> dict[str, float]:
         """Measure on all data, each sample once: every rank a part, the means over all ranks."""
-        self._learner.share_buffers()
-        modes = [(module, module.training) for module in self.module.modules()]
-        self.module.eval()
-        tally, transform = Tally(self.world.device), self._learner.transform
-        parts = rank_parts(
+        return evaluate(
+            self._learner,
             data,
-            rank=self.world.rank,
-            world_size=self.world.world_size,
+            self._measure,
+            world=self.world,
             batch=self._eval_batch,
             workers=self._workers,
+            passed=self._pass_by,
         )
-        for part, counts in parts:
-            batch = to_device(part, self.world.device)
-            with self._learner.autocast():
-                sums = self._measure(self.module, transform(batch, None) if transform else batch)
-            tally.add(sums if counts else dict.fromkeys(sums, 0.0))
-            if not isinstance(data, DataLoader):  # of which ranks may have more and fewer batches
-                self._pass_by()
-        for module, training in modes:  # each as it was: some may be frozen
-            module.training = training
-        return tally.means()
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -450,9 +398,3 @@ class Trainer:
         self.epoch = int(found.state["epoch"])
         self._told = dict(found.metrics)
         return True
-
-
-def _peak_memory_mib(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) // 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10

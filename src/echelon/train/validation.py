@@ -7,8 +7,46 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from echelon.train.batches import to_device
+from echelon.train.learner import Learner
 from echelon.train.loading import Fetch, fetch_all, length_of
-from echelon.train.metrics import Metrics, Step, Sums, top_k
+from echelon.train.metrics import Metrics, Step, Sums, Tally, top_k
+from echelon.train.process_group import Group
+
+
+@torch.no_grad()
+def evaluate(
+    learner: Learner,
+    data: Dataset[Any] | DataLoader[Any],
+    measure: Step,
+    *,
+    world: Group,
+    batch: int,
+    workers: int,
+    passed: Callable[[], None],
+) -> dict[str, float]:
+    """Return the means over all data and all ranks, of what `measure` counts.
+
+    `passed` is called after each batch of a data set, where all ranks may stop: of loaders, ranks
+    may have more and fewer batches.
+    """
+    learner.share_buffers()
+    modes = [(module, module.training) for module in learner.module.modules()]
+    learner.module.eval()
+    tally, transform = Tally(world.device), learner.transform
+    parts = rank_parts(
+        data, rank=world.rank, world_size=world.world_size, batch=batch, workers=workers
+    )
+    for part, counts in parts:
+        given = to_device(part, world.device)
+        with learner.autocast():
+            sums = measure(learner.module, transform(given, None) if transform else given)
+        tally.add(sums if counts else dict.fromkeys(sums, 0.0))
+        if not isinstance(data, DataLoader):
+            passed()
+    for module, training in modes:  # each as it was: some may be frozen
+        module.training = training
+    return tally.means()
 
 
 def rank_parts(

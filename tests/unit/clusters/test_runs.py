@@ -133,7 +133,8 @@ def test_a_python_without_torch_is_noticed_where_it_can_be(tmp_path, source, val
 def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_path, python):
     (tmp_path / "train.py").write_text("pass")
     found = runs.check_python(spec(script="train.py", python=python), tmp_path, LocalShell())
-    assert found == [f"the Python '{python}' is not there"]
+    (problem,) = found
+    assert problem.startswith(f"the Python '{python}' is not there: name another")
 
 
 @pytest.mark.parametrize(

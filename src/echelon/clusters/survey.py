@@ -1,0 +1,156 @@
+"""What a cluster has and what its user may use, as Slurm's own commands say it.
+
+For a first guess alone, so nothing here is waited for: a Slurm that does not answer at once, or has
+no accounting, has simply said nothing.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from echelon.core.shell import Result, Shell
+from echelon.core.slurm import scrub
+from echelon.errors import EchelonError, UnavailableError
+
+_PATIENCE_S = 15
+_GLANCE_S = 2
+"""For whoever waits at a prompt."""
+_SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%L|%D|%c|%G")
+_SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show", "user")
+_FIELDS = "format=defaultaccount,cluster,account,partition,qos,defaultqos"
+_GRES_GPU = re.compile(r"gpu(?::(?P<type>[^:,()]+))?:(?P<count>\d+)", re.ASCII)
+_NAME = re.compile(r"[\w.@+-]+")
+"""What can be written into a file without a second thought."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeKind:
+    """Nodes of a partition that are alike."""
+
+    count: int
+    cpus: int
+    """Each node's, as Slurm counts them."""
+    gpus: int = 0
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition:
+    """One that jobs can be sent to."""
+
+    name: str
+    default: bool = False
+    limit: str = "infinite"
+    """The longest a job may take."""
+    usual: str = "n/a"
+    """What a job gets that does not ask; the limit, where it is n/a."""
+    kinds: tuple[NodeKind, ...] = ()
+
+    @property
+    def gpu_kind(self) -> NodeKind | None:
+        """The most frequent kind of node with GPUs; of two, the one with more of them."""
+        with_gpus = [kind for kind in self.kinds if kind.gpus]
+        return max(with_gpus, key=lambda kind: (kind.count, kind.gpus), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """What accounting lets a user use."""
+
+    account: str = ""
+    """The one that pays when none is named."""
+    accounts: tuple[str, ...] = ()
+    qos: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """A cluster, as far as it matters for a request."""
+
+    name: str = ""
+    partitions: tuple[Partition, ...] = ()
+    """Those that are up."""
+    membership: Membership = Membership()
+
+
+def survey_cluster(shell: Shell, environ: Mapping[str, str], user: str) -> Survey:
+    """Ask Slurm what there is.
+
+    Raises:
+        EchelonError: it is not installed, or does not answer.
+    """
+    clean = scrub(environ)
+
+    def ask(*argv: str) -> Result:
+        return shell.run(argv, env=clean, timeout_s=_PATIENCE_S)
+
+    partitions = parse_sinfo(ask(*_SINFO).check().stdout)
+    if not partitions:
+        raise UnavailableError(
+            "Slurm shows no partition that is up", hint="ask whoever runs it; sinfo shows them"
+        )
+    try:
+        name = parse_cluster_name(ask("scontrol", "show", "config").stdout)
+        told = ask(*_SACCTMGR, user, "withassoc", _FIELDS).stdout
+    except EchelonError:
+        return Survey(partitions=partitions)
+    return Survey(name=name, partitions=partitions, membership=parse_membership(told, name))
+
+
+def list_partitions(shell: Shell, environ: Mapping[str, str]) -> list[str]:
+    """Return the names of partitions that are up, or give up soon.
+
+    Raises:
+        EchelonError: Slurm is not installed, or does not answer.
+    """
+    shown = shell.run(_SINFO, env=scrub(environ), timeout_s=_GLANCE_S).check().stdout
+    return [one.name for one in parse_sinfo(shown)]
+
+
+def parse_cluster_name(text: str) -> str:
+    """Return how `scontrol show config` calls the cluster; empty where it does not."""
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def parse_sinfo(text: str) -> tuple[Partition, ...]:
+    """Read what sinfo says of partitions that are up, each with its kinds of nodes."""
+    found: dict[str, Partition] = {}
+    for line in text.splitlines():
+        fields = line.strip().split("|", 6)
+        name = fields[0].rstrip("*")
+        if len(fields) < 7 or fields[1] != "up" or not _NAME.fullmatch(name):
+            continue
+        label, _, limit, usual, count, cpus, gres = fields
+        one = found.get(name) or Partition(
+            name=name, default=label != name, limit=limit, usual=usual
+        )
+        if count.isdecimal() and cpus.isdecimal():
+            gpus, gpu_type = parse_gres(gres)
+            kind = NodeKind(count=int(count), cpus=int(cpus), gpus=gpus, gpu_type=gpu_type)
+            one = replace(one, kinds=(*one.kinds, kind))
+        found[name] = one
+    return tuple(found.values())
+
+
+def parse_gres(text: str) -> tuple[int, str]:
+    """Return how many GPUs a node has, and their type; of several types, the most frequent.
+
+    `gpu:a100:4(S:0-1)`, `gpu:8`, `gpu:a100:2,gpu:a30:2,nvme:1`, `(null)`: all are seen.
+    """
+    by_type: dict[str, int] = {}
+    for match in _GRES_GPU.finditer(text):
+        kind = match["type"] or ""
+        by_type[kind] = by_type.get(kind, 0) + int(match["count"])
+    kind = max(by_type, key=lambda one: by_type[one], default="")
+    return by_type.get(kind, 0), kind if _NAME.fullmatch(kind) else ""
+
+
+def parse_membership(text: str, cluster: str) -> Membership:
+    """Read what sacctmgr says of a user, on one cluster of those that share a database."""
+    rows = [line.strip().split("|") for line in text.splitlines()]
+    rows = [row for row in rows if len(row) == 6 and cluster in ("", row[1])]
+    accounts = dict.fromkeys(row[2] for row in rows if _NAME.fullmatch(row[2]))
+    qos = dict.fromkeys(one for row in rows for one in row[4].split(",") if _NAME.fullmatch(one))
+    default = next((row[0] for row in rows if row[0] in accounts), "")
+    return Membership(account=default, accounts=tuple(accounts), qos=tuple(qos))

@@ -1,0 +1,208 @@
+"""`echelon init` with programs on PATH that answer as Slurm does."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from echelon.cli import main
+from echelon.cli.init import gather_facts
+from echelon.core.shell import FakeShell, Result
+from echelon.core.waiting import wait_until
+
+RECORDED = Path(__file__).parents[2] / "golden" / "slurm-22.05"
+TRAIN = "import torch\nif __name__ == '__main__':\n    pass\n"
+TWO_GPU_PARTITIONS = (
+    "cpu*|up|infinite|n/a|9|64|(null)\n"
+    "a100|up|1-00:00:00|n/a|4|64|gpu:a100:4(S:0-1)\n"
+    "h100|up|12:00:00|n/a|2|96|gpu:h100:8(S:0-1)\n"
+)
+
+
+def answer(folder, program, text, code=0):
+    """Put a program on PATH that says this."""
+    said = folder / f"{program}.txt"
+    said.write_text(text)
+    path = folder / program
+    path.write_text(f"#!/bin/sh\ncat '{said}'\nexit {code}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder with a script; around it a Slurm, and no settings of the user's own."""
+    programs, folder = tmp_path / "bin", tmp_path / "project"
+    programs.mkdir()
+    folder.mkdir()
+    answer(programs, "sinfo", (RECORDED / "sinfo.txt").read_text())
+    answer(programs, "scontrol", "ClusterName             = big\n")
+    answer(programs, "sacctmgr", (RECORDED / "sacctmgr-user.txt").read_text())
+    (folder / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("VIRTUAL_ENV", "CONDA_DEFAULT_ENV", "XDG_CONFIG_HOME", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def written(project):
+    return tomllib.loads((project / "echelon.toml").read_text())
+
+
+def test_the_file_is_of_use_at_once(project, capsys):
+    assert main.run(["init"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "wrote echelon.toml\n"
+    assert "  echelon submit --dry-run " in err
+    assert "  echelon submit --follow " in err
+    assert written(project) == {"script": "train.py", "gpus": 4, "cpus_per_task": 4}
+    assert main.run(["config", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"] == {"value": "4", "from": "echelon.toml"}
+    assert main.run(["script"]) == 0
+    assert "#SBATCH --gres=gpu:4\n" in capsys.readouterr().out
+
+
+def test_a_file_that_is_there_stays_as_it_is(project, capsys):
+    (project / "echelon.toml").write_text("gpus = 1\n")
+    assert main.run(["init"]) == 73
+    assert "echelon init --force" in capsys.readouterr().err
+    assert written(project) == {"gpus": 1}
+    assert main.run(["init", "--force"]) == 0
+    assert written(project)["gpus"] == 4
+
+
+def test_a_link_to_nowhere_is_a_file_too(project):
+    (project / "echelon.toml").symlink_to("nowhere")
+    assert main.run(["init"]) == 73
+
+
+def test_a_table_in_pyproject_is_not_overruled_unasked(project, capsys):
+    (project / "pyproject.toml").write_text("[tool.echelon]\ngpus = 1\n")
+    assert main.run(["init"]) == 73
+    assert "[tool.echelon]" in capsys.readouterr().err
+    assert not (project / "echelon.toml").exists()
+    (project / "pyproject.toml").write_text("[tool.ruff]\nline-length = 100\n")
+    assert main.run(["init"]) == 0
+
+
+def test_a_dry_run_prints_the_file_and_writes_none(project, capsys):
+    (project / "echelon.toml").write_text("gpus = 1\n")
+    assert main.run(["init", "--dry-run"]) == 0
+    assert tomllib.loads(capsys.readouterr().out)["gpus"] == 4
+    assert written(project) == {"gpus": 1}
+
+
+def test_a_slurm_that_does_not_answer_is_done_without(project, capsys):
+    answer(project.parent / "bin", "sinfo", "", code=1)
+    assert main.run(["init", "--yes"]) == 0
+    err = capsys.readouterr().err
+    assert "Slurm does not answer" in err
+    assert "  echelon run " in err
+    assert written(project)["script"] == "train.py"
+
+
+def test_the_users_own_settings_are_not_repeated(project):
+    own = project.parent / ".config" / "echelon"
+    own.mkdir(parents=True)
+    (own / "config.toml").write_text('cpus_per_gpu = 2\ngpus = 2\ncluster = "c"\n[clusters.c]\n')
+    assert main.run(["init"]) == 0
+    assert written(project) == {"script": "train.py"}
+
+
+def test_without_a_terminal_nobody_is_asked(project):
+    answer(project.parent / "bin", "sinfo", TWO_GPU_PARTITIONS)
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "init"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "Which" not in done.stderr
+    assert written(project)["partition"] == "a100"
+
+
+def in_terminal(project, keys):
+    """Type into the command, in a terminal; return its code and what was seen."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, [sys.executable, "-m", "echelon", "init"])  # noqa: S606
+    seen = ""
+    for waited_for, typed in keys:
+        while waited_for not in seen:
+            seen += os.read(terminal, 4096).decode()
+        os.write(terminal, typed.encode())
+        seen = ""
+    codes = []
+
+    def over():
+        try:
+            os.read(terminal, 4096)
+        except OSError:  # nobody is at the other end any more
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return True
+        return False
+
+    assert wait_until(over, timeout_s=30)
+    os.close(terminal)
+    return codes[0]
+
+
+def test_in_a_terminal_the_user_is_asked_until_the_answer_is_one(project):
+    answer(project.parent / "bin", "sinfo", TWO_GPU_PARTITIONS)
+    keys = [("Enter [a100]:", "h10\n"), ("did you mean 'h100'?", "h100\n")]
+    assert in_terminal(project, keys) == 0
+    expected = {"partition": "h100", "gpus": 8, "cpus_per_task": 12, "time": "12:00:00"}
+    assert written(project) == {"script": "train.py", **expected}
+
+
+def test_ctrl_c_at_a_question_writes_nothing(project):
+    answer(project.parent / "bin", "sinfo", TWO_GPU_PARTITIONS)
+    assert in_terminal(project, [("Enter [a100]:", "\x03")]) == 130
+    assert not (project / "echelon.toml").exists()
+
+
+# --- this machine and this folder ---------------------------------------------------------------
+
+
+def look(folder, environ=None, **answers):
+    programs = [name for name in ("nvidia-smi",) if name in answers]
+    shell = FakeShell(answers=answers, programs=programs)
+    return gather_facts(folder, shell, {"HOME": str(folder), **(environ or {})})
+
+
+def test_this_machines_gpus_are_counted(tmp_path):
+    listed = "GPU 0: NVIDIA H200 (UUID: GPU-1)\nGPU 1: NVIDIA H200 (UUID: GPU-2)\n"
+    assert look(tmp_path, **{"nvidia-smi": listed}).machine.gpus == 2
+    failed = Result(argv=("nvidia-smi",), code=9, stdout="NVIDIA-SMI has failed\n")
+    assert look(tmp_path, **{"nvidia-smi": failed}).machine.gpus == 0
+    assert look(tmp_path).survey is None
+
+
+def test_an_environment_is_the_active_one_or_one_that_lies_here(tmp_path):
+    for name in ("venv", "elsewhere/mine"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        (tmp_path / name / "bin" / "activate").touch()
+    found = look(tmp_path).environment
+    assert (found.key, found.value) == ("venv", "venv")
+    found = look(tmp_path, {"VIRTUAL_ENV": str(tmp_path / "venv")}).environment
+    assert (found.value, found.why) == ("venv", "the environment that is active now")
+    outside = look(tmp_path / "venv", {"VIRTUAL_ENV": str(tmp_path / "elsewhere/mine")})
+    assert outside.environment.value == str(tmp_path / "elsewhere/mine")
+    found = look(tmp_path, {"CONDA_DEFAULT_ENV": "torch29"}).environment
+    assert (found.key, found.value) == ("conda", "torch29")
+    assert look(tmp_path, {"CONDA_DEFAULT_ENV": "base"}).environment.value == "venv"
+    assert look(tmp_path / "venv", {"VIRTUAL_ENV": str(tmp_path / "gone")}).environment is None
+
+
+def test_files_that_cannot_be_read_are_no_scripts(tmp_path):
+    (tmp_path / "train.py").mkdir()
+    (tmp_path / "main.py").write_bytes(b"import torch\n\xff\n")
+    assert look(tmp_path).scripts == ("main.py",)

@@ -1,0 +1,182 @@
+"""What a user sees who has got something wrong: one line with what, one with what to do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from echelon.cli import main
+from echelon.core.rundir import RunDir
+
+NO_CLUSTER = "scontrol: fatal: Could not establish a configuration source"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a script, a run that has ended and some that are not whole."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_CONFIG_HOME", "SLURM_CONF", "SLURM_JOB_ID", "ECHELON_RUNS_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").write_text("print()\n")
+    (tmp_path / "broken.py").write_text("x = (\n")
+    (tmp_path / "empty.sh").touch()
+    for name in ("done-abcd", "done-abce", "spoilt", "headless", "open"):
+        run = RunDir.create(tmp_path / "runs", name)
+        run.spec.write_text('script = "train.py"\n')
+        (run.attempts / "1").mkdir()
+        job = {"job_id": f"local:{os.uname().nodename}:1:0", "submitted": "", "output": ""}
+        (run.attempts / "1" / "job.json").write_text(json.dumps(job))
+        run.outcome(1).write_text('{"state": "COMPLETED", "exit_code": 0}')
+    (tmp_path / "runs/spoilt/spec.toml").write_text("x = [\n")
+    (tmp_path / "runs/headless/spec.toml").unlink()
+    (tmp_path / "runs/open").chmod(0o777)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "scontrol").write_text(f"#!/bin/sh\necho '{NO_CLUSTER}' >&2\nexit 1\n")
+    (programs / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return tmp_path
+
+
+def told(capsys, *arguments):
+    code = main.run(list(arguments))
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert second.startswith("hint: ")
+    return code, first.removeprefix("error: "), second.removeprefix("hint: ")
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("run", (2, "no training script is named", "train.py")),
+        ("run trian.py", (2, "trian.py does not exist: did you mean 'train.py'?", "nothing was")),
+        ("run sub/x.py", (2, "there is no .py file in", "nothing was started")),
+        ("run bin", (2, "is a folder: name a file in it", "nothing was started")),
+        ("run broken.py", (2, "does not compile", "nothing was started")),
+        ("run --procs x train.py", (2, "procs: 'x' is not a whole number", "for example 4")),
+        ("run --style foo train.py", (2, "'foo' is not one of echelon", "write one of them")),
+        ("run --mem 1G --mem-per-cpu 1G train.py", (2, "keep one", "mem_per_cpu is from flags")),
+        ("run --gpu-type a100 train.py", (2, "add --gpus", "gpu_type is from flags")),
+        ("run --env 9=1 train.py", (2, "use letters", "env is from flags")),
+        ("run --slurm nodes=3 train.py", (2, "use --nodes", "slurm.extra is from flags")),
+        ("run --venv nowhere train.py", (2, "make it with python3 -m venv", "nothing was started")),
+        ("run --python nowhere train.py", (2, "name another with --python", "nothing was started")),
+        ("run --style srun train.py", (2, "use --on slurm", "nothing was started")),
+        ("run --on mars train.py", (2, "--on mars is no place", "--on slurm")),
+        ("run --from nowhere.sh train.py", (2, "No such file", "--from job.sh")),
+        ("run --runs-dir train.py train.py", (73, "it is no folder", "--runs-dir")),
+        ("run --prologue", (2, "requires an argument", "see echelon run --help")),
+        ("submit train.py", (69, "knows no cluster", "export SLURM_CONF")),
+        ("status nothing", (66, "there is no run 'nothing'", "there are: done-abcd")),
+        ("status done", (2, "may be any of done-abcd, done-abce", "write more of it")),
+        ("status headless", (66, "it has no spec.toml", "echelon submit")),
+        ("status open", (77, "others may write", "chmod 700")),
+        ("status --runs-dir elsewhere x", (66, "there is no run 'x'", "--runs-dir")),
+        ("report spoilt", (69, "the request of the run 'spoilt' is spoilt", "mend that file")),
+        ("logs done-abcd", (66, "has written nothing yet", "echelon status done-abcd")),
+        ("logs --rank x", (2, "invalid value for '--rank': not a whole number", "logs --help")),
+        ("resume done-abcd", (73, "is complete", "echelon submit")),
+        ("stop", (2, "missing argument", "for example: echelon stop last")),
+        ("watch", (2, "no terminal", "--once")),
+        ("export done-abcd", (2, "in which form", "--csv")),
+        ("export done-abcd --csv", (66, "has measured nothing yet", "echelon status")),
+        ("report --html /nowhere/x.html done-abcd", (69, "cannot write", "--html FILE")),
+        ("dash nothing", (66, "there is no run 'nothing'", "there are")),
+        ("lint", (2, "no file is named", "echelon lint job.sh")),
+        ("lint empty.sh", (2, "is empty", "name a job script")),
+        ("lint --explain XX", (2, "there is no rule XX", "--explain all")),
+        ("nodes --cluster x", (66, "nothing is known of a cluster 'x'", "no node is left out")),
+        ("pack nothing", (66, "there is no folder nothing", "check the path")),
+        ("doctor --nodes x", (2, "'x' is not a number of nodes", "2:4")),
+        ("sandbox status --name nothing", (66, "there is no sandbox", "sandbox up --name nothing")),
+        ("sandbox up --nodes 0", (2, "--nodes is 0", "sandbox up --help")),
+    ],
+)
+def test_a_mistake_is_told_with_what_to_do(place, capsys, call, expected):
+    found = told(capsys, *call.split())
+    assert found[0] == expected[0]
+    assert expected[1] in found[1]
+    assert expected[2] in found[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        (b"nodes = \n", "echelon.toml is not TOML: Invalid value (at line 1", "mend that place"),
+        (b"\xff\n", "no text in UTF-8: byte 1 is 0xff", "echelon init --force"),
+        (b'mem = "1G"\nmem_per_cpu = "1G"\n', "keep one of them", "mem is from echelon.toml"),
+        (b"gpus = [1]\n", "echelon.toml: gpus: [1] is not a whole number", "for example 4"),
+        (b"gpsu = 1\n", "unknown key 'gpsu'", "did you mean 'gpus'?"),
+        (b'cluster = "x"\n[clusters]\nx = 3\n', "'x' is not a table", "[clusters.x]"),
+        (b"env = 3\n", "env: 3 is not a table", "[env]"),
+    ],
+)
+def test_a_wrong_project_file_is_told_with_what_to_do(place, capsys, text, message, hint):
+    (place / "echelon.toml").write_bytes(text)
+    code, said, fix = told(capsys, "config")
+    assert code == 2
+    assert message in said
+    assert hint in fix
+
+
+def test_a_wrong_table_in_pyproject_is_named_in_full(place, capsys):
+    (place / "pyproject.toml").write_text("[tool]\nechelon = 3\n")
+    assert told(capsys, "config")[2] == "write it as [tool.echelon], with its keys below"
+
+
+def test_a_folder_where_the_project_file_should_be(place, capsys):
+    (place / "echelon.toml").mkdir()
+    assert told(capsys, "init", "--force")[0] == 73
+
+
+def test_a_machine_without_slurm(place, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", str(place / "nowhere"))
+    python = f"--python={sys.executable}"
+    code, message, hint = told(capsys, "submit", python, "train.py")
+    assert (code, message) == (69, "the program 'scontrol' is not installed, or not on PATH")
+    assert "login node" in hint
+    assert "echelon run" in hint
+
+
+def test_a_folder_that_is_gone(place, capsys):
+    gone = place / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    shutil.rmtree(gone)
+    assert told(capsys, "config") == (2, "this folder has been deleted", "go to another one: cd")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("torch", "train"), ("PIL", "data"), ("tree_sitter.x", "lint")]
+)
+def test_a_missing_extra_is_named_wherever_it_is_missed(module, extra):
+    found = main._explain(ModuleNotFoundError(name=module), [])
+    assert (found.exit_code, found.hint) == (69, f"pip install 'echelon[{extra}]'")
+
+
+def test_a_missing_module_of_ours_is_our_fault():
+    assert main._explain(ModuleNotFoundError("x", name="echelon.x"), []).exit_code == 70
+
+
+def test_an_interrupted_command_ends_without_a_traceback(place):
+    script = place / "long.py"
+    script.write_text("import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "echelon", "run", "--preload=", "long.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout.readline() == "0: here\n"
+    child.send_signal(2)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "stopping; again to stop at once" in err
+    assert "Traceback" not in err

@@ -1,0 +1,183 @@
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+from echelon.clusters.proposal import (
+    Environment,
+    Facts,
+    Machine,
+    list_questions,
+    looks_like_training,
+    next_commands,
+    propose,
+    render_file,
+)
+from echelon.clusters.survey import Membership, NodeKind, Partition, Survey
+from echelon.spec import Layer, merge
+
+HERE = Machine(cpus=12, gpus=2)
+CPU = Partition(name="cpu", default=True, kinds=(NodeKind(count=90, cpus=64),))
+GPU = Partition(
+    name="gpu",
+    limit="2-00:00:00",
+    usual="1:00:00",
+    kinds=(
+        NodeKind(count=2, cpus=32, gpus=2, gpu_type="v100"),
+        NodeKind(count=8, cpus=48, gpus=4, gpu_type="a100"),
+    ),
+)
+BIG = Partition(name="big", kinds=(NodeKind(count=40, cpus=96, gpus=8),))
+
+
+def on(*partitions, member=None, **more):
+    survey = Survey(name="c", partitions=partitions, membership=member or Membership())
+    return Facts(machine=HERE, survey=survey, **more)
+
+
+def values(facts, answers=None):
+    """The proposed keys, through TOML and the reader of requests."""
+    if answers is None:
+        answers = {one.key: one.default for one in list_questions(facts)}
+    made = propose(facts, answers)
+    found = tomllib.loads(render_file(made))
+    merge([Layer(source="echelon.toml", values=found)])
+    return found
+
+
+def test_the_default_partition_is_taken_as_it_is():
+    facts = on(replace(GPU, default=True), BIG)
+    assert list_questions(facts) == []
+    assert values(facts) == {"gpus": 4, "cpus_per_task": 12, "time": "1-00:00:00"}
+
+
+def test_a_default_without_gpus_makes_way_for_the_one_that_has_them():
+    assert list_questions(on(CPU, GPU)) == []
+    assert values(on(CPU, GPU))["partition"] == "gpu"
+    assert "cpu, the default, has no GPUs" in render_file(propose(on(CPU, GPU), {}))
+
+
+def test_which_of_several_is_asked_with_the_largest_first():
+    facts = on(CPU, GPU, BIG)
+    (question,) = list_questions(facts)
+    assert (question.key, question.choices, question.default) == (
+        "partition",
+        ("big", "gpu"),
+        "big",
+    )
+    assert values(facts) == {"partition": "big", "gpus": 8, "cpus_per_task": 12}
+    assert values(facts, {"partition": "gpu"})["gpus"] == 4
+
+
+def test_a_cluster_without_gpus_is_asked_for_none():
+    assert values(on(CPU)) == {}
+    assert "a node has 64 CPUs" in render_file(propose(on(CPU), {}))
+
+
+@pytest.mark.parametrize(
+    ("limit", "usual", "expected"),
+    [
+        ("infinite", "n/a", None),
+        ("30:00", "n/a", "00:30:00"),
+        ("2-00:00:00", "n/a", "1-00:00:00"),
+        ("infinite", "1:00:00", "1-00:00:00"),
+        ("n/a", "n/a", None),
+    ],
+)
+def test_the_time_is_the_partitions_and_a_day_at_most(limit, usual, expected):
+    facts = on(replace(GPU, default=True, limit=limit, usual=usual))
+    assert values(facts).get("time") == expected
+
+
+def test_an_account_is_asked_for_only_where_slurm_would_not_know():
+    two = Membership(accounts=("ml", "vision"))
+    (question,) = list_questions(on(CPU, member=two))
+    assert (question.key, question.choices) == ("account", ("ml", "vision"))
+    assert values(on(CPU, member=two), {"account": "vision"}) == {"account": "vision"}
+    known = replace(two, account="vision", qos=("long", "debug"))
+    assert list_questions(on(CPU, member=known)) == []
+    text = render_file(propose(on(CPU, member=known), {}))
+    assert '# account = "vision"' in text
+    assert "yours are: ml, vision" in text
+    assert "yours are: long, debug" in text
+
+
+def test_without_a_cluster_this_machine_counts():
+    assert values(Facts(machine=HERE)) == {"gpus": 2, "cpus_per_task": 6}
+    assert values(Facts(machine=Machine(cpus=4))) == {}
+
+
+def test_the_script_is_named_where_there_is_one_and_asked_for_where_there_are_several():
+    assert values(Facts(machine=Machine(cpus=4), scripts=("fit.py",))) == {"script": "fit.py"}
+    several = Facts(machine=Machine(cpus=4), scripts=("evaluate.py", "main.py", "train_big.py"))
+    (question,) = list_questions(several)
+    assert question.choices == ("main.py", "train_big.py", "evaluate.py")
+    text = render_file(propose(several, {"script": "train_big.py"}))
+    assert 'script = "train_big.py"' in text
+    assert "also here: evaluate.py, main.py" in text
+
+
+def test_what_the_users_own_settings_say_is_left_to_them():
+    facts = on(
+        CPU,
+        GPU,
+        BIG,
+        scripts=("a.py", "b.py"),
+        environment=Environment(key="venv", value=".venv", why="here"),
+        decided={"partition": "gpu", "script": "a.py", "cpus_per_gpu": "8", "conda": "x"},
+    )
+    assert list_questions(facts) == []
+    assert values(facts) == {"gpus": 4, "time": "1-00:00:00"}
+    assert values(replace(facts, decided={"partition": "gpu,big"})) == {
+        "script": "a.py",
+        "venv": ".venv",
+    }
+
+
+@pytest.mark.parametrize("facts", [on(CPU, GPU, scripts=("train.py",)), Facts(machine=HERE)])
+def test_every_example_can_be_put_into_effect(facts):
+    """By taking its # away, one at a time."""
+    made = propose(facts, {})
+    lines = render_file(made).splitlines()
+    assert len(made.examples) > 5
+    for number, line in enumerate(lines):
+        if not any(line.startswith(f"# {one.key} = ") for one in made.examples):
+            continue
+        changed = [*lines[:number], line.removeprefix("# "), *lines[number + 1 :]]
+        found = tomllib.loads("\n".join(changed))
+        merged = merge([Layer(source="echelon.toml", values=found)])
+        assert merged.origins[line.split()[1]] == "echelon.toml"
+
+
+def test_every_line_says_why_and_odd_names_do_no_harm():
+    odd = replace(GPU, name="gpu", limit="1:00\x1b[31m\nnodes = 9")
+    text = render_file(propose(on(CPU, odd), {}))
+    assert "\x1b" not in text
+    assert "nodes" not in tomllib.loads(text)
+    lines = [line for line in text.splitlines() if " = " in line]
+    assert all("  # " in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("train.py", "import torch", True),
+        ("fit.py", "import torch\nif __name__ == '__main__': main()", True),
+        ("model.py", "import torch", False),
+        ("plot.py", "if __name__ == '__main__': plot()", False),
+        ("test_train.py", "import torch\nif __name__ == '__main__': main()", False),
+        ("setup.py", "import torch\nif __name__ == '__main__': main()", False),
+        ("main.py", "import lightning as L", True),
+    ],
+)
+def test_what_looks_like_training(name, text, expected):
+    assert looks_like_training(name, text) == expected
+
+
+def test_the_next_commands_name_the_script_only_where_the_file_does_not():
+    bare, named = Facts(machine=HERE), Facts(machine=HERE, scripts=("a.py",))
+    assert next_commands(bare, propose(bare, {}))[0][0] == "echelon run train.py"
+    assert next_commands(named, propose(named, {}))[0][0] == "echelon run"
+    there = on(CPU, scripts=("a.py",))
+    commands = [command for command, _ in next_commands(there, propose(there, {}))]
+    assert commands == ["echelon submit --dry-run", "echelon submit --follow"]
