@@ -255,6 +255,13 @@ class JobSpec:
             found.append(f"style '{self.style}' takes a script, not a module")
         if self.preflight and self.style != "echelon":
             found.append(f"style '{self.style}' has no preflight")
+        # sbatch takes the beginning of an option for the whole.
+        if self.style == "echelon" and any("array".startswith(name) for name in self.slurm_extra):
+            found.append(
+                "an array (--slurm array, or --array in a script) is several jobs, and a run of "
+                "style 'echelon' is one: the other tasks would do nothing; submit in a loop "
+                "instead (for i in 0 1 2; do echelon submit …; done), or use --style srun"
+            )
         return found
 
 

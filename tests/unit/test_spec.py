@@ -57,6 +57,8 @@ def test_every_problem_is_told_at_once_with_where_it_stands():
         ({"gpus": 3, "procs": 2, "gpu_option": "gpus-per-task"}, "cannot be shared evenly"),
         ({"env": {"RANK": "1"}}, "the variable RANK is the job's own"),
         ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes is a key of the request"),
+        ({"slurm.extra": {"array": "0-2"}}, "submit in a loop instead"),
+        ({"slurm.extra": {"arr": "0-2"}}, "or use --style srun"),
         ({"mem": "0"}, "0 means all of a node's memory"),
         ({"style": "torchrun", "signal_lead": 60}, "does not hand a signal on"),
         ({"time": "1m", "signal_lead": 60}, "a time of 00:01:00 leaves none to work"),
@@ -155,3 +157,10 @@ def test_a_hang_is_counted_in_seconds_and_the_hint_says_so():
         merge([Layer(source="flags", values={"hang_timeout": "x"})])
     assert "90 (seconds)" in f"{caught.value.message} {caught.value.hint}"
     assert merge([Layer(source="flags", values={"hang_timeout": "90"})]).spec.hang_timeout_s == 90
+
+
+def test_a_style_of_one_job_after_another_takes_no_array_and_plain_ones_do():
+    extra = {"array": "0-2", "reservation": "r"}
+    assert spec(style="srun", **{"slurm.extra": extra}).slurm_extra == extra
+    with pytest.raises(UsageError, match="use --style srun"):
+        spec(**{"slurm.extra": extra})
