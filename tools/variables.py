@@ -12,6 +12,7 @@ USERS = {
     "XDG_STATE_HOME": "its `echelon/nodes/` keeps which nodes are bad; `~/.local/state`",
     "VIRTUAL_ENV": "the Python of ranks, where the request names none",
     "CONDA_PREFIX": "likewise",
+    "CONDA_EXE": "the conda with which `--conda` activates; conda itself sets it",
     "SHELL": "what `echelon sandbox shell` starts",
 }
 """Set by users, read by the command."""

@@ -140,3 +140,9 @@ def test_an_array_is_refused_wherever_it_was_asked_for(project, capsys, option):
     (project / "echelon.toml").write_text('[slurm.extra]\narray = "0-2"\n')
     assert main.run(["config", "sweep.py"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_script_knows_the_conda_of_the_shell_it_was_made_in(project, capsys, monkeypatch):
+    monkeypatch.setenv("CONDA_EXE", "/opt/conda/bin/conda")
+    assert main.run(["script", "--conda", "mine", "train.py"]) == 0
+    assert "conda_exe=/opt/conda/bin/conda\n" in capsys.readouterr().out
