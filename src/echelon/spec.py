@@ -6,7 +6,7 @@ collects every problem before it gives up. Pure: files are read by the command l
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -324,6 +324,16 @@ class Merged:
     """Key → the source that decided it; `default` otherwise."""
 
 
+def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
+    """Yield what each layer says that no later one replaces: what is replaced may be wrong."""
+    tables = {name for name, key in KEYS.items() if isinstance(getattr(JobSpec(), key.field), dict)}
+    for number, layer in enumerate(layers):
+        later = {name for after in layers[number + 1 :] for name in after.values} - tables
+        for name, raw in layer.values.items():
+            if name not in later or name not in KEYS:
+                yield layer, name, raw
+
+
 def merge(layers: Sequence[Layer]) -> Merged:
     """Return the request that these layers make, the later ones first.
 
@@ -334,23 +344,22 @@ def merge(layers: Sequence[Layer]) -> Merged:
     origins = dict.fromkeys(KEYS, "default")
     problems: list[str] = []
     hints: list[str] = []
-    for layer in layers:
-        for name, raw in layer.values.items():
-            if name not in KEYS:
-                problems.append(f"{layer.source}: unknown key '{name}'")
-                hints.append(nearest(name, tuple(KEYS)))
-                continue
-            key = KEYS[name]
-            try:
-                value = key.read(raw)
-            except EchelonError as error:
-                problems.append(f"{layer.source}: {name}: {error.message}")
-                hints.append(error.hint)
-                continue
-            if isinstance(value, dict):  # tables add up, name by name
-                value = {**values.get(key.field, {}), **value}
-            values[key.field] = value
-            origins[name] = layer.source
+    for layer, name, raw in _in_force(layers):
+        if name not in KEYS:
+            problems.append(f"{layer.source}: unknown key '{name}'")
+            hints.append(nearest(name, tuple(KEYS)))
+            continue
+        key = KEYS[name]
+        try:
+            value = key.read(raw)
+        except EchelonError as error:
+            problems.append(f"{layer.source}: {name}: {error.message}")
+            hints.append(error.hint)
+            continue
+        if isinstance(value, dict):  # tables add up, name by name
+            value = {**values.get(key.field, {}), **value}
+        values[key.field] = value
+        origins[name] = layer.source
     spec = replace(JobSpec(), **values)
     problems += spec.problems()
     if problems:

@@ -164,3 +164,20 @@ def test_a_style_of_one_job_after_another_takes_no_array_and_plain_ones_do():
     assert spec(style="srun", **{"slurm.extra": extra}).slurm_extra == extra
     with pytest.raises(UsageError, match="use --style srun"):
         spec(**{"slurm.extra": extra})
+
+
+def test_what_is_replaced_may_be_wrong():
+    """A script with a slip in it can be used all the same, with the right value as a flag."""
+    script = Layer(source="job.sh", values={"mem": "16Go", "env": {"A": "1"}})
+    assert merge([script, Layer(source="flags", values={"mem": "16G"})]).spec.mem_mib == 16384
+    with pytest.raises(UsageError, match="mem: '16Go' is not a memory size"):
+        merge([script, Layer(source="flags", values={"env": {"B": "2"}})])
+    with pytest.raises(UsageError, match="env: "):
+        merge([Layer(source="job.sh", values={"env": 3}), script])
+
+
+def test_a_name_that_nobody_knows_is_told_of_every_layer():
+    layers = [Layer(source=name, values={"nods": 2}) for name in ("echelon.toml", "--set")]
+    with pytest.raises(UsageError) as caught:
+        merge(layers)
+    assert "echelon.toml: unknown key 'nods'; --set: unknown key" in caught.value.message
