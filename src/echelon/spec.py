@@ -121,7 +121,7 @@ class JobSpec:
     python: str = _key(readers.text, "", "the Python of the ranks")
     venv: str = _key(readers.text, "", "virtual environment to activate")
     conda: str = _key(readers.text, "", "conda environment to activate")
-    modules: tuple[str, ...] = _key(readers.words, (), "modules to load")
+    modules: tuple[str, ...] = _key(readers.words, (), "environment modules to load")
     prologue: tuple[str, ...] = _key(readers.lines, (), "lines of bash to run before")
     env: Mapping[str, str] = _key(readers.table, {}, "variables of every rank")
     slurm_extra: Mapping[str, str] = _key(
@@ -253,6 +253,11 @@ class JobSpec:
             found.append(f"style '{self.style}' does not hand a signal on to its ranks")
         if self.module and self.style in ("static", "torchrun"):
             found.append(f"style '{self.style}' takes a script, not a module")
+        if self.module and "/" in self.script:
+            found.append(
+                f"'{self.script}' is no module of Python, which --module is for; an environment "
+                f"module is loaded with --load {self.script}"
+            )
         if self.preflight and self.style != "echelon":
             found.append(f"style '{self.style}' has no preflight")
         # sbatch takes the beginning of an option for the whole.

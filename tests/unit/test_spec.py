@@ -57,6 +57,7 @@ def test_every_problem_is_told_at_once_with_where_it_stands():
         ({"gpus": 3, "procs": 2, "gpu_option": "gpus-per-task"}, "cannot be shared evenly"),
         ({"env": {"RANK": "1"}}, "the variable RANK is the job's own"),
         ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes is a key of the request"),
+        ({"module": True, "script": "cuda/12.1"}, "is loaded with --load cuda/12.1"),
         ({"slurm.extra": {"array": "0-2"}}, "submit in a loop instead"),
         ({"slurm.extra": {"arr": "0-2"}}, "or use --style srun"),
         ({"mem": "0"}, "0 means all of a node's memory"),

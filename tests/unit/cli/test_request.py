@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import typer.main
 
 from echelon.cli import main
 from echelon.cli.options import read_request
@@ -146,3 +147,18 @@ def test_a_script_knows_the_conda_of_the_shell_it_was_made_in(project, capsys, m
     monkeypatch.setenv("CONDA_EXE", "/opt/conda/bin/conda")
     assert main.run(["script", "--conda", "mine", "train.py"]) == 0
     assert "conda_exe=/opt/conda/bin/conda\n" in capsys.readouterr().out
+
+
+def test_modules_of_the_environment_and_of_python_are_told_apart(project, capsys):
+    argv = ["script", "--load", "cuda/12.1", "--load", "gcc", "--module", "pkg.train", "--lr", "1"]
+    assert main.run(argv) == 0
+    out = capsys.readouterr().out
+    assert "\nmodule load cuda/12.1 gcc\n" in out
+    assert out.endswith(" --module pkg.train --lr 1\n")
+
+
+def test_no_flag_has_two_meanings(project):
+    commands = typer.main.get_command(main.app).commands
+    for name, command in commands.items():
+        flags = [flag for parameter in command.params for flag in parameter.opts]
+        assert sorted(set(flags)) == sorted(flags), name
