@@ -260,6 +260,13 @@ own, whatever the job's shape, so that scripts which read them work too.
 
 {ranks}
 
+Others are as a task of `srun` has them, among them `SLURM_JOB_ID`, `SLURM_JOB_NODELIST`,
+`SLURM_JOB_NUM_NODES`, `SLURM_JOB_CPUS_PER_NODE`, `SLURM_CPUS_ON_NODE`, `SLURM_GPUS_ON_NODE`,
+`SLURM_JOB_GPUS`, `SLURM_STEP_GPUS`, `SLURMD_NODENAME` and `SLURM_SUBMIT_DIR`. Missing are those by
+which the job's shape would become that of any step: `SLURM_GPUS`, `SLURM_GPUS_PER_NODE`,
+`SLURM_GPUS_PER_TASK`, `SLURM_CPUS_PER_GPU`, `SLURM_MEM_PER_NODE` and the like. Read
+`SLURM_GPUS_ON_NODE` instead. A rank may start steps of its own: `srun --overlap …`.
+
 Besides, in a [plain style](../styles.md):
 
 {styles}

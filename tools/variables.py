@@ -12,6 +12,7 @@ USERS = {
     "XDG_STATE_HOME": "its `echelon/nodes/` keeps which nodes are bad; `~/.local/state`",
     "VIRTUAL_ENV": "the Python of ranks, where the request names none",
     "CONDA_PREFIX": "likewise",
+    "CONDA_EXE": "the conda with which `--conda` activates; conda itself sets it",
     "SHELL": "what `echelon sandbox shell` starts",
 }
 """Set by users, read by the command."""
@@ -48,10 +49,13 @@ RANKS = {
     "SLURM_NODEID": "as `GROUP_RANK`",
     "SLURM_NTASKS": "as `WORLD_SIZE`",
     "SLURM_NPROCS": "as `WORLD_SIZE`",
+    "SLURM_NTASKS_PER_NODE": "as `LOCAL_WORLD_SIZE`",
+    "SLURM_TASKS_PER_NODE": "ranks per node, in Slurm's way of writing it",
+    "SLURM_CPUS_PER_TASK": "CPUs per rank, where the request has `cpus_per_task`",
     "SLURM_NNODES": "as `GROUP_WORLD_SIZE`",
     "SLURM_STEP_NUM_TASKS": "as `WORLD_SIZE`",
     "SLURM_STEP_NUM_NODES": "as `GROUP_WORLD_SIZE`",
-    "SLURM_STEP_TASKS_PER_NODE": "ranks per node, in Slurm's way of writing it",
+    "SLURM_STEP_TASKS_PER_NODE": "as `SLURM_TASKS_PER_NODE`",
 }
 """What a rank sees, under the style `echelon`; those of Slurm only in a job."""
 

@@ -6,7 +6,7 @@ collects every problem before it gives up. Pure: files are read by the command l
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -121,7 +121,7 @@ class JobSpec:
     python: str = _key(readers.text, "", "the Python of the ranks")
     venv: str = _key(readers.text, "", "virtual environment to activate")
     conda: str = _key(readers.text, "", "conda environment to activate")
-    modules: tuple[str, ...] = _key(readers.words, (), "modules to load")
+    modules: tuple[str, ...] = _key(readers.words, (), "environment modules to load")
     prologue: tuple[str, ...] = _key(readers.lines, (), "lines of bash to run before")
     env: Mapping[str, str] = _key(readers.table, {}, "variables of every rank")
     slurm_extra: Mapping[str, str] = _key(
@@ -270,10 +270,22 @@ class JobSpec:
             found.append(
                 f"style '{self.style}' takes a script, not a module: use --style echelon or srun"
             )
+        if self.module and "/" in self.script:
+            found.append(
+                f"'{self.script}' is no module of Python, which --module is for; an environment "
+                f"module is loaded with --load {self.script}"
+            )
         if self.preflight and self.style != "echelon":
             found.append(
                 f"style '{self.style}' has no preflight: use --style echelon, or look before: "
                 "echelon doctor --nodes N"
+            )
+        # sbatch takes the beginning of an option for the whole.
+        if self.style == "echelon" and any("array".startswith(name) for name in self.slurm_extra):
+            found.append(
+                "an array (--slurm array, or --array in a script) is several jobs, and a run of "
+                "style 'echelon' is one: the other tasks would do nothing; submit in a loop "
+                "instead (for i in 0 1 2; do echelon submit …; done), or use --style srun"
             )
         return found
 
@@ -337,6 +349,16 @@ class Merged:
     """Key → the source that decided it; `default` otherwise."""
 
 
+def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
+    """Yield what each layer says that no later one replaces: what is replaced may be wrong."""
+    tables = {name for name, key in KEYS.items() if isinstance(getattr(JobSpec(), key.field), dict)}
+    for number, layer in enumerate(layers):
+        later = {name for after in layers[number + 1 :] for name in after.values} - tables
+        for name, raw in layer.values.items():
+            if name not in later or name not in KEYS:
+                yield layer, name, raw
+
+
 def merge(layers: Sequence[Layer]) -> Merged:
     """Return the request that these layers make, the later ones first.
 
@@ -347,23 +369,22 @@ def merge(layers: Sequence[Layer]) -> Merged:
     origins = dict.fromkeys(KEYS, "default")
     problems: list[str] = []
     hints: list[str] = []
-    for layer in layers:
-        for name, raw in layer.values.items():
-            if name not in KEYS:
-                problems.append(f"{layer.source}: unknown key '{name}'")
-                hints.append(nearest(name, tuple(KEYS)))
-                continue
-            key = KEYS[name]
-            try:
-                value = key.read(raw)
-            except EchelonError as error:
-                problems.append(f"{layer.source}: {name}: {error.message}")
-                hints.append(error.hint)
-                continue
-            if isinstance(value, dict):  # tables add up, name by name
-                value = {**values.get(key.field, {}), **value}
-            values[key.field] = value
-            origins[name] = layer.source
+    for layer, name, raw in _in_force(layers):
+        if name not in KEYS:
+            problems.append(f"{layer.source}: unknown key '{name}'")
+            hints.append(nearest(name, tuple(KEYS)))
+            continue
+        key = KEYS[name]
+        try:
+            value = key.read(raw)
+        except EchelonError as error:
+            problems.append(f"{layer.source}: {name}: {error.message}")
+            hints.append(error.hint)
+            continue
+        if isinstance(value, dict):  # tables add up, name by name
+            value = {**values.get(key.field, {}), **value}
+        values[key.field] = value
+        origins[name] = layer.source
     spec = replace(JobSpec(), **values)
     conflicts = spec.problems()
     if conflicts:

@@ -17,6 +17,7 @@ from started import clean_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RESUME = (str(EXAMPLES / "resume" / "main.py"), "-a=linear", "-j0", "-b32", "-p4")
+MNIST = str(EXAMPLES / "mnist" / "train.py")
 PLAIN = str(EXAMPLES / "plain_loop" / "train.py")
 
 
@@ -261,3 +262,12 @@ def test_an_all_reduce_is_verified_on_every_rank(tmp_path):
     assert sorted((log, rank) for log, rank, _ in ranks) == [(n, n) for n in "012"]
     assert len({first for *_, first in ranks}) == 1
     assert re.search(r"0: 0.004 MB per rank in .* ms: .* GB/s, bus .* GB/s \(gloo\)", said)
+
+
+# --- mnist --------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_of_mnist_claims_no_accuracy(tmp_path, data):
+    done = run(tmp_path, MNIST, data, "--dry-run", "--no-cuda", "--batch-size=32")
+    assert "trained to step 1" in done.stderr
+    assert "accuracy" not in done.stdout + done.stderr

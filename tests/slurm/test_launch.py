@@ -18,6 +18,49 @@ while not pathlib.Path("go").exists():
 print("done", flush=True)
 """
 
+SHOW = """\
+import json, os, pathlib, subprocess
+step = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "hostname"]
+done = subprocess.run(step, capture_output=True, text=True, timeout=60)
+seen = {**os.environ, "STEP": f"{done.returncode} {done.stdout.strip()}"}
+pathlib.Path(f"seen-{os.environ['SLURM_PROCID']}.json").write_text(json.dumps(seen))
+"""
+DIFFERS = {
+    *("SLURM_JOBID", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_TASK_PID", "SLURM_GTIDS"),
+    *("SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "SLURM_DISTRIBUTION"),
+    *("SLURM_LABELIO", "SLURM_MEM_PER_CPU"),
+}
+"""Between a rank and a task of srun: the jobs are two, and the rest tells srun what to do."""
+
+
+def test_a_rank_sees_of_slurm_what_a_task_of_srun_sees(full, tmp_path):
+    """Scripts read them, such as the CPUs of a task to know how many loaders to start."""
+    (tmp_path / "show.py").write_text(SHOW)
+    shape = ["--nodes=2", "--gpus=2", "--cpus-per-task=3", "--hand-over=never"]
+    for style in ("srun", "echelon"):
+        argv = ["submit", "--wait", f"--style={style}", *shape, "show.py"]
+        done = subprocess.run(
+            [sys.executable, "-m", "echelon", *argv],
+            cwd=tmp_path,
+            env={**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        for rank in range(4):
+            (tmp_path / f"seen-{rank}.json").rename(tmp_path / f"{style}-{rank}.json")
+    for rank in range(4):
+        task, own = (
+            json.loads((tmp_path / f"{style}-{rank}.json").read_text())
+            for style in ("srun", "echelon")
+        )
+        told = {name for name in task if name.startswith("SLURM") and name not in DIFFERS}
+        assert {name: own.get(name) for name in told} == {name: task[name] for name in told}
+        assert own["SLURM_CPUS_PER_TASK"] == "3"
+        assert re.fullmatch(r"0 node\d", own["STEP"])
+
 
 def test_a_users_secrets_reach_the_ranks_and_nobody_else(full, tmp_path):
     """Of what is in the environment nothing is in arguments, in Slurm's answers or in files."""

@@ -81,3 +81,18 @@ def test_abbreviations_are_taken_or_refused_as_slurm_does(cluster, option):
         assert f"may be any of {', '.join(sorted(meant))}" in str(error)
     else:
         assert done.code == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--gpus=4 --gpus-per-node=2 --ntasks=2 --tasks-per-node=1",
+        "--ntasks=8 --ntasks-per-node=4",
+        "--gpus=4 --gpus-per-node=2",
+        "--gpus=8 --gres=gpu:4 --ntasks=8",
+    ],
+)
+def test_totals_and_shares_make_as_many_nodes_as_slurm_grants(cluster, tmp_path, options):
+    job = cluster.sbatch(tmp_path, "#!/bin/bash\ntrue\n", *options.split())
+    granted = cluster.await_job(job, "COMPLETED")["NumNodes"]
+    assert parse_directives(f"#SBATCH {options}\n")["nodes"] == granted == "2"

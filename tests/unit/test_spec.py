@@ -57,6 +57,9 @@ def test_every_problem_is_told_at_once_with_where_it_stands():
         ({"gpus": 3, "procs": 2, "gpu_option": "gpus-per-task"}, "cannot be shared evenly"),
         ({"env": {"RANK": "1"}}, "the variable RANK is the job's own"),
         ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes is a key of the request"),
+        ({"module": True, "script": "cuda/12.1"}, "is loaded with --load cuda/12.1"),
+        ({"slurm.extra": {"array": "0-2"}}, "submit in a loop instead"),
+        ({"slurm.extra": {"arr": "0-2"}}, "or use --style srun"),
         ({"mem": "0"}, "0 means all of a node's memory"),
         ({"style": "torchrun", "signal_lead": 60}, "does not hand a signal on"),
         ({"time": "1m", "signal_lead": 60}, "a time of 00:01:00 leaves none to work"),
@@ -155,3 +158,27 @@ def test_a_hang_is_counted_in_seconds_and_the_hint_says_so():
         merge([Layer(source="flags", values={"hang_timeout": "x"})])
     assert "90 (seconds)" in f"{caught.value.message} {caught.value.hint}"
     assert merge([Layer(source="flags", values={"hang_timeout": "90"})]).spec.hang_timeout_s == 90
+
+
+def test_a_style_of_one_job_after_another_takes_no_array_and_plain_ones_do():
+    extra = {"array": "0-2", "reservation": "r"}
+    assert spec(style="srun", **{"slurm.extra": extra}).slurm_extra == extra
+    with pytest.raises(UsageError, match="use --style srun"):
+        spec(**{"slurm.extra": extra})
+
+
+def test_what_is_replaced_may_be_wrong():
+    """A script with a slip in it can be used all the same, with the right value as a flag."""
+    script = Layer(source="job.sh", values={"mem": "16Go", "env": {"A": "1"}})
+    assert merge([script, Layer(source="flags", values={"mem": "16G"})]).spec.mem_mib == 16384
+    with pytest.raises(UsageError, match="mem: '16Go' is not a memory size"):
+        merge([script, Layer(source="flags", values={"env": {"B": "2"}})])
+    with pytest.raises(UsageError, match="env: "):
+        merge([Layer(source="job.sh", values={"env": 3}), script])
+
+
+def test_a_name_that_nobody_knows_is_told_of_every_layer():
+    layers = [Layer(source=name, values={"nods": 2}) for name in ("echelon.toml", "--set")]
+    with pytest.raises(UsageError) as caught:
+        merge(layers)
+    assert "echelon.toml: unknown key 'nods'; --set: unknown key" in caught.value.message

@@ -29,8 +29,8 @@ REPEATED = {
 """Keys whose flag may be given several times, and what each time brings."""
 SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",)}
 """Keys whose flag takes no value, and its short forms."""
-SPELLING = {"slurm.extra": "slurm", "modules": "module"}
-"""Flags that are not called as their key."""
+SPELLING = {"slurm.extra": "slurm", "modules": "load"}
+"""Flags that are not called as their key; --module is the switch of python -m."""
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:

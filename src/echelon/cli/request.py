@@ -1,5 +1,6 @@
 """`echelon script` and `echelon config`: what would be asked for, without asking."""
 
+import os
 from typing import Annotated
 
 import typer
@@ -28,7 +29,8 @@ def script(*, request: Merged) -> None:
         raise UsageError(
             "no training script is named", hint="echelon script --nodes 2 --gpus 4 train.py"
         )
-    console.print_result(render_script(request.spec).rstrip("\n"))
+    text = render_script(request.spec, conda_exe=os.environ.get("CONDA_EXE", ""))
+    console.print_result(text.rstrip("\n"))
 
 
 @app.command(context_settings=UNTIL_SCRIPT)

@@ -89,7 +89,8 @@ def _start(
     """Make a run and start it; return it and its job's id."""
     from echelon.clusters.runs import prepare_run, submit_run  # noqa: PLC0415
 
-    run, _ = prepare_run(spec, runs.absolute(), Path(spec.chdir or Path.cwd()).absolute())
+    folder = Path(spec.chdir or Path.cwd()).absolute()
+    run, _ = prepare_run(spec, runs.absolute(), folder, conda_exe=environ.get("CONDA_EXE", ""))
     try:
         return run, submit_run(run, cluster, environ).job_id
     except UsageError:
@@ -146,7 +147,8 @@ def submit(
     spec, cluster = choose_python(request.spec, os.environ), _cluster(on, runs_dir)
     _check(spec, cluster, "submit")
     if dry_run:
-        console.print_result(render_script(spec).rstrip("\n"))
+        script = render_script(spec, conda_exe=os.environ.get("CONDA_EXE", ""))
+        console.print_result(script.rstrip("\n"))
         return
     run, job_id = _start(spec, cluster, runs_dir, os.environ)
     if as_json:

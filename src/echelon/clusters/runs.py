@@ -128,17 +128,19 @@ def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
     return replace(spec, python=sys.executable)
 
 
-def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpec]:
+def prepare_run(
+    spec: JobSpec, runs: Path, folder: Path, *, conda_exe: str = ""
+) -> tuple[RunDir, JobSpec]:
     """Make a run's directory with its request and its script; nothing is queued yet."""
     run = RunDir.create(runs, new_run_id(spec))
     try:
-        return run, _fill(run, spec, folder)
+        return run, _fill(run, spec, folder, conda_exe)
     except BaseException:
         shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
         raise
 
 
-def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
+def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str) -> JobSpec:
     """Write a run's request and script; return the request as it is written."""
     frozen = replace(
         spec,
@@ -151,7 +153,8 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
     else:  # every line says which task it is from
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     write_atomic(run.spec, render_spec(frozen))
-    write_atomic(run.script, render_script(frozen, run=str(run.path.absolute())), mode=0o700)
+    script = render_script(frozen, run=str(run.path.absolute()), conda_exe=conda_exe)
+    write_atomic(run.script, script, mode=0o700)
     return frozen
 
 

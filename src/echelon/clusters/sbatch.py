@@ -4,8 +4,9 @@ Reading follows Slurm's own reader: which lines it looks at, how it splits and u
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
+from echelon.clusters.shape import take_shape
 from echelon.core.slurm import OVER
 from echelon.core.units import format_memory
 from echelon.errors import UsageError
@@ -100,7 +101,6 @@ _TEXT_OPTIONS = {
     "nodelist": "nodelist",
     "exclude": "exclude",
     "dependency": "dependency",
-    "cpus-per-task": "cpus_per_task",
     "cpus-per-gpu": "cpus_per_gpu",
     "mem": "mem",
     "mem-per-cpu": "mem_per_cpu",
@@ -306,8 +306,6 @@ def parse_directives(script: str) -> dict[str, object]:
     values: dict[str, object] = {
         key: options.pop(name) for name, key in _TEXT_OPTIONS.items() if name in options
     }
-    if "nodes" in options:
-        values["nodes"] = options.pop("nodes").replace("-", ":")
     values |= _take_hand_over(options)
     if "wait-all-nodes" in options:
         values["wait_all_nodes"] = options.pop("wait-all-nodes")
@@ -316,14 +314,7 @@ def parse_directives(script: str) -> dict[str, object]:
         del options["signal"]
     if values.get("mem") == "0":  # all that a node has: a word of Slurm's, not an amount
         options["mem"] = str(values.pop("mem"))
-    tasks = _take_tasks(options, values)
-    values |= _take_gpus(options, values, tasks)
-    if tasks > 1 or (tasks == 1 and not values.get("gpus")):
-        values["procs"] = tasks
-    elif "cpus_per_task" in values:
-        # One task beside several GPUs: its CPUs are those of all ranks that it will start.
-        cpus, gpus = _number(str(values["cpus_per_task"]), "cpus-per-task"), values.get("gpus", 1)
-        values["cpus_per_task"] = max(1, cpus // int(str(gpus)))
+    values |= take_shape(options)
     if options:
         values["slurm.extra"] = options
     return values
@@ -334,71 +325,4 @@ def _take_hand_over(options: dict[str, str]) -> dict[str, object]:
     for name in [name for name in options if name in _REQUEUE.values()]:  # the last one counts
         del options[name]
         found["hand_over"] = next(mode for mode, option in _REQUEUE.items() if option == name)
-    return found
-
-
-def _take_tasks(options: dict[str, str], values: Mapping[str, object]) -> int:
-    """Return the tasks per node; 0 when the script does not say."""
-    per_node, total = options.pop("ntasks-per-node", ""), options.pop("ntasks", "")
-    if per_node:
-        return _number(per_node, "ntasks-per-node")
-    return _share(total, _nodes(values), "ntasks") if total else 0
-
-
-def _nodes(values: Mapping[str, object]) -> int:
-    return _number(str(values.get("nodes", "1")).rpartition(":")[2], "nodes")
-
-
-def _number(text: str, option: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
-        raise UsageError(f"--{option}={text} is not a number", hint="write it as a whole number")
-    return int(text)
-
-
-def _share(text: str, nodes: int, option: str) -> int:
-    """Return what each node gets of a total."""
-    total = _number(text, option)
-    if total % nodes:
-        raise UsageError(
-            f"--{option}={total} cannot be shared evenly by {nodes} nodes",
-            hint="ranks are counted per node: change the one or the other",
-        )
-    return total // nodes
-
-
-def _take_gpus(
-    options: dict[str, str], values: Mapping[str, object], tasks: int
-) -> dict[str, object]:
-    """Take the options that ask for GPUs. Where scripts use two, the one per node decides."""
-    nodes = _nodes(values)
-    found: dict[str, object] = {}
-    gres = [entry for entry in options.pop("gres", "").split(",") if entry]
-    gpu_gres = [entry for entry in gres if entry.split(":")[0] == "gpu"]
-    asked = {
-        "gpus": options.pop("gpus", ""),
-        "gpus-per-task": options.pop("gpus-per-task", ""),
-        "gres": gpu_gres[0].partition(":")[2] or "1" if gpu_gres else "",
-        "gpus-per-node": options.pop("gpus-per-node", ""),
-    }
-    total = asked["gpus"]
-    for option, text in asked.items():
-        if not text:
-            continue
-        kind, _, amount = text.rpartition(":")
-        if not amount.isdecimal():
-            kind, amount = amount, "1"
-        if "," in text or len(gpu_gres) > 1:
-            raise UsageError(
-                f"GPUs of several kinds in one job: {text}", hint="ask for one kind of GPU"
-            )
-        count = _number(amount, option)
-        if option == "gpus":
-            count = _share(amount, nodes, option)
-        elif option == "gpus-per-task":
-            count *= max(1, tasks)
-        found = {"gpus": count, "gpu_option": option, **({"gpu_type": kind} if kind else {})}
-    if total and found["gpu_option"] == "gpus-per-node":
-        found["gpu_option"] = "gpus"  # together they are how we ask for a total
-    if others := [entry for entry in gres if entry not in gpu_gres]:
-        options["gres"] = ",".join(others)
     return found

@@ -17,21 +17,22 @@ PLACEHOLDER = "{dist_file}"
 """Stands in an argument for the rendezvous file of style `file`."""
 
 
-def render_script(spec: JobSpec, *, run: str = "") -> str:
+def render_script(spec: JobSpec, *, run: str = "", conda_exe: str = "") -> str:
     """Return the sbatch script of a request, in its style.
 
     Args:
         spec: the request.
         run: the run's directory, whose launcher the style `echelon` uses; without one, the command
             of that name on the nodes.
+        conda_exe: the program of the shell that asks, for jobs that have none on their PATH.
     """
     if spec.style == "echelon":
         head = _head(spec, run=run)
-        return "\n".join([head, _environment(spec), _launch_echelon(spec, run)])
+        return "\n".join([head, _environment(spec, conda_exe), _launch_echelon(spec, run)])
     task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
     parts = [
         _head(spec),
-        _environment(spec),
+        _environment(spec, conda_exe),
         _RENDEZVOUS_FILE if spec.style == "file" else _RENDEZVOUS,
         f"# What every task does before it becomes {_TASK_IS[spec.style]}.",
         f"task=$(cat <<'TASK'\n{task}TASK\n)\n",
@@ -81,15 +82,34 @@ export ECHELON_ENVIRON
 """
 
 
-def _environment(spec: JobSpec) -> str:
+_CONDA = """\
+# conda as the shell knew it that asked for this job, or else as the job does. Without it, or
+# without the environment, another Python would run.
+conda_exe={exe}
+if [ ! -x "$conda_exe" ]; then conda_exe=$(type -P conda); fi
+if [ -z "$conda_exe" ]; then
+    echo "there is no conda on $(hostname): load its module (--load), or name where it is" \\
+        "(export CONDA_EXE=/path/to/bin/conda) and submit again" >&2
+    exit 1
+fi
+if ! source "$("$conda_exe" info --base)/etc/profile.d/conda.sh" || ! conda activate {name}; then
+    echo {said} "$conda_exe on $(hostname); there are: $conda_exe env list" >&2
+    exit 1
+fi"""
+
+
+def _environment(spec: JobSpec, conda_exe: str = "") -> str:
     lines = []
     if spec.modules:
         lines.append(f"module load {shlex.join(spec.modules)}")
     if spec.conda:
-        lines += [
-            'source "$(conda info --base)/etc/profile.d/conda.sh"',
-            f"conda activate {shlex.quote(spec.conda)}",
-        ]
+        lines.append(
+            _CONDA.format(
+                exe=_quote(conda_exe),
+                name=_quote(spec.conda),
+                said=_quote(f"cannot activate the conda environment '{spec.conda}' with"),
+            )
+        )
     if spec.venv:
         lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
     lines += spec.prologue

@@ -88,6 +88,7 @@ class Agent:
             run_id=run.run_id,
             run_dir=run.path,
             threads=request.threads,
+            cpus=request.cpus_per_task,
             restarts=request.restarts,
         )
         self._guard = Guard(scratch)

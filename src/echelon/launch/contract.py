@@ -67,7 +67,13 @@ def rank_files(log: Path, scratch: Path, rank: int) -> RankFiles:
 
 
 def common_environment(
-    environ: Mapping[str, str], *, run_id: str, run_dir: Path, threads: int, restarts: int
+    environ: Mapping[str, str],
+    *,
+    run_id: str,
+    run_dir: Path,
+    threads: int,
+    cpus: int,
+    restarts: int,
 ) -> dict[str, str]:
     """Return what is the same for all ranks of a node, from their agent's own environment.
 
@@ -86,6 +92,9 @@ def common_environment(
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(restarts),
     }
+    if cpus and "SLURM_JOB_ID" in environ:
+        # A task of srun has it; the agent's own step was started without (starting.py).
+        own["SLURM_CPUS_PER_TASK"] = str(cpus)
     return {**defaults, **found, **own}
 
 
@@ -115,15 +124,18 @@ def rank_environment(
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             found[name] = environ.get(name) or interface
     if "SLURM_JOB_ID" in environ:
+        per_node = f"{start.count}(x{start.nodes})"
         found |= {
             "SLURM_PROCID": rank,
             "SLURM_LOCALID": local_rank,
             "SLURM_NODEID": start.node_rank,
             "SLURM_NTASKS": size,
             "SLURM_NPROCS": size,
+            "SLURM_NTASKS_PER_NODE": start.count,
+            "SLURM_TASKS_PER_NODE": per_node,
             "SLURM_NNODES": start.nodes,
             "SLURM_STEP_NUM_TASKS": size,
             "SLURM_STEP_NUM_NODES": start.nodes,
-            "SLURM_STEP_TASKS_PER_NODE": f"{start.count}(x{start.nodes})",
+            "SLURM_STEP_TASKS_PER_NODE": per_node,
         }
     return {name: str(value) for name, value in found.items()}

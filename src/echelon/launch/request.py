@@ -21,6 +21,8 @@ class LaunchRequest:
     procs: int
     """Ranks per node; 0 for one per GPU that the node was granted."""
     threads: int
+    cpus_per_task: int
+    """CPUs per rank, where the request says it; else 0."""
     restarts: int
     preload: tuple[str, ...]
     hang_timeout_s: int
@@ -73,6 +75,7 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         high=spec.nodes.high,
         procs=spec.procs or spec.gpus,
         threads=spec.omp_threads,
+        cpus_per_task=spec.cpus_per_task,
         restarts=spec.restarts,
         preload=spec.preload,
         hang_timeout_s=spec.hang_timeout_s,

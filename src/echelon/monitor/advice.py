@@ -44,6 +44,8 @@ class Facts:
     """Slot-seconds by purpose: see accounting.py."""
     gpus: bool = False
     """Whether slots are GPUs."""
+    cluster: bool = True
+    """Whether nodes were a cluster's: on one's own machine none can be left out."""
     wall_s: float = 0.0
     """From its start to its end, jobs alone."""
     completed: bool = True
@@ -133,21 +135,27 @@ _SENTENCES = {
 
 
 def _uses(facts: Facts) -> Iterator[Finding]:
-    if slow := _find_starved(facts.ranks):
+    throttled = {node: share for node, share in facts.throttled.items() if share > _NOTABLE}
+    slow = _find_starved(facts.ranks)
+    behind = None if slow else _find_slow(facts.ranks)
+    accused = {*throttled, *(rank.node for rank in (slow, behind) if rank)}
+    all_nodes = {*facts.throttled, *(rank.node for rank in facts.ranks)}
+    can_exclude = facts.cluster and accused < all_nodes  # somewhere it has to run
+    if slow:
         usual = _median([rank.data for rank in facts.ranks])
         yield Finding(
             code="straggler",
             seen=f"rank {slow.rank} on {slow.node} waited for data {slow.data:.0%} of its time, "
             f"the others {usual:.0%}: all ranks wait for it",
-            change=f"look at that node's disk and load, or leave it out: --exclude {slow.node}",
+            change="look at that node's disk and load" + _or_exclude(slow.node, can=can_exclude),
         )
-    elif behind := _find_slow(facts.ranks):
+    elif behind:
         usual = _median([rank.comm for rank in facts.ranks])
         yield Finding(
             code="straggler",
             seen=f"rank {behind.rank} on {behind.node} is slower than the others, which waited for "
             f"it {usual - behind.comm:.0%} of their time",
-            change=f"see what else runs on that node, or leave it out: --exclude {behind.node}",
+            change="see what else runs on that node" + _or_exclude(behind.node, can=can_exclude),
         )
     elif (share := _median([rank.comm for rank in facts.ranks])) > _COMMON:
         yield Finding(
@@ -170,13 +178,19 @@ def _uses(facts: Facts) -> Iterator[Finding]:
             seen=f"GPUs were busy {_median(used):.0%} of the time, and hardly waited for data",
             change='let whole steps be captured (Trainer(step="auto")), or use a larger batch',
         )
-    for node, share in sorted(facts.throttled.items()):
-        if share > _NOTABLE:
-            yield Finding(
-                code="throttled",
-                seen=f"GPUs of {node} ran slower than they could {share:.0%} of the time",
-                change=f"tell the cluster's staff, or leave the node out: --exclude {node}",
-            )
+    for node, share in sorted(throttled.items()):
+        staff = "tell the cluster's staff" + _or_exclude(node, can=can_exclude)
+        yield Finding(
+            code="throttled",
+            seen=f"GPUs of {node} ran slower than they could {share:.0%} of the time",
+            change=staff
+            if facts.cluster
+            else "see whether they are too hot or short of power: nvidia-smi -q -d PERFORMANCE",
+        )
+
+
+def _or_exclude(node: str, *, can: bool) -> str:
+    return f", or leave it out: --exclude {node}" if can else ""
 
 
 def _find_starved(ranks: Sequence[RankFigures]) -> RankFigures | None:

@@ -89,6 +89,7 @@ def gather(
     return Facts(
         seconds=accounts.seconds,
         gpus=accounts.gpus,
+        cluster=bool(state.attempt and state.attempt.job_id),
         wall_s=_wall(state),
         completed=state.phase == "COMPLETED",
         restarts=sum(bool(one.why) for job in state.attempts.values() for one in job.generations),

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import typer.main
 
 from echelon.cli import main
 from echelon.cli.options import read_request
@@ -125,3 +126,39 @@ def test_every_problem_is_told_at_once(project, capsys):
     assert "unknown key 'partitoin'" in err
     assert "'16Go' is not a memory size" in err
     assert "did you mean 'srun'?" in err
+
+
+@pytest.mark.parametrize("option", ["--array=0-2", "-a 0-2", "--arr 0-2"])
+def test_an_array_is_refused_wherever_it_was_asked_for(project, capsys, option):
+    """One of its tasks would train, and the others find nothing to do and say COMPLETED."""
+    (project / "job.sh").write_text(f"#!/bin/bash\n#SBATCH {option}\nsrun x\n")
+    said = "submit in a loop instead"
+    assert main.run(["config", "--from", "job.sh", "sweep.py"]) == 2
+    assert said in capsys.readouterr().err
+    assert main.run(["config", "--from", "job.sh", "--style", "srun", "sweep.py"]) == 0
+    assert main.run(["config", "--slurm", "array=0-2", "sweep.py"]) == 2
+    assert said in capsys.readouterr().err
+    (project / "echelon.toml").write_text('[slurm.extra]\narray = "0-2"\n')
+    assert main.run(["config", "sweep.py"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_script_knows_the_conda_of_the_shell_it_was_made_in(project, capsys, monkeypatch):
+    monkeypatch.setenv("CONDA_EXE", "/opt/conda/bin/conda")
+    assert main.run(["script", "--conda", "mine", "train.py"]) == 0
+    assert "conda_exe=/opt/conda/bin/conda\n" in capsys.readouterr().out
+
+
+def test_modules_of_the_environment_and_of_python_are_told_apart(project, capsys):
+    argv = ["script", "--load", "cuda/12.1", "--load", "gcc", "--module", "pkg.train", "--lr", "1"]
+    assert main.run(argv) == 0
+    out = capsys.readouterr().out
+    assert "\nmodule load cuda/12.1 gcc\n" in out
+    assert out.endswith(" --module pkg.train --lr 1\n")
+
+
+def test_no_flag_has_two_meanings(project):
+    commands = typer.main.get_command(main.app).commands
+    for name, command in commands.items():
+        flags = [flag for parameter in command.params for flag in parameter.opts]
+        assert sorted(set(flags)) == sorted(flags), name

@@ -245,3 +245,9 @@ def test_what_slurm_has_forgotten_is_as_its_controller_saw_it_end(run, state):
     found = runs.current_job(run, Knows(j1="UNKNOWN", j2="UNKNOWN"))
     assert (found.id, found.state, found.exit_code) == ("1", state, 9)
     assert runs.current_job(run, Knows(j1="FAILED", j2="UNKNOWN")).state == "FAILED"
+
+
+def test_a_run_s_script_knows_the_conda_of_the_shell_that_asked(tmp_path):
+    request = spec(script="train.py", conda="mine")
+    run, _ = runs.prepare_run(request, tmp_path, tmp_path, conda_exe="/opt/conda/bin/conda")
+    assert "\nconda_exe=/opt/conda/bin/conda\n" in run.script.read_text()

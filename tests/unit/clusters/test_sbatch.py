@@ -101,6 +101,20 @@ def test_what_is_written_is_read_back(spec):
             "#SBATCH --tasks-per-node=1 --gpus-per-node=2",
             {"gpus": 2, "gpu_option": "gpus-per-node"},
         ),
+        (
+            "#SBATCH --gpus=4 --gpus-per-node=2 --ntasks=2 --tasks-per-node=1",
+            {"nodes": "2", "gpus": 2, "gpu_option": "gpus"},
+        ),
+        ("#SBATCH -n 8 --ntasks-per-node=4", {"nodes": "2", "procs": 4}),
+        ("#SBATCH -n 8 --ntasks-per-node=4 -N 1-4", {"nodes": "2", "procs": 4}),
+        (
+            "#SBATCH -G a100:8 --gpus-per-node=4 -n 2",
+            {"nodes": "2", "gpus": 4, "gpu_option": "gpus", "gpu_type": "a100"},
+        ),
+        (
+            "#SBATCH -G 8 --gres=gpu:a100:4 -n 8",
+            {"nodes": "2", "gpus": 4, "gpu_option": "gres", "gpu_type": "a100", "procs": 4},
+        ),
         ("#SBATCH --signal=USR1@90", {"signal_lead": 90}),
         ("#SBATCH --no-requeue --requeue", {"hand_over": "requeue"}),
         ("#SBATCH --requeue\n#SBATCH --no-requeue", {"hand_over": "never"}),
@@ -160,6 +174,28 @@ def test_what_comes_after_the_first_command_is_not_read():
 def test_what_slurm_would_not_take_is_an_error(line):
     with pytest.raises(UsageError):
         parse_directives(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "-n 2 --tasks-per-node=1 --gpus=8 --gpus-per-node=2",
+            "--ntasks-per-node=1 makes 2, but --gpus=8 with --gpus-per-node=2 makes 4",
+        ),
+        (
+            "-N 3 -n 4 --ntasks-per-node=2",
+            "--nodes=3, but --ntasks=4 with --ntasks-per-node=2 makes 2",
+        ),
+        ("-N 3-4 -G 4 --gpus-per-node=2", "--nodes=3-4, but --gpus=4 with"),
+        ("-n 3 --ntasks-per-node=2", "with --ntasks-per-node=2 does not come out even"),
+        ("-n x --ntasks-per-node=2", "--ntasks=x is not a number"),
+    ],
+)
+def test_totals_and_shares_have_to_agree(line, message):
+    with pytest.raises(UsageError) as caught:
+        parse_directives(f"#SBATCH {line}")
+    assert message in caught.value.message
 
 
 @pytest.mark.parametrize(

@@ -158,3 +158,67 @@ def test_no_line_ends_as_on_windows():
 def test_the_placeholder_becomes_the_file(stubs):
     text = render_script(spec(script="x.py", style="file", args=["--f", f"a {PLACEHOLDER}'b"]))
     assert """'a '"$DIST_FILE"''"'"'b'""" in text
+
+
+# --- conda ------------------------------------------------------------------------------------
+
+CONDA = """#!/bin/bash
+if [ "$1" = info ]; then echo "${0%/bin/conda}"; fi
+"""
+CONDA_SH = """\
+conda() {
+    if [ "$2" != mine ]; then echo no such environment >&2; return 1; fi
+    export CONDA_PREFIX=/envs/mine
+}
+"""
+
+
+@pytest.fixture
+def conda(tmp_path):
+    """An installation of conda with one environment, which does what the real one does here."""
+    base = tmp_path / "it's conda"
+    (base / "bin").mkdir(parents=True)
+    (base / "etc/profile.d").mkdir(parents=True)
+    (base / "bin/conda").write_text(CONDA)
+    (base / "bin/conda").chmod(0o755)
+    (base / "etc/profile.d/conda.sh").write_text(CONDA_SH)
+    return base / "bin"
+
+
+def start_with_conda(name, stubs, *, path="", exe=""):
+    seen = stubs / "seen"
+    shutil.rmtree(seen, ignore_errors=True)
+    seen.mkdir()
+    request = spec(script="x.py", conda=name, python="stub-python")
+    done = subprocess.run(
+        ["bash"],
+        input=render_script(request, conda_exe=exe),
+        env={**ENVIRONMENT, "PATH": f"{stubs}:{path}:/usr/bin:/bin", "SEEN": str(seen)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    ran = seen / "env"
+    return done, ran.read_text().split("\0") if ran.exists() else None
+
+
+def test_a_job_uses_the_conda_of_the_shell_that_asked_or_else_that_on_its_path(stubs, conda):
+    for places in ({"exe": str(conda / "conda")}, {"path": conda, "exe": "/gone/conda"}):
+        done, environ = start_with_conda("mine", stubs, **places)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "CONDA_PREFIX=/envs/mine" in environ
+
+
+def test_without_conda_nothing_runs_in_another_python(stubs):
+    done, environ = start_with_conda("mine", stubs, exe="/gone/conda")
+    assert (done.returncode, environ) == (1, None)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("there is no conda on ")
+
+
+def test_without_the_environment_nothing_runs_in_another_python(stubs, conda):
+    done, environ = start_with_conda("it's", stubs, path=conda)
+    assert (done.returncode, environ) == (1, None)
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"cannot activate the conda environment 'it's' with {conda}/conda on ")

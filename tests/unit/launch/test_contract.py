@@ -20,8 +20,10 @@ START = Start(
 )
 
 
-def common(**environ):
-    return common_environment(environ, run_id="x", run_dir=Path("/runs/x"), threads=2, restarts=3)
+def common(*, cpus=0, **environ):
+    return common_environment(
+        environ, run_id="x", run_dir=Path("/runs/x"), threads=2, cpus=cpus, restarts=3
+    )
 
 
 def own(start=START, interface="eth0", **environ):
@@ -99,8 +101,17 @@ def test_in_a_job_slurms_variables_are_the_ranks_own():
         "SLURM_NODEID": "1",
         "SLURM_NTASKS": "8",
         "SLURM_NPROCS": "8",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SLURM_TASKS_PER_NODE": "4(x2)",
         "SLURM_NNODES": "2",
         "SLURM_STEP_NUM_TASKS": "8",
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
     }
+
+
+def test_in_a_job_a_rank_knows_how_many_cpus_were_asked_for_it():
+    """Scripts size their loaders by it, and without it end with a KeyError."""
+    assert common(cpus=4, SLURM_JOB_ID="42")["SLURM_CPUS_PER_TASK"] == "4"
+    assert "SLURM_CPUS_PER_TASK" not in common(SLURM_JOB_ID="42")
+    assert "SLURM_CPUS_PER_TASK" not in common(cpus=4)

@@ -69,3 +69,8 @@ def test_how_a_program_is_started_plainly():
     assert command("script") == ["/usr/bin/python3", "x", "1"]
     assert command("module") == ["/usr/bin/python3", "-m", "x", "1"]
     assert command("binary") == ["x", "1"]
+
+
+def test_cpus_of_a_rank_are_known_where_they_were_asked_for_as_such():
+    assert request(script="a.py", cpus_per_task="3", gpus="2").cpus_per_task == 3
+    assert request(script="a.py", cpus_per_gpu="3", gpus="2").cpus_per_task == 0

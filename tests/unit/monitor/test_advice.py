@@ -95,3 +95,24 @@ def test_a_run_that_was_stopped_says_nothing_of_what_it_would_have_needed():
 
 def test_a_node_that_runs_hot():
     assert codes(throttled={"n1": 0.4, "n2": 0.01}) == ["throttled"]
+
+
+def test_a_node_is_left_out_only_where_there_are_others():
+    ranks = [RankFigures(rank=number, node=f"n{number}", data=0.02) for number in range(3)]
+    slow = RankFigures(rank=3, node="n3", data=0.4)
+    assert told(ranks=[*ranks, slow]).endswith("or leave it out: --exclude n3")
+    assert "--exclude" not in told(ranks=[*ranks, slow], cluster=False)
+    alone = [RankFigures(rank=number, node="n0", data=0.02) for number in range(3)]
+    assert "--exclude" not in told(ranks=[*alone, RankFigures(rank=3, node="n0", data=0.4)])
+    behind = RankFigures(rank=3, node="n0", comm=0.02)
+    waiting = [RankFigures(rank=number, node="n0", comm=0.5) for number in range(3)]
+    assert "--exclude" not in told(ranks=[*waiting, behind])
+
+
+def test_not_all_nodes_are_left_out_because_their_gpus_are_hot():
+    assert told(throttled={"n0": 0.3, "n1": 0.0}).endswith("staff, or leave it out: --exclude n0")
+    both = advise(Facts(seconds={}, throttled={"n0": 0.3, "n1": 0.3}))
+    assert [finding.change for finding in both] == ["tell the cluster's staff"] * 2
+    own = told(throttled={"node0": 0.3, "node1": 0.0}, cluster=False)
+    assert "nvidia-smi" in own
+    assert "--exclude" not in own

@@ -2,7 +2,10 @@
 
 from echelon.core.rundir import RunDir
 from echelon.core.series import Sample
-from echelon.monitor.report import _newest, _rank_figures, make_report
+from echelon.monitor.accounting import account
+from echelon.monitor.report import _newest, _rank_figures, gather, make_report
+from echelon.monitor.state import AttemptState, RunState
+from echelon.spec import JobSpec
 
 
 def sample(at_s, **lasts):
@@ -36,3 +39,9 @@ def test_of_a_run_that_has_not_begun_there_is_little_to_say(tmp_path):
     assert report.state.phase == "QUEUED"
     assert report.accounts.allocated_us == 0
     assert report.findings == []
+
+
+def test_without_a_job_the_nodes_are_ones_own_machine():
+    for job, cluster in (("42", True), ("", False)):
+        state = RunState(run_id="r", attempts={1: AttemptState(number=1, job_id=job)})
+        assert gather(state, account([]), {}, JobSpec()).cluster is cluster
