@@ -107,6 +107,18 @@ def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
     return replace(spec, python=sys.executable)
 
 
+def name_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """Name the ranks' Python also where an environment is activated.
+
+    A job that does not begin with our own variables would not find it on its PATH.
+    """
+    spec = choose_python(spec, environ)
+    prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue or not prefix:
+        return spec
+    return replace(spec, python=f"{prefix}/bin/python")
+
+
 def prepare_run(spec: JobSpec, runs: Path, folder: Path) -> tuple[RunDir, JobSpec]:
     """Make a run's directory with its request and its script; nothing is queued yet."""
     run = RunDir.create(runs, new_run_id(spec))
@@ -137,7 +149,7 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
 _SHIPPED = ("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch")
 """What the programs inside an allocation consist of."""
 _START = '''\
-"""`python launcher controller|agent|zygote …`: a copy of Echelon's job-side programs.
+"""`python launcher controller|agent|zygote|ray-step …`: a copy of Echelon's job-side programs.
 
 It lies in the run's directory so that it needs to be installed on no node, runs in the ranks' own
 Python, and stays the same for as long as the run lives.

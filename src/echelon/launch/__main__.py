@@ -1,8 +1,8 @@
-"""`python LAUNCHER controller|agent|zygote …`: the programs that run inside an allocation."""
+"""`python LAUNCHER controller|agent|zygote|ray-step …`: the programs inside an allocation."""
 
 import sys
 
-ROLES = ("controller", "agent", "zygote")
+ROLES = ("controller", "agent", "zygote", "ray-step")
 
 
 def main() -> int:
@@ -12,6 +12,8 @@ def main() -> int:
         from echelon.launch.beginning import main as become  # noqa: PLC0415
     elif role == "agent":
         from echelon.launch.agent import main as become  # noqa: PLC0415
+    elif role == "ray-step":
+        from echelon.launch.raystep import main as become  # noqa: PLC0415
     else:
         from echelon.launch.zygote import main as become  # noqa: PLC0415
     return become(arguments)

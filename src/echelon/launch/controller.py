@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from echelon.core.rundir import RunDir
 from echelon.errors import EchelonError
@@ -18,12 +17,14 @@ from echelon.launch.allocation import RESERVE_S, SUPERSEDED, Allocation, lead_fr
 from echelon.launch.attempts import is_orphaned, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
+from echelon.launch.contract import ON_RAY
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
+from echelon.launch.muster import read_reason
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
@@ -99,7 +100,7 @@ class Controller:
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
         journal = self._journal
-        job_id = self._environ.get("SLURM_JOB_ID", "")
+        job_id = self._environ.get(ON_RAY) or self._environ.get("SLURM_JOB_ID", "")
         journal.note(
             "attempt",
             attempt=self._attempt,
@@ -234,10 +235,13 @@ class Controller:
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
-        deadline = time.monotonic() + JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
+        patience_s = JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
+        deadline = time.monotonic() + patience_s
         awaited = set(range(self._starter.nodes))
         while missing := awaited - self._crew.agents.keys() - self._crew.unfit.keys():
             match await self._crew.next(min(deadline, time.monotonic() + LATE_S)):
+                case None if self._starter.waits():
+                    deadline = time.monotonic() + patience_s
                 case None if time.monotonic() >= deadline:
                     break
                 case None:
@@ -387,16 +391,3 @@ class Controller:
 
 def _stopped(stop: Stop) -> Failure:
     return Failure(cause=stop.cause, message=stop.message, exit_code=stop.exit_code)
-
-
-def read_reason(path: Path) -> str:
-    """Return the line that says why agents did not come.
-
-    What srun says first is the cause; that it then kills the other tasks is not.
-    """
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    told = [line.strip() for line in lines if line.strip()]
-    return next((line for line in told if line.startswith("srun: error:")), (told or [""])[-1])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from echelon.launch.rayplan import PREFIX
 from echelon.launch.starting import Started, Starter
 
 
@@ -119,3 +120,18 @@ def _is_there(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
         return False
+
+
+def read_reason(path: Path) -> str:
+    """Return the line that says why agents did not come.
+
+    What srun says first is the cause; that it then kills the other tasks is not. So it is with our
+    own step on Ray.
+    """
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    told = [line.strip() for line in lines if line.strip()]
+    causes = (line for line in told if line.startswith(("srun: error:", PREFIX)))
+    return next(causes, (told or [""])[-1]).removeprefix(PREFIX)

@@ -33,6 +33,11 @@ class LaunchRequest:
     """How long before the job's time limit they are told, at least."""
     grace_s: int
     """What ranks that know nothing of Echelon get between being asked to stop and being killed."""
+    cpus: int = 1
+    """What each node gives,"""
+    gpus: int = 0
+    mem_mib: int = 0
+    """0 where the request does not say."""
 
 
 def read_request(run: RunDir) -> LaunchRequest:
@@ -60,6 +65,9 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         node_check=spec.node_check,
         lead_s=spec.signal_lead_s,
         grace_s=spec.grace_s,
+        cpus=spec.procs_per_node * max(1, spec.cpus_per_rank),
+        gpus=spec.gpus,
+        mem_mib=spec.mem_mib,
     )
 
 

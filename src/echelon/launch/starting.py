@@ -49,6 +49,9 @@ class Starter(Protocol):
     ) -> list[Started]:
         """Start those of some nodes."""
 
+    def waits(self) -> bool:
+        """Tell whether it still waits for nodes, as a job does in a queue."""
+
 
 class LocalStarter:
     """Several agents on this host: each plays a node."""
@@ -74,6 +77,9 @@ class LocalStarter:
             pid = self._shell.start(argv, log=log, env={**env, NODE: str(node)})
             found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
         return found
+
+    def waits(self) -> bool:
+        return False
 
 
 class SlurmStarter:
@@ -123,6 +129,9 @@ class SlurmStarter:
             pid = self._shell.start([*step, *argv], log=log, env={**clean, **place})
             found.append(Started(pid=pid, nodes=frozenset(group), log=log))
         return found
+
+    def waits(self) -> bool:
+        return False  # Slurm has done so
 
     def _steps(self, nodes: Sequence[int]) -> list[tuple[list[int], str]]:
         """Return which of the nodes to reach by one srun, and its option for all their GPUs.

@@ -13,6 +13,7 @@ from echelon.core.shell import Shell
 from echelon.core.slurm import Slurm
 from echelon.errors import EchelonError, UnavailableError
 from echelon.launch.allocation import ANSWER_S
+from echelon.launch.contract import ON_RAY
 from echelon.launch.handover import Standby
 from echelon.launch.journal import Journal
 
@@ -63,6 +64,13 @@ class NoSuccession:
 
     async def leave(self) -> None:
         pass
+
+
+class OthersSuccession(NoSuccession):
+    """Somebody else has to submit the next job: whoever waits for the run, or its user."""
+
+    async def conclude(self, *, wanted: bool) -> str:
+        return "wanted" if wanted else ""
 
 
 class StandbySuccession:
@@ -175,6 +183,8 @@ def choose_succession(
         original: and those with which our job was submitted.
         owns_job: whether the job that we are in was submitted for this run.
     """
+    if ON_RAY in environ and mode != "never":
+        return OthersSuccession()
     if not owns_job or mode == "never":
         return NoSuccession()
     slurm, job_id = Slurm(shell, environ), environ["SLURM_JOB_ID"]

@@ -1,0 +1,354 @@
+"""Runs as jobs of a Ray cluster, through its Jobs API over HTTP: no ray is needed here.
+
+A job is the same script that Slurm would run, started on the cluster's head; its controller then
+asks Ray for nodes. The run's folder is on a file system that all of them share.
+"""
+
+import http.client
+import json
+import shlex
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from echelon.core.jobs import Job
+from echelon.core.rundir import RunDir
+from echelon.core.shell import Shell
+from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
+from echelon.launch.attempts import outcome
+from echelon.launch.contract import HERE, ON_RAY
+from echelon.launch.rayplan import CANCELLED, read_standing
+from echelon.launch.request import LaunchRequest, read_request
+from echelon.spec import JobSpec, show_value
+
+PREFIX = "ray:"
+DEFAULT = "http://127.0.0.1:8265"
+_STATES = {
+    "PENDING": "PENDING",
+    "RUNNING": "RUNNING",
+    "SUCCEEDED": "COMPLETED",
+    "STOPPED": "CANCELLED",
+    "FAILED": "FAILED",
+}
+_SLURM_ONLY = (
+    *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency", "time"),
+    *("gpu_type", "mem_per_cpu", "mem_per_gpu", "signal_lead", "mail_user", "slurm.extra"),
+)
+"""Keys that Ray has no word for."""
+_STOP_S = 90
+"""What a job has to stop, beyond the grace of its ranks, before Ray kills it."""
+_ANSWER_S = 30.0
+_MARK = "echelon: "
+
+Fetch = Callable[[str, str, Any], tuple[int, str]]
+"""Method, path and content of a request; status and text of the answer.
+
+Raises OSError where nobody answers.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobName:
+    """A job's id, as we write it down: it says where to ask."""
+
+    submission: str
+    address: str
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.submission}@{self.address}"
+
+
+def parse_job_name(text: str) -> JobName:
+    submission, _, address = text.removeprefix(PREFIX).partition("@")
+    return JobName(submission=submission, address=address)
+
+
+def find_address(asked: str, environ: Mapping[str, str]) -> str:
+    """Return where a Ray cluster takes jobs: what was asked, or as Ray's own commands find it.
+
+    Raises:
+        UsageError: it is no address of the kind.
+    """
+    known = (asked, environ.get("RAY_API_SERVER_ADDRESS", ""), environ.get("RAY_ADDRESS", ""))
+    # What RAY_ADDRESS holds may be for `ray.init` alone.
+    found = asked or next((one for one in known if one.startswith("http")), DEFAULT)
+    address = found if "://" in found else f"http://{found}"
+    parts = urllib.parse.urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
+        raise UsageError(
+            f"'{found}' is no address of Ray's Jobs API",
+            hint=f"write it like this: --address {DEFAULT}",
+        )
+    return address.rstrip("/")
+
+
+def find_token(environ: Mapping[str, str]) -> str:
+    """Return the token that Ray's own commands would show; empty when there is none."""
+    if token := environ.get("RAY_AUTH_TOKEN", "").strip():
+        return token
+    usual = Path(environ.get("HOME", "/"), ".ray", "auth_token")
+    path = Path(environ["RAY_AUTH_TOKEN_PATH"]) if environ.get("RAY_AUTH_TOKEN_PATH") else usual
+    with suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
+
+
+def render_entrypoint(run: Path, attempt: int, output: Path) -> str:
+    """Return the command that is a job: it says so where the run's folder cannot be seen. Pure."""
+    script = shlex.quote(str(run / "job.sbatch"))
+    blind = (
+        f"{_MARK}the head of the Ray cluster, $(hostname), does not see the run's folder {run}, "
+        "or as another user: runs have to be kept where all nodes see them (--runs-dir)"
+    )
+    quoted = f'"{blind}"' if not set(str(run)) & set('"$`\\!') else shlex.quote(blind)
+    return (
+        f"if [ ! -O {script} ]; then echo {quoted} >&2; exit 69; fi; "
+        f"exec bash {script} {attempt} >> {shlex.quote(str(output))} 2>&1"
+    )
+
+
+class RayCluster:
+    """The Ray cluster at an address."""
+
+    def __init__(
+        self,
+        address: str,
+        runs: Path,
+        environ: Mapping[str, str],
+        *,
+        shell: Shell,
+        fetch: Fetch | None = None,
+    ) -> None:
+        self.address, self._runs, self._environ = address, runs, environ
+        self._shell = shell
+        self._fetch = fetch or HttpFetch(address, environ)
+
+    def problems(self, spec: JobSpec) -> list[str]:
+        served = str(self._ask("GET", "/api/version").get("ray_version", ""))
+        found = self._check_python(spec, served)
+        if spec.style != "echelon":
+            found.append(f"style '{spec.style}' needs Slurm: on Ray use the default style")
+        if spec.hand_over == "requeue":
+            found.append("hand_over 'requeue' needs Slurm")
+        found += [
+            f"Ray knows nothing of {key} ({show_value(key, spec)})"
+            for key in _SLURM_ONLY
+            if show_value(key, spec)
+        ]
+        return found
+
+    def _check_python(self, spec: JobSpec, served: str) -> list[str]:
+        """Return whether the ranks' Python lacks ray, or has another: Ray takes none but its own.
+
+        With conda, modules or lines of bash of the user's own, only the job will know.
+        """
+        python = spec.python or (f"{spec.venv}/bin/python" if spec.venv else "")
+        if not python or not served or spec.conda or spec.modules or spec.prologue:
+            return []
+        look = "from importlib.metadata import version; print(version('ray'))"
+        try:
+            shown = self._shell.run([python, "-c", look], timeout_s=60)
+        except EchelonError:
+            return []  # that it is not there is said elsewhere
+        own = shown.stdout.strip() if shown.code == 0 else ""
+        if own == served:
+            return []
+        install = f"{python} -m pip install 'ray[default]=={served}'"
+        has = f"has ray {own}, and the cluster {served}" if own else "has no ray"
+        return [f"the Python '{python}' {has}: {install}"]
+
+    def exclusions(self, request: LaunchRequest) -> str:
+        return request.exclude
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        run_id: str,
+        attempt: int,
+        environ: Mapping[str, str],  # noqa: ARG002  it would lie open in Ray's list of jobs
+        exclude: str = "",  # noqa: ARG002  Ray's nodes come and go
+    ) -> str:
+        submission = f"{run_id}-{attempt}"
+        run = RunDir.open(script.absolute().parent)
+        grace_s = read_request(run).grace_s
+        job = {
+            "entrypoint": render_entrypoint(run.path, attempt, _output(run, attempt)),
+            "submission_id": submission,
+            "metadata": {"echelon_run": run_id, "job_name": submission},
+            "runtime_env": {
+                "env_vars": {
+                    HERE: "1",
+                    ON_RAY: submission,
+                    # It reaches all processes of the job: SIGINT is the one that our step ignores.
+                    "RAY_JOB_STOP_SIGNAL": "SIGINT",
+                    "RAY_JOB_STOP_WAIT_TIME_S": str(grace_s + _STOP_S),
+                }
+            },
+        }
+        try:
+            status, text = self._fetch("POST", "/api/jobs/", job)
+        except OSError as error:
+            # It may have been taken, and only the answer lost. Ray takes no id twice.
+            if self._look(submission) is None:
+                raise self._away(error) from error
+            status, text = 200, ""
+        if status != 200 and self._look(submission) is None:
+            raise self._refused(status, text)
+        return str(JobName(submission=submission, address=self.address))
+
+    def job(self, job_id: str, *, run_id: str) -> Job:
+        name = parse_job_name(job_id)
+        run = RunDir.open(self._runs.absolute() / run_id)
+        attempt = int(name.submission.rpartition("-")[2])
+        standing = read_standing(run.attempt(attempt))
+        job = Job(
+            id=job_id,
+            state="UNKNOWN",
+            nodes=",".join(standing.names(living=False)) if standing else "",
+            output=str(_output(run, attempt)),
+        )
+        record = self._look(name.submission)
+        if record is None or (record.get("metadata") or {}).get("echelon_run") != run_id:
+            return replace(job, reason="Ray does not know the job")
+        found = parse_job(job, record)
+        ended = outcome(run, attempt) if found.over else None
+        if ended is None:
+            return found
+        return replace(found, state=ended.state, exit_code=ended.exit_code, reason="")
+
+    def stop(self, job_id: str, *, run_id: str) -> None:
+        if not self.job(job_id, run_id=run_id).over:
+            self._ask("POST", f"/api/jobs/{parse_job_name(job_id).submission}/stop")
+
+    def cancel(self, job_id: str, *, run_id: str) -> None:
+        # Ray asks a job once, and waits for as long as its ranks may take to save: so does nobody
+        # who wants the end now.
+        attempt = parse_job_name(job_id).submission.rpartition("-")[2]
+        with suppress(FileNotFoundError):
+            (self._runs / run_id / "attempts" / attempt / CANCELLED).touch(mode=0o600)
+        self.stop(job_id, run_id=run_id)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def _look(self, submission: str) -> Mapping[str, Any] | None:
+        """Return what Ray knows of a job; None when it knows none."""
+        try:
+            status, text = self._fetch("GET", f"/api/jobs/{submission}", None)
+        except OSError as error:
+            raise self._away(error) from error
+        if status == 404:
+            return None
+        return self._read(status, text)
+
+    def _ask(self, method: str, path: str) -> Mapping[str, Any]:
+        try:
+            status, text = self._fetch(method, path, None)
+        except OSError as error:
+            raise self._away(error) from error
+        return self._read(status, text)
+
+    def _read(self, status: int, text: str) -> Mapping[str, Any]:
+        if status != 200:
+            raise self._refused(status, text)
+        try:
+            record = json.loads(text)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise UnavailableError(
+                f"what answers at {self.address} is not Ray's Jobs API",
+                hint=f"name another: --address {DEFAULT}",
+            )
+        return record
+
+    def _away(self, error: OSError) -> UnavailableError:
+        reason = getattr(error, "reason", None) or error
+        return UnavailableError(
+            f"no Ray cluster answers at {self.address}: {reason}",
+            hint="name the address of its dashboard, of a Ray that was started with "
+            "ray[default]: --address http://HEAD:8265",
+        )
+
+    def _refused(self, status: int, text: str) -> UnavailableError | NotPermittedError:
+        if status in (401, 403):
+            return NotPermittedError(
+                f"the Ray cluster at {self.address} asks for a token, and has refused ours"
+                if find_token(self._environ)
+                else f"the Ray cluster at {self.address} asks for a token",
+                hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; see ray get-auth-token",
+            )
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        return UnavailableError(
+            f"Ray answers {status}: {said[-1] if said else 'nothing'}",
+            hint=f"see its dashboard: {self.address}",
+        )
+
+
+def parse_job(job: Job, record: Mapping[str, Any]) -> Job:
+    """Return a job with what Ray says of it. Pure."""
+    state = _STATES.get(str(record.get("status")), "UNKNOWN")
+    if state in ("PENDING", "RUNNING"):
+        return replace(job, state=state)
+    said = str(record.get("message") or "").strip().splitlines()
+    told = next((line.removeprefix(_MARK) for line in said if line.startswith(_MARK)), "")
+    reason = "" if state == "COMPLETED" else told or (said[0] if said else "")
+    code = record.get("driver_exit_code")
+    if isinstance(code, int) and code < 0:
+        code = 128 - code
+    failed = 130 if state == "CANCELLED" else 1
+    return replace(
+        job,
+        state=state,
+        reason=reason,
+        exit_code=code if isinstance(code, int) else 0 if state == "COMPLETED" else failed,
+    )
+
+
+class HttpFetch:
+    """Asks over HTTP, directly; it shows the token only to one who asks for it."""
+
+    def __init__(self, address: str, environ: Mapping[str, str]) -> None:
+        self._address, self._environ = address, environ
+        # No proxy: it would see the token. No redirects: neither shall another host.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Straight())
+        self._headers: dict[str, str] = {}
+
+    def __call__(self, method: str, path: str, content: Any) -> tuple[int, str]:
+        status, text = self._once(method, path, content)
+        token = find_token(self._environ)
+        if status == 401 and token and not self._headers:
+            self._headers = {"Authorization": f"Bearer {token}"}
+            status, text = self._once(method, path, content)
+        return status, text
+
+    def _once(self, method: str, path: str, content: Any) -> tuple[int, str]:
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(  # noqa: S310  find_address lets http and https through
+            f"{self._address}{path}",
+            data=data,
+            method=method,
+            headers={"Content-Type": "application/json", **self._headers},
+        )
+        try:
+            with self._opener.open(request, timeout=_ANSWER_S) as answer:
+                return answer.status, answer.read().decode(errors="replace")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode(errors="replace")
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"it does not speak HTTP: {error!r}") from error
+
+
+class _Straight(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _output(run: RunDir, attempt: int) -> Path:
+    return run.logs / f"job-{attempt}.out"
