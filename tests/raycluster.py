@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, by Ray's own command, with nobody else's in it."""
+"""A Ray cluster of several nodes on this machine, by Ray's own command, for the tests alone."""
 
 import json
 import os
@@ -52,8 +52,10 @@ class RayNodes:
     def _serves(self):
         with suppress(OSError):
             bearer = {"Authorization": f"Bearer {TOKEN}"}
-            request = urllib.request.Request(f"{self.api}/api/version", headers=bearer)
-            return urllib.request.urlopen(request, timeout=10).status == 200
+            url = f"{self.api}/api/version"
+            request = urllib.request.Request(url, headers=bearer)  # noqa: S310  our own
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  likewise
+                return answer.status == 200
         return False
 
     def output(self, name):

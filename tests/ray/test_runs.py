@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from digits import write_digits
+from echelon.clusters.ray import render_entrypoint
 from echelon.core.waiting import wait_until
+from kernel import cmdline, environ_of
 from raycluster import START_S, TOKEN, events
 from rig import require, require_root
 from slurm.survival import SURVIVOR, Chain, check_samples
@@ -57,6 +58,19 @@ def worlds(chain, attempt=1):
     return [event["world_size"] for event in events(chain.run, "generation", attempt)]
 
 
+def check_secrets(cluster, chain):
+    """Neither the cluster's token nor the agents' key is in an argument or a file of the run."""
+    pids = cluster.pids()
+    words = [word for pid in pids for word in environ_of(pid).split(b"\0")]
+    keys = {word.partition(b"=")[2] for word in words if word.startswith(b"ECHELON_KEY=")}
+    files = b"".join(path.read_bytes() for path in chain.run.rglob("*") if path.is_file())
+    shown = b"".join(cmdline(pid) for pid in pids)
+    assert len(keys) == 1
+    for secret in (TOKEN.encode(), *keys):
+        assert secret not in shown
+        assert secret not in files
+
+
 def test_mnist_survives_a_killed_rank_and_a_removed_node(cluster, folder):
     data = f"--data-dir={write_digits(folder / 'digits', train=512)}"
     size = ["--batch-size=8", "--test-batch-size=64", "--epochs=8"]
@@ -87,7 +101,7 @@ def test_a_run_stops_where_all_ranks_are_and_goes_on_later(cluster, folder):
     assert end_of(chain) == 130, output(chain)
     assert [one["state"] for one in chain.outcomes()] == ["CANCELLED"]
     assert "go on with: echelon resume" in output(chain)
-    assert chain.command("why", "last").stdout.count("interrupted") == 1
+    assert "cause: cancelled" in chain.command("why", "last").stdout
     done = chain.command("resume", "last", "--wait")
     assert done.returncode == 0, done.stderr
     assert [one["state"] for one in chain.outcomes()] == ["CANCELLED", "COMPLETED"]
@@ -99,6 +113,7 @@ def test_a_run_that_is_cancelled_is_gone_at_once_even_while_it_stops(cluster, fo
     (folder / "deaf.py").write_text(script)
     chain = submit(cluster, folder, "--nodes=2", "--procs=1", "deaf.py")
     ranks = [event["pid"] for event in await_events(chain, "rank", 2)]
+    check_secrets(cluster, chain)
     assert chain.command("stop", "last").returncode == 0  # they would have thirty seconds
     assert chain.command("cancel", "last").returncode == 0
     assert end_of(chain, 20) == 130, output(chain)
@@ -107,23 +122,23 @@ def test_a_run_that_is_cancelled_is_gone_at_once_even_while_it_stops(cluster, fo
     assert wait_until(gone, timeout_s=10)
 
 
+@pytest.mark.full
 def test_nodes_that_are_not_there_are_waited_for(cluster, folder):
     (folder / "train.py").write_text("print('done')\n")
     chain = submit(cluster, folder, "--nodes=3", "train.py")
-    log = "attempts/1/ray-0.log"
     waiting = "waiting for 3 nodes with CPU 1 each; 2 of 3 are so large"
-    said = lambda: (
-        waiting
-        in "".join(  # noqa: E731
-            path.read_text() for path in folder.glob(f"runs/*/{log}")
-        )
-    )
+
+    def said():
+        logs = folder.glob("runs/*/attempts/1/ray-0.log")
+        return waiting in "".join(log.read_text() for log in logs)
+
     assert wait_until(said, timeout_s=START_S), output(chain)
     cluster.add("gamma")
     assert end_of(chain) == 0, output(chain)
     assert worlds(chain) == [3]
 
 
+@pytest.mark.full
 def test_with_too_few_nodes_whoever_waits_submits_the_next_attempt(cluster, folder):
     words = ["--nodes=2", "--procs=1", str(SURVIVOR), "60", "0.05", "--save-every=5"]
     chain = submit(cluster, folder, *words)
@@ -137,6 +152,7 @@ def test_with_too_few_nodes_whoever_waits_submits_the_next_attempt(cluster, fold
     assert worlds(chain, 2) == [2]
 
 
+@pytest.mark.full
 def test_a_run_in_the_foreground_ends_with_its_command(cluster, folder):
     (folder / "endless.py").write_text(ENDLESS)
     argv = [sys.executable, "-m", "echelon", "run", *cluster.here, "endless.py"]
@@ -165,18 +181,13 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, folder):
     finally:
         cluster.kill("blind")
     trouble = f" does not see the run's folder {chain.run}: No such file or directory"
-    (name,) = re.findall(
-        rf"0 of 2 nodes came: (\S+) \([0-9.]+\){re.escape(trouble)}", output(chain)
-    )
+    came = rf"0 of 2 nodes came: (\S+) \([0-9.]+\){re.escape(trouble)}"
+    (name,) = set(re.findall(came, output(chain)))
     assert name.startswith(os.uname().nodename)
+    assert len(chain.attempts()) == 1
 
 
-def test_a_head_that_does_not_see_the_folder_says_so(cluster, folder):
-    (folder / "train.py").write_text("print('done')\n")
-    chain = submit(cluster, folder, "--dry-run", "train.py")
-    assert end_of(chain) == 0, output(chain)
-    from echelon.clusters.ray import render_entrypoint
-
+def test_a_head_that_does_not_see_the_folder_says_so(folder):
     command = render_entrypoint(folder / "nowhere", 1, folder / "nowhere" / "log")
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 69
@@ -202,27 +213,6 @@ def test_a_stranger_is_refused(cluster, folder, token):
     assert not (folder / "runs").exists()
 
 
-def test_the_token_and_the_key_are_in_no_file_of_the_run_and_no_argument(cluster, folder):
-    (folder / "endless.py").write_text(ENDLESS)
-    chain = submit(cluster, folder, "endless.py")
-    await_events(chain, "rank", 1)
-    own = [pid for pid in cluster.pids() if Path(f"/proc/{pid}/cmdline").exists()]
-    lines = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in own)
-    agents = [Path(f"/proc/{pid}/environ").read_bytes() for pid in own]
-    (key,) = {
-        word.partition(b"=")[2]
-        for text in agents
-        for word in text.split(b"\0")
-        if word.startswith(b"ECHELON_KEY=")
-    }
-    files = b"".join(path.read_bytes() for path in chain.run.rglob("*") if path.is_file())
-    for secret in (TOKEN.encode(), key):
-        assert secret not in lines
-        assert secret not in files
-    assert chain.command("cancel", "last").returncode == 0
-    end_of(chain)
-
-
 def test_an_address_that_does_not_answer_is_named(cluster, folder):
     (folder / "train.py").write_text("print('done')\n")
     argv = [sys.executable, "-m", "echelon", "submit", "--on=ray"]
@@ -238,4 +228,3 @@ def test_an_address_that_does_not_answer_is_named(cluster, folder):
     assert done.returncode == 69
     assert "no Ray cluster answers at http://127.0.0.1:9: " in done.stderr
     assert "hint: " in done.stderr
-    shutil.rmtree(folder / "runs", ignore_errors=True)

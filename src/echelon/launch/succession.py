@@ -19,12 +19,17 @@ from echelon.launch.journal import Journal
 
 AGAIN_S = 60.0
 """Between tries to queue a standby while slurmctld is away."""
+NODES: tuple[str, ...] = ("lost node", "start")
+"""Causes that are mostly some node's."""
 LAST_S = 90.0
 """How long the end of an attempt may wait for slurmctld."""
 
 
 class Succession(Protocol):
     """See the module."""
+
+    mends: tuple[str, ...]
+    """Causes of failure that a next job may not have, for it has other nodes."""
 
     def begin(self, journal: Journal, exclude: str) -> None:
         """Prepare for the worst, in the background.
@@ -50,6 +55,8 @@ class Succession(Protocol):
 class NoSuccession:
     """Nobody goes on by itself: a run on one's own machine, or inside somebody else's job."""
 
+    mends: tuple[str, ...] = NODES
+
     def begin(self, journal: Journal, exclude: str) -> None:
         pass
 
@@ -67,7 +74,12 @@ class NoSuccession:
 
 
 class OthersSuccession(NoSuccession):
-    """Somebody else has to submit the next job: whoever waits for the run, or its user."""
+    """Somebody else has to submit the next job: whoever waits for the run, or its user.
+
+    Nodes that are not there are waited for at the start: one that fails would fail again.
+    """
+
+    mends: tuple[str, ...] = ("lost node",)
 
     async def conclude(self, *, wanted: bool) -> str:
         return "wanted" if wanted else ""
@@ -75,6 +87,8 @@ class OthersSuccession(NoSuccession):
 
 class StandbySuccession:
     """A job that waits for our end: Slurm starts it, whoever is left."""
+
+    mends: tuple[str, ...] = NODES
 
     def __init__(self, standby: Standby) -> None:
         self._standby = standby
@@ -140,6 +154,8 @@ class StandbySuccession:
 
 class RequeueSuccession:
     """The same job once more: Slurm puts it back into the queue when we ask for that."""
+
+    mends: tuple[str, ...] = NODES
 
     def __init__(self, slurm: Slurm, job_id: str) -> None:
         self._slurm, self._job_id = slurm, job_id
