@@ -10,6 +10,7 @@ import sys
 import tempfile
 import urllib.request
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 from echelon.core.waiting import wait_until
@@ -43,7 +44,15 @@ class RayNodes:
             "RAY_health_check_failure_threshold": "3",
         }
         port = _free_port()
-        head = ["--head", "--port=0", "--include-dashboard=true", "--dashboard-host=127.0.0.1"]
+        # Left alone, it would serve Ray Client on a port that somebody else may have.
+        client = [f"--ray-client-server-port={_free_port()}"] if find_spec("grpc") else []
+        head = [
+            "--head",
+            "--port=0",
+            *client,
+            "--include-dashboard=true",
+            "--dashboard-host=127.0.0.1",
+        ]
         self.start("head", [*head, f"--dashboard-port={port}", "--num-cpus=0"])
         self.api = f"http://127.0.0.1:{port}"
         self.gcs = (self.home / "t" / "ray_current_cluster").read_text().strip()

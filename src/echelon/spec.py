@@ -15,7 +15,7 @@ from echelon.core.units import format_memory, parse_duration
 from echelon.errors import EchelonError, UsageError
 from echelon.readers import NodeCount, nearest
 
-STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun")
+STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
 """How ranks can be started: docs/styles.md."""
 
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
@@ -28,6 +28,20 @@ _SCRIPT_VARIABLES = frozenset(
         *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PEER_ADDR"),
         *("PORT_TAKEN", "DIST_FILE", "code", "host", "interface", "launcher", "log", "own"),
         *("peer", "python", "scratch", "taken", "task", "towards", "try"),
+        *(
+            "head",
+            "node",
+            "one",
+            "others",
+            "port",
+            "ray",
+            "role",
+            "leash",
+            "tmp",
+            "told",
+            "workers",
+        ),
+        *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_HOME"),
     }
 )
 """What a job's script sets for itself."""
@@ -202,7 +216,7 @@ class JobSpec:
             found.append(f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}")
         if self.nodes.low != self.nodes.high and self.gpu_option in ("gpus", "gpus-per-task"):
             found.append(f"gpu_option '{self.gpu_option}' needs a fixed number of nodes")
-        if self.signal_lead_s and self.style in ("static", "torchrun"):
+        if self.signal_lead_s and self.style in ("static", "torchrun", "ray"):
             found.append(f"style '{self.style}' does not hand a signal on to its ranks")
         limit_s = parse_duration(self.time) if self.time else None
         if self.style == "echelon" and limit_s is not None and limit_s <= self._warned_s:

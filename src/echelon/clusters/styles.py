@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Callable
 
+from echelon.clusters.raystyle import CLUSTER, render_driver
 from echelon.clusters.sbatch import render_directives
 from echelon.spec import JobSpec
 
@@ -28,6 +29,9 @@ def render_script(spec: JobSpec, *, run: str = "") -> str:
     if spec.style == "echelon":
         head = _head(spec, run=run)
         return "\n".join([head, _environment(spec), _launch_echelon(spec, run)])
+    if spec.style == "ray":
+        driver = render_driver(" ".join(_program(spec)))
+        return "\n".join([_head(spec), _environment(spec), CLUSTER, driver])
     task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
     parts = [
         _head(spec),
@@ -287,11 +291,16 @@ exec "$python" -m echelon run {" ".join(options)} {words}
 """
 
 
-def _launch(spec: JobSpec) -> str:
+def _program(spec: JobSpec) -> list[str]:
+    """Return the words of what a task becomes, quoted for bash."""
     program = [] if spec.style in ("static", "torchrun") else ['"$python"']
     if spec.module:
         program.append("-m")
-    words = " ".join([*program, *(_argument(word) for word in (spec.script, *spec.args))])
+    return [*program, *(_argument(word) for word in (spec.script, *spec.args))]
+
+
+def _launch(spec: JobSpec) -> str:
+    words = " ".join(_program(spec))
     # With --ntasks and --overlap it does the same in a job of another shape, and inside a step.
     tasks = f'--ntasks="$((SLURM_JOB_NUM_NODES * {spec.tasks_per_node}))"'
     step = f"""\

@@ -45,6 +45,21 @@ def test_an_elastic_torchrun_says_how_few_nodes_it_takes():
     assert '--nnodes="2:$SLURM_NNODES"' in text
 
 
+def test_the_driver_of_a_ray_cluster_gets_its_arguments_as_they_are():
+    """The rest of that script is the same for all, and tests/ray runs it."""
+    text = render_script(spec(script="a b.py", style="ray", args=["$(x)", "it's"], python="/p y"))
+    last = text.splitlines()[-3]
+    step, _, words = last.removesuffix(" {leash}>&-").partition(" $one ")
+    assert step.startswith("srun --nodes=1 ")
+    shown = subprocess.run(
+        ["bash", "-c", f"python='/p y'; printf '%s\\0' {words}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.split("\0")[:-1] == ["/p y", "a b.py", "$(x)", "it's"]
+
+
 # --- hostile values, through real bash --------------------------------------------------------
 
 # Stand-ins for what a batch script calls: they print what reached them.
@@ -108,7 +123,7 @@ def stubs(tmp_path_factory):
 
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    style=st.sampled_from(STYLES),
+    style=st.sampled_from([style for style in STYLES if style != "ray"]),
     script=values.filter(bool),
     args=st.lists(values, max_size=3),
     variable=values,
