@@ -49,7 +49,6 @@ while not Path("../go").exists():
 """
 
 TRAIN = """\
-import json, os, sys
 from pathlib import Path
 import ray
 import torch
@@ -58,17 +57,17 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 
-def work():
+def work(asked):
     total = torch.tensor([2.0 ** dist.get_rank()])
     dist.all_reduce(total)
     assert total.item() == 2.0 ** dist.get_world_size() - 1
-    Path(sys.argv[1], f"rank-{dist.get_rank()}").write_text(ray.util.get_node_ip_address())
+    Path(asked["folder"], f"rank-{dist.get_rank()}").write_text(ray.util.get_node_ip_address())
 
 
 folder = str(Path.cwd())
-sys.argv[1:] = [folder]
 TorchTrainer(
     work,
+    train_loop_config={"folder": folder},
     torch_config=TorchConfig(backend="gloo"),
     scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
     run_config=RunConfig(storage_path=folder),
@@ -133,6 +132,7 @@ def test_two_jobs_on_one_node_have_each_a_ray_of_their_own(full, tmp_path):
     check_clean(jobs)
 
 
+@pytest.mark.full
 def test_ray_train_runs_on_all_nodes_of_the_job(full, tmp_path):
     folder = tmp_path / "train"
     job = submit(full, folder, TRAIN, nodes=2, cpus_per_task=2)

@@ -90,7 +90,8 @@ if [ "${SLURM_MEM_PER_NODE:-0}" -gt 0 ]; then
         --object-store-memory="$((SLURM_MEM_PER_NODE * 300000))"
 fi
 if [ "$role" = head ]; then
-    set -- "$@" --head --port=0 --include-dashboard=false
+    # The dashboard, which Ray Train asks how things are, is for this node alone.
+    set -- "$@" --head --port=0 --dashboard-host=127.0.0.1 --dashboard-port=0
     # Where it can serve Ray Client it does, on a port that two jobs would want: this one is free.
     port=$("$python" -c 'import socket, grpc
 probe = socket.socket()
@@ -99,20 +100,27 @@ print(probe.getsockname()[1])' 2>/dev/null) && set -- "$@" --ray-client-server-p
 else
     set -- "$@" --address="$RAY_ADDRESS"
 fi
-"$python" -m ray.scripts.scripts start "$@" > "$RAY_HOME/log" 2>&1 < /dev/null &
+setsid "$python" -m ray.scripts.scripts start "$@" > "$RAY_HOME/log" 2>&1 < /dev/null &
 ray=$!
-# The batch script holds the other end of our input: when it goes, so does Ray, with all processes
-# of its own, and its folder last.
-{ cat > /dev/null; touch "$RAY_HOME/told"; kill -TERM $ray; } <&0 2>/dev/null &
+# It gets two seconds to end its own processes: Slurm may not wait much longer for us.
+end_ray() {
+    touch "$RAY_HOME/told"
+    kill -TERM $ray
+    for _ in {1..20}; do kill -0 $ray || break; sleep 0.1; done
+    kill -KILL -- -$ray
+}
+# The batch script holds the other end of our input: when it goes, so does Ray.
+{ cat > /dev/null; end_ray; } <&0 2>/dev/null &
 leash=$!
-trap 'touch "$RAY_HOME/told"; kill -TERM $ray 2>/dev/null' TERM INT
+trap 'end_ray 2>/dev/null' TERM INT
 while kill -0 $ray 2>/dev/null; do wait $ray; done
 kill $leash 2>/dev/null
 if [ ! -e "$RAY_HOME/told" ]; then
     echo "Ray has ended on $SLURMD_NODENAME:" >&2
     tail -n 20 "$RAY_HOME/log" >&2
 fi
-rm -rf "$RAY_HOME"
+# Some of its processes may still be about to go, and write.
+for _ in {1..50}; do rm -rf "$RAY_HOME" 2>/dev/null && break; sleep 0.1; done
 NODE
 )
 
