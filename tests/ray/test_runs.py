@@ -123,6 +123,18 @@ def test_a_run_that_is_cancelled_is_gone_at_once_even_while_it_stops(cluster, fo
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_an_agent_that_is_killed_comes_back(cluster, folder, nodes):
+    options = [f"--nodes={nodes}", "--procs=1"]
+    chain = submit(cluster, folder, *options, str(SURVIVOR), "100", "0.05", "--save-every=5")
+    chain.await_step(7)
+    os.kill(events(chain.run, "joined")[-1]["pid"], signal.SIGKILL)
+    assert end_of(chain) == 0, output(chain)
+    assert worlds(chain) == [nodes, nodes]
+    assert len(events(chain.run, "joined")) == nodes + 1
+
+
+@pytest.mark.full
 def test_nodes_that_are_not_there_are_waited_for(cluster, folder):
     (folder / "train.py").write_text("print('done')\n")
     chain = submit(cluster, folder, "--nodes=3", "train.py")

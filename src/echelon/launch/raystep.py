@@ -59,6 +59,7 @@ def main(arguments: list[str]) -> int:
         environ = dict(os.environ)
         step = _Step(ray, plan, lambda: os.getppid() == parent)
         connect(ray, plan, environ)
+        environ.pop(_JOB_CONFIG, None)  # between Ray and us: of a rank's own Ray it would be part
         try:
             step.carry_out(environ)
         finally:
@@ -137,17 +138,18 @@ class _Step:
     def _find_group(self) -> tuple[Any, dict[int, int]]:
         """Return nodes for the plan, and which bundle is for which of our places."""
         plan = self._plan
-        if plan.nodes == list(range(plan.high)):
+        everybody = list(plan.nodes) == list(range(plan.high))
+        if everybody and read_standing(plan.folder) is None:  # nobody was before us
             count = choose_count(plan, self._free())
             return self._reserve(plan.group, count), {node: node for node in range(count)}
         (node,) = plan.nodes
         try:
             group = self._util.get_placement_group(plan.group)
         except ValueError:  # whoever had it is gone, and all its agents
-            return self._reserve(f"{plan.group}-{node}", 1), {node: 0}
-        if node < group.bundle_count:
+            group = None
+        if group and node < group.bundle_count:
             return group, {node: node}
-        return self._reserve(f"{plan.group}-{node}", 1), {node: 0}
+        return self._reserve(f"{plan.group}-{node}-{os.getpid()}", 1), {node: 0}
 
     def _reserve(self, name: str, count: int) -> Any:
         """Have so many different nodes, as soon as there are."""

@@ -54,7 +54,8 @@ export -f address_towards
 
 # --- a Ray cluster of this job's own
 # What a surrounding Ray may have left must not lead there.
-unset "${!RAY_@}"
+unset RAY_ADDRESS RAY_API_SERVER_ADDRESS RAY_AUTH_TOKEN_PATH RAY_NAMESPACE RAY_TMPDIR
+unset RAY_JOB_CONFIG_JSON_ENV_VAR
 # Its token is new for each job, and in no file. Whoever does not have it is refused.
 RAY_AUTH_TOKEN=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
