@@ -213,12 +213,17 @@ class RayCluster:
             nodes=",".join(standing.names(living=False)) if standing else "",
             output=str(_output(run, attempt)),
         )
-        record = self._look(name.submission)
-        if record is None or (record.get("metadata") or {}).get("echelon_run") != run_id:
+        ended = outcome(run, attempt)
+        try:
+            record = self._look(name.submission)
+        except UnavailableError:
+            if ended is None:
+                raise
+            record = {"status": "FAILED"}  # the cluster may be gone: what the run has left is not
+        if record is None or (record.get("metadata") or {}).get("echelon_run", run_id) != run_id:
             return replace(job, reason="Ray does not know the job")
         found = parse_job(job, record)
-        ended = outcome(run, attempt) if found.over else None
-        if ended is None:
+        if ended is None or not found.over:
             return found
         return replace(found, state=ended.state, exit_code=ended.exit_code, reason="")
 

@@ -118,6 +118,16 @@ def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster
     assert cluster.job(job_id, run_id=run.run_id).state == "UNKNOWN"
 
 
+def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
+    job_id = submit_run(run, cluster, {}).job_id
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    with pytest.raises(UnavailableError, match="no Ray cluster answers"):
+        cluster.job(job_id, run_id=run.run_id)
+    write_atomic(run.outcome(1), '{"state": "COMPLETED", "exit_code": 0}')
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    assert cluster.job(job_id, run_id=run.run_id).state == "COMPLETED"
+
+
 def test_stop_and_cancel(api, cluster, run):
     job_id = submit_run(run, cluster, {}).job_id
     wish = run.attempt(1) / "cancelled"
