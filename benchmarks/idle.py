@@ -42,12 +42,16 @@ def our_processes(command):
     """Return the launcher's processes by what they are; a guard is an agent's own fork."""
     found = {"the command, echelon run": command.pid}
     for process in psutil.Process(command.pid).children(recursive=True):
+        if process.status() == psutil.STATUS_ZOMBIE:
+            continue  # one that is over, and about to be reaped
         words = process.cmdline()
         role = words[2] if len(words) > 2 and words[1].endswith("/launcher") else ""
         if role == "agent":
             kind = "guard" if process.parent().cmdline() == words else "agent"
             number = sum(name.startswith(kind) for name in found)
             found[f"{kind} {number}"] = process.pid
+        elif role == "telemetry":
+            found[f"{role} {sum(name.startswith(role) for name in found)}"] = process.pid
         elif role == "controller":
             found[role] = process.pid
     return found
@@ -88,12 +92,14 @@ def main():
         peer = measure(theirs, folder / "theirs", seconds, lambda command: {"": command.pid})[""]
     assert {"controller", "agent 0", "agent 1", "guard 0", "guard 1"} <= rows.keys(), rows
     judged = [name for name in rows if name.startswith(("controller", "agent"))]
+    telemetry = max(row["cpu_percent"] for name, row in rows.items() if "telemetry" in name)
     worst = {
         figure: max(rows[name][figure] for name in judged) for figure in ("cpu_percent", "rss_mib")
     }
     goals = {
         "controller and agents, CPU of a core, percent": (worst["cpu_percent"], 1.0),
         "controller and agents, resident, MB": (round(worst["rss_mib"] * MIB / 1e6, 1), 40.0),
+        "telemetry of a node, CPU of a core, percent": (telemetry, 1.0),
     }
     ratios = {
         figure: round(rows["agent 0"][figure] / peer[figure], 3) if peer[figure] else None

@@ -22,16 +22,17 @@ def soak_nodes(here, asked, report):
     steps = round(60 * asked.minutes / asked.pace_s)
     options = (f"--nodes={asked.nodes}", "--procs=1", "--restarts=1000")
     chain = here.chain("training", *options, steps=steps, pace_s=asked.pace_s)
-    done, record = [], []
+    done, record, began_s = [], [], time.time()
     with report.trial("the training"):
         chain.await_step(10, timeout_s=120)
+        began_s = time.time()
         done = _disturb(here, chain, chance, asked)
         code, said = chain.wait(timeout_s=60 * asked.minutes + 300)
         assert code == 0, f"it ended with {code}\n{said}"
         check_samples(chain.records(), steps)
     with report.trial("bad nodes"):
         record = json.loads(chain.command("nodes", "--json").stdout or "[]")
-        _check_excluded(here, chain, record)
+        _check_excluded(here, chain, record, done)
     with report.trial("the queue afterwards"):
         here.await_empty_queue()
     sizes = {}
@@ -42,13 +43,13 @@ def soak_nodes(here, asked, report):
         "faults": dict(Counter(what for _, what, _ in done)),
         "nodes of each attempt's generations": list(sizes.values()),
         "excluded": {one["node"]: one["reason"] for one in record},
-        "what was done": [f"{at_s:.0f} s: {what} {node}" for at_s, what, node in done],
+        "what was done": [f"{at_s - began_s:.0f} s: {what} {node}" for at_s, what, node in done],
     }
     report.goals = {"things that went wrong": (len(report.failures), "≤", 0)}
 
 
 def _disturb(here, chain, chance, asked):
-    """Break and mend nodes; leave all of them whole. Return (seconds, what, node) of each."""
+    """Break and mend nodes; leave all of them whole. Return (time, what, node) of each."""
     done, down, favourite = [], [], None
     began_s = time.monotonic()
     while time.monotonic() - began_s < 60 * asked.minutes:
@@ -66,28 +67,27 @@ def _disturb(here, chain, chance, asked):
         else:
             continue
         here.cause(what, node)
-        done.append((time.monotonic() - began_s, what, node))
+        done.append((time.time(), what, node))
         say(f"{what} {node}")
     for node in down:
         here.cause("restore", node)
     return done
 
 
-def _check_excluded(here, chain, record):
-    """Whoever was lost twice is left out, and gets no attempt after that."""
-    lost = Counter(
-        event["verdict"]["failure"]["node"]
-        for _, event in events(chain, "restart")
-        if event["verdict"]["failure"]["cause"] == "lost node"
-    )
-    twice = {node for node, times in lost.items() if node and times >= 2}
-    excluded = {one["node"] for one in record}
-    assert twice <= excluded, f"lost twice: {sorted(twice)}; excluded: {sorted(excluded)}"
+def _check_excluded(here, chain, record, done):
+    """Whoever was lost twice is left out, and gets no attempt after that.
+
+    Not so whom a controller has lost because its own host was without a cable.
+    """
     since = {}
     for number, event in events(chain, "restart"):
         failure = event["verdict"]["failure"]
-        if failure["cause"] == "lost node":
+        own_host = here.cluster.job(chain.job(number)).get("BatchHost", "")
+        if failure["cause"] == "lost node" and not _is_cut(own_host, event["time"], done):
             since.setdefault(failure["node"], []).append(number)
+    twice = {node for node, attempts in since.items() if node and len(attempts) >= 2}
+    excluded = {one["node"] for one in record}
+    assert twice <= excluded, f"lost twice: {sorted(twice)}; excluded: {sorted(excluded)}"
     for node in twice:
         second = since[node][1]
         later = [number for number in chain.attempts() if number > second]
@@ -95,3 +95,9 @@ def _check_excluded(here, chain, record):
             job = here.cluster.job(chain.job(number))
             given = expand(job["NodeList"]) if job["NodeList"] != "(null)" else []
             assert node not in given, f"attempt {number} got {node}, which was excluded"
+
+
+def _is_cut(host, at_s, done):
+    """Tell whether a host was without its cable then."""
+    before = [what for when_s, what, node in done if node == host and when_s <= at_s]
+    return before[-1:] == ["cut"]

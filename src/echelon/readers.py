@@ -5,6 +5,7 @@ hint for what it cannot read.
 """
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ MAIL_TYPES = (
     *("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT"),
     *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"),
 )
+_ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,13 @@ def mail_types(raw: object) -> tuple[str, ...]:
     """Read when Slurm is to write mail."""
     known = one_of(*MAIL_TYPES)
     return tuple(known(word.upper()) for word in words(raw))
+
+
+def address(raw: object) -> str:
+    """Read an address for mail."""
+    if raw == "" or (isinstance(raw, str) and _ADDRESS.fullmatch(raw)):
+        return str(raw)
+    raise UsageError(f"{raw!r} is not an address", hint="write one, as in me@example.org")
 
 
 def table(raw: object) -> dict[str, str]:

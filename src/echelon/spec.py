@@ -52,6 +52,7 @@ _OWN_OPTIONS = frozenset(
         *("exclude", "dependency", "chdir", "output", "mail-user", "mail-type"),
     }
 )
+_EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail", "mail_type"))
 
 
 # --- the request ----------------------------------------------------------------------------
@@ -115,14 +116,20 @@ class JobSpec:
         "auto",
         "whether a next job takes over: auto, always, requeue or never",
     )
+    telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
     node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
+    preflight: bool = _key(
+        readers.switch, False, "examine all nodes first, and leave out those that fail"
+    )
     preload: tuple[str, ...] = _key(
         readers.words, ("torch",), "modules imported once for all ranks"
     )
 
     chdir: str = _key(readers.text, "", "where the job runs; here when empty")
     output: str = _key(readers.text, "", "where Slurm puts the output, with %j and the like")
-    mail_user: str = _key(readers.text, "", "who gets mail")
+    notify: str = _key(readers.text, "", "a command to run when the run is over")
+    mail: str = _key(readers.address, "", "who gets mail when the run is over")
+    mail_user: str = _key(readers.text, "", "who gets mail about each job")
     mail_type: tuple[str, ...] = _key(readers.mail_types, (), "about what")
 
     python: str = _key(readers.text, "", "the Python of the ranks")
@@ -197,8 +204,11 @@ class JobSpec:
         memory = [k for k in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(self, f"{k}_mib")]
         if len(memory) > 1:
             found.append(f"{' and '.join(memory)} exclude each other")
-        if self.cpus_per_task and self.cpus_per_gpu:
-            found.append("cpus_per_task and cpus_per_gpu exclude each other")
+        found += [
+            f"{one} and {other} exclude each other"
+            for one, other in _EXCLUSIVE
+            if getattr(self, one) and getattr(self, other)
+        ]
         found += [
             f"{key} needs gpus"
             for key, value in (
@@ -216,16 +226,13 @@ class JobSpec:
             found.append(f"style '{self.style}' needs a fixed number of nodes, not {self.nodes}")
         if self.nodes.low != self.nodes.high and self.gpu_option in ("gpus", "gpus-per-task"):
             found.append(f"gpu_option '{self.gpu_option}' needs a fixed number of nodes")
-        if self.signal_lead_s and self.style in ("static", "torchrun", "ray"):
-            found.append(f"style '{self.style}' does not hand a signal on to its ranks")
         limit_s = parse_duration(self.time) if self.time else None
         if self.style == "echelon" and limit_s is not None and limit_s <= self._warned_s:
             found.append(
                 f"a time of {self.time} leaves none to work: its end is told {self._warned_s} s "
                 "before (signal_lead, grace)"
             )
-        if self.module and self.style in ("static", "torchrun"):
-            found.append(f"style '{self.style}' takes a script, not a module")
+        found += self._style_problems()
         found += [
             f"the variable {name} is the job's own"
             for name in self.env
@@ -251,6 +258,17 @@ class JobSpec:
             for name in self.slurm_extra
             if not re.fullmatch(r"[a-z][a-z0-9-]*", name)
         ]
+        return found
+
+    def _style_problems(self) -> list[str]:
+        """Return what the style cannot do."""
+        found = []
+        if self.signal_lead_s and self.style in ("static", "torchrun", "ray"):
+            found.append(f"style '{self.style}' does not hand a signal on to its ranks")
+        if self.module and self.style in ("static", "torchrun"):
+            found.append(f"style '{self.style}' takes a script, not a module")
+        if self.preflight and self.style != "echelon":
+            found.append(f"style '{self.style}' has no preflight")
         return found
 
 

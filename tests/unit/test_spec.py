@@ -64,6 +64,14 @@ def test_every_problem_is_told_at_once_with_where_it_stands():
         ({"env": {"A B": "1"}}, "'A B' cannot be the name of a variable"),
         ({"slurm.extra": {"a b": "1"}}, "'a b' is not an sbatch option"),
         ({"mail_type": "END,NEVER"}, "'NEVER' is not one of"),
+        ({"mail": "me@example.org", "mail_user": "you"}, "mail and mail_user exclude each other"),
+        ({"mail": "me@example.org", "mail_type": "ALL"}, "mail and mail_type exclude each other"),
+        ({"mail": "me"}, "'me' is not an address"),
+        ({"mail": "me@example.org,you@example.org"}, "is not an address"),
+        ({"mail": "me@a b"}, "is not an address"),
+        ({"mail": "-oQ/tmp@example.org"}, "is not an address"),
+        ({"mail": "me@example.org\n#SBATCH --x"}, "is not an address"),
+        ({"mail": ["me@example.org"]}, "is not an address"),
         ({"signal_lead": "UNLIMITED"}, "cannot be unlimited"),
         ({"wait_all_nodes": "maybe"}, "neither true nor false"),
         ({"nodelist": "n[1-"}, "at character 5"),
@@ -115,7 +123,7 @@ def test_a_job_is_named_after_its_script(values, name):
     assert spec(**values).job_name == name
 
 
-USUAL = ("", "1", "3", "30", "300", "auto", "echelon", "gres", "report", "torch", "false")
+USUAL = ("", "1", "3", "30", "300", "auto", "echelon", "gres", "report", "torch", "false", "true")
 
 
 def test_values_are_shown_as_they_are_written():

@@ -32,6 +32,8 @@ _LOOK_S = 0.05
 """How often files are looked at."""
 _ASK_S = 1.0
 """How often Slurm is asked."""
+_MOST_NODES = 32
+"""Of how many nodes telemetry is read for the last line: nobody waits long for that."""
 _EAGER_S = 5.0
 """For how long it is asked all the time once a controller has left its outcome."""
 
@@ -104,8 +106,18 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
         if job.over:
             reason = f" ({job.reason})" if job.reason else ""
             console.note(f"{run.run_id}: {job.state}{reason}")
+            _sum_up(run)
             return job
         time.sleep(_LOOK_S)
+
+
+def _sum_up(run: "RunDir") -> None:
+    """Say what the run's time went to, and what to change, in a line or two."""
+    from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
+
+    with suppress(Exception):  # it is over, and has its exit code; this is an extra
+        if text := render_short(make_report(run, most_nodes=_MOST_NODES)):
+            console.note(text)
 
 
 def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":

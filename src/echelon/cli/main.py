@@ -14,7 +14,20 @@ from typing import Annotated, NoReturn
 import typer
 
 from echelon._version import __version__
-from echelon.cli import console, nodes, pack, request, runs, sandbox
+from echelon.cli import (
+    console,
+    dash,
+    doctor,
+    export,
+    lint,
+    nodes,
+    pack,
+    report,
+    request,
+    runs,
+    sandbox,
+    watch,
+)
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
@@ -32,8 +45,14 @@ app = typer.Typer(
 )
 app.add_typer(request.app)
 app.add_typer(runs.app)
+app.add_typer(watch.app)
+app.add_typer(report.app)
+app.add_typer(dash.app)
+app.add_typer(export.app)
 app.add_typer(nodes.app)
+app.add_typer(doctor.app)
 app.add_typer(pack.app)
+app.add_typer(lint.app)
 app.add_typer(sandbox.app)
 
 

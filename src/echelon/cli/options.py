@@ -7,7 +7,7 @@ be said in one place can be said in all.
 import inspect
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +24,7 @@ REPEATED = {
     "prologue": "LINE",
 }
 """Keys whose flag may be given several times, and what each time brings."""
-SWITCHES = {"wait_all_nodes": (), "module": ("-m",)}
+SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",)}
 """Keys whose flag takes no value, and its short forms."""
 SPELLING = {"slurm.extra": "slurm", "modules": "module"}
 """Flags that are not called as their key."""
@@ -35,8 +35,18 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
     The command's own parameters stay; its `request` parameter is filled in here.
     """
+    return _take(command, _parameters())
+
+
+def takes_keys(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command flags for some keys, and no script; files still say what else they like."""
+    wanted = {name.replace(".", "_") for name in names} | {"cluster", "setting"}
+    return lambda command: _take(command, [p for p in _parameters() if p.name in wanted])
+
+
+def _take(command: Callable[..., None], flags: Sequence[inspect.Parameter]) -> Callable[..., None]:
     own = [p for p in inspect.signature(command).parameters.values() if p.name != "request"]
-    parameters = [*_parameters(), *own]
+    parameters = [*flags, *own]
 
     def run(**values: Any) -> None:
         mine = {p.name: values.pop(p.name) for p in own}

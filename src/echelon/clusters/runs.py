@@ -138,7 +138,7 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
         output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
     )
     if spec.style == "echelon":
-        ship_launcher(run)
+        ship_launcher(run.launcher)
     else:  # every line says which task it is from
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     write_atomic(run.spec, render_spec(frozen))
@@ -146,8 +146,13 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path) -> JobSpec:
     return frozen
 
 
-_SHIPPED = ("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch")
+_SHIPPED = (
+    *("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch"),
+    *("launch/doctor", "train/probe"),
+)
 """What the programs inside an allocation consist of."""
+_NVML = "pynvml"
+"""NVIDIA's own binding, a file that needs nothing else."""
 _START = '''\
 """`python launcher controller|agent|zygote|ray-step …`: a copy of Echelon's job-side programs.
 
@@ -166,11 +171,11 @@ sys.exit(main())
 '''
 
 
-def ship_launcher(run: RunDir) -> None:
-    """Lay a copy of the job-side programs into a run's directory."""
+def ship_launcher(launcher: Path) -> None:
+    """Lay a copy of the job-side programs into a new folder."""
     source = Path(echelon.__file__).parent
-    run.launcher.mkdir(mode=0o700)
-    target = run.launcher / "echelon"
+    launcher.mkdir(mode=0o700)
+    target = launcher / "echelon"
     target.mkdir()
     for name in _SHIPPED:
         for path in (source / name).glob("*.py") if (source / name).is_dir() else [source / name]:
@@ -182,7 +187,11 @@ def ship_launcher(run: RunDir) -> None:
             if (source / compiled).is_file():
                 (target / compiled).parent.mkdir(exist_ok=True, mode=0o700)
                 shutil.copy2(source / compiled, target / compiled)
-    (run.launcher / "__main__.py").write_text(_START)
+    (launcher / "__main__.py").write_text(_START)
+    # The ranks' Python may not have it, and then nobody could ask their GPUs anything.
+    nvml = importlib.util.find_spec(_NVML)
+    if nvml is not None and nvml.origin is not None:
+        shutil.copy2(nvml.origin, launcher / f"{_NVML}.py")
 
 
 def render_spec(spec: JobSpec) -> str:
@@ -193,13 +202,18 @@ def render_spec(spec: JobSpec) -> str:
         if value == getattr(JobSpec(), KEYS[key].field):
             continue
         if isinstance(value, Mapping):
-            entries = [f"{json.dumps(name)} = {json.dumps(text)}" for name, text in value.items()]
+            entries = [f"{_quote(name)} = {_quote(text)}" for name, text in value.items()]
             tables += ["", f"[{key}]", *entries]
         elif isinstance(value, tuple):
-            lines.append(f"{key} = {json.dumps(list(value))}")
+            lines.append(f"{key} = {_quote(list(value))}")
         else:
-            lines.append(f"{key} = {json.dumps(show_value(key, spec))}")
+            lines.append(f"{key} = {_quote(show_value(key, spec))}")
     return "\n".join([*lines, *tables]) + "\n"
+
+
+def _quote(value: str | list[str]) -> str:
+    # TOML knows no halves of characters, which JSON's escapes would make.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:

@@ -6,6 +6,7 @@ Reading follows Slurm's own reader: which lines it looks at, how it splits and u
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from echelon.core.slurm import OVER
 from echelon.core.units import format_memory
 from echelon.errors import UsageError
 from echelon.spec import JobSpec
@@ -80,6 +81,8 @@ _VALUED = frozenset(
     }
 )
 
+KNOWN_OPTIONS = _SWITCHES | _OPTIONAL | _VALUED
+
 _HOW_TO_SUBMIT = frozenset({"ignore-pbs", "parsable", "quiet", "verbose", "wait"})
 """Say how sbatch itself should behave, not what the job should be like."""
 _NO_JOB = frozenset({"help", "test-only", "usage", "version"})
@@ -137,8 +140,8 @@ def render_options(spec: JobSpec) -> dict[str, str]:
         "dependency": spec.dependency,
         "chdir": spec.chdir,
         "output": spec.output,
-        "mail-user": spec.mail_user,
-        "mail-type": ",".join(spec.mail_type),
+        "mail-user": spec.mail or spec.mail_user,
+        "mail-type": OVER if spec.mail else ",".join(spec.mail_type),
         "wait-all-nodes": "1" if spec.wait_all_nodes else "",
         # The style `echelon` tells its ranks itself: Slurm would kill those that do not listen yet.
         "signal": f"USR1@{spec.signal_lead_s}"
@@ -202,13 +205,17 @@ def directives(script: str) -> Iterator[list[str]]:
     """Yield the words of each #SBATCH line that Slurm reads: those before the first command."""
     for number, line in enumerate(script.split("\n"), start=1):
         if line.startswith("#SBATCH"):
-            yield _words(line.removeprefix("#SBATCH"), number)
+            yield split_directive(line.removeprefix("#SBATCH"), number)
         elif line.strip() and not line.lstrip().startswith("#"):
             return
 
 
-def _words(line: str, number: int) -> list[str]:
-    """Split as Slurm does: quotes of both kinds, a backslash, and # for a comment between words."""
+def split_directive(line: str, number: int) -> list[str]:
+    """Split as Slurm does: quotes of both kinds, a backslash, and # for a comment between words.
+
+    Raises:
+        UsageError: a quote is not closed.
+    """
     words: list[str] = []
     word: list[str] | None = None
     quoting = ""
@@ -269,9 +276,8 @@ def _complete(name: str) -> str:
 
     Others are left as they are: a newer Slurm or a plugin may know them.
     """
-    known = _SWITCHES | _OPTIONAL | _VALUED
-    found = sorted(option for option in known if option.startswith(name))
-    if name in known or not found:
+    found = sorted(option for option in KNOWN_OPTIONS if option.startswith(name))
+    if name in KNOWN_OPTIONS or not found:
         return name
     if len(found) > 1:
         raise UsageError(

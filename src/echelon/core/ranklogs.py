@@ -7,6 +7,7 @@ holds lines of `time size`, each saying how long the log was then.
 
 import contextlib
 import heapq
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -68,9 +69,9 @@ class Line:
 class Tail:
     """Reads a growing file by whole lines, and no more of it at a time than it must."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, start: int = 0) -> None:
         self._path = path
-        self.offset = 0
+        self.offset = start
         """Up to where lines have been taken."""
 
     def read(self, *, over: bool) -> Iterator[tuple[int, str]]:
@@ -82,6 +83,8 @@ class Tail:
         # What comes while we read is for the next call: a busy writer must not keep us here.
         size = self._path.stat().st_size
         start, left = self.offset, b""
+        if size <= start:
+            return  # a thousand logs are not opened to find nothing in them
         while chunk := self._piece(start, min(_CHUNK, size - start)):
             start += len(chunk)
             *whole, left = (left + chunk).split(b"\n")
@@ -110,13 +113,16 @@ class Tail:
 class _Times:
     """Reads what a LogClock has noted down."""
 
-    def __init__(self, log: Path) -> None:
-        self._notes = Tail(_times(log))
+    def __init__(self, log: Path, *, recent: int | None) -> None:
+        self._path, self._recent = _times(log), recent
+        self._notes: Tail | None = None
         self._size, self._time_s = 0, 0.0
 
     def read(self) -> Iterator[tuple[int, float]]:
         """Return the sizes that the log has had, and when: the last known one first."""
         yield self._size, self._time_s
+        if self._notes is None:
+            self._notes = Tail(self._path, start=line_start(self._path, self._recent))
         with contextlib.suppress(FileNotFoundError):
             for _, note in self._notes.read(over=False):
                 time_s, _, size = note.partition(" ")
@@ -125,14 +131,36 @@ class _Times:
                     yield self._size, self._time_s
 
 
+def line_start(path: Path, recent: int | None) -> int:
+    """Return where the first line begins that is in the last so many bytes of a file."""
+    if recent is None:
+        return 0
+    try:
+        start = path.stat().st_size - recent
+        if start <= 0:
+            return 0
+        with path.open("rb") as file:
+            file.seek(start - 1)  # a line may begin just there
+            return start - 1 + len(file.readline(_LONGEST))
+    except OSError:
+        return 0
+
+
 class RankLog:
     """Reads one rank's log, with the times of its lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, recent: int | None = None) -> None:
+        """Read a log; of what is there already, so many bytes, or all of it when None."""
         match = re.search(r"rank-(\d+)\.log$", path.name)
         self.rank = int(match[1]) if match else -1
-        self._tail, self._times = Tail(path), _Times(path)
+        self._tail = Tail(path, start=line_start(path, recent))
+        self._times = _Times(path, recent=recent)
         self._number = 0
+
+    @property
+    def offset(self) -> int:
+        """Up to where it has been read."""
+        return self._tail.offset
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return what came since the last call.
@@ -153,8 +181,15 @@ class RankLog:
 class RunLogs:
     """Reads all ranks' logs of a run, merged by time, and follows new ones."""
 
-    def __init__(self, logs: Path, *, rank: int | None = None) -> None:
-        self._folder = logs
+    def __init__(self, logs: Path, *, rank: int | None = None, recent: int | None = None) -> None:
+        """Follow the logs of a folder.
+
+        Args:
+            logs: where the generations' folders are.
+            rank: whose alone; None for all.
+            recent: how many bytes are read of each log that is there; None for all.
+        """
+        self._folder, self._recent = logs, recent
         self._rank = rank
         self._open: dict[Path, RankLog] = {}
         self._done: set[Path] = set()
@@ -169,14 +204,36 @@ class RunLogs:
             readers = []
             # Ranks are started anew only when all earlier ones are gone.
             ended = over or folder is not folders[-1]
-            for path in sorted(folder.glob("rank-*.log")):
-                reader = self._open.setdefault(path, RankLog(path))
-                if self._rank is None or reader.rank == self._rank:
+            for name, size in _sizes(folder):
+                path = folder / name
+                reader = self._open.get(path)
+                if reader is None:
+                    reader = self._open[path] = RankLog(path, recent=self._recent)
+                # Of a thousand, few have anything new to say.
+                if size > reader.offset and self._rank in (None, reader.rank):
                     readers.append(reader.read(over=ended, now_s=now_s))
             yield from heapq.merge(*readers)
             if folder is not folders[-1]:
                 self._done.add(folder)
                 self._open = {p: log for p, log in self._open.items() if p.parent != folder}
+        self._recent = None  # what comes from now on is read wholly
+
+    def ends(self) -> dict[Path, int]:
+        """Return up to where the logs are read that may still grow."""
+        return {path: log.offset for path, log in self._open.items()}
+
+
+def _sizes(folder: Path) -> list[tuple[str, int]]:
+    """Return the logs in a folder, by their names, and how long they are."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(
+                (entry.name, entry.stat().st_size)
+                for entry in entries
+                if entry.name.startswith("rank-") and entry.name.endswith(".log")
+            )
+    except OSError:
+        return []  # it was taken away meanwhile
 
 
 def _generation(folder: Path) -> tuple[int, int]:

@@ -8,23 +8,35 @@ nowhere else.
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_MEASURED = re.compile(r"([0-9]+)-([0-9]+)\.[0-9]\.jsonl")
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     """Put the whole content under `path` or, whatever happens, leave what was there."""
-    # What came from a command line may hold bytes that are no text.
-    data = content.encode(errors="surrogateescape") if isinstance(content, str) else content
+    with replacing(path, mode=mode) as file:
+        # What came from a command line may hold bytes that are no text.
+        file.write(
+            content.encode(errors="surrogateescape") if isinstance(content, str) else content
+        )
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Write what will be under `path` at the end of the block; after an error, nothing changed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -147,6 +159,11 @@ class RunDir:
         return self.path / "logs"
 
     @property
+    def notify_log(self) -> Path:
+        """What the user's command for the end of the run has said."""
+        return self.logs / "notify.log"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -162,9 +179,23 @@ class RunDir:
         """The programs of the attempts' own side: Python runs this folder."""
         return self.path / "launcher"
 
+    def preflight(self, number: int) -> Path:
+        """Return the file of what an attempt's preflight has found."""
+        return self.attempt(number) / "preflight.json"
+
     def events_of(self, writer: str) -> Path:
         """One file per writer, so that nobody ever waits for a lock."""
         return self.events / f"{writer}.jsonl"
+
+    def telemetry(self, attempt: int, node: int, level: int) -> Path:
+        """Return where a node's measurements are, the newer in the lower levels: see series.py."""
+        return self.path / "telemetry" / f"{attempt}-{node:05}.{level}.jsonl"
+
+    def measured(self) -> list[tuple[int, int]]:
+        """Return of which attempts and nodes there are measurements."""
+        names = (path.name for path in (self.path / "telemetry").glob("*.jsonl"))
+        found = {match.groups() for name in names if (match := _MEASURED.fullmatch(name))}
+        return sorted((int(attempt), int(node)) for attempt, node in found)
 
     def rank_log(self, *, attempt: int, generation: int, rank: int) -> Path:
         return self.logs / f"{attempt}.{generation}" / f"rank-{rank:05}.log"

@@ -25,6 +25,8 @@ _AWAY = re.compile(
     r"Zero Bytes were transmitted|slurm_receive_msg|Transport endpoint",
     re.IGNORECASE,
 )
+OVER = "END,FAIL"
+"""Mail about any end of a job, once: END where it completed or was cancelled, else FAIL."""
 _MARK = "echelon:"
 _VARIABLES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SACCT_"),
@@ -168,6 +170,10 @@ class Slurm:
         except CommandError as error:
             if "Invalid job id" not in error.stderr and "already completing" not in error.stderr:
                 raise
+
+    def set_mail(self, job_id: str, types: str) -> None:
+        """Have Slurm write mail about these ends of a job; NONE for none."""
+        self.ask(["scontrol", "update", f"JobId={job_id}", f"MailType={types}"])
 
     def ask(self, argv: Sequence[str]) -> Result:
         """Run a command that changes nothing, or nothing twice, until slurmctld answers."""

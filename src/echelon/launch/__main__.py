@@ -1,22 +1,26 @@
-"""`python LAUNCHER controller|agent|zygote|ray-step …`: the programs inside an allocation."""
+"""`python LAUNCHER controller|agent|zygote|… …`: the programs that run inside an allocation."""
 
+import importlib
 import sys
 
-ROLES = ("controller", "agent", "zygote", "ray-step")
+ROLES = {
+    "controller": "echelon.launch.beginning",
+    "agent": "echelon.launch.agent",
+    "zygote": "echelon.launch.zygote",
+    "ray-step": "echelon.launch.raystep",
+    "telemetry": "echelon.launch.telemetry",
+    "doctor": "echelon.launch.doctor.short",
+    "doctor-probe": "echelon.launch.doctor.probe",
+}
+"""Who one can be, and where that is written."""
 
 
 def main() -> int:
     """Become what the first argument says."""
     role, arguments = sys.argv[1], sys.argv[2:]
-    if role == "controller":
-        from echelon.launch.beginning import main as become  # noqa: PLC0415
-    elif role == "agent":
-        from echelon.launch.agent import main as become  # noqa: PLC0415
-    elif role == "ray-step":
-        from echelon.launch.raystep import main as become  # noqa: PLC0415
-    else:
-        from echelon.launch.zygote import main as become  # noqa: PLC0415
-    return become(arguments)
+    # Only what is wanted is loaded: a node starts many of these.
+    code: int = importlib.import_module(ROLES[role]).main(arguments)
+    return code
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
-from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
@@ -31,6 +30,8 @@ from echelon.launch.contract import (
     REPLACES,
     TIED,
     common_environment,
+    node_in_job,
+    parse_candidates,
 )
 from echelon.launch.doors import try_doors
 from echelon.launch.files import AgentFiles
@@ -43,6 +44,7 @@ from echelon.launch.messages import (
     Hello,
     Leave,
     Message,
+    Note,
     Open,
     Probe,
     Propose,
@@ -50,6 +52,7 @@ from echelon.launch.messages import (
     Signalled,
     Start,
 )
+from echelon.launch.meter import Meter
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.noderanks import NodeRanks
 from echelon.launch.nursery import Nursery
@@ -83,7 +86,7 @@ class Agent:
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = bytes.fromhex(environ[KEY])
-        self._controller = _parse_candidates(environ[CONTROLLER])
+        self._controller = parse_candidates(environ[CONTROLLER])
         common = common_environment(
             environ,
             run_id=run.run_id,
@@ -94,6 +97,16 @@ class Agent:
         self._guard = Guard(scratch)
         self._link: Link | None = None
         self._files = AgentFiles()
+        self._meter = Meter(
+            run,
+            attempt=attempt,
+            node=node,
+            scratch=scratch,
+            env=common,
+            shell=shell,
+            guard=self._guard,
+            files=self._files,
+        )
         self._nursery = Nursery(
             program=request.program,
             preload=request.preload,
@@ -146,6 +159,8 @@ class Agent:
             await self._reach_controller()
             self._spawn(self._pulse())
             self._spawn(self._files.time_logs())
+            if self._request.telemetry:
+                self._spawn(self._meter.start())
             await self._done.wait()
         except OSError as error:
             self._files.say(f"cannot reach the controller at {self._controller}: {error}")
@@ -248,6 +263,8 @@ class Agent:
             if paused_s > SILENCE_S / 2 and self._link:
                 self._link.heard_s = time.monotonic()  # it was we who did not listen
             self._say(self._ranks.pulse())
+            for text in self._meter.said():
+                self._say(Note(text=text))
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
                 self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
 
@@ -264,30 +281,18 @@ class Agent:
                 return
             self._nursery.collected(pid, status)
             self._check.collected(pid, status)
+            self._meter.collected(pid)
             if pid == self._guard.pid and not self._done.is_set():
                 self._guard.start()
 
     def _end_everything(self) -> None:
         # What dies from here on may do so when the loop has closed the pipe that would tell.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        self._meter.close()
         self._nursery.close()
         self._ranks.close()
         self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _parse_candidates(text: str) -> list[tuple[str, int]]:
-    found = []
-    for part in text.split(","):
-        address, _, port = part.rpartition(":")
-        found.append((address, int(port)))
-    return found
-
-
-def _node_in_job(environ: Mapping[str, str]) -> int:
-    """Return our node's place in the job; in a step that spans part of it, Slurm counts anew."""
-    hosts = expand(environ["SLURM_JOB_NODELIST"])
-    return hosts.index(environ["SLURMD_NODENAME"])
 
 
 def _limit_files(most: str) -> None:
@@ -311,7 +316,7 @@ def main(arguments: list[str]) -> int:
     environ = dict(os.environ)
     if KEY not in environ:
         raise UsageError("an agent is started by its controller", hint="use: echelon run")
-    node = int(environ[NODE]) if NODE in environ else _node_in_job(environ)
+    node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
     os.environ.pop(KEY)
     if parent := environ.get(TIED):
         die_with(int(parent), signal.SIGKILL)  # our guard ends the rest

@@ -94,6 +94,16 @@ def is_orphaned(run: RunDir, number: int) -> bool:
     return (run.attempt(number) / _ORPHANED).exists()
 
 
+def is_left_behind(run: RunDir, number: int) -> bool:
+    """Tell whether a run goes on without an attempt whose job is cancelled: by agents, not users.
+
+    So it is when its controller's host was away, and hears only now what became of the job.
+    """
+    with contextlib.suppress(OSError):
+        return is_orphaned(run, number) or is_superseded(run, number)
+    return False
+
+
 def orphan(run: RunDir, number: int) -> None:
     """Write down that an attempt has lost its controller."""
     (run.attempt(number) / _ORPHANED).touch(mode=0o600)

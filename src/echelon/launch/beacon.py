@@ -5,6 +5,7 @@ The file is mapped by both, so neither needs a system call. Each number is eight
 has one writer, so nobody ever sees half of one.
 """
 
+import contextlib
 import mmap
 import os
 import struct
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _NUMBER = struct.Struct("=q")
-_SIZE = 128
+_SIZE = 160
 VARIABLE = "ECHELON_BEACON"
 
 
@@ -25,11 +26,15 @@ class _Field:
         self._offset = place * _NUMBER.size
 
     def __get__(self, beacon: "Beacon", kind: Any = None) -> int:
-        (value,) = _NUMBER.unpack_from(beacon.memory, self._offset)
+        try:
+            (value,) = _NUMBER.unpack_from(beacon.memory, self._offset)
+        except struct.error:  # the other side is an older version, and has no such number
+            return -1
         return int(value)
 
     def __set__(self, beacon: "Beacon", value: int) -> None:
-        _NUMBER.pack_into(beacon.memory, self._offset, value)
+        with contextlib.suppress(struct.error):
+            _NUMBER.pack_into(beacon.memory, self._offset, value)
 
 
 class Beacon:
@@ -64,6 +69,13 @@ class Beacon:
     pass_us = _Field(13)
     """By the rank: the longest time between two places where it could stop."""
 
+    pid = _Field(14)
+    """By the agent: its process; 0 when that is gone."""
+    generation = _Field(15)
+    """By the agent: of which set of ranks it is."""
+    comm_us = _Field(16)
+    """By the rank: how long it has waited for other ranks."""
+
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
 
@@ -81,7 +93,8 @@ class Beacon:
     @classmethod
     def open(cls, path: Path) -> "Beacon":
         with path.open("r+b") as file:
-            return cls(mmap.mmap(file.fileno(), _SIZE))
+            size = os.fstat(file.fileno()).st_size
+            return cls(mmap.mmap(file.fileno(), min(size, _SIZE)))
 
     def elapsed_us(self) -> int:
         """Return for how long there is this rank; never 0."""
@@ -92,7 +105,7 @@ class Beacon:
 
 
 def find_beacon(environ: Mapping[str, str]) -> Beacon | None:
-    """Return this rank's own; None where there is none, or one of another version of this file."""
+    """Return this rank's own; None where there is none."""
     path = environ.get(VARIABLE, "")
     try:
         return Beacon.open(Path(path)) if path else None

@@ -16,6 +16,7 @@ from echelon.launch.controller import Controller
 from echelon.launch.handover import find_exhaustion, find_objection
 from echelon.launch.history import read_history
 from echelon.launch.journal import write_error
+from echelon.launch.notifying import Notifier
 from echelon.launch.raystarting import RayAllocation, RayStarter
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
@@ -39,14 +40,17 @@ def main(arguments: list[str]) -> int:
     # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
     owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
+    notifier = Notifier(request.notify, run=run, shell=shell, environ=environ)
     if owns_job:
         own = record_own_job(run, attempt, job_id)
         objection = find_objection(run, own, Slurm(shell, environ)) or find_exhaustion(
             run, own, read_history(run, attempt), restarts=request.restarts
         )
         if objection:
-            write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection}")
+            write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection.why}")
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
+            if objection.state and (wrong := notifier.tell(objection.state, objection.why)):
+                write_error(f"{run.run_id}: the command of --notify: {wrong}")
             return 0
 
     async def carry() -> int:
@@ -58,8 +62,15 @@ def main(arguments: list[str]) -> int:
             starter=starter,
             allocation=allocation,
             succession=choose_succession(
-                request.hand_over, run, shell, environ, original, owns_job=owns_job
+                request.hand_over,
+                run,
+                shell,
+                environ,
+                original,
+                owns_job=owns_job,
+                mail=request.mail,
             ),
+            notifier=notifier,
             environ=environ,
             say=write_error,
         )

@@ -14,9 +14,10 @@ from echelon.launch.badnodes import cluster_name, exclusions
 from echelon.launch.handover import PLANNED, RESUMABLE, decide_hand_over
 from echelon.launch.history import History
 from echelon.launch.journal import Journal
+from echelon.launch.notifying import Notifier
 from echelon.launch.request import LaunchRequest
 from echelon.launch.succession import Succession
-from echelon.launch.verdict import Failure, Verdict, render, to_record
+from echelon.launch.verdict import Failure, Verdict, headline, render, to_record
 
 _GOES_ON = {
     "standby": "the job that waits for this one's end goes on",
@@ -42,10 +43,12 @@ class Conclusion:
         history: History,
         succession: Succession,
         journal: Journal,
+        notifier: Notifier,
         environ: Mapping[str, str],
     ) -> None:
         self._run, self._request, self._history = run, request, history
         self._succession, self._journal, self._environ = succession, journal, environ
+        self._notifier = notifier
         self._excluded = self._exclusions()
         self._withdrawing: asyncio.Task[str] | None = None
 
@@ -108,6 +111,20 @@ class Conclusion:
             self._tell_end(verdict, why_not, saved)
         state = _STATES.get(verdict.failure.cause, "FAILED")
         return Outcome(state=state, exit_code=verdict.failure.exit_code or 1, next=followed)
+
+    def notify(self, outcome: Outcome, verdict: Verdict | None) -> None:
+        """Run the user's command, unless another job goes on by itself.
+
+        What the run leaves behind is written by now, for the command to look at.
+        """
+        if not self._request.notify or outcome.next in ("standby", "requeue"):
+            return
+        self._journal.settle()
+        reason = headline(verdict.failure) if verdict else ""
+        wrong = self._notifier.tell(outcome.state, reason)
+        self._journal.note("notified", state=outcome.state, wrong=wrong)
+        if wrong:
+            self._journal.report(f"{self._run.run_id}: the command of --notify: {wrong}")
 
     def _tell_next(self, verdict: Verdict, goes_on: str) -> None:
         name = self._run.run_id

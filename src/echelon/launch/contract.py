@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.nodes import expand
 from echelon.launch.beacon import VARIABLE as BEACON
 from echelon.launch.messages import Start
 
@@ -30,6 +31,21 @@ ENVIRON = "ECHELON_ENVIRON"
 """Holds the number of a file from which the variables of the job's first moment can be read."""
 PRIVATE = (KEY, CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON)
 """Between our own processes; no rank sees them."""
+
+
+def parse_candidates(text: str) -> list[tuple[str, int]]:
+    """Read where the controller can be reached, of the variable that says so."""
+    found = []
+    for part in text.split(","):
+        address, _, port = part.rpartition(":")
+        found.append((address, int(port)))
+    return found
+
+
+def node_in_job(environ: Mapping[str, str]) -> int:
+    """Return our node's place in the job; in a step that spans part of it, Slurm counts anew."""
+    hosts = expand(environ["SLURM_JOB_NODELIST"])
+    return hosts.index(environ["SLURMD_NODENAME"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

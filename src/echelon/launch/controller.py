@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from echelon.core.rundir import RunDir
 from echelon.errors import EchelonError
 from echelon.launch.allocation import RESERVE_S, SUPERSEDED, Allocation, lead_from
-from echelon.launch.attempts import is_orphaned, is_superseded
+from echelon.launch.attempts import is_left_behind, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
 from echelon.launch.contract import ON_RAY
@@ -26,9 +26,11 @@ from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
 from echelon.launch.muster import read_reason
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
+from echelon.launch.notifying import Notifier
+from echelon.launch.preflight import fly
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
-from echelon.launch.starting import Starter
+from echelon.launch.starting import Starter, agent_command
 from echelon.launch.succession import Succession
 from echelon.launch.verdict import (
     Failure,
@@ -63,6 +65,7 @@ class Controller:
         starter: Starter,
         allocation: Allocation,
         succession: Succession,
+        notifier: Notifier,
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
@@ -71,7 +74,7 @@ class Controller:
         self._allocation, self._succession = allocation, succession
         self._journal = Journal(run, attempt, say)
         self._watch = HangWatch(request.hang_timeout_s)
-        self._crew = Crew(starter, self._watch, self._journal.note)
+        self._crew = Crew(starter, self._watch, self._journal.note, self._journal.report)
         self._place = MeetingPlace(self._crew)
         self._history = read_history(run, attempt)
         self._failures = list(self._history.failures)
@@ -87,6 +90,7 @@ class Controller:
             history=self._history,
             succession=succession,
             journal=self._journal,
+            notifier=notifier,
             environ=environ,
         )
         self._recall = Recall(
@@ -139,6 +143,7 @@ class Controller:
             progress=saved > self._saved,
         )
         journal.leave_outcome(asdict(outcome))
+        self._conclusion.notify(outcome, verdict)
         journal.close()
         await self._succession.leave()
         return outcome.exit_code
@@ -164,19 +169,18 @@ class Controller:
         """Return a stop in the cluster's words."""
         explained = await self._allocation.explain(stop)
         if explained.cause == "cancelled":
-            if await asyncio.to_thread(self._is_left_behind):
+            if await asyncio.to_thread(is_left_behind, self._run, self._attempt):
                 return SUPERSEDED
             self._conclusion.withdraw()
         return explained
 
-    def _is_left_behind(self) -> bool:
-        """Tell whether the run goes on without us: our own agents ended the job, and no user.
+    async def _confirm(self, stop: Stop) -> Stop:
+        """Ask once more who has signalled agents, now that ranks have stopped.
 
-        So it is when our host was away, and hears only now what became of the job.
+        A Slurm that is slow may have had no answer when they waited for it, and then it looks as if
+        it preempted us: who has cancelled a run wants nobody to go on.
         """
-        with contextlib.suppress(OSError):
-            return is_orphaned(self._run, self._attempt) or is_superseded(self._run, self._attempt)
-        return False
+        return await self._explain(stop) if stop.cause == "preemption" else stop
 
     def _newest_saved(self) -> int:
         """Return the step that a next attempt would go on from; -1 when nothing is saved.
@@ -228,10 +232,20 @@ class Controller:
         """Have agents started, and wait for them; return why there are not enough, if so."""
         folder = self._run.attempt(self._attempt)
         try:
-            await self._crew.start(self._run.path, self._attempt, folder, self._environ)
+            await self._fly()
+            argv = agent_command(self._run.path, self._attempt)
+            await self._crew.start(argv, folder, self._environ)
+        except StopError as error:
+            return judge([_stopped(await self._explain(error.stop))])
         except EchelonError as error:  # Slurm does not answer, say
             return judge([Failure(cause="start", message=error.message, exit_code=69)])
         return await self._join()
+
+    async def _fly(self) -> None:
+        """Have nodes examined where that is wanted; of one's own machine none can be left out."""
+        if self._request.preflight and "SLURM_JOB_ID" in self._environ:
+            hosts = [self._starter.host(node) for node in range(self._starter.nodes)]
+            await fly(self._crew, self._journal, hosts=hosts, environ=self._environ)
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
@@ -265,7 +279,7 @@ class Controller:
         """Return the failures of nodes that have failed their check since we last looked."""
         unfit = [self._crew.unfit[node] for node in sorted(self._crew.unfit.keys() - self._unfit)]
         self._unfit |= self._crew.unfit.keys()
-        failures = judge_checks([one.hello for one in unfit], passed=len(self._crew.agents))
+        failures = judge_checks(unfit, passed=len(self._crew.agents))
         for failure in failures:
             self._record.blame(failure)
         return failures
@@ -282,7 +296,7 @@ class Controller:
         while True:
             generation = await self._run_generation(number)
             if generation.stop:
-                return judge([_stopped(generation.stop)])
+                return judge([_stopped(await self._confirm(generation.stop))])
             if generation.made_room:
                 if ended := await self._welcome():
                     return ended

@@ -12,7 +12,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from echelon.launch.hang import HangWatch
 from echelon.launch.link import PULSE_S, SILENCE_S, Link, sleep_a_pulse
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse, Signalled
 from echelon.launch.muster import Muster
-from echelon.launch.starting import Started, Starter, agent_command
+from echelon.launch.starting import Started, Starter
 from echelon.launch.verdict import OUR_PAUSE
 
 LEAVE_S = 5.0
@@ -125,14 +125,20 @@ class NoteTaker(Protocol):
 class Crew:
     """See the module."""
 
-    def __init__(self, starter: Starter, watch: HangWatch, note: NoteTaker) -> None:
+    def __init__(
+        self,
+        starter: Starter,
+        watch: HangWatch,
+        note: NoteTaker,
+        report: Callable[[str], None],
+    ) -> None:
         self.agents: dict[int, Agent] = {}
         """By node; those that are here."""
-        self.unfit: dict[int, Agent] = {}
-        """By node; those that were sent away, because they failed their check."""
+        self.unfit: dict[int, Hello] = {}
+        """By node; those that were sent away, or not called, because they failed their check."""
         self.homes: dict[int, Home] = {}
         """By node; of those that ever came."""
-        self._starter, self._watch, self._note = starter, watch, note
+        self._starter, self._watch, self._note, self._report = starter, watch, note, report
         self._muster = Muster(starter, self._tell_gone)
         self._key = secrets.token_bytes(32)
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
@@ -149,14 +155,25 @@ class Crew:
         self._paused_s, self._resumed_s = 0.0, float("-inf")
         """For how long this process last did not run at all, and when that was over."""
 
-    async def start(self, run: Path, attempt: int, folder: Path, env: Mapping[str, str]) -> None:
-        """Listen where agents can reach us, and have them started."""
+    def hear_signals(self) -> None:
+        """Make a wish to stop out of every signal; one may come before there are any agents."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._be_signalled, number)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # A warning that the user's own `--signal=B:` asks for: we know the limit, and live on.
             loop.add_signal_handler(number, partial(self._note, "warned", signal=int(number)))
+
+    async def start(self, argv: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+        """Listen where agents can reach us, and have them started where they are fit to be.
+
+        Args:
+            argv: their command.
+            folder: for the logs of what brings them.
+            env: their variables.
+        """
+        loop = asyncio.get_running_loop()
+        self.hear_signals()
         loop.add_signal_handler(signal.SIGCHLD, self._muster.reap)
         heard = []
         for address in self._starter.candidates():
@@ -173,7 +190,8 @@ class Crew:
             self._servers.append(server)
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard), FILES: str(few)}
-        self._muster.call_all(agent_command(run, attempt), {**env, **private}, folder)
+        fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
+        self._muster.call_all(fit, argv, {**env, **private}, folder)
         _allow_many_files()
         self._pulse = loop.create_task(self._keep_pulse())
         self._pulse.add_done_callback(self._end_with)
@@ -204,8 +222,7 @@ class Crew:
             return None
         match what:
             case Hello() if agent and what.fault:
-                self.unfit[what.node] = agent
-                self._note("bad node", node=what.node, name=what.name, reason=what.fault)
+                self.reject(what)
                 agent.link.say(Leave())
             case Hello() if agent and what.node in self.agents:
                 agent.link.say(Leave())  # another was sooner
@@ -218,6 +235,7 @@ class Crew:
                 self._note("lost", node=agent.node, name=agent.name, pid=pid, reason=what.reason)
             case Note() if agent:
                 self._note("note", node=agent.node, text=what.text)
+                self._report(f"{agent.name}: {what.text}")
             case Signalled(signal=signal.SIGTERM) if agent:
                 # Who preempts tells all processes of a job but its batch script.
                 message = f"{agent.name} was told to stop (SIGTERM)"
@@ -240,6 +258,11 @@ class Crew:
             left_s = max(0.0, deadline_s - time.monotonic())
         async with asyncio.timeout(left_s):
             return await self._queue.get()
+
+    def reject(self, hello: Hello) -> None:
+        """Do without a node, for the fault that it has."""
+        self.unfit[hello.node] = hello
+        self._note("bad node", node=hello.node, name=hello.name, reason=hello.fault)
 
     def post(self, stop: Stop) -> None:
         """Have the run stop."""

@@ -166,13 +166,8 @@ class Generation:
                 self._last_step = max(self._last_step, gone.step)
                 self._spending.leave(gone, time.monotonic())
                 self._watch.forget(gone.rank)
-                self._journal.note(
-                    "exited",
-                    rank=gone.rank,
-                    generation=gone.generation,
-                    code=gone.code,
-                    signal=gone.signal,
-                )
+                told = ("rank", "generation", "code", "signal", "step")
+                self._journal.note("exited", **{name: getattr(gone, name) for name in told})
                 if gone.code or gone.signal:
                     log = self._log(gone.rank)
                     self.failures.append(from_exit(gone, node=agent.name, log=log))

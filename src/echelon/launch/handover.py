@@ -6,10 +6,11 @@ its batch script dies and nobody is left to submit anything; and drops it when t
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
-from echelon.core.slurm import Slurm
+from echelon.core.slurm import OVER, Slurm
 from echelon.errors import EchelonError, UnavailableError
 from echelon.launch.attempts import (
     SKIPPED,
@@ -80,7 +81,13 @@ class Standby:
     """The job that goes on when ours ends before its work is done. Its methods wait for Slurm."""
 
     def __init__(
-        self, slurm: Slurm, run: RunDir, *, job_id: str, environ: Mapping[str, str]
+        self,
+        slurm: Slurm,
+        run: RunDir,
+        *,
+        job_id: str,
+        environ: Mapping[str, str],
+        quiet: bool = False,
     ) -> None:
         """Prepare one.
 
@@ -89,8 +96,10 @@ class Standby:
             run: the run.
             job_id: ours.
             environ: the variables with which our own job was submitted.
+            quiet: whether nobody shall get mail about it as long as it waits.
         """
         self._slurm, self._run, self._job_id, self._environ = slurm, run, job_id, environ
+        self._quiet = quiet
         self.attempt: Attempt | None = None
 
     def submit(self, exclude: str = "") -> Attempt:
@@ -112,7 +121,17 @@ class Standby:
             )
 
         self.attempt = submit_attempt(self._run, submit, self._release, after=self._job_id)
+        if self._quiet:
+            # Not as an option of sbatch, which adds to what the script says.
+            with contextlib.suppress(EchelonError):
+                self._slurm.set_mail(self.attempt.job_id, "NONE")
         return self.attempt
+
+    def speak(self) -> None:
+        """Have its end told from now on, if it was silent."""
+        if self._quiet and self.attempt:
+            with contextlib.suppress(EchelonError):
+                self._slurm.set_mail(self.attempt.job_id, OVER)
 
     def _release(self, job_id: str) -> Job:
         """Return it as it is in the queue; `--hold` was for the first job, and nobody is here."""
@@ -144,8 +163,17 @@ class Standby:
                 self._slurm.end(self.attempt.job_id, self._run.run_id)
 
 
-def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> str:
-    """Return why an attempt must not begin; empty when it may.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objection:
+    """Why an attempt must not begin."""
+
+    why: str
+    state: str = ""
+    """How the run has ended, where nobody has said that before."""
+
+
+def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> Objection | None:
+    """Return why an attempt must not begin; None when it may.
 
     That an earlier one is over is asked of Slurm, where its controller has not said so itself.
     """
@@ -156,25 +184,28 @@ def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> str:
         if ended and ended.state == SKIPPED:
             continue  # it had no business here
         if ended and not own.after:
-            return ""  # whoever submitted us knew
+            return None  # whoever submitted us knew
         if ended and not ended.next:
-            return f"the run is at its end: {ended.state}"
+            return Objection(why=f"the run is at its end: {ended.state}")
         try:
             job = slurm.job(earlier.job_id, run_id=run.run_id)
         except UnavailableError:
             if own.after == earlier.job_id:
-                return ""  # Slurm would not have started us
+                return None  # Slurm would not have started us
             raise
         if not job.over and not ended:
-            return f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}"
+            return Objection(why=f"attempt {earlier.number}, job {earlier.job_id}, is {job.state}")
         # Also when its controller has not heard of that, or too late.
         cancelled = job.state == "CANCELLED" and not is_orphaned(run, earlier.number)
-        return f"job {earlier.job_id} was cancelled" if own.after and cancelled else ""
-    return ""
+        why = f"job {earlier.job_id} was cancelled"
+        return Objection(why=why, state="CANCELLED") if own.after and cancelled else None
+    return None
 
 
-def find_exhaustion(run: RunDir, own: Attempt, history: History, *, restarts: int) -> str:
-    """Return why an attempt is one too many; empty when it is not.
+def find_exhaustion(
+    run: RunDir, own: Attempt, history: History, *, restarts: int
+) -> Objection | None:
+    """Return why an attempt is one too many; None when it is not.
 
     A controller that is killed decides nothing, and leaves its standby in the queue. If that goes
     on for ever, so would the run: whoever takes over from such a one looks at the budget itself.
@@ -182,14 +213,16 @@ def find_exhaustion(run: RunDir, own: Attempt, history: History, *, restarts: in
     begun = [one for one in attempts(run) if one.number < own.number and has_begun(run, one)]
     before = next((one for one in reversed(begun) if not is_skipped(run, one)), None)
     if before is None or outcome(run, before.number) is not None:
-        return ""
+        return None
     if not own.after and own.job_id != before.job_id:
-        return ""  # somebody wants it
+        return None  # somebody wants it
     if len(history.failures) > restarts:
-        return f"attempt {before.number} has ended without a word; {_used_up(restarts)}"
+        why = f"attempt {before.number} has ended without a word; {_used_up(restarts)}"
+        return Objection(why=why, state="FAILED")
     if history.stalled > _STALLED:
-        return f"{history.stalled} jobs in a row have saved nothing new"
-    return ""
+        why = f"{history.stalled} jobs in a row have saved nothing new"
+        return Objection(why=why, state="FAILED")
+    return None
 
 
 def _used_up(restarts: int) -> str:

@@ -65,6 +65,10 @@ class Journal:
         self.note("ended", **outcome)
         self._leave(self.run.outcome(self.attempt), json.dumps(outcome), "how it ended")
 
+    def settle(self) -> None:
+        """Give storage a moment, for somebody who will look at what is written."""
+        self._events.scribe.settle(_SOON_S)
+
     def _leave(self, path: Path, content: str, what: str) -> None:
         def write() -> None:
             try:

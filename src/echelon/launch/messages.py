@@ -142,6 +142,17 @@ class Place(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Answer(Message):
+    """What a node has found, of which the doctor had asked."""
+
+    number: int
+    """Of the question."""
+    found: dict[str, Any]
+    error: str = ""
+    """Why it could not be found out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Message):
     """Something for the log."""
 
@@ -215,6 +226,15 @@ class Dump(Message):
     """Send the stacks of all ranks."""
 
     generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask(Message):
+    """Find something out: the doctor's questions."""
+
+    number: int
+    what: str
+    about: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

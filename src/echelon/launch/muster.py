@@ -28,14 +28,16 @@ class Muster:
         self._awaited: dict[int, asyncio.Future[bool]] = {}
         """By node: agents that were called again."""
 
-    def call_all(self, argv: Sequence[str], env: Mapping[str, str], logs: Path) -> None:
-        """Have all agents started."""
+    def call_all(
+        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+    ) -> None:
+        """Have the agents of some nodes started: of all that there are to be."""
 
         def start(nodes: Sequence[int], **more: str) -> list[Started]:
             return self._starter.start(nodes, argv, {**env, **more}, logs)
 
         self._start = start
-        for started in start(range(self._starter.nodes)):
+        for started in start(nodes) if nodes else ():
             self._add(started)
 
     async def call(self, node: int, **environ: str) -> bool:

@@ -39,6 +39,7 @@ from echelon.launch.messages import (
     Start,
     ZygoteLost,
 )
+from echelon.launch.meter import CLOCK
 from echelon.launch.nursery import Nursery
 from echelon.launch.sampling import OomWatch, fit, sample_process
 from echelon.launch.spending import Motion, read_pace, read_spent
@@ -111,6 +112,8 @@ class NodeRanks:
 
     async def _start(self, order: Start) -> None:
         self._files.set_clock(order.now_s)
+        with contextlib.suppress(OSError):  # for telemetry, which has no other word of it
+            (self._scratch / CLOCK).write_text(repr(order.now_s - time.monotonic()))
         if door := self._doors.take(order.address):
             if order.served:
                 self._nursery.tell({"order": "store", "generation": order.generation}, door)
@@ -134,6 +137,7 @@ class NodeRanks:
                 order, local_rank, files, interface=interface, environ=self._environ
             )
             beacon = Beacon.create(files.beacon)
+            beacon.generation = order.generation
             self._ranks[rank] = _Rank(
                 rank=rank,
                 generation=order.generation,
@@ -263,6 +267,7 @@ class NodeRanks:
     def rank_started(self, rank: int, pid: int, warm: bool) -> None:
         started = self._ranks[rank]
         started.pid, started.warm = pid, warm
+        started.beacon.pid = pid
         self._guard.watch(pid)
         generation = started.generation
         self._say(RankStarted(generation=generation, rank=rank, pid=pid, warm=warm))
@@ -275,6 +280,7 @@ class NodeRanks:
         self._files.finish(gone.files.log)
         step = gone.beacon.step
         spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
+        gone.beacon.pid = 0
         gone.beacon.close()
         report = RankExited(
             generation=gone.generation,

@@ -29,10 +29,17 @@ class LaunchRequest:
     exclude: str
     hand_over: str
     node_check: str
+    preflight: bool
+    """Whether nodes are examined before the first ranks."""
+    telemetry: bool
     lead_s: int
     """How long before the job's time limit they are told, at least."""
     grace_s: int
     """What ranks that know nothing of Echelon get between being asked to stop and being killed."""
+    notify: str
+    """A command for the end of the run."""
+    mail: bool
+    """Whether Slurm is to write mail at the end of the run, and only then."""
     cpus: int = 1
     """What each node gives,"""
     gpus: int = 0
@@ -41,11 +48,16 @@ class LaunchRequest:
 
 
 def read_request(run: RunDir) -> LaunchRequest:
+    """Read what the launcher needs of a run's frozen request."""
+    return from_spec(read_spec(run))
+
+
+def read_spec(run: RunDir) -> JobSpec:
     """Read the frozen request of a run."""
-    values = tomllib.loads(run.spec.read_text())
+    values = tomllib.loads(run.spec.read_text("utf-8", "surrogateescape"))
     if extra := values.pop("slurm", None):
         values |= {f"slurm.{name}": table for name, table in extra.items()}
-    return from_spec(merge([Layer(source=str(run.spec), values=values)]).spec)
+    return merge([Layer(source=str(run.spec), values=values)]).spec
 
 
 def from_spec(spec: JobSpec) -> LaunchRequest:
@@ -63,11 +75,15 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         exclude=spec.exclude,
         hand_over=spec.hand_over,
         node_check=spec.node_check,
+        preflight=spec.preflight,
+        telemetry=spec.telemetry,
         lead_s=spec.signal_lead_s,
         grace_s=spec.grace_s,
         cpus=spec.procs_per_node * max(1, spec.cpus_per_rank),
         gpus=spec.gpus,
         mem_mib=spec.mem_mib,
+        notify=spec.notify,
+        mail=bool(spec.mail),
     )
 
 

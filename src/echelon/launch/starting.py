@@ -56,14 +56,14 @@ class Starter(Protocol):
 class LocalStarter:
     """Several agents on this host: each plays a node."""
 
-    def __init__(self, shell: Shell, nodes: int) -> None:
-        self._shell, self.nodes = shell, nodes
+    def __init__(self, shell: Shell, nodes: int, *, name: str = "") -> None:
+        self._shell, self.nodes, self._name = shell, nodes, name
 
     def ranks(self, node: int) -> int:  # noqa: ARG002  all are alike
         return 1
 
     def host(self, node: int) -> str:
-        return f"node{node}"
+        return self._name or f"node{node}"
 
     def candidates(self) -> list[str]:
         return [addresses.LOOPBACK]
@@ -112,7 +112,7 @@ class SlurmStarter:
     def start(
         self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
     ) -> list[Started]:
-        clean = {name: value for name, value in env.items() if not _SHAPE.fullmatch(name)}
+        clean = without_shape(env)
         found = []
         for group, gpus in self._steps(nodes):
             log = logs / f"srun-{group[0]}.log"
@@ -149,6 +149,11 @@ class SlurmStarter:
             ([node], f"--gpus={count}" if count else "--gres=none")
             for node, count in counts.items()
         ]
+
+
+def without_shape(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without those that would give a step the shape of the job around it."""
+    return {name: value for name, value in env.items() if not _SHAPE.fullmatch(name)}
 
 
 def parse_granted(text: str) -> dict[str, int]:

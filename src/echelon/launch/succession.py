@@ -10,7 +10,7 @@ from typing import Protocol
 
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
-from echelon.core.slurm import Slurm
+from echelon.core.slurm import OVER, Slurm
 from echelon.errors import EchelonError, UnavailableError
 from echelon.launch.allocation import ANSWER_S
 from echelon.launch.contract import ON_RAY
@@ -52,6 +52,46 @@ class Succession(Protocol):
         """Do what has to be the last thing that this job does."""
 
 
+class Mail:
+    """What Slurm writes about our job: that the run is over, not that another job goes on.
+
+    A standby is queued without mail, for most are withdrawn; whoever begins switches it on.
+    """
+
+    def __init__(self, slurm: Slurm, job_id: str, *, wanted: bool) -> None:
+        self._slurm, self._job_id, self._wanted = slurm, job_id, wanted
+        self._setting: asyncio.Task[None] | None = None
+        self._journal: Journal | None = None
+
+    def begin(self, journal: Journal) -> None:
+        """Have our end told."""
+        self._journal = journal
+        if self._wanted:
+            self._setting = asyncio.get_running_loop().create_task(self._set(OVER))
+
+    async def hush(self) -> None:
+        """Have it not told after all."""
+        if self._setting is not None:
+            await self._setting
+            await self._set("NONE")
+
+    async def speak(self) -> None:
+        """Have it told all the same: nobody goes on."""
+        if self._setting is not None:
+            await self._set(OVER)
+
+    async def _set(self, types: str) -> None:
+        """Ask for mail. It is a courtesy: where Slurm does not answer, nobody waits for long."""
+        assert self._journal is not None
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await asyncio.to_thread(self._slurm.set_mail, self._job_id, types)
+        except EchelonError as error:
+            self._journal.note("mail", types=types, refused=error.message)
+        except TimeoutError:
+            self._journal.note("mail", types=types, refused="slurmctld did not answer")
+
+
 class NoSuccession:
     """Nobody goes on by itself: a run on one's own machine, or inside somebody else's job."""
 
@@ -90,14 +130,16 @@ class StandbySuccession:
 
     mends: tuple[str, ...] = NODES
 
-    def __init__(self, standby: Standby) -> None:
-        self._standby = standby
+    def __init__(self, standby: Standby, mail: Mail) -> None:
+        self._standby, self._mail = standby, mail
+        self._handed_over = False
         self._submitting: asyncio.Task[None] | None = None
         self._journal: Journal | None = None
         self._excluded = ""
 
     def begin(self, journal: Journal, exclude: str) -> None:
         self._journal, self._excluded = journal, exclude
+        self._mail.begin(journal)
         self._submitting = asyncio.get_running_loop().create_task(self._submit())
 
     async def _submit(self) -> None:
@@ -138,7 +180,8 @@ class StandbySuccession:
                 await asyncio.to_thread(self._standby.submit, self._excluded)
         elif await self._is_gone():
             return ""
-        return "standby" if self.assured() else "wanted"
+        self._handed_over = self.assured()
+        return "standby" if self._handed_over else "wanted"
 
     async def _is_gone(self) -> bool:
         """Tell whether somebody has cancelled it: then nobody is to go on."""
@@ -149,7 +192,9 @@ class StandbySuccession:
             return False
 
     async def leave(self) -> None:
-        pass
+        if self._handed_over:
+            await asyncio.to_thread(self._standby.speak)  # should it end before it begins
+            await self._mail.hush()
 
 
 class RequeueSuccession:
@@ -157,12 +202,12 @@ class RequeueSuccession:
 
     mends: tuple[str, ...] = NODES
 
-    def __init__(self, slurm: Slurm, job_id: str) -> None:
-        self._slurm, self._job_id = slurm, job_id
+    def __init__(self, slurm: Slurm, job_id: str, mail: Mail) -> None:
+        self._slurm, self._job_id, self._mail = slurm, job_id, mail
         self._wanted = False
 
-    def begin(self, journal: Journal, exclude: str) -> None:
-        pass
+    def begin(self, journal: Journal, exclude: str) -> None:  # noqa: ARG002
+        self._mail.begin(journal)
 
     def assured(self) -> bool:
         return True
@@ -176,8 +221,11 @@ class RequeueSuccession:
 
     async def leave(self) -> None:
         if self._wanted:  # it ends us as well
-            with contextlib.suppress(EchelonError):  # it may be ended before it can answer
+            await self._mail.hush()
+            try:
                 await asyncio.to_thread(self._slurm.ask, ["scontrol", "requeue", self._job_id])
+            except EchelonError:  # mostly because it is ended before it can answer
+                await self._mail.speak()
 
 
 def choose_succession(
@@ -188,6 +236,7 @@ def choose_succession(
     original: Mapping[str, str],
     *,
     owns_job: bool,
+    mail: bool,
 ) -> Succession:
     """Return the way that was asked for.
 
@@ -198,12 +247,15 @@ def choose_succession(
         environ: our variables,
         original: and those with which our job was submitted.
         owns_job: whether the job that we are in was submitted for this run.
+        mail: whether Slurm is to write when the run is over.
     """
     if ON_RAY in environ and mode != "never":
         return OthersSuccession()
     if not owns_job or mode == "never":
         return NoSuccession()
     slurm, job_id = Slurm(shell, environ), environ["SLURM_JOB_ID"]
+    own = Mail(slurm, job_id, wanted=mail)
     if mode == "requeue":
-        return RequeueSuccession(slurm, job_id)
-    return StandbySuccession(Standby(slurm, run, job_id=job_id, environ=original))
+        return RequeueSuccession(slurm, job_id, own)
+    standby = Standby(slurm, run, job_id=job_id, environ=original, quiet=mail)
+    return StandbySuccession(standby, own)

@@ -335,6 +335,14 @@ def from_record(record: Mapping[str, Any]) -> Verdict:
     return Verdict(**values)
 
 
+def headline(failure: Failure) -> str:
+    """Return what failed, and where."""
+    who = failure.node if failure.rank is None else f"rank {failure.rank}"
+    where = f" on {failure.node}" if failure.node and failure.rank is not None else ""
+    step = f" at step {failure.step}" if failure.step is not None else ""
+    return f"{(who + where + step) or 'the run'}: {failure.message}"
+
+
 def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) -> str:
     """Return a verdict for people.
 
@@ -344,11 +352,7 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
         run: the run's directory, for names of files that can be pasted.
     """
     failure = verdict.failure
-    who = failure.node if failure.rank is None else f"rank {failure.rank}"
-    where = f" on {failure.node}" if failure.node and failure.rank is not None else ""
-    step = f" at step {failure.step}" if failure.step is not None else ""
-    head = f"{(who + where + step) or 'the run'}: {failure.message}"
-    lines = [head, f"  cause: {failure.cause} ({CAUSES[failure.cause]})"]
+    lines = [headline(failure), f"  cause: {failure.cause} ({CAUSES[failure.cause]})"]
     trace = failure.traceback.rstrip().splitlines()
     if trace:
         shown = trace if whole or len(trace) <= 8 else ["  …", *trace[-7:]]

@@ -7,7 +7,7 @@ only, with the exception of the queue, whose beginning nobody there has seen.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -118,16 +118,21 @@ class _Session:
     """What is no rank's."""
 
 
-def account(attempts: Sequence[AttemptEvents]) -> Accounts:
+def account(attempts: Sequence[AttemptEvents], seen_s: float = 0.0) -> Accounts:
     """Return where the time of a run went, over all its attempts.
 
     A controller that vanished is counted until its last event, and what its last ranks did, which
     nobody has said, as productive; but the steps that had to be done again are not.
+
+    Args:
+        attempts: the first one first.
+        seen_s: when a run that goes on was last seen alive, by its controller's clock: its time
+            counts until then.
     """
     total = dict.fromkeys(CATEGORIES, 0)
     generations: list[_Generation] = []
     allocated_us, before_us = 0, 0
-    for attempt in attempts:
+    for attempt in _prolong(attempts, seen_s):
         submitted_us = _micros(attempt.submitted_s)
         for session in map(_read_session, _sessions(attempt.events)):
             # The next attempt may be in the queue while the last one still runs.
@@ -143,6 +148,18 @@ def account(attempts: Sequence[AttemptEvents]) -> Accounts:
     joined = [event for attempt in attempts for event in attempt.events if event.kind == "joined"]
     gpus = any(event.data.get("gpus") for event in joined)
     return Accounts(spent_us=total, allocated_us=allocated_us, gpus=gpus)
+
+
+def _prolong(attempts: Sequence[AttemptEvents], seen_s: float) -> Sequence[AttemptEvents]:
+    """Let the last attempt, if nobody has ended it, last until it was seen."""
+    if not attempts or not attempts[-1].events:
+        return attempts
+    *earlier, newest = attempts
+    last = newest.events[-1]
+    if last.kind == "ended" or last.time_s >= seen_s:
+        return attempts
+    events = [*newest.events, Event(time_s=seen_s, kind="seen", data={})]
+    return [*earlier, replace(newest, events=events)]
 
 
 def _find_redone(generations: Sequence[_Generation]) -> None:
@@ -293,20 +310,39 @@ def _count(value: Any) -> int | None:
 # --- from files -------------------------------------------------------------------------------
 
 
+class AttemptsReader:
+    """Follows what a run's controllers write: each file is read once."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._run = run
+        self._readers: dict[int, EventReader] = {}
+        self._events: dict[int, list[Event]] = {}
+
+    def read(self) -> bool:
+        """Take in what is new; tell whether there was anything."""
+        found = False
+        for path in self._run.events.glob("controller-*.jsonl"):
+            name = path.stem.removeprefix("controller-")
+            if name.isdecimal():
+                number = int(name)
+                new = self._readers.setdefault(number, EventReader(path)).read()
+                self._events.setdefault(number, []).extend(new)
+                found = found or bool(new)
+        return found
+
+    def attempts(self) -> list[AttemptEvents]:
+        """Return all of it, the first attempt first."""
+        return [
+            AttemptEvents(submitted_s=_submitted(self._run, number), events=events)
+            for number, events in sorted(self._events.items())
+        ]
+
+
 def read_attempts(run: RunDir) -> list[AttemptEvents]:
     """Return what a run's controllers have written, the first attempt first."""
-    numbers = [
-        int(number)
-        for path in run.events.glob("controller-*.jsonl")
-        if (number := path.stem.removeprefix("controller-")).isdecimal()
-    ]
-    return [
-        AttemptEvents(
-            submitted_s=_submitted(run, number),
-            events=EventReader(run.events_of(f"controller-{number}")).read(),
-        )
-        for number in sorted(numbers)
-    ]
+    reader = AttemptsReader(run)
+    reader.read()
+    return reader.attempts()
 
 
 def _submitted(run: RunDir, attempt: int) -> float | None:

@@ -159,6 +159,10 @@ class Learner:
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
 
+    def peer_wait_s(self) -> float:
+        """Return for how long steps have waited for other ranks, as far as the host sees it."""
+        return self._eager.peer_wait.seconds if self._eager.peer_wait else 0.0
+
     def end_epoch(self) -> None:
         if self.scheduler is not None and not self._schedule_steps:
             self.scheduler.step()

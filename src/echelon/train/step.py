@@ -19,6 +19,7 @@ from echelon.train.exact_layers import CurrentBatch
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.optimizers import make_capturable
+from echelon.train.peer_wait import PeerWait
 from echelon.train.randomness import undisturbed
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -100,6 +101,8 @@ class EagerStep:
         self._current = current
         self._cast = _choose_precision(precision, device)
         self._judge, self._move = self._judge_plainly, optimizer.step
+        meets = isinstance(model, DistributedDataParallel) and device.type == "cpu"
+        self.peer_wait = PeerWait() if meets else None
         self._compiled: Any = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
         """Keeps fp16's small gradients from becoming 0; does nothing in other precisions."""
@@ -122,8 +125,8 @@ class EagerStep:
         *early, last = self._divide(portion)
         for part in early:
             with self._hold_reduction():
-                self._add_gradient(part, portion, len(early) + 1, tally)
-        self._add_gradient(last, portion, len(early) + 1, tally)
+                self._add_gradient(part, portion, len(early) + 1, tally, syncs=False)
+        self._add_gradient(last, portion, len(early) + 1, tally, syncs=True)
 
     def _add_gradient(
         self,
@@ -131,12 +134,14 @@ class EagerStep:
         portion: Portion,
         parts: int,
         tally: Tally | None,
+        *,
+        syncs: bool,
     ) -> None:
         if self._current is None:
-            loss, unit, count, sums = self._differentiate(part, portion, parts)
+            loss, unit, count, sums = self._differentiate(part, portion, parts, syncs)
         else:
             with self._current.of(portion, part[1]):
-                loss, unit, count, sums = self._differentiate(part, portion, parts)
+                loss, unit, count, sums = self._differentiate(part, portion, parts, syncs)
         if tally is not None and portion.size:
             tally.add({"loss": loss, "count": count}, unit=unit)
             if sums:
@@ -145,13 +150,17 @@ class EagerStep:
             tally.add(dict.fromkeys(("loss", *sums), 0.0))
 
     def _differentiate(
-        self, part: tuple[Any, torch.Tensor | None], portion: Portion, parts: int
+        self, part: tuple[Any, torch.Tensor | None], portion: Portion, parts: int, syncs: bool
     ) -> tuple[torch.Tensor, int, int, Sums]:
         batch, keys = part
         loss, unit, count, sums = self._judge(batch, keys)
         factor = self._factor(batch, portion, unit, count, parts)
         scaled = loss if factor == 1.0 else loss * factor
-        self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        scaled = self.scaler.scale(scaled)
+        if self.peer_wait is None or not syncs:
+            scaled.backward()  # type: ignore[no-untyped-call]
+        else:
+            self.peer_wait.backward(scaled)
         return loss, unit, count, sums
 
     def _judge_plainly(

@@ -80,6 +80,11 @@ class StopLine:
         if self._beacon is not None:
             self._beacon.data_us = max(0, self._beacon.data_us) + int(waited_s * 1e6)
 
+    def wait_for_peers(self, waited_s: float) -> None:
+        """Tell the agent for how long it has waited for other ranks, all in all."""
+        if self._beacon is not None:
+            self._beacon.comm_us = int(waited_s * 1e6)
+
     def tell(self, step: int) -> None:
         """Tell the agent how far the training is."""
         if self._beacon is not None:

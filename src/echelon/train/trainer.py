@@ -25,11 +25,10 @@ from echelon.train.checkpoint_files import Checkpoint
 from echelon.train.learner import Learner
 from echelon.train.loading import Source
 from echelon.train.metrics import Metrics, Step, Sums, Tally
+from echelon.train.pace import Pace
 from echelon.train.process_group import Group
 from echelon.train.progress import Progress
-from echelon.train.randomness import (
-    be_deterministic,
-)
+from echelon.train.randomness import be_deterministic
 from echelon.train.sources import open_source
 from echelon.train.step import (
     Objective,
@@ -185,14 +184,11 @@ class Trainer:
             Checkpointer(checkpoints) if isinstance(checkpoints, Path) else checkpoints
         )
         self._stop_line = StopLine()
+        self._pace = Pace(self._stop_line, self._learner.peer_wait_s)
         self._source: Source | None = None
         """Only while `fit` is at work."""
         self.epoch = 0
         """The one that is under way, from 0."""
-        self.data_wait = 0.0
-        """Share of the time since the last line that the loop waited for data."""
-        self.step_s = 0.0
-        """Seconds of a step since then, its wait for data included."""
         self._told: dict[str, float] = {}
         self._samples = 0
 
@@ -205,6 +201,16 @@ class Trainer:
     def done(self) -> int:
         """Samples of the epoch under way that were consumed; batches, if a loader gives them."""
         return self._source.order.cursor if self._source else 0
+
+    @property
+    def data_wait(self) -> float:
+        """Share of the time up to the last line that the loop waited for data."""
+        return self._pace.data_wait
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step up to then, its wait for data included."""
+        return self._pace.step_s
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -305,25 +311,21 @@ class Trainer:
         """Take the steps that are left of an epoch."""
         progress.begin(source.order.cursor)
         portions = source.portions()
-        waited_s, since_s, since = 0.0, time.perf_counter(), self.step
+        self._pace.begin(self.step)
         while not self._have_enough():
             asked_s = time.perf_counter()
             portion = next(portions, None)
             if portion is None:
                 break
             portion = self._learner.make_ready(portion)
-            waited_s += time.perf_counter() - asked_s
+            self._pace.have_data(asked_s)
             self._learner.take_step(portion)
             self._samples += portion.total or 0
             source.order.advance()
             self._after_step()
             over = source.order.cursor >= source.order.usable
             if over or self.step % self._log_every == 0:
-                now_s = time.perf_counter()
-                self.data_wait = waited_s / (now_s - since_s)
-                self.step_s = (now_s - since_s) / (self.step - since)
-                self._stop_line.wait_for_data(waited_s)
-                waited_s, since_s, since = 0.0, now_s, self.step
+                self._pace.end(self.step)
                 self._log(source, progress)
             if not over and self._save_every and self.step % self._save_every == 0:
                 self.save()

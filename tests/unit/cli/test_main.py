@@ -10,7 +10,10 @@ from echelon import __version__
 from echelon.cli import main
 from echelon.errors import ConflictError, EchelonError
 
-HEAVY = ["torch", "numpy", "starlette", "uvicorn", "plotly", "textual", "rich", "psutil", "pynvml"]
+HEAVY = [
+    *("torch", "numpy", "starlette", "uvicorn", "plotly", "textual", "rich", "psutil", "pynvml"),
+    "tree_sitter",
+]
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["sandbox", "up", "--help"]])

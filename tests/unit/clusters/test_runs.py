@@ -7,8 +7,10 @@ import pytest
 from echelon.clusters import runs
 from echelon.clusters.local import LocalCluster
 from echelon.core.jobs import Job
+from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
+from echelon.launch.request import read_spec
 from echelon.spec import Layer, merge
 
 
@@ -59,6 +61,14 @@ def test_a_prepared_run_holds_its_request_and_its_script(tmp_path):
     values = tomllib.loads(run.spec.read_text())
     values |= {f"slurm.{key}": table for key, table in values.pop("slurm").items()}
     assert merge([Layer(source="spec.toml", values=values)]).spec == frozen
+
+
+def test_a_request_is_frozen_whatever_is_in_it(tmp_path):
+    odd = 'a "b" \\ \n\t\N{PARTY POPPER} \udcff $(x) é'
+    values = {"script": "train.py", "notify": odd, "args": [odd], "env": {"A": odd}}
+    run = RunDir.create(tmp_path, "r-1")
+    write_atomic(run.spec, runs.render_spec(spec(**values)))
+    assert read_spec(run) == spec(**values)
 
 
 def test_ids_are_plain_names_and_unique():

@@ -40,9 +40,9 @@ def requests(draw):
         "mail_type": st.lists(st.sampled_from(MAIL_TYPES), min_size=1),
         "nodelist": st.just("n[1-3],gpu7"),
         "exclude": st.just("rack[1-2]n[01-16]"),
-        "time": st.integers(1, 10**6).map(str) | st.just("UNLIMITED"),
+        "time": st.integers(11, 10**6).map(str) | st.just("UNLIMITED"),
         "wait_all_nodes": st.just(True),
-        "signal_lead": st.integers(1, 600),
+        "signal_lead": st.integers(1, 600),  # which has to be less than the time
         "slurm.extra": st.dictionaries(
             st.sampled_from(["reservation", "comment", "exclusive", "licenses"]),
             texts | st.just(""),
@@ -179,6 +179,13 @@ def test_a_line_break_is_refused_by_name():
     spec = merge([Layer(source="x", values={"name": "a\nb"})]).spec
     with pytest.raises(UsageError, match="--job-name has a line break"):
         render_directives(spec)
+
+
+def test_mail_is_about_any_end_of_a_job():
+    spec = merge([Layer(source="x", values={"mail": "me@example.org"})]).spec
+    lines = render_directives(spec).splitlines()
+    assert "#SBATCH --mail-user=me@example.org" in lines
+    assert "#SBATCH --mail-type=END,FAIL" in lines
 
 
 @pytest.mark.parametrize(

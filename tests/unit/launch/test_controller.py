@@ -1,6 +1,7 @@
 """How an attempt begins, and what follows where agents cannot be had."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -9,8 +10,9 @@ from echelon.core.shell import FakeShell
 from echelon.errors import CommandError
 from echelon.launch.allocation import OwnMachine
 from echelon.launch.attempts import orphan
-from echelon.launch.controller import Controller, read_reason
+from echelon.launch.controller import Controller
 from echelon.launch.crew import Stop
+from echelon.launch.muster import read_reason
 from echelon.launch.request import from_spec
 from echelon.launch.starting import LocalStarter
 from echelon.launch.succession import NoSuccession
@@ -54,6 +56,7 @@ def controller(tmp_path):
         starter=LocalStarter(FakeShell(), 3),
         allocation=OwnMachine(),
         succession=NoSuccession(),
+        notifier=None,
         environ={},
         say=lambda _: None,
     )
@@ -82,6 +85,22 @@ def test_who_hears_late_that_its_own_agents_have_ended_the_job_takes_nothing_fro
     orphan(controller._run, 1)
     assert asyncio.run(controller._explain(cancelled)).cause == "superseded"
     assert not withdrawn
+
+
+def test_a_signal_that_slurm_explains_late_is_understood_in_the_end(controller):
+    class Late(OwnMachine):
+        async def explain(self, stop):
+            return replace(stop, cause="cancelled")
+
+    withdrawn = []
+    controller._conclusion.withdraw = lambda: withdrawn.append(True)
+    controller._run.claim_attempt()
+    controller._allocation = Late()
+    guessed = Stop("preemption", "node2 was told to stop (SIGTERM)", 143)
+    assert asyncio.run(controller._confirm(guessed)).cause == "cancelled"
+    assert withdrawn == [True]
+    limit = Stop("time limit", "the job's time is over", 75)
+    assert asyncio.run(controller._confirm(limit)) is limit
 
 
 def test_more_nodes_than_before_cost_nothing(controller):

@@ -7,7 +7,7 @@ import pytest
 from echelon.launch import crew as module
 from echelon.launch.crew import Crew
 from echelon.launch.hang import HangWatch
-from echelon.launch.messages import Hello, Pulse
+from echelon.launch.messages import Hello, Note, Pulse
 from echelon.launch.starting import LocalStarter
 
 HELLO = Hello(node=0, name="n", host="h", addresses=[])
@@ -23,7 +23,10 @@ def crew(noted):
     def note(kind, **data):
         noted.append({"kind": kind, **data})
 
-    return Crew(LocalStarter(None, 1), HangWatch(0), note)
+    def report(text):
+        noted.append(text)
+
+    return Crew(LocalStarter(None, 1), HangWatch(0), note, report)
 
 
 async def join(crew):
@@ -63,3 +66,16 @@ def test_it_is_written_down_that_the_run_goes_on(crew, noted, monkeypatch):
 
     asyncio.run(scenario())
     assert noted[1:] == [{"kind": "alive", "generation": 1, "step": 25}] * 2
+
+
+def test_what_a_node_has_to_say_is_written_down_and_told_at_once(crew, noted):
+    async def scenario():
+        agent = await join(crew)
+        agent.link._received(agent.link, Note(text="its GPU does nothing"))
+        await crew.next()
+
+    asyncio.run(scenario())
+    assert noted[1:] == [
+        {"kind": "note", "node": 0, "text": "its GPU does nothing"},
+        "n: its GPU does nothing",
+    ]

@@ -10,7 +10,13 @@ from echelon.core.shell import FakeShell, Result
 from echelon.core.slurm import Slurm
 from echelon.errors import UnavailableError
 from echelon.launch.attempts import Attempt, orphan
-from echelon.launch.handover import Standby, decide_hand_over, find_exhaustion, find_objection
+from echelon.launch.handover import (
+    Objection,
+    Standby,
+    decide_hand_over,
+    find_exhaustion,
+    find_objection,
+)
 from echelon.launch.history import History
 from echelon.launch.verdict import Failure
 
@@ -110,6 +116,15 @@ def test_a_standby_is_not_held_as_the_first_job_was(run, reason):
     assert (("scontrol", "release", "8") in shell.calls) == (reason == "JobHeldUser")
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_nobody_gets_mail_about_a_standby_that_is_withdrawn(run, quiet):
+    show = "JobId=8 JobState=PENDING Comment=echelon:r-1/1 "
+    shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
+    Standby(Slurm(shell, {}), run, job_id="7", environ={}, quiet=quiet).submit()
+    hushed = ("scontrol", "update", "JobId=8", "MailType=NONE")
+    assert (hushed in shell.calls) == quiet
+
+
 def test_what_slurm_refuses_leaves_no_attempt_behind(run):
     shell = FakeShell(answers={"sbatch": Result(argv=(), code=1, stderr="sbatch: error: no\n")})
     standby = Standby(Slurm(shell, {}), run, job_id="7", environ={})
@@ -162,7 +177,7 @@ def own(*, after="1"):
 def test_whether_an_earlier_attempt_lives_is_asked_of_slurm(run, state, after, why):
     earlier(run)
     said = find_objection(run, own(after=after), Told(j1=state))
-    assert (why in said) if why else said == ""
+    assert (why in said.why) if why else said is None
 
 
 @pytest.mark.parametrize(
@@ -176,21 +191,22 @@ def test_whether_an_earlier_attempt_lives_is_asked_of_slurm(run, state, after, w
 )
 def test_what_a_controller_has_said_is_believed(run, outcome, after, allowed):
     earlier(run, outcome=outcome)
-    assert (find_objection(run, own(after=after), Told()) == "") == allowed
+    assert (find_objection(run, own(after=after), Told()) is None) == allowed
 
 
 def test_a_job_that_was_cancelled_while_it_saved_stays_cancelled(run):
     earlier(run, outcome={"state": "TIMEOUT", "next": "standby"})
-    assert "was cancelled" in find_objection(run, own(), Told(j1="CANCELLED"))
-    assert find_objection(run, own(), Told(j1="FAILED")) == ""
-    assert find_objection(run, own(after=""), Told(j1="CANCELLED")) == ""
+    cancelled = Objection(why="job 1 was cancelled", state="CANCELLED")
+    assert find_objection(run, own(), Told(j1="CANCELLED")) == cancelled
+    assert find_objection(run, own(), Told(j1="FAILED")) is None
+    assert find_objection(run, own(after=""), Told(j1="CANCELLED")) is None
     orphan(run, 1)
-    assert find_objection(run, own(), Told(j1="CANCELLED")) == ""
+    assert find_objection(run, own(), Told(j1="CANCELLED")) is None
 
 
 def test_a_standby_trusts_that_slurm_started_it(run):
     earlier(run)
-    assert find_objection(run, own(), Told()) == ""
+    assert find_objection(run, own(), Told()) is None
     with pytest.raises(UnavailableError):
         find_objection(run, own(after=""), Told())
 
@@ -198,7 +214,7 @@ def test_a_standby_trusts_that_slurm_started_it(run):
 def test_a_job_that_was_queued_again_is_not_its_own_enemy(run):
     earlier(run)
     again = Attempt(number=2, job_id="1")
-    assert find_objection(run, again, Told(j1="RUNNING")) == ""
+    assert find_objection(run, again, Told(j1="RUNNING")) is None
 
 
 def test_nor_is_the_one_that_waits_for_its_end(run):
@@ -206,13 +222,13 @@ def test_nor_is_the_one_that_waits_for_its_end(run):
     earlier(run)
     (run.attempt(2) / "job.json").write_text('{"job_id": "2", "after": "1"}')
     again = Attempt(number=3, job_id="1")
-    assert find_objection(run, again, Told(j1="RUNNING", j2="PENDING")) == ""
+    assert find_objection(run, again, Told(j1="RUNNING", j2="PENDING")) is None
 
 
 def test_one_that_had_no_business_here_says_nothing_about_the_run(run):
     earlier(run, outcome={"state": "TIMEOUT", "next": "standby"})
     earlier(run, outcome={"state": "SKIPPED"})
-    assert find_objection(run, Attempt(number=3, job_id="3", after="1"), Told()) == ""
+    assert find_objection(run, Attempt(number=3, job_id="3", after="1"), Told()) is None
 
 
 @pytest.mark.parametrize(
@@ -232,6 +248,7 @@ def test_whoever_takes_over_from_a_silent_one_looks_at_the_budget(run, failures,
     lost = Failure(cause="lost node", message="gone")
     history = History(failures=(lost,) * failures, stalled=stalled)
     attempt = Attempt(number=2, **{"job_id": "2", **own})
-    assert find_exhaustion(run, attempt, history, restarts=1) == why
+    given_up = Objection(why=why, state="FAILED") if why else None
+    assert find_exhaustion(run, attempt, history, restarts=1) == given_up
     run.outcome(1).write_text('{"state": "TIMEOUT", "exit_code": 75, "next": "standby"}')
-    assert find_exhaustion(run, attempt, history, restarts=1) == ""
+    assert find_exhaustion(run, attempt, history, restarts=1) is None

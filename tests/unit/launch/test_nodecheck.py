@@ -183,7 +183,7 @@ class GatheredCrew:
 
     def __init__(self):
         self.agents = {0: Agent(hello=hello("node0", ""), link=None)}
-        self.unfit = {1: Agent(hello=hello("node1"), link=None)}
+        self.unfit = {1: hello("node1")}
         self.started = []
 
     async def next(self, _deadline_s):
@@ -200,6 +200,7 @@ def test_a_controller_does_not_wait_for_a_node_that_has_failed(tmp_path, low):
         starter=LocalStarter(FakeShell(), 2),
         allocation=OwnMachine(),
         succession=NoSuccession(),
+        notifier=None,
         environ={},
         say=lambda _: None,
     )

@@ -167,6 +167,16 @@ def test_one_that_vanished_is_counted_until_its_last_event():
     assert (told["productive"], told["redone work"]) == (210, 40)
 
 
+def test_one_that_goes_on_counts_until_it_was_last_seen():
+    events = [at(100, "attempt", attempt=1, slots=2), generation(110, ranks=2)]
+    going_on = [AttemptEvents(events=events)]
+    assert account(going_on).effective == 0
+    told = account(going_on, seen_s=140)
+    assert (told.seconds["launch"], told.seconds["productive"]) == (20, 60)
+    over = [AttemptEvents(events=[*events, at(120, "ended", state="FAILED")])]
+    assert account(over, seen_s=140) == account(over)
+
+
 def test_a_job_that_was_queued_again_waits_again():
     events = [
         *(at(100, "attempt", slots=1), generation(110, ranks=1)),

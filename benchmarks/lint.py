@@ -1,0 +1,60 @@
+"""How long `echelon lint` takes for one script, its start included.
+
+    .venv/bin/python benchmarks/lint.py [--trials N]
+
+Every script of tests/golden/lint and of our own styles, each in a process of its own. Beside the
+clock the CPU time is measured, which others on the machine do not change. Writes
+benchmarks/results/lint.json.
+"""
+
+import argparse
+import os
+import resource
+import subprocess
+import time
+from pathlib import Path
+
+from measuring import ECHELON, summary, write_results
+
+SCRIPTS = Path(__file__).parents[1] / "tests" / "golden"
+GOAL_S = 0.5
+
+
+def measure(argv):
+    """Return how long a command took, by the clock and on the CPU."""
+    began, cpu = time.monotonic(), cpu_s()
+    done = subprocess.run([*ECHELON, *argv], capture_output=True, check=False)
+    assert done.returncode in (0, 1), done.stderr.decode()
+    return time.monotonic() - began, cpu_s() - cpu
+
+
+def cpu_s():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=1, help="of each script")
+    trials = parser.parse_args().trials
+    busy = round(os.getloadavg()[0], 1)  # by others: then the clock says little
+    corpus = sorted([*SCRIPTS.glob("lint/*/*.sh"), *SCRIPTS.glob("scripts/*.sh")])
+    measure(["--version"])  # the first start reads from the disk
+    each = [measure(["lint", path]) for path in corpus for _ in range(trials)]
+    bare = [measure(["--version"]) for _ in range(max(5, trials))]
+    together = measure(["lint", *corpus])
+    rows = {
+        "one script": summary([clock for clock, _ in each]),
+        "one script, CPU time": summary([cpu for _, cpu in each]),
+        "a bare start (--version), CPU time": summary([cpu for _, cpu in bare]),
+        f"all {len(corpus)} in one call, CPU time": summary([together[1]]),
+    }
+    goals = {
+        "one script, seconds": (rows["one script"]["max_s"], GOAL_S),
+        "one script, CPU seconds": (rows["one script, CPU time"]["max_s"], GOAL_S),
+    }
+    write_results("lint", rows, goals, load_average_before=busy)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What the doctor found, for people and for programs. Pure."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from echelon.core.nodes import compress
+from echelon.launch.doctor.judge import exclude_option
+from echelon.launch.doctor.judge_figures import describe, rate
+from echelon.launch.doctor.record import Examined, Finding, Node
+
+WARNED, BROKEN = 1, 3
+"""Exit codes: something should be known; something is not to be used."""
+HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "pair"]
+_WIDTH = 79
+_INDENT = "    "
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """Return the code of the worst finding."""
+    if any(one.severity == "error" for one in findings):
+        return BROKEN
+    return WARNED if findings else 0
+
+
+def to_record(examined: Examined, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return everything, for JSON."""
+    nodes = [node.name for node in examined.nodes]
+    return {
+        **asdict(examined),
+        "findings": [asdict(one) for one in findings],
+        "exclude": exclude_option(findings, nodes),
+    }
+
+
+def render_table(examined: Examined) -> tuple[list[str], list[list[str]]]:
+    """Return headings and a row for each node: '-' is unknown; what all lack has no column."""
+    rows = [_row(node, examined) for node in examined.nodes]
+    kept = [number for number in range(len(HEADINGS)) if any(row[number] for row in rows)]
+    headings = [HEADINGS[number] for number in kept]
+    return headings, [[row[number] or "-" for number in kept] for row in rows]
+
+
+def _row(node: Node, examined: Examined) -> list[str]:
+    facts, torch, look = node.facts, node.torch, node.look
+    best = max((p.bandwidth for p in examined.pairs if node.name in p.nodes), default=0.0)
+    working = torch if torch and not torch.error else None
+    return [
+        node.name,
+        look.python_version,
+        working.version.partition("+")[0] if working else "",
+        f"{working.import_s:.1f}s" if working else "",
+        _ahead(node.skew_s) if facts else "",
+        f"{facts.interface} {facts.mtu}" if facts and facts.interface else "",
+        _room(look.shm_mib) if look.shm_mib >= 0 else "",
+        str(len(facts.gpus)) if facts and facts.gpus else "",
+        rate(best) if best else "",
+    ]
+
+
+def _ahead(seconds: float) -> str:
+    return f"{seconds * 1e3:+.0f}ms" if abs(seconds) < 1 else f"{seconds:+.0f}s"
+
+
+def _room(mib: int) -> str:
+    return f"{mib / 1024:.0f}G" if mib >= 1024 else f"{mib}M"
+
+
+def render_overall(examined: Examined) -> str:
+    """Return how fast all nodes are together; empty where that was not measured."""
+    group = examined.overall
+    if group is None:
+        return ""
+    what = f"all-reduce over {len(group.nodes)} nodes, {group.ranks} ranks, {group.backend}"
+    return f"{what}: {describe(group)}"
+
+
+def render_gpus(examined: Examined) -> list[str]:
+    """Return a line for each GPU that was measured."""
+    return [
+        f"{node.name} GPU {gpu.index}: {gpu.tflops:.0f} TFLOP/s, {gpu.memory_gbs:.0f} GB/s"
+        for node in examined.nodes
+        for gpu in (node.facts.gpus if node.facts else ())
+        if gpu.tflops
+    ]
+
+
+def render_findings(findings: Sequence[Finding]) -> str:
+    """Return the findings, nodes with the same one together."""
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for one in findings:
+        key = (one.severity, one.check, one.message, one.fix)
+        found.setdefault(key, []).append(one.node)
+    lines = []
+    for (severity, check, message, fix), nodes in found.items():
+        who = compress([node for node in nodes if node])
+        told = f"{severity}  {who + ': ' if who else ''}{message} [{check}]"
+        lines += [*_wrap(told, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
+    return "\n".join(lines)
+
+
+def _wrap(text: str, *, first: str) -> list[str]:
+    # What one may want to copy, a path or an option, stays in one piece.
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=_INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def render_conclusion(examined: Examined, findings: Sequence[Finding]) -> str:
+    """Return what it comes to, in a line or two."""
+    nodes = [node.name for node in examined.nodes]
+    if not findings:
+        count = f"{len(nodes)} nodes are" if len(nodes) > 1 else f"{nodes[0]} is"
+        return f"{count} well ({examined.seconds:.0f} s)"
+    option = exclude_option(findings, nodes)
+    return f"to leave out what is not to be used: {option}" if option else ""

@@ -1,0 +1,57 @@
+"""How lint sees the file system: it reads scripts beside a script, and asks whether folders exist.
+
+Rules are tried on scripts that are on no disk; hence a seam.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+_LARGEST_BYTES = 1_000_000
+"""No script is larger; what is, is data."""
+
+
+class Files(Protocol):
+    """Paths are text, as scripts have them: relative to the folder in which lint was started."""
+
+    def read(self, path: str) -> str | None:
+        """Return the text of a file; None when there is none, or it is no text."""
+
+    def is_folder(self, path: str) -> bool: ...
+
+
+class DiskFiles:
+    def read(self, path: str) -> str | None:
+        try:
+            file = Path(path)
+            if not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
+                return None
+            return file.read_bytes().decode()
+        except (OSError, ValueError):  # ValueError: not UTF-8, or a zero byte in the name
+            return None
+
+    def is_folder(self, path: str) -> bool:
+        try:
+            return Path(path).is_dir()
+        except (OSError, ValueError):
+            return False
+
+
+class TextFiles:
+    """Files that are only in memory: for examples and tests."""
+
+    def __init__(self, texts: Mapping[str, str], folders: frozenset[str] = frozenset()) -> None:
+        self._texts = texts
+        self._folders = folders
+
+    def read(self, path: str) -> str | None:
+        return self._texts.get(os.path.normpath(path))
+
+    def is_folder(self, path: str) -> bool:
+        return os.path.normpath(path) in self._folders
+
+
+def beside(path: str, name: str) -> str:
+    """Return where a file is that a script names by a relative path, as most run where they are."""
+    return os.path.normpath(os.path.join(os.path.dirname(path), name))  # noqa: PTH118, PTH120

@@ -1,0 +1,55 @@
+"""A script in, findings out."""
+
+import re
+
+from echelon.checks.lint.files import Files
+from echelon.checks.lint.finding import Finding
+from echelon.checks.lint.subject import Subject, read_subject
+from echelon.checks.lint.table import RULES
+
+_IGNORE = re.compile(r"#\s*echelon:\s*ignore\s+(E\d+(?:[\s,]+E\d+)*)", re.IGNORECASE)
+
+
+def lint(text: str, *, path: str, files: Files) -> list[Finding]:
+    """Return what is wrong with a script and with what it leads to, file by file and line by line.
+
+    Args:
+        text: the script.
+        path: where it is, as it was named.
+        files: what is beside it.
+
+    Raises:
+        UsageError: a script that cannot be read at all.
+    """
+    subject = read_subject(text, path=path, files=files)
+    found = {
+        Finding(
+            code=rule.code,
+            path=hit.path,
+            line=hit.line,
+            severity=hit.severity or rule.severity,
+            what=hit.what,
+            fix=hit.fix,
+        )
+        for rule in RULES
+        for hit in rule.check(subject)
+    }
+    ignored = _ignored(subject)
+    kept = [f for f in found if f.code not in ignored.get((f.path, f.line), ())]
+    return sorted(kept, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+
+
+def _ignored(subject: Subject) -> dict[tuple[str, int], set[str]]:
+    """Return the codes that a comment silences, by file and line: its own, and the next."""
+    texts = {subject.path: subject.text}
+    texts |= {python.path: python.text for python in subject.pythons}
+    for shell in subject.shells:
+        texts.setdefault(shell.path, shell.text)
+    ignored: dict[tuple[str, int], set[str]] = {}
+    for path, text in texts.items():
+        for number, line in enumerate(text.split("\n"), start=1):
+            if match := _IGNORE.search(line):
+                codes = set(re.findall(r"E\d+", match[1].upper()))
+                for place in (number, number + 1):
+                    ignored.setdefault((path, place), set()).update(codes)
+    return ignored

@@ -1,0 +1,1 @@
+"""One module per theme; each ends with its table of rules."""

@@ -1,0 +1,265 @@
+"""E306 to E308: the host at which ranks meet, and the shell in which it is expanded."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from echelon.checks.lint.bash import Assignment, Command, Where
+from echelon.checks.lint.facts import PER_TASK, reads_variables
+from echelon.checks.lint.launches import Launch
+from echelon.checks.lint.python_script import constant, guards, is_conditional
+from echelon.checks.lint.request import read_step
+from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.subject import Subject
+from echelon.checks.lint.words import Word
+
+_OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:.*)?")
+_FIRST_NODE = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+_RANK_NAMES = frozenset(
+    {"RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "NODEID", "PROC_ID"}
+)
+
+
+def find_picked_address(subject: Subject) -> Iterator[Hit]:
+    commands = subject.commands
+    for number, command in enumerate(commands):
+        texts = [word.text for word in command.words]
+        asks = any(text.rpartition("/")[2] == "hostname" for text in texts)
+        if not asks or not {"-I", "--all-ip-addresses"} & set(texts) or not command.substituted:
+            continue
+        field = _picked_field(commands[number + 1 : number + 4])
+        if field is None:
+            continue
+        which = {1: "first", 2: "second", 3: "third"}.get(field, f"{field}th")
+        yield Hit(
+            path=command.path,
+            line=command.line,
+            what=f"This takes the {which} address of the host, in no particular order: where the "
+            "node has fewer it is empty, and it may be of a network that the others do not reach.",
+            fix=_FIRST_NODE,
+            severity=ADVICE if field == 1 else None,
+        )
+
+
+def _picked_field(following: list[Command]) -> int | None:
+    """Return which word of a line cut or awk takes."""
+    for command in following:
+        if command.name == "cut" and command.piped:
+            match = re.search(r"-f\s*(\d+)", command.text)
+            return int(match[1]) if match else None
+        if command.name in ("awk", "gawk") and command.piped:
+            match = re.search(r"print\s*\$(\d+)", command.text)
+            return int(match[1]) if match else None
+    return None
+
+
+def find_wrong_host(subject: Subject) -> Iterator[Hit]:
+    if not subject.job.several_nodes:
+        return
+    for assignment in subject.assignments:
+        if assignment.name.upper() not in ("MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP"):
+            continue
+        upper = assignment.name.isupper() and reads_variables(subject)
+        reason = _wrong_host(assignment.value, assignment.where) if assignment.certain else ""
+        if reason and (upper or assignment.name in _used_by_launchers(subject)):
+            yield _wrong(assignment.path, assignment.line, reason)
+    told: set[str] = set()
+    for one in subject.started:
+        for word in _host_words(one.launch):
+            # A variable has been judged where it was assigned.
+            known = {a.name for a in subject.assignments} & word.names
+            reason = "" if known else _wrong_host(word, _shell_of(subject, one.launch))
+            if reason and word.text not in told:
+                told.add(word.text)
+                yield _wrong(one.launch.path, word.line or one.launch.line, reason)
+    yield from _wrong_in_python(subject)
+
+
+def _used_by_launchers(subject: Subject) -> set[str]:
+    return {n for one in subject.started for w in _host_words(one.launch) for n in w.names}
+
+
+def _shell_of(subject: Subject, launch: Launch) -> Where:
+    """Return where the words of a launcher were expanded."""
+    for shell in reversed(subject.shells):
+        if shell.path == launch.path and shell.where is Where.TASK:
+            lines = {command.line for command in shell.commands}
+            if launch.line in lines and launch.command not in shell.commands:
+                return Where.TASK
+    return Where.BATCH
+
+
+def _host_words(launch: Launch) -> Iterator[Word]:
+    if launch.launcher is not None:
+        for name in ("master-addr", "main-process-ip", "rdzv-endpoint"):
+            if (word := launch.launcher.options.get(name)) is not None:
+                yield word
+
+
+def _wrong_host(value: Word, where: Where) -> str:
+    """Return why ranks of several nodes cannot meet there; nothing when they may."""
+    if _LOOPBACK.fullmatch(value.text):
+        return f"'{value.text}' is each node itself"
+    own = any(c.name == "hostname" for c in value.commands) or value.names & _OWN_HOST
+    if where is Where.TASK and own and "scontrol" not in {c.name for c in value.commands}:
+        return "each node takes itself for the first one, because this is expanded on every node"
+    names = [command.name for command in value.commands]
+    last = [c for c in value.commands if c.name == "tail" and re.search(r"-n?\s*1$", c.text)]
+    if "scontrol" in names and last and "head" not in names and len(names) == 2:
+        return "rank 0 is on the first node, and this is the last one"
+    return ""
+
+
+def _wrong(path: str, line: int, reason: str) -> Hit:
+    return Hit(path=path, line=line, what=f"The ranks never meet: {reason}.", fix=_FIRST_NODE)
+
+
+def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        for node in python.nodes:
+            if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+                continue
+            name, value = constant(node.targets[0].slice), constant(node.value)
+            looped = isinstance(value, str) and _LOOPBACK.fullmatch(value)
+            chosen = guards(python, node) or is_conditional(python, node)
+            if name == "MASTER_ADDR" and looped and not chosen:
+                yield _wrong(python.path, node.lineno, f"'{value}' is each node itself")
+
+
+def find_early_expansion(subject: Subject) -> Iterator[Hit]:
+    told: set[tuple[str, int]] = set()
+    for hit in (*_early_words(subject), *_early_files(subject), *_early_exports(subject)):
+        if (hit.path, hit.line) not in told:
+            told.add((hit.path, hit.line))
+            yield hit
+
+
+def _early_words(subject: Subject) -> Iterator[Hit]:
+    """Yield what stands in an srun's own words."""
+    for command, options, words in subject.sruns:
+        if command.where is not Where.BATCH or not read_step(subject.job, options).several_tasks:
+            continue
+        given = [*words, *([command.stdin] if command.stdin else [])]
+        for word in given:
+            for use in word.uses:
+                if use.name in PER_TASK:
+                    yield _early(command.path, use.line, use.name)
+
+
+def _early_files(subject: Subject) -> Iterator[Hit]:
+    """Yield what stands in a heredoc whose file srun starts."""
+    run = {shell.text for shell in subject.shells if shell.where is Where.TASK}
+    for shell in subject.shells:
+        for text in shell.written.values():
+            if text.text in run and subject.job.several_tasks and shell.where is Where.BATCH:
+                yield from (
+                    _early(shell.path, u.line, u.name) for u in text.uses if u.name in PER_TASK
+                )
+
+
+def _early_exports(subject: Subject) -> Iterator[Hit]:
+    plain = [
+        one.launch
+        for one in subject.started
+        if one.launch.srun is not None
+        and one.launch.launcher is None  # which tells its ranks itself
+        and one.launch.amounts.several_tasks
+    ]
+    for assignment in subject.assignments:
+        names = assignment.value.names & PER_TASK
+        if assignment.where is not Where.BATCH or not names or not _is_rank(subject, assignment):
+            continue
+        if any(assignment.name not in launch.variables for launch in plain):
+            yield _early(assignment.path, assignment.line, min(names))
+
+
+def _is_rank(subject: Subject, assignment: Assignment) -> bool:
+    return (
+        assignment.name in _RANK_NAMES
+        and assignment.certain
+        and assignment.name in subject.exported
+    )
+
+
+def _early(path: str, line: int, name: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what=f"${name} is 0 for every task: the batch script expands it before srun starts.",
+        fix=f"srun bash -c '… ${name} …'   (in single quotes, each task expands it)",
+    )
+
+
+RULES = (
+    Rule(
+        code="E306",
+        title="an address picked from hostname -I",
+        severity=WARNING,
+        check=find_picked_address,
+        why="hostname -I prints all addresses in an order that nobody promises.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname -I | cut -d ' ' -f 2)    # <- here
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E307",
+        title="a host at which ranks cannot meet",
+        severity=ERROR,
+        check=find_wrong_host,
+        why="All nodes have to name one and the same host, the first. In the batch script "
+        "$(hostname) is just that; within srun it is each node's own name.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+srun bash -c 'MASTER_ADDR=$(hostname) python train.py'    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E308",
+        title="a rank expanded before srun",
+        severity=ERROR,
+        check=find_early_expansion,
+        why="The batch script is task 0 on node 0. What it expands is so for all tasks; in single "
+        "quotes, in a script of its own or behind a \\ it is left to each of them.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname)
+srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+    --master_port=29500 train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname)
+srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+    --master_port=29500 train.py'
+""",
+    ),
+)

@@ -1,0 +1,246 @@
+"""E111 to E116: what the #SBATCH lines ask for."""
+
+import re
+from collections.abc import Iterator
+
+from echelon.checks.lint.directives import Directive, count_gpus, count_gres_gpus, is_slurm_time
+from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.subject import Subject
+from echelon.core.units import parse_memory
+from echelon.errors import UsageError
+
+_PLACEHOLDER = re.compile(r"<[^<>]+>|\[[a-z][a-z _-]*\]|x{3,}|your[-_.@]\S*", re.IGNORECASE)
+_EXCLUSIVE = [
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"cpus-per-task", "cpus-per-gpu"},
+]
+
+
+def find_bad_memory(subject: Subject) -> Iterator[Hit]:
+    for item in _given(subject, "mem", "mem-per-cpu", "mem-per-gpu", "tmp"):
+        try:
+            parse_memory(item.value)
+        except UsageError:
+            number = re.match(r"\d+", item.value)
+            unit = re.search(r"[KMGT]", item.value.upper())
+            better = f"{number[0]}{unit[0] if unit else 'G'}" if number else "64G"
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"sbatch refuses the script: '{item.value}' is no amount of memory.",
+                fix=f"#SBATCH --{item.option}={better}",
+            )
+
+
+def find_bad_time(subject: Subject) -> Iterator[Hit]:
+    for item in _given(subject, "time", "time-min"):
+        if not is_slurm_time(item.value):
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"sbatch refuses the script: '{item.value}' is no time limit.",
+                fix=f"#SBATCH --{item.option}=2-12:00:00   (days-hours:minutes:seconds)",
+            )
+
+
+def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
+    options = ("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu")
+    for item in _given(subject, *options):
+        if not re.fullmatch(r"[0-9]+", item.value) or int(item.value) == 0:
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"sbatch refuses the script: '{item.value}' is no number for --{item.option}.",
+                fix=f"#SBATCH --{item.option}=4",
+            )
+
+
+def _given(subject: Subject, *options: str) -> list[Directive]:
+    """Return options whose values can be judged: those with a variable have a rule of their own."""
+    return [i for i in subject.directives.items if i.option in options and "$" not in i.value]
+
+
+def find_contradictions(subject: Subject) -> Iterator[Hit]:
+    directives, path = subject.directives, subject.path
+    if directives.several:
+        return
+    for group in _EXCLUSIVE:
+        given = [item for item in directives.items if item.option in group]
+        if len({item.option for item in given}) > 1:
+            both = " and ".join(sorted({f"--{item.option}" for item in given}))
+            what = f"sbatch refuses the script: {both} exclude each other."
+            yield Hit(path=path, line=given[-1].line, what=what, fix="take one of them out")
+    nodes = subject.job.nodes if directives.last("nodes") else None
+    total, each = directives.last("ntasks"), directives.last("ntasks-per-node")
+    if nodes and total and each and total.value.isdecimal() and each.value.isdecimal():
+        most = nodes * int(each.value)
+        if int(total.value) > most:
+            what = (
+                f"{nodes} nodes with {each.value} tasks each are {most} tasks, not {total.value}."
+            )
+            fix = f"#SBATCH --ntasks={most}   (or leave it out)"
+            yield Hit(
+                path=path, line=total.line, what=f"The request contradicts itself: {what}", fix=fix
+            )
+    yield from _contradicting_gpus(subject, nodes)
+
+
+def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:
+    directives = subject.directives
+    each, gres, total = (directives.last(o) for o in ("gpus-per-node", "gres", "gpus"))
+    per_node = count_gpus(each.value) if each else None
+    by_gres = count_gres_gpus(gres.value) if gres else None
+    if each and per_node and by_gres and per_node != by_gres:
+        yield Hit(
+            path=subject.path,
+            line=each.line,
+            what=f"The request contradicts itself: {by_gres} and {per_node} GPUs on each node.",
+            fix=f"take out one of --gres (line {gres.line if gres else 0}) and --gpus-per-node",
+        )
+    amount = count_gpus(total.value) if total else None
+    per_node = per_node or by_gres
+    if total and amount and per_node and nodes and amount != per_node * nodes:
+        yield Hit(
+            path=subject.path,
+            line=total.line,
+            what="The request contradicts itself: "
+            f"{nodes} nodes with {per_node} GPUs each have {per_node * nodes}, not {amount}.",
+            fix=f"#SBATCH --gpus={per_node * nodes}   (or leave it out)",
+        )
+
+
+def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
+    given, nodes = subject.directives.last("gpus"), subject.job.nodes
+    total = count_gpus(given.value) if given else None
+    if given and total and nodes and nodes > 1 and total % nodes:
+        yield Hit(
+            path=subject.path,
+            line=given.line,
+            what=f"{total} GPUs cannot be shared evenly by {nodes} nodes, so ranks and GPUs do not "
+            "match on some of them.",
+            fix=f"#SBATCH --gpus-per-node={max(1, total // nodes)}   (and leave --gpus out)",
+        )
+
+
+def find_placeholders(subject: Subject) -> Iterator[Hit]:
+    for item in _given(subject, "mail-user", "account", "partition", "qos"):
+        if _PLACEHOLDER.fullmatch(item.value):
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"--{item.option} still has the placeholder '{item.value}' of an example.",
+                fix=f"#SBATCH --{item.option}=… (yours), or take the line out",
+                severity=ADVICE if item.option == "mail-user" else None,
+            )
+
+
+RULES = (
+    Rule(
+        code="E111",
+        title="memory in a form that Slurm refuses",
+        severity=ERROR,
+        check=find_bad_memory,
+        why="A whole number and K, M, G or T; since 20.11 Slurm refuses anything behind it.",
+        bad="""\
+#!/bin/bash
+#SBATCH --mem=16Go    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --mem=16G
+python train.py
+""",
+    ),
+    Rule(
+        code="E112",
+        title="a time limit in a form that Slurm refuses",
+        severity=ERROR,
+        check=find_bad_time,
+        why="Minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.",
+        bad="""\
+#!/bin/bash
+#SBATCH --time=2h    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --time=02:00:00
+python train.py
+""",
+    ),
+    Rule(
+        code="E113",
+        title="a count that is no number",
+        severity=ERROR,
+        check=find_bad_numbers,
+        why="Tasks and CPUs are whole numbers, and at least 1.",
+        bad="""\
+#!/bin/bash
+#SBATCH --ntasks-per-node=four    # <- here
+srun hostname
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --ntasks-per-node=4
+srun hostname
+""",
+    ),
+    Rule(
+        code="E114",
+        title="a request that contradicts itself",
+        severity=ERROR,
+        check=find_contradictions,
+        why="Two options that exclude each other, or totals that are not the sum of their parts.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=4
+#SBATCH --gpus=4    # <- here
+srun hostname
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=4
+#SBATCH --gpus=8
+srun hostname
+""",
+    ),
+    Rule(
+        code="E115",
+        title="GPUs that nodes cannot share evenly",
+        severity=WARNING,
+        check=find_uneven_gpus,
+        why="Ranks are started per node, the same number on each.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus=5    # <- here
+srun hostname
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=2
+srun hostname
+""",
+    ),
+    Rule(
+        code="E116",
+        title="a placeholder that was left in",
+        severity=WARNING,
+        check=find_placeholders,
+        why="Examples have words in brackets for what everybody has to fill in.",
+        bad="""\
+#!/bin/bash
+#SBATCH --account=<project>    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --account=physics
+python train.py
+""",
+    ),
+)

@@ -1,0 +1,167 @@
+"""E626 and E627: whether Python runs the script at all."""
+
+import ast
+import builtins
+import difflib
+import re
+import symtable
+from collections.abc import Iterator
+
+from echelon.checks.lint.python_script import PythonScript, ancestors
+from echelon.checks.lint.rule import ERROR, Hit, Rule
+from echelon.checks.lint.subject import Subject, is_python
+
+_MODULE_NAMES = frozenset(
+    {
+        "__file__",
+        "__name__",
+        "__doc__",
+        "__builtins__",
+        "__spec__",
+        "__package__",
+        "__loader__",
+        "__path__",
+        "__annotations__",
+        "__class__",
+        "WindowsError",
+        "__dict__",
+        "__module__",
+        "__qualname__",
+        "reveal_type",
+        # Python 2's, behind a test of the version.
+        *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
+    }
+)
+
+
+def find_undefined_names(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        for name, line in sorted(_undefined(python).items(), key=lambda item: item[1]):
+            yield Hit(
+                path=python.path,
+                line=line,
+                what=f"NameError when this line is reached: nothing here is called {name}.",
+                fix=_guess(python, name),
+            )
+
+
+def _undefined(python: PythonScript) -> dict[str, int]:
+    if re.search(r"import \*|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text):
+        return {}
+    try:
+        top = symtable.symtable(python.text, python.path, "exec")
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    known = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    known |= {s.get_name() for s in top.get_symbols() if s.is_namespace()}
+    tables, wanted = [top], set[str]()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() and (symbol.is_assigned() or symbol.is_imported()):
+                known.add(symbol.get_name())  # by `global` in a function
+            elif symbol.is_referenced() and (symbol.is_global() or table is top):
+                wanted.add(symbol.get_name())
+    missing = wanted - known - set(dir(builtins)) - _MODULE_NAMES
+    found: dict[str, int] = {}
+    for node in python.nodes:
+        if not isinstance(node, ast.Name) or node.id not in missing:
+            continue
+        if not _in_annotation(python, node) and not _is_local(python, node):
+            found[node.id] = min(found.get(node.id, node.lineno), node.lineno)
+    return found
+
+
+def _is_local(python: PythonScript, name: ast.Name) -> bool:
+    """Tell whether a name of a function around is meant, and not the one that is missing."""
+    for scope in ancestors(python, name):
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            bound = {
+                argument.arg for argument in ast.walk(scope.args) if isinstance(argument, ast.arg)
+            }
+            inner = (node for node in ast.walk(scope) if isinstance(node, ast.Name))
+            bound |= {node.id for node in inner if isinstance(node.ctx, ast.Store)}
+            if name.id in bound:
+                return True
+        elif isinstance(scope, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            targets = (node for part in scope.generators for node in ast.walk(part.target))
+            if any(isinstance(node, ast.Name) and node.id == name.id for node in targets):
+                return True
+    return False
+
+
+def _in_annotation(python: PythonScript, node: ast.AST) -> bool:
+    while (parent := python.parents.get(node)) is not None:
+        if isinstance(parent, ast.arg) or (
+            isinstance(parent, ast.AnnAssign) and parent.annotation is node
+        ):
+            return True
+        if isinstance(parent, ast.FunctionDef) and parent.returns is node:
+            return True
+        node = parent
+    return False
+
+
+def _guess(python: PythonScript, name: str) -> str:
+    names = {n.id for n in python.nodes if isinstance(n, ast.Name) and n.id != name}
+    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
+    return near[0] if near else f"import or assign {name}"
+
+
+def find_syntax_error(subject: Subject) -> Iterator[Hit]:
+    if subject.pythons or not is_python(subject.path, subject.text):
+        return
+    try:
+        ast.parse(subject.text)
+    except SyntaxError as error:
+        yield Hit(
+            path=subject.path,
+            line=error.lineno or 1,
+            what=f"Python does not take the file: {error.msg}.",
+            fix="python -m py_compile " + subject.path,
+        )
+    except (ValueError, RecursionError, MemoryError) as error:
+        yield Hit(
+            path=subject.path,
+            line=1,
+            what=f"Python does not take the file: {error}.",
+            fix="python -m py_compile " + subject.path,
+        )
+
+
+RULES = (
+    Rule(
+        code="E626",
+        title="a name that is not defined",
+        severity=ERROR,
+        check=find_undefined_names,
+        why="On a cluster a slip is found after hours in the queue.",
+        bad="""\
+--- train.py
+trainer = object()
+print(tainer)    # <- here
+""",
+        good="""\
+--- train.py
+trainer = object()
+print(trainer)
+""",
+    ),
+    Rule(
+        code="E627",
+        title="no Python",
+        severity=ERROR,
+        check=find_syntax_error,
+        why="The file cannot be compiled.",
+        bad="""\
+--- train.py
+if True print("yes")    # <- here
+""",
+        good="""\
+--- train.py
+if True:
+    print("yes")
+""",
+    ),
+)

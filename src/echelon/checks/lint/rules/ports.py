@@ -1,0 +1,362 @@
+"""E301 to E305: the port at which ranks meet."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from echelon.checks.lint.bash import Where
+from echelon.checks.lint.facts import reads_variables
+from echelon.checks.lint.launches import Launch
+from echelon.checks.lint.python_script import (
+    PythonScript,
+    constant,
+    is_conditional,
+    keyword,
+    origin,
+)
+from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.subject import Subject
+from echelon.checks.lint.words import Word
+
+_PORT_OPTIONS = ("master-port", "main-process-port")
+_JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
+_FREE_PORT = """\
+MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); \
+print(s.getsockname()[1])')"""
+_RETRY = (
+    "echelon script --style torchrun …   prints a script that tries another port when this happens"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A port that ranks are told, and where."""
+
+    value: Word
+    path: str
+    line: int
+    where: Where
+
+
+def ports(subject: Subject) -> Iterator[Port]:
+    """Yield the ports of a script, each where it comes from."""
+    used = {
+        name for one in subject.started for word in _port_words(one.launch) for name in word.names
+    }
+    counts = "MASTER_PORT" in used or reads_variables(subject)
+    for found in subject.assigned("MASTER_PORT") if counts else ():
+        yield Port(value=found.value, path=found.path, line=found.line, where=found.where)
+    for one in subject.started:
+        for word in _port_words(one.launch):
+            makers = [a for use in word.uses for a in subject.assigned(use.name)]
+            makers = [maker for maker in makers if _is_port(maker.value)]
+            if any(maker.name == "MASTER_PORT" for maker in makers):
+                continue  # has been told
+            for maker in makers:
+                yield Port(value=maker.value, path=maker.path, line=maker.line, where=maker.where)
+            if not makers:
+                where = one.launch.command.where
+                line = word.line if one.launch.path == subject.path else one.launch.line
+                yield Port(value=word, path=one.launch.path, line=line, where=where)
+
+
+def _is_port(value: Word) -> bool:
+    return value.number is not None or _is_probe(value) or bool(value.names & _JOB_ID)
+
+
+def _port_words(launch: Launch) -> Iterator[Word]:
+    if launch.launcher is not None:
+        for name in (*_PORT_OPTIONS, "rdzv-endpoint"):
+            if (word := launch.launcher.options.get(name)) is not None:
+                yield word
+    for word in launch.arguments:
+        if "tcp://" in word.text:
+            yield word
+
+
+def _is_probe(value: Word) -> bool:
+    """Tell a port that was bound and released."""
+    texts = (command.text for command in value.commands)
+    return any("getsockname()[1]" in text or "server_address[1]" in text for text in texts)
+
+
+def _is_exclusive(subject: Subject) -> bool:
+    """Tell a job that has its nodes for itself."""
+    given = subject.directives.last("exclusive")
+    return given is not None and given.value not in ("user", "mcs", "topo")
+
+
+def find_fixed_port(subject: Subject) -> Iterator[Hit]:
+    if _is_exclusive(subject):
+        return
+    if subject.is_job:
+        for port in ports(subject):
+            number = _literal_port(port.value)
+            if number:
+                yield _fixed(port.path, port.line, number)
+    for python in subject.pythons:
+        for line, value in python_ports(python):
+            if isinstance(given := constant(value), str | int) and str(given) != "0":
+                yield _fixed(python.path, line, str(given))
+
+
+def _literal_port(value: Word) -> str:
+    if value.number:
+        return value.text
+    match = re.search(r":(\d{2,5})$", value.text)
+    if match is None or value.text.startswith(("localhost:0", "127.0.0.1:0")):
+        return ""
+    return match[1]
+
+
+def _fixed(path: str, line: int, number: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what=f"When two jobs of this kind share a node, the second fails on port {number}: "
+        "'address already in use'.",
+        fix=_FREE_PORT,
+    )
+
+
+def python_ports(python: PythonScript) -> Iterator[tuple[int, ast.expr]]:
+    """Yield what a script sets MASTER_PORT to, always."""
+    for node in python.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+            continue
+        if is_conditional(python, node):  # mostly: when nobody else has set it
+            continue
+        target = node.targets[0]
+        if (
+            ast.unparse(target.value).endswith("environ")
+            and constant(target.slice) == "MASTER_PORT"
+        ):
+            yield node.lineno, node.value
+    for call in python.calls("init_process_group"):
+        method = constant(keyword(call, "init_method", 1))
+        match = re.fullmatch(r"tcp://[^:]*:(\d+)", method) if isinstance(method, str) else None
+        if match:
+            yield call.lineno, ast.Constant(match[1])
+
+
+def find_default_port(subject: Subject) -> Iterator[Hit]:
+    if _is_exclusive(subject) or not subject.is_job:
+        return
+    for one in subject.started:
+        launcher = one.launch.launcher
+        if launcher is None or launcher.kind not in ("torchrun", "launch") or not launcher.complete:
+            continue
+        given = {"standalone", *_PORT_OPTIONS} & set(launcher.options)
+        if given or (
+            not one.launch.amounts.gpus_per_node and launcher.option("nproc-per-node") is None
+        ):
+            continue
+        endpoint = launcher.option("rdzv-endpoint")
+        if endpoint is not None and not _has_no_port(subject, endpoint):
+            continue
+        if subject.job.nodes is None and endpoint is None:
+            continue
+        port = 29500 if endpoint is None else 29400
+        yield Hit(
+            path=one.launch.path,
+            line=endpoint.line if endpoint and one.launch.path == subject.path else one.launch.line,
+            what=f"Without a port it is {port}, for every job of everybody: the second one on a "
+            "node fails, or joins the first.",
+            fix="--standalone"
+            if subject.job.nodes == 1
+            else "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT   with a free port: " + _FREE_PORT,
+        )
+
+
+def _has_no_port(subject: Subject, endpoint: Word) -> bool:
+    if ":" in re.sub(r"\$\{\w+:[-=?+]", "", endpoint.text):
+        return False
+    for use in endpoint.uses:
+        made = [assignment.value for assignment in subject.assigned(use.name)]
+        host = use.name in ("HOSTNAME", "SLURMD_NODENAME") or use.name.startswith("SLURM_")
+        if not host and (not made or any(_may_hold_port(value) for value in made)):
+            return False
+    return True
+
+
+def _may_hold_port(value: Word) -> bool:
+    outside = re.sub(r"\$\(.*\)", "", value.text, flags=re.DOTALL)
+    return ":" in outside or any(c.name not in _HOST_COMMANDS for c in value.commands)
+
+
+_HOST_COMMANDS = frozenset({"hostname", "scontrol", "head", "srun", "cut", "awk", "sed", "uname"})
+
+
+def find_port_of_job_id(subject: Subject) -> Iterator[Hit]:
+    if _is_exclusive(subject):
+        return
+    for port in ports(subject):
+        if port.value.names & _JOB_ID and not _is_probe(port.value) and not _names_only(port.value):
+            yield _of_job_id(port.path, port.line)
+    for python in subject.pythons:
+        for line, value in python_ports(python):
+            if "SLURM_JOB" in origin(python, value):
+                yield _of_job_id(python.path, line)
+
+
+def _names_only(value: Word) -> bool:
+    """Tell an endpoint in which the job id is not the port."""
+    return ":" in value.text and not re.search(r":\$[^:]*$", value.text)
+
+
+def _of_job_id(path: str, line: int) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what="Two jobs on one node whose ids end alike get the same port, and nobody has looked "
+        "whether it is free.",
+        fix=_FREE_PORT,
+    )
+
+
+def find_released_port(subject: Subject) -> Iterator[Hit]:
+    if any("EADDRINUSE" in shell.text for shell in subject.shells) or _is_exclusive(subject):
+        return
+    for port in ports(subject):
+        if _is_probe(port.value) and port.where is Where.BATCH:
+            yield Hit(
+                path=port.path,
+                line=port.line,
+                what="The port is free again as soon as it is chosen, and another job may take it "
+                "before rank 0 listens.",
+                fix=_RETRY,
+            )
+
+
+def find_port_per_task(subject: Subject) -> Iterator[Hit]:
+    several = any(
+        one.launch.srun is not None and one.launch.amounts.several_tasks for one in subject.started
+    )
+    for port in ports(subject):
+        random = "RANDOM" in port.value.names or any(
+            command.name in ("shuf", "jot") for command in port.value.commands
+        )
+        if several and port.where is Where.TASK and (random or _is_probe(port.value)):
+            yield Hit(
+                path=port.path,
+                line=port.line,
+                what="Every task chooses a port of its own here, so that they never meet.",
+                fix="choose it in the batch script, before srun, and export it",
+            )
+
+
+RULES = (
+    Rule(
+        code="E301",
+        title="a fixed port",
+        severity=WARNING,
+        check=find_fixed_port,
+        why="Several jobs may run on one node; with --exclusive only one does.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_PORT=29500    # <- here
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E302",
+        title="a rendezvous without a port",
+        severity=WARNING,
+        check=find_default_port,
+        why="torchrun's own port is 29500, and 29400 with c10d: the same for everybody. Where it "
+        "is taken, a node may even join the store of another job.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --nproc_per_node=4 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+    Rule(
+        code="E303",
+        title="a port made of the job's id",
+        severity=ADVICE,
+        check=find_port_of_job_id,
+        why="The last digits of ids repeat, and the port may belong to something else.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))    # <- here
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E304",
+        title="a port that is released before it is used",
+        severity=ADVICE,
+        check=find_released_port,
+        why="A probe binds a port, prints it and goes. It is far better than a fixed one; a script "
+        "that looks for EADDRINUSE and tries again is better still.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+print(s.getsockname()[1])')    # <- here
+export MASTER_PORT MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_ADDR=$(hostname)
+for try in 1 2 3; do
+    MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+print(s.getsockname()[1])')
+    export MASTER_PORT
+    srun python train.py 2> errors && break
+    grep -q EADDRINUSE errors || exit 1
+done
+""",
+    ),
+    Rule(
+        code="E305",
+        title="a port that each task chooses for itself",
+        severity=ERROR,
+        check=find_port_per_task,
+        why="All ranks have to be told the same port, that of rank 0.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_ADDR=$(hostname)
+srun bash -c 'export MASTER_PORT=$((20000 + RANDOM % 10000)); python train.py'    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_ADDR=$(hostname)
+export MASTER_PORT=$((20000 + RANDOM % 10000))
+srun python train.py
+""",
+    ),
+)

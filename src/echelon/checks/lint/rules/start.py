@@ -1,0 +1,318 @@
+"""E201 to E206: whether as many processes are started as there are GPUs, and on which nodes."""
+
+from collections.abc import Iterator
+
+from echelon.checks.lint.facts import (
+    is_alone,
+    is_training,
+    may_use_all_gpus,
+    ranks_per_launch,
+    sets_visible_devices,
+    spawns,
+)
+from echelon.checks.lint.python_script import keyword, origin
+from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.subject import Subject
+
+_SPREADERS = frozenset(
+    {
+        *("srun", "mpirun", "mpiexec", "orterun", "ssh", "pdsh", "clush", "deepspeed", "ray"),
+        *("echelon", "parallel", "pssh", "sbcast", "horovodrun", "jsrun", "prun", "aprun", "xargs"),
+    }
+)
+
+
+def find_missing_srun(subject: Subject) -> Iterator[Hit]:
+    if not subject.is_job or not subject.job.several_nodes:
+        return
+    for command in subject.commands:
+        if _SPREADERS & {word.text.rpartition("/")[2] for word in command.words}:
+            return
+        if "hostfile" in command.text:
+            return
+        if "-m" in (texts := [w.text for w in command.words]) and "echelon" in texts:
+            return
+    for one in subject.started[-1:]:
+        words = ["submitit", "subprocess", "ray", "dask", "mpi4py", "paramiko"]
+        if one.python is not None and one.python.mentions(*words):
+            return
+        count = subject.job.fewest_nodes or 2
+        waits = one.launch.launcher is not None
+        yield Hit(
+            path=one.launch.path,
+            line=one.launch.line,
+            what=f"Only the first of {count} nodes runs this, because it is not started with srun"
+            + ("; it waits for the others until it times out." if waits else "."),
+            fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
+            # One that we cannot read may go to the other nodes by itself.
+            severity=None if waits or one.python is not None else WARNING,
+        )
+
+
+def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        launch, tasks = one.launch, one.launch.amounts.tasks_per_node
+        if launch.launcher is None or launch.srun is None or not tasks or tasks < 2:
+            continue
+        ranks = ranks_per_launch(launch)
+        option = launch.launcher.option("nproc-per-node")
+        counted = option is not None and "GPU" in option.text.upper()
+        gpus = launch.amounts.gpus_per_node or 0
+        if (ranks or 0) > 1 or (ranks is None and counted and gpus > 1):
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"srun starts {launch.launcher.kind} {tasks} times on each node, and each of "
+                "them starts the ranks of the whole node.",
+                fix="srun --ntasks-per-node=1 …   (and #SBATCH --ntasks-per-node=1)",
+            )
+
+
+def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
+    if sets_visible_devices(subject):
+        return
+    for one in subject.started:
+        launch, amounts = one.launch, one.launch.amounts
+        gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
+        if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
+            continue
+        ranks = ranks_per_launch(launch)
+        if launch.launcher is None and (
+            one.python is None
+            or may_use_all_gpus(one.python)
+            or not one.python.is_distributed
+            or spawns(one.python)
+        ):
+            continue
+        tasks = tasks if launch.srun is not None else 1
+        if ranks and tasks and ranks * tasks < gpus:
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"{ranks * tasks} of {gpus} GPUs on each node get a process; the others idle.",
+                fix=f"--nproc_per_node={gpus}"
+                if launch.launcher
+                else f"#SBATCH --ntasks-per-node={gpus}   and start it with srun",
+            )
+
+
+def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        launch, amounts = one.launch, one.launch.amounts
+        gpus, tasks, ranks = amounts.gpus_per_node, amounts.tasks_per_node, ranks_per_launch(launch)
+        if not gpus or not ranks or launch.mpi or launch.elsewhere:
+            continue
+        gloo = one.python is not None and not one.python.mentions("nccl")
+        if (
+            not is_training(subject, one)
+            or gloo
+            or (launch.launcher is None and one.python is None)
+        ):
+            continue
+        total = ranks * (tasks or 1) if launch.srun is not None else ranks
+        if tasks and launch.launcher is not None and tasks > 1:
+            continue  # E202 has said it
+        if total > gpus:
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"{total} ranks share {gpus} GPUs on each node, which NCCL refuses: "
+                "'invalid device ordinal' or 'Duplicate GPU detected'.",
+                fix=f"--nproc_per_node={gpus}"
+                if launch.launcher
+                else f"#SBATCH --ntasks-per-node={gpus}",
+            )
+
+
+def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
+    nodes = subject.job.nodes
+    if nodes is None:
+        return
+    for one in subject.started:
+        launcher = one.launch.launcher
+        option = launcher.option("nnodes", "num-machines") if launcher else None
+        if launcher is None or launcher.kind == "deepspeed" or not launcher.complete:
+            continue
+        given = 1 if option is None else option.number
+        standalone = "standalone" in launcher.options
+        if option is None and (
+            one.launch.srun is None or launcher.kind == "accelerate" or nodes == 1
+        ):
+            continue
+        step = one.launch.amounts.nodes
+        if option is None and (step is None or step == 1 or not is_alone(subject, one.launch)):
+            continue
+        if given is None or given == nodes or (standalone and nodes == 1):
+            continue
+        waits = given > nodes
+        yield Hit(
+            path=one.launch.path,
+            line=option.line if option and one.launch.path == subject.path else one.launch.line,
+            what=f"{launcher.kind} is told {given} nodes and the job has {nodes}: "
+            + (
+                "it waits for the missing ones until it times out."
+                if waits
+                else f"each group of {given} trains a model of its own, or nodes are refused."
+            ),
+            fix="--nnodes=$SLURM_JOB_NUM_NODES",
+        )
+
+
+def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        amounts, python = one.launch.amounts, one.python
+        if one.launch.srun is None or one.launch.launcher is not None or python is None:
+            continue
+        if not amounts.gpus_per_task or (amounts.tasks_per_node or 1) < 2:
+            continue
+        for call in python.calls("set_device"):
+            index = keyword(call, "device", 0)
+            made_of = origin(python, index) if index is not None else ""
+            local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
+            if local and "device_count" not in made_of and "%" not in made_of:
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what=f"--gpus-per-task={amounts.gpus_per_task} shows each task its own GPU as "
+                    "number 0, so that every local rank but 0 fails with 'invalid device ordinal'.",
+                    fix="#SBATCH --gpus-per-node=…   instead of --gpus-per-task, or "
+                    "torch.cuda.set_device(local_rank % torch.cuda.device_count())",
+                )
+
+
+RULES = (
+    Rule(
+        code="E201",
+        title="several nodes, and no srun",
+        severity=ERROR,
+        check=find_missing_srun,
+        why="A batch script runs on the first node of its job. Only srun (or mpirun and the like) "
+        "starts anything on the others.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
+""",
+    ),
+    Rule(
+        code="E202",
+        title="torchrun started once per GPU",
+        severity=ERROR,
+        check=find_launcher_per_task,
+        why="torchrun starts all ranks of a node. Started once per task it starts them that many "
+        "times: ranks twice, or a rendezvous that never fills.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+srun torchrun --standalone --nproc_per_node=4 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+srun torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+    Rule(
+        code="E203",
+        title="GPUs without a process",
+        severity=WARNING,
+        check=find_idle_gpus,
+        why="Each rank uses one GPU. What is asked for and not used is paid for all the same.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --standalone --nproc_per_node=2 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+    Rule(
+        code="E204",
+        title="more ranks than GPUs",
+        severity=ERROR,
+        check=find_too_many_ranks,
+        why="NCCL wants a GPU of its own for each rank.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=2
+torchrun --standalone --nproc_per_node=4 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=2
+torchrun --standalone --nproc_per_node=2 train.py
+""",
+    ),
+    Rule(
+        code="E205",
+        title="another number of nodes than the job has",
+        severity=ERROR,
+        check=find_wrong_nnodes,
+        why="The launcher waits until as many nodes have come as it was told.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+srun torchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
+    --rdzv_endpoint=$HOSTNAME:29500 train.py
+""",
+    ),
+    Rule(
+        code="E206",
+        title="--gpus-per-task, and a script that counts devices by local rank",
+        severity=ERROR,
+        check=find_hidden_devices,
+        why="With --gpus-per-task Slurm binds each task to its own GPUs, which are then numbered "
+        "from 0 in every task.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-task=1
+srun python train.py
+--- train.py
+import os
+import torch
+torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+srun python train.py
+--- train.py
+import os
+import torch
+torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
+""",
+    ),
+)

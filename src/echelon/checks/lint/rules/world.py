@@ -1,0 +1,299 @@
+"""E309 to E312: what ranks are told of each other."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from echelon.checks.lint.bash import Where
+from echelon.checks.lint.python_script import (
+    PythonScript,
+    constant,
+    is_conditional,
+    keyword,
+    origin,
+)
+from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.subject import Started, Subject
+
+_NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+_HARMLESS_SOURCES = re.compile(
+    r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
+)
+_FROM_SLURM = {
+    "RANK": "$SLURM_PROCID",
+    "LOCAL_RANK": "$SLURM_LOCALID",
+    "WORLD_SIZE": "$SLURM_NTASKS",
+}
+
+
+def find_world_size(subject: Subject) -> Iterator[Hit]:
+    plain = [one for one in subject.started if _is_plain(one) and _reads_world_size(one)]
+    for assignment in subject.assigned("WORLD_SIZE"):
+        if assignment.where is not Where.BATCH or not assignment.certain or not plain:
+            continue
+        number, amounts = assignment.value.number, plain[0].launch.amounts
+        if number is None or "WORLD_SIZE" not in subject.exported or amounts.tasks is None:
+            continue
+        ranks = {amounts.tasks, (amounts.nodes or 0) * (amounts.gpus_per_node or 0)} - {0}
+        literal = not assignment.value.uses
+        if number not in ranks:
+            yield Hit(
+                path=assignment.path,
+                line=assignment.line,
+                what=f"WORLD_SIZE is {number} and srun starts {amounts.tasks} ranks: they wait for "
+                "each other until they time out.",
+                fix="export WORLD_SIZE=$SLURM_NTASKS",
+            )
+        elif literal and amounts.tasks == number and number > 1:
+            yield Hit(
+                path=assignment.path,
+                line=assignment.line,
+                what="WORLD_SIZE is typed by hand: the job hangs when somebody changes the number "
+                "of nodes or tasks alone.",
+                fix="export WORLD_SIZE=$SLURM_NTASKS",
+                severity=ADVICE,
+            )
+
+
+def _is_plain(one: Started) -> bool:
+    """Tell a launch in which Slurm's tasks are the ranks."""
+    launch = one.launch
+    return launch.srun is not None and launch.launcher is None and not launch.mpi
+
+
+def _reads_world_size(one: Started) -> bool:
+    return one.python is None or one.python.mentions("WORLD_SIZE", "init_process_group")
+
+
+def find_missing_variables(subject: Subject) -> Iterator[Hit]:
+    if not subject.is_job or _sources_others(subject):
+        return
+    for one in subject.started:
+        python, launch = one.python, one.launch
+        if python is None or not _is_plain(one) or not launch.amounts.several_tasks:
+            continue
+        needed = _needed(python)
+        here = subject.exported | launch.variables | _set_in(python)
+        missing = [name for name in _NEEDED if name in needed and name not in here]
+        if missing:
+            values = " ".join(f"{name}={_FROM_SLURM.get(name, '…')}" for name in missing)
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"{python.path} needs {' and '.join(missing)}, which neither srun nor this "
+                "script sets.",
+                fix=f"srun bash -c 'export {values}; exec python …'",
+            )
+
+
+def _sources_others(subject: Subject) -> bool:
+    """Tell whether a file is sourced that may set anything."""
+    return any(
+        command.name in ("source", ".") and not _HARMLESS_SOURCES.search(command.text)
+        for command in subject.commands
+    )
+
+
+def _needed(python: PythonScript) -> set[str]:
+    """Return the variables without which a script fails."""
+    found: set[str] = set()
+    for node in python.nodes:
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
+            and ast.unparse(node.value) in ("os.environ", "environ")
+            and not is_conditional(python, node)
+        ):
+            found.add(str(constant(node.slice)))
+    for call in python.calls("init_process_group"):
+        method, store = keyword(call, "init_method", 1), keyword(call, "store")
+        made_of = origin(python, method) if method is not None else ""
+        if store is not None or re.search(r"tcp:|file:", made_of) or is_conditional(python, call):
+            continue
+        if method is not None and "env://" not in made_of:
+            continue
+        found |= {"MASTER_ADDR", "MASTER_PORT"}
+        for name, argument in {"RANK": "rank", "WORLD_SIZE": "world_size"}.items():
+            if keyword(call, argument) is None:
+                found.add(name)
+    return found
+
+
+def _set_in(python: PythonScript) -> set[str]:
+    text = python.text + python.neighbours
+    return {
+        name
+        for name in _NEEDED
+        if re.search(
+            rf"""environ\[['"]{name}['"]\]\s*=|setdefault\(\s*['"]{name}|['"]{name}['"]:|"""
+            rf"""putenv\(\s*['"]{name}|update\([^)]*\b{name}\b""",
+            text,
+        )
+    }
+
+
+def find_stale_file(subject: Subject) -> Iterator[Hit]:
+    requeues = subject.directives.last("no-requeue") is None
+    for one in subject.started:
+        for word in one.launch.arguments:
+            match = re.search(r"file://(\S+)", word.text)
+            if match is None or _is_fresh(word.text, word.names) or _is_removed(subject, match[1]):
+                continue
+            if word.names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not requeues:
+                continue
+            yield _stale(one.launch.path, word.line or one.launch.line)
+    for python in subject.pythons:
+        for call in python.calls("init_process_group"):
+            method = keyword(call, "init_method", 1)
+            made_of = origin(python, method) if method is not None else ""
+            literal = re.search(r"file://", made_of)
+            cleans = python.mentions(
+                "os.remove",
+                "unlink",
+                "RESTART_COUNT",
+                "mkdtemp",
+                "mktemp",
+                "uuid",
+                "TemporaryDirectory",
+                "NamedTemporaryFile",
+            )
+            if literal and not cleans:
+                yield _stale(python.path, call.lineno)
+
+
+def _is_fresh(text: str, names: frozenset[str]) -> bool:
+    return "mktemp" in text or bool(names & {"SLURM_RESTART_COUNT", "RANDOM", "TMPDIR"})
+
+
+def _is_removed(subject: Subject, path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return any(c.name == "rm" and (name in c.text or path in c.text) for c in subject.commands)
+
+
+def _stale(path: str, line: int) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what="The file is still there when the job starts again (a requeue keeps the job's id), "
+        "and its ranks meet those of the first time.",
+        fix="file://$PWD/.meet-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}",
+    )
+
+
+def find_not_exported(subject: Subject) -> Iterator[Hit]:
+    shells = [shell for shell in subject.shells if shell.where is Where.BATCH]
+    used = frozenset(name for shell in subject.shells for name in shell.names_used)
+    if not subject.is_job or not subject.started:
+        return
+    for shell in shells:
+        for assignment in shell.assignments:
+            name = assignment.name
+            if not _is_for_programs(name) or name in subject.exported or name in used:
+                continue
+            yield Hit(
+                path=assignment.path,
+                line=assignment.line,
+                what=f"No program sees {name}, because it is not exported.",
+                fix=f"export {name}={assignment.value.text}",
+            )
+
+
+def _is_for_programs(name: str) -> bool:
+    exact = {*_NEEDED, "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "MKL_NUM_THREADS"}
+    return name in exact or name.startswith(("NCCL_", "GLOO_", "TORCH_", "HF_", "WANDB_"))
+
+
+RULES = (
+    Rule(
+        code="E309",
+        title="a WORLD_SIZE that is not the number of ranks",
+        severity=ERROR,
+        check=find_world_size,
+        why="WORLD_SIZE counts ranks, not nodes. Slurm knows the number: SLURM_NTASKS.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500
+export WORLD_SIZE=$SLURM_NNODES    # <- here
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500
+export WORLD_SIZE=$SLURM_NTASKS
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E310",
+        title="a variable that the script needs and nobody sets",
+        severity=ERROR,
+        check=find_missing_variables,
+        why="torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; srun sets "
+        "none of them. init_process_group reads all but LOCAL_RANK unless it is told otherwise.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+srun python train.py    # <- here
+--- train.py
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.destroy_process_group()
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+srun bash -c 'RANK=$SLURM_PROCID python train.py'
+--- train.py
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E311",
+        title="a rendezvous file that outlives its job",
+        severity=WARNING,
+        check=find_stale_file,
+        why="Ranks that meet in a file leave it behind when they are killed. A job that is "
+        "requeued has the same id; only SLURM_RESTART_COUNT differs.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+""",
+    ),
+    Rule(
+        code="E312",
+        title="a variable that is not exported",
+        severity=ERROR,
+        check=find_not_exported,
+        why="A plain assignment is for the shell alone.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+OMP_NUM_THREADS=8    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+export OMP_NUM_THREADS=8
+python train.py
+""",
+    ),
+)

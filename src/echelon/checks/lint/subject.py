@@ -1,0 +1,136 @@
+"""Everything that rules look at: a script, what it asks for, starts and leads to."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echelon.checks.lint.bash import Assignment, Command, Shell, Where
+from echelon.checks.lint.directives import Directives, read_directives
+from echelon.checks.lint.files import Files, beside
+from echelon.checks.lint.launches import Launch, find_launches
+from echelon.checks.lint.python_script import PythonScript, parse_python
+from echelon.checks.lint.reading import read_shell
+from echelon.checks.lint.request import Amounts, known_variables, read_request
+from echelon.checks.lint.words import Word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A launch, with the Python script where it was found."""
+
+    launch: Launch
+    python: PythonScript | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    path: str
+    text: str
+    files: Files
+    directives: Directives
+    """None of a Python script."""
+    job: Amounts
+    shells: tuple[Shell, ...] = ()
+    """The script first, then those within it; none for a Python script."""
+    started: tuple[Started, ...] = ()
+    sruns: tuple[tuple[Command, Mapping[str, Word], tuple[Word, ...]], ...] = ()
+    """Every srun: its options, and what it starts."""
+    pythons: tuple[PythonScript, ...] = ()
+    """Each once."""
+
+    @property
+    def is_job(self) -> bool:
+        """It is for sbatch: it has lines for it."""
+        return bool(self.directives.items or self.directives.broken)
+
+    @property
+    def batch(self) -> Shell | None:
+        return self.shells[0] if self.shells else None
+
+    @property
+    def commands(self) -> list[Command]:
+        return [command for shell in self.shells for command in shell.commands]
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """All, also those in front of a command."""
+        found = [assignment for shell in self.shells for assignment in shell.assignments]
+        found += [own for command in self.commands for own in command.assignments]
+        return sorted(found, key=lambda a: (a.path, a.line))
+
+    @property
+    def exported(self) -> frozenset[str]:
+        return frozenset(name for shell in self.shells for name in shell.exported)
+
+    def assigned(self, name: str) -> list[Assignment]:
+        return [assignment for assignment in self.assignments if assignment.name == name]
+
+    def with_python(self, python: PythonScript) -> list[Launch]:
+        """Return the launches of a Python script."""
+        return [one.launch for one in self.started if one.python is python]
+
+    @property
+    def may_have_several_nodes(self) -> bool:
+        """False when the script asks for one."""
+        return self.job.fewest_nodes is None or self.job.fewest_nodes > 1 or self.job.nodes is None
+
+
+def read_subject(text: str, *, path: str, files: Files) -> Subject:
+    """Return what there is to say something about.
+
+    Raises:
+        UsageError: a script that cannot be read at all.
+    """
+    if is_python(path, text):
+        python = parse_python(text, path=path, files=files)
+        return Subject(
+            path=path,
+            text=text,
+            files=files,
+            directives=Directives(items=(), broken=(), several=False),
+            job=Amounts(),
+            pythons=(python,) if python else (),
+        )
+    directives = read_directives(text)
+    job = read_request(directives)
+    known = known_variables(directives, job)
+    values = {name: Word(text=value, line=0) for name, value in known.items()}
+    shell = read_shell(text, path=path, where=Where.BATCH, values=values)
+    found = find_launches(shell, job, files)
+    pythons: dict[str, PythonScript | None] = {}
+    started = []
+    for launch in found.launches:
+        place = _place(launch, files)
+        if place and place not in pythons:
+            source = files.read(place)
+            pythons[place] = parse_python(source, path=place, files=files) if source else None
+        started.append(Started(launch=launch, python=pythons.get(place)))
+    return Subject(
+        path=path,
+        text=text,
+        files=files,
+        directives=directives,
+        job=job,
+        shells=tuple(found.shells),
+        started=tuple(started),
+        sruns=tuple(found.sruns),
+        pythons=tuple(python for python in pythons.values() if python),
+    )
+
+
+def is_python(path: str, text: str) -> bool:
+    first = text.split("\n", 1)[0]
+    return path.endswith(".py") or (first.startswith("#!") and "python" in first)
+
+
+def _place(launch: Launch, files: Files) -> str:
+    """Return the file of a launch's Python script, if it is beside the script."""
+    if launch.program is None or not (launch.program.known or "/" in launch.program.text):
+        return ""
+    name = launch.program.text
+    if launch.module:
+        name = name.replace(".", "/") + ".py"
+    name = os.path.expanduser(name) if name.startswith("~") else name  # noqa: PTH111
+    # Jobs mostly run where their script is; else where they were submitted.
+    places = [beside(base, name) for base in (launch.command.path, launch.path, "")]
+    return next((place for place in places if files.read(place) is not None), "")

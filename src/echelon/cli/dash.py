@@ -1,0 +1,83 @@
+"""`echelon dash`: runs in the browser, for their user alone."""
+
+import getpass
+import secrets
+import socket
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from echelon.cli import console
+from echelon.cli.runs import RUNS, RunsDir
+from echelon.errors import UnavailableError
+
+app = typer.Typer(rich_markup_mode=None)
+
+_HOST = "127.0.0.1"
+
+
+@app.command()
+def dash(
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="The one to begin with.")] = "",
+    *,
+    runs_dir: RunsDir = RUNS,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Where to listen; 0: wherever there is room.")
+    ] = 0,
+) -> None:
+    """Show runs in the browser: ranks over time, metrics, attempts, output, where the time went.
+
+    It listens on this host alone, and asks for the token that is in the address it prints.
+
+    Example: echelon dash last
+    """
+    try:
+        import uvicorn  # noqa: PLC0415
+
+        from echelon.monitor.server import make_app  # noqa: PLC0415
+
+        if find_spec("plotly") is None:
+            raise ModuleNotFoundError(name="plotly")  # noqa: TRY301  as the others
+    except ModuleNotFoundError as error:
+        raise UnavailableError(
+            f"the web page needs {error.name}", hint="pip install 'echelon[dash]'"
+        ) from error
+    from echelon.clusters.runs import find_run  # noqa: PLC0415
+    from echelon.monitor.gate import Gate  # noqa: PLC0415
+
+    begin = find_run(runs_dir, run).run_id if run else ""
+    listener = _listen(port)
+    number = listener.getsockname()[1]
+    gate = Gate(token=secrets.token_urlsafe(24), port=number)
+    console.print_result(
+        f"http://{_HOST}:{number}/?token={gate.token}{f'#{begin}' if begin else ''}"
+    )
+    here = f"{getpass.getuser()}@{socket.getfqdn()}"
+    console.note(f"from another machine, first: ssh -L {number}:{_HOST}:{number} {here}")
+    console.note("Ctrl-C ends it")
+    # Threads read files; who asks for a page should not wait for them 5 ms at every turn.
+    sys.setswitchinterval(0.0005)
+    page = make_app(Path(runs_dir), gate, over=lambda: server.should_exit)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            page, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=5
+        )
+    )
+    server.run(sockets=[listener])
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, port))
+        listener.listen()  # whoever opens the address at once waits a moment
+    except OSError as error:
+        listener.close()
+        raise UnavailableError(
+            f"cannot listen on port {port}: {error.strerror}", hint="choose another: --port 0"
+        ) from error
+    return listener

@@ -1,0 +1,175 @@
+"""`echelon doctor`: whether this machine, or the nodes of a job, are fit for training."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echelon.cli import console
+from echelon.cli.options import takes_keys
+from echelon.cli.runs import RUNS, AsJson, RunsDir
+from echelon.core.nodes import expand
+from echelon.errors import UsageError
+from echelon.readers import NodeCount
+from echelon.spec import Merged
+
+if TYPE_CHECKING:
+    from echelon.launch.doctor.record import Examined, Finding
+    from echelon.spec import JobSpec
+
+app = typer.Typer(rich_markup_mode=None)
+KEYS = (
+    *("nodes", "gpus", "gpu_type", "gpu_option", "partition", "account", "qos", "constraint"),
+    *("nodelist", "exclude", "cpus_per_task", "mem", "time", "python", "venv", "slurm.extra"),
+)
+"""What can be said of the nodes to look at."""
+_SAID_NOW = ("flags", "--set")
+"""A number of nodes in a project file is its training's: it does not make a job of this."""
+
+
+@app.command()
+@takes_keys(*KEYS)
+def doctor(
+    *,
+    request: Merged,
+    runs_dir: RunsDir = RUNS,
+    short: Annotated[
+        bool, typer.Option("--short", help="What --preflight does: no GPU is measured.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for what is broken, slow or odd: here, or on the nodes of a job.
+
+    With --nodes as a short job; inside an allocation on all its nodes; otherwise on this machine.
+    Ends with 0 when all is well, 1 after warnings, 3 where something is not to be used.
+
+    Example: echelon doctor --nodes 4 --gpus 8 --partition a100
+    """
+    from echelon.checks import doctor as checks  # noqa: PLC0415
+
+    examined, findings = _examine(request, runs_dir.absolute(), short=short)
+    if as_json:
+        console.print_json(checks.to_record(examined, findings))
+    else:
+        console.print_table(*checks.render_table(examined))
+        parts = [checks.render_overall(examined), *checks.render_gpus(examined)]
+        parts += [checks.render_findings(findings), checks.render_conclusion(examined, findings)]
+        for part in filter(None, parts):
+            console.print_result(part)
+    raise typer.Exit(checks.exit_code(findings))
+
+
+def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", list["Finding"]]:
+    import asyncio  # noqa: PLC0415
+
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+    from echelon.launch.doctor.examination import Examination, Place  # noqa: PLC0415
+    from echelon.launch.doctor.judge import judge  # noqa: PLC0415
+    from echelon.launch.meeting import StopError  # noqa: PLC0415
+    from echelon.launch.starting import LocalStarter, choose_starter  # noqa: PLC0415
+
+    shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
+    with _place(runs) as (folder, scratch), _nodes(request, os.environ) as environ:
+        starter = choose_starter(shell, environ, nodes=1)
+        if isinstance(starter, LocalStarter):
+            starter = LocalStarter(shell, 1, name=os.uname().nodename)
+        place = Place(launcher=folder / "launcher", folder=folder, python=python, scratch=scratch)
+        try:
+            examined = asyncio.run(
+                Examination(
+                    shell=shell,
+                    starter=starter,
+                    environ=environ,
+                    place=place,
+                    short=short,
+                    tell=_progress,
+                ).run()
+            )
+        except StopError as error:
+            console.note("doctor: stopped")
+            raise typer.Exit(error.stop.exit_code) from error
+        return examined, judge(examined, folder=str(runs), python=python)
+
+
+def _progress(text: str) -> None:
+    console.note(f"doctor: {text}")
+
+
+@contextlib.contextmanager
+def _place(runs: Path) -> Iterator[tuple[Path, Path]]:
+    """Make a folder where runs are kept, with our programs in it, and one of this host's own."""
+    from echelon.clusters.runs import ship_launcher  # noqa: PLC0415
+
+    made = not runs.exists()
+    runs.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=runs))
+    scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
+    try:
+        ship_launcher(folder / "launcher")
+        yield folder, scratch
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+        if made:
+            with contextlib.suppress(OSError):  # somebody has put something there
+                runs.rmdir()
+
+
+@contextlib.contextmanager
+def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
+    """Have the nodes that are meant; the variables are those of a process beside them."""
+    asked = request.origins["nodes"] in _SAID_NOW
+    if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
+        _check_allocation(request.spec, environ, asked=asked)
+        yield environ
+    elif asked or request.origins["nodelist"] in _SAID_NOW:
+        with _allocate(count_nodes(request.spec, asked=asked), environ, _progress) as held:
+            yield held
+    else:
+        yield environ
+
+
+def count_nodes(spec: "JobSpec", *, asked: bool) -> "JobSpec":
+    """Return a request for as many nodes as were asked for, or named."""
+    if asked:
+        return spec
+    count = len(expand(spec.nodelist))
+    return replace(spec, nodes=NodeCount(count, count))
+
+
+def _check_allocation(spec: "JobSpec", environ: Mapping[str, str], *, asked: bool) -> None:
+    from echelon.clusters.local import fit_allocation  # noqa: PLC0415
+
+    fit_allocation(spec, environ, asked=asked)
+
+
+@contextlib.contextmanager
+def _allocate(
+    spec: "JobSpec", environ: Mapping[str, str], tell: Callable[[str], None]
+) -> Iterator[Mapping[str, str]]:
+    from echelon.clusters.allocating import hold_nodes  # noqa: PLC0415
+    from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    if problems := SlurmCluster(LocalShell(), environ).problems(spec):
+        raise UsageError("; ".join(problems), hint="sinfo shows what there is")
+    with hold_nodes(spec, LocalShell(), environ, tell=tell) as held:
+        yield held
+
+
+def choose_interpreter(spec: "JobSpec", environ: Mapping[str, str]) -> str:
+    """Return the Python that ranks would have: named, of an environment, or our own."""
+    if spec.python:
+        found = shutil.which(spec.python, path=environ.get("PATH"))
+        return str(Path(found or spec.python).absolute())
+    for folder in (spec.venv, environ.get("VIRTUAL_ENV", "")):
+        if folder:
+            return str(Path(folder, "bin", "python").absolute())
+    return sys.executable

@@ -1,0 +1,111 @@
+"""`echelon watch`: a run in the terminal, as it goes on."""
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echelon.cli import console
+from echelon.cli.runs import RUNS, Run, RunsDir
+from echelon.errors import UsageError
+
+if TYPE_CHECKING:
+    from echelon.core.rundir import RunDir
+    from echelon.monitor.frame import View
+
+app = typer.Typer(rich_markup_mode=None)
+
+_LOGS = 20
+"""How many of the last lines are kept."""
+_RECENT = 4096
+"""How many bytes are read of a log that is there already."""
+
+
+@app.command()
+def watch(
+    run: Run = "last",
+    *,
+    runs_dir: RunsDir = RUNS,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and return.")] = False,
+    every: Annotated[float, typer.Option(help="Seconds between two frames.")] = 1.0,
+) -> None:
+    """Show a run as it goes on: ranks, nodes, GPUs, progress, the last lines of its output.
+
+    Ctrl-C ends the view, not the run.
+
+    Example: echelon watch last
+    """
+    from echelon.clusters.runs import find_run  # noqa: PLC0415
+
+    if not once and not console.is_terminal():
+        raise UsageError("there is no terminal to draw in", hint="print one frame: --once")
+    screen = _Screen(find_run(runs_dir, run))
+    if once:
+        _print_frame(screen.view())
+    else:
+        _draw_live(screen, every)
+
+
+class _Screen:
+    """What is shown of a run, with what is new at each look."""
+
+    def __init__(self, run: "RunDir") -> None:
+        from echelon.core.ranklogs import RunLogs  # noqa: PLC0415
+        from echelon.monitor.accounting import AttemptsReader  # noqa: PLC0415
+        from echelon.monitor.reading import RunReader  # noqa: PLC0415
+
+        self._reader, self._events = RunReader(run), AttemptsReader(run)
+        self._logs = RunLogs(run.logs, recent=_RECENT)
+        self._lines = deque[str](maxlen=_LOGS)
+
+    def view(self) -> "View":
+        from echelon.monitor.accounting import account  # noqa: PLC0415
+        from echelon.monitor.frame import View  # noqa: PLC0415
+
+        state = self._reader.read()
+        for line in self._logs.read(over=False, now_s=time.time()):
+            self._lines.append(f"{line.rank}: {line.text}")
+        self._events.read()
+        return View(
+            state=state,
+            history=self._reader.history,
+            effective=account(self._events.attempts(), state.seen_s).render(),
+            logs=tuple(self._lines),
+            now_s=time.time(),
+        )
+
+
+def _print_frame(view: "View") -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    from echelon.monitor.frame import draw  # noqa: PLC0415
+
+    size = Console().size
+    for line in draw(view, width=size.width, height=size.height):
+        console.print_result(line)
+
+
+def _draw_live(screen: _Screen, every_s: float) -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.live import Live  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from echelon.monitor.frame import draw  # noqa: PLC0415
+
+    terminal = Console()
+    view = screen.view()
+    try:
+        with Live(console=terminal, screen=True, auto_refresh=False) as live:
+            while True:
+                size = terminal.size
+                lines = draw(view, width=size.width, height=size.height - 1)
+                # As text: what a rank has printed is nobody's markup.
+                live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
+                if (attempt := view.state.attempt) and attempt.outcome:
+                    break
+                time.sleep(every_s)
+                view = screen.view()
+    except KeyboardInterrupt:
+        pass
+    _print_frame(view)  # which stays when the screen is given back

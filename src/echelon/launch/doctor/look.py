@@ -1,0 +1,127 @@
+"""The first look at a node: a few lines of sh, which need no Python and no shared folder.
+
+So a node that cannot be reached, has another Python or lacks a mount is told by name, and spoils
+nothing for the others. What it says, it says line by line: where it stops, it hangs.
+"""
+
+import re
+
+from echelon.launch.doctor.record import Look
+
+WAIT_S = 3
+"""How long a node looks for what was just written."""
+SCRIPT = r"""
+folder=$1 nonce=$2 python=$3
+echo "host=$(uname -n)"
+echo "clock=$(date +%s.%N)"
+while IFS= read -r line; do echo "limit=$line"; done < /proc/self/limits
+echo "shm=$(df -Pk /dev/shm 2>/dev/null | tail -n 1)"
+echo "at=the folder $folder"
+if [ -d "$folder" ]; then
+    late=0
+    while [ "$(cat "$folder/nonce" 2>/dev/null)" != "$nonce" ] && [ $late -lt WAIT ]; do
+        sleep 1
+        late=$((late + 1))
+    done
+    if [ "$(cat "$folder/nonce" 2>/dev/null)" = "$nonce" ]; then echo folder=seen
+    elif [ -e "$folder/nonce" ] || [ -n "$(ls "$folder" 2>/dev/null)" ]; then echo folder=stale
+    else echo folder=missing; fi
+    echo "late=$late"
+    echo "type=$(stat -f -c %T "$folder" 2>/dev/null)"
+else
+    echo folder=missing
+fi
+echo "at=the Python $python"
+"$python" -c 'import os, sys
+print("python=" + os.path.realpath(sys.executable))
+print("version=%d.%d.%d" % sys.version_info[:3])
+print("prefix=" + sys.prefix)' 2>&1
+echo "code=$?"
+echo "at="
+""".replace("WAIT", str(WAIT_S))
+_LIMITS = {"Max open files": "files", "Max locked memory": "locked", "Max processes": "processes"}
+
+
+def parse_look(text: str, *, asked_s: float, answered_s: float, error: str = "") -> Look:
+    """Read what a node said. Pure.
+
+    Args:
+        text: its lines; some may be missing.
+        asked_s: our time of day before it was asked,
+        answered_s: and when it had answered: its clock was read somewhere between.
+        error: how asking failed, where it did.
+    """
+    words: dict[str, str] = {}
+    limits: dict[str, int] = {}
+    other = []
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if name == "limit" and equals:
+            limits |= _parse_limit(value)
+        elif equals and name in _WORDS:
+            words[name] = value.strip()
+        elif line.strip():
+            other.append(line.strip())
+    if "host" not in words:
+        return Look(error=error or " ".join(other[-1:]) or "it said nothing")
+    low_s, high_s = _skew(words.get("clock", ""), asked_s, answered_s)
+    code = words.get("code", "")
+    return Look(
+        error=_told(words, error),
+        hostname=words["host"],
+        skew_low_s=low_s,
+        skew_high_s=high_s,
+        folder=words.get("folder", ""),
+        folder_late_s=int(words.get("late", "0")),
+        folder_type=words.get("type", ""),
+        python=words.get("python", ""),
+        python_version=words.get("version", ""),
+        python_prefix=words.get("prefix", ""),
+        python_error=(other or [f"it ended with code {code}"])[-1] if code not in ("", "0") else "",
+        limits=limits,
+        shm_mib=_parse_room(words.get("shm", "")),
+    )
+
+
+_WORDS = frozenset(
+    {
+        *("host", "clock", "shm", "at", "folder", "late", "type"),
+        *("python", "version", "prefix", "code"),
+    }
+)
+
+
+def _told(words: dict[str, str], error: str) -> str:
+    """Return what kept it from the end of its lines."""
+    if "at" in words and not words["at"]:
+        return ""
+    where = f" at {words['at']}" if words.get("at") else ""
+    return f"{error or 'it stopped'}{where}"
+
+
+def _skew(clock: str, asked_s: float, answered_s: float) -> tuple[float, float]:
+    try:
+        its_s = float(clock.removesuffix("N").rstrip("."))  # without %N in date: whole seconds
+    except ValueError:
+        return 0.0, 0.0
+    coarse_s = 0.0 if re.search(r"\.\d", clock) else 1.0
+    return its_s - answered_s, its_s + coarse_s - asked_s
+
+
+def _parse_limit(line: str) -> dict[str, int]:
+    """`Max open files            1024                 524288               files`."""
+    for title, name in _LIMITS.items():
+        if line.startswith(title):
+            words = line.removeprefix(title).split()
+            soft = words[0] if words else ""
+            value = int(soft) if soft.isdecimal() else -1
+            if name == "locked":
+                return {"locked_kib": value >> 10 if value >= 0 else -1}
+            return {name: value}
+    return {}
+
+
+def _parse_room(line: str) -> int:
+    """`tmpfs  4058312  0  4058312  0% /dev/shm`, in KiB."""
+    words = line.split()
+    return int(words[1]) >> 10 if len(words) >= 6 and words[1].isdecimal() else -1

@@ -1,0 +1,216 @@
+"""One process per node that the doctor asks: it answers, and goes when the doctor does."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from echelon.core.shell import LocalShell, Shell
+from echelon.errors import UsageError
+from echelon.launch import addresses
+from echelon.launch.contract import (
+    CONTROLLER,
+    KEY,
+    NODE,
+    PRIVATE,
+    node_in_job,
+    parse_candidates,
+)
+from echelon.launch.doctor.facts import await_text, find_network
+from echelon.launch.doctor.gpus import ask_gpus
+from echelon.launch.doctor.torchworker import TorchWorker
+from echelon.launch.doors import Doors, try_doors
+from echelon.launch.journal import write_error
+from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
+from echelon.launch.messages import Answer, Ask, Hello, Leave, Message, Pulse
+from echelon.world import count_devices
+
+_PATIENCE_S = (0.2, 0.5, 1.0, 2.0)
+"""Pauses between tries to reach the doctor."""
+_SLACK_S = 5.0
+"""What an order may take longer than the collectives in it: then it is killed."""
+
+
+class Probe:
+    """See the module."""
+
+    def __init__(
+        self, *, node: int, environ: Mapping[str, str], shell: Shell, scratch: Path
+    ) -> None:
+        self._node, self._environ, self._shell = node, environ, shell
+        self._key = bytes.fromhex(environ[KEY])
+        clean = {name: value for name, value in environ.items() if name not in PRIVATE}
+        self._worker = TorchWorker(shell, clean, scratch / "torch.log")
+        self._doors = Doors()
+        self._link: Link | None = None
+        self._done = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> int:
+        """Answer until told to leave, or until the doctor is gone."""
+        pulse = asyncio.get_running_loop().create_task(self._pulse())
+        try:
+            await self._reach_doctor()
+            await self._done.wait()
+        finally:
+            pulse.cancel()
+            for task in self._tasks:
+                task.cancel()
+            self._worker.close()
+            self._doors.close()
+        return 0
+
+    async def _reach_doctor(self) -> None:
+        """Connect; one who has many to greet may be busy at first.
+
+        Raises:
+            OSError: it cannot be reached.
+        """
+        for pause_s in _PATIENCE_S:
+            try:
+                await connect(parse_candidates(self._environ[CONTROLLER]), self._make_link)
+            except OSError:
+                await asyncio.sleep(pause_s)
+            else:
+                return
+        await connect(parse_candidates(self._environ[CONTROLLER]), self._make_link)
+
+    def _make_link(self) -> Link:
+        return Link(self._key, "agent", opened=self._greet, received=self._obey, lost=self._lose)
+
+    def _greet(self, link: Link) -> None:
+        self._link = link
+        link.say(
+            Hello(
+                node=self._node,
+                name=self._environ.get("SLURMD_NODENAME") or f"node{self._node}",
+                host=addresses.host_identity(),
+                addresses=addresses.host_addresses(),
+                pid=os.getpid(),
+                gpus=count_devices(self._environ.get("CUDA_VISIBLE_DEVICES", "")),
+            )
+        )
+
+    def _lose(self, _link: Link, _reason: str) -> None:
+        self._done.set()
+
+    def _obey(self, _link: Link, message: Message) -> None:
+        match message:
+            case Ask():
+                task = asyncio.get_running_loop().create_task(self._answer(message))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Leave():
+                self._done.set()
+
+    async def _pulse(self) -> None:
+        """Say that we live, and notice when the doctor does not."""
+        while True:
+            paused_s = await sleep_a_pulse()
+            if self._link is None:
+                continue
+            if paused_s > SILENCE_S / 2:
+                self._link.heard_s = time.monotonic()  # it was we who did not listen
+            self._link.say(Pulse())
+            if time.monotonic() - self._link.heard_s > SILENCE_S:
+                self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+
+    async def _answer(self, ask: Ask) -> None:
+        error, found = "", {}
+        try:
+            found = await self._find(ask.what, ask.about)
+        except Exception as wrong:  # noqa: BLE001  one question must not cost the others
+            error = f"{type(wrong).__name__}: {wrong}"
+        if self._link is not None:
+            self._link.say(Answer(number=ask.number, found=found, error=error))
+
+    async def _find(self, what: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        answers: dict[str, Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]] = {
+            "clock": self._read_clock,
+            "facts": self._find_facts,
+            "file": self._await_file,
+            "open": self._open_doors,
+            "reach": self._try_doors,
+            "torch": self._ask_torch,
+            "measure": self._measure,
+        }
+        return await answers[what](about)
+
+    async def _read_clock(self, _about: Mapping[str, Any]) -> dict[str, Any]:
+        return {"now_s": time.time()}
+
+    async def _find_facts(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._link is not None
+        network = await find_network(about["peers"], self._link.peer_address)
+        driver, gpus, wrong = await ask_gpus(self._shell, self._environ)
+        known = {"driver": driver, "gpus": [asdict(gpu) for gpu in gpus]}
+        return {**network, **known, "gpu_error": wrong}
+
+    async def _await_file(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        return {"late_s": await await_text(Path(about["path"]), about["text"], about["limit_s"])}
+
+    async def _open_doors(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        return {"ports": self._doors.open(about["addresses"])}
+
+    async def _try_doors(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        doors = about["doors"]
+        found = await asyncio.gather(*(try_doors(ports) for ports in doors.values()))
+        return {"reached": dict(zip(doors, found, strict=True))}
+
+    async def _ask_torch(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        limit_s = about["limit_s"]
+        said = await self._worker.start(limit_s)
+        if "error" in said:
+            return said
+        answer = await self._worker.order({"what": "devices", "count": 1}, limit_s=limit_s)
+        seen = answer["ranks"][0] if "ranks" in answer else {"device_error": answer["error"]}
+        if "error" in seen:
+            seen = {"device_error": seen["error"]}
+        return {**said, **seen}
+
+    async def _measure(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        order = dict(about)
+        limit_s = float(order["limit_s"]) + _SLACK_S
+        listener = None
+        if order["what"] == "reduce":
+            order["env"] = self._interface(order["address"])
+            listener = self._doors.take(order["address"]) if order["first_rank"] == 0 else None
+        try:
+            return await self._worker.order(order, limit_s=limit_s, listener=listener)
+        finally:
+            if listener is not None:
+                listener.close()
+
+    def _interface(self, address: str) -> dict[str, str]:
+        """Return the variables that keep collectives on the interface that leads there."""
+        name = addresses.interface_towards(address)
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        return {key: self._environ.get(key) or name for key in names if name}
+
+
+def main(_arguments: list[str]) -> int:
+    """`doctor-probe`, with the rest in variables: the key is nobody else's to see."""
+    environ = dict(os.environ)
+    if KEY not in environ:
+        raise UsageError("a probe is started by the doctor", hint="use: echelon doctor")
+    os.environ.pop(KEY)
+    node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
+    scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
+
+    async def serve() -> int:
+        probe = Probe(node=node, environ=environ, shell=LocalShell(), scratch=scratch)
+        try:
+            return await probe.run()
+        except OSError as error:
+            write_error(f"cannot reach the doctor at {environ[CONTROLLER]}: {error}")
+            return 69
+
+    try:
+        return asyncio.run(serve())
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""All-reduce over groups of nodes, several groups at once."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from echelon.launch.doctor.asking import Questioner, Said
+from echelon.launch.doctor.record import Group
+
+LIMIT_S = 20.0
+"""How long the ranks of a group wait for each other."""
+_SLACK_S = 40.0
+"""Where a worker was killed, another has to import torch first."""
+_LARGEST = {"gloo": 1 << 24, "nccl": 1 << 28}
+"""Bytes of the largest all-reduce."""
+
+
+class Reducing:
+    """Has groups measured, and makes one value of what their ranks say."""
+
+    def __init__(
+        self,
+        asking: Questioner,
+        *,
+        names: Mapping[int, str],
+        counts: Mapping[int, int],
+        backend: str,
+        addresses: Callable[[Sequence[int]], list[str]],
+    ) -> None:
+        self._asking, self._names, self._counts = asking, names, counts
+        self._backend, self._addresses = backend, addresses
+
+    async def measure(self, groups: Sequence[tuple[int, ...]]) -> list[Group]:
+        """Return one value for each group. No node is in two of them."""
+        doors = {group: self._addresses(group) for group in groups}
+        opened = await self._asking.ask(
+            {group[0]: ("open", {"addresses": found}) for group, found in doors.items()},
+            limit_s=LIMIT_S,
+        )
+        questions: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        for group in groups:
+            ports = opened[group[0]].found.get("ports", {})
+            for address, port in list(ports.items())[:1]:
+                questions |= self._orders(group, address, port)
+        said = await self._asking.ask(questions, limit_s=LIMIT_S + _SLACK_S)
+        closed = Said(error="no port could be opened")
+        return [
+            merge_answers(
+                tuple(self._names[node] for node in group),
+                [said.get(node, closed) for node in group],
+                backend=self._backend,
+            )
+            for group in groups
+        ]
+
+    def _orders(
+        self, group: Sequence[int], address: str, port: int
+    ) -> dict[int, tuple[str, Mapping[str, Any]]]:
+        world = sum(self._counts[node] for node in group)
+        first = 0
+        orders: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        for node in group:
+            order = {
+                "what": "reduce",
+                "backend": self._backend,
+                "address": address,
+                "port": port,
+                "first_rank": first,
+                "count": self._counts[node],
+                "world": world,
+                "limit_s": LIMIT_S,
+                "largest": _LARGEST[self._backend],
+            }
+            orders[node] = ("measure", order)
+            first += self._counts[node]
+        return orders
+
+
+def merge_answers(names: tuple[str, ...], answers: Sequence[Said], *, backend: str) -> Group:
+    """Return what the ranks of a group say together: the slowest counts. Pure."""
+    ranks: list[Mapping[str, Any]] = []
+    for name, answer in zip(names, answers, strict=True):
+        error = answer.error or str(answer.found.get("error", ""))
+        if error:
+            ranks.append({"error": f"{name}: {error}"})
+        ranks += [
+            {"error": f"{name}: {rank['error']}"} if "error" in rank else rank
+            for rank in answer.found.get("ranks", [])
+        ]
+    errors = [str(rank["error"]) for rank in ranks if "error" in rank]
+    if errors or not ranks:
+        said = errors[0] if errors else "nobody answered"
+        return Group(nodes=names, ranks=len(ranks), backend=backend, error=said)
+    return Group(
+        nodes=names,
+        ranks=len(ranks),
+        backend=backend,
+        bandwidth=round(min(rank["bandwidth"] for rank in ranks)),
+        latency_s=round(max(rank["latency_s"] for rank in ranks), 6),
+    )

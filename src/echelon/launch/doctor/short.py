@@ -1,0 +1,52 @@
+"""`doctor RUN ATTEMPT`: the short examination of a job's nodes, before a run's first ranks.
+
+A process of its own, so that nothing that goes wrong in it can cost the run more than the
+knowledge. What it finds, it leaves beside the attempt.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from echelon.core.rundir import RunDir, write_atomic
+from echelon.core.shell import LocalShell
+from echelon.launch.doctor.examination import Examination, Place
+from echelon.launch.doctor.judge import judge
+from echelon.launch.journal import write_error
+from echelon.launch.meeting import StopError
+from echelon.launch.starting import choose_starter
+
+
+def main(arguments: list[str]) -> int:
+    """Examine the nodes of the allocation that we are in."""
+    run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
+    environ, shell = dict(os.environ), LocalShell()
+    folder = run.attempt(attempt) / "doctor"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
+    place = Place(launcher=run.launcher, folder=folder, python=sys.executable, scratch=scratch)
+    try:
+        examined = asyncio.run(
+            Examination(
+                shell=shell,
+                starter=choose_starter(shell, environ, nodes=1),
+                environ=environ,
+                place=place,
+                short=True,
+                tell=write_error,
+            ).run()
+        )
+    except StopError as error:
+        return error.stop.exit_code
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    findings = judge(examined, folder=str(folder), python=sys.executable)
+    record = {"seconds": examined.seconds, "findings": [asdict(one) for one in findings]}
+    write_atomic(run.preflight(attempt), f"{json.dumps(record, indent=1)}\n")
+    return 0

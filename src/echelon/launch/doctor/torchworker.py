@@ -1,0 +1,96 @@
+"""A probe's end of the process that measures with torch (`train/probe.py`): one order at a time."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from echelon.core.shell import Shell
+from echelon.errors import EchelonError
+from echelon.launch.sampling import tail
+
+_PROGRAM = Path(__file__).resolve().parents[2] / "train" / "probe.py"
+_MESSAGE_SIZE = 1 << 17
+
+
+class TorchWorker:
+    """See the module. One that hangs is killed; the next order then starts another."""
+
+    def __init__(self, shell: Shell, env: Mapping[str, str], log: Path) -> None:
+        self._shell, self._log = shell, log
+        # Threads that numpy starts would be lost in its forks.
+        self._env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **env}
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._busy = asyncio.Lock()
+
+    async def start(self, limit_s: float) -> dict[str, Any]:
+        """Start it anew; return what it says of torch, or an `error`."""
+        self.close()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # -P: else the modules beside the program would hide others of their names.
+        argv = [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno())]
+        try:
+            handles = [theirs.fileno()]
+            self._pid = self._shell.start(argv, log=self._log, env=self._env, keep=handles)
+        except (OSError, EchelonError) as error:
+            ours.close()
+            return {"error": str(error)}
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+        return await self._hear(limit_s)
+
+    async def order(
+        self, order: Mapping[str, Any], *, limit_s: float, listener: socket.socket | None = None
+    ) -> dict[str, Any]:
+        """Have something measured; return the ranks' answers, or an `error`."""
+        async with self._busy:
+            if self._socket is None and "error" in (said := await self.start(limit_s)):
+                return said
+            assert self._socket is not None
+            handles = [listener.fileno()] if listener else []
+            try:
+                socket.send_fds(self._socket, [json.dumps(order).encode()], handles)
+            except OSError as error:
+                self.close()
+                return {"error": str(error)}
+            return await self._hear(limit_s)
+
+    async def _hear(self, limit_s: float) -> dict[str, Any]:
+        assert self._socket is not None
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(limit_s):
+                data = await loop.sock_recv(self._socket, _MESSAGE_SIZE)
+        except TimeoutError:
+            self.close()
+            return {"error": f"it did not end within {limit_s:g} s"}
+        except OSError as error:
+            self.close()
+            return {"error": str(error)}
+        if not data:
+            self.close()
+            said = tail(self._log).strip().splitlines()
+            return {"error": said[-1][:300] if said else "it died, and said nothing"}
+        found: dict[str, Any] = json.loads(data)
+        return found
+
+    def close(self) -> None:
+        """End it, and all that it has forked."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+            self._pid = 0

@@ -1,0 +1,168 @@
+"""How busy a node is, from the kernel's own tables: processors, memory, disks, network, /dev/shm.
+
+Counters only grow: what is told are the differences between two looks, per second.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_SECTOR = 512
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """What the kernel has counted since it began; bytes, but for the processors' ticks."""
+
+    busy: int = 0
+    ticks: int = 0
+    """Of all processors, busy or not."""
+    disk_read: int = 0
+    disk_written: int = 0
+    received: int = 0
+    sent: int = 0
+
+
+def read_counters(proc: Path = Path("/proc"), blocks: Path = Path("/sys/block")) -> Counters:
+    """Look once; what cannot be read counts nothing."""
+    busy, ticks = parse_processors(_read(proc / "stat"))
+    # Partitions, and what is made of disks, count the same again: only these are devices.
+    disks = {path.parent.name for path in blocks.glob("*/device")}
+    disk_read, disk_written = parse_disks(_read(proc / "diskstats"), disks)
+    received, sent = parse_network(_read(proc / "net" / "dev"))
+    return Counters(
+        busy=busy,
+        ticks=ticks,
+        disk_read=disk_read,
+        disk_written=disk_written,
+        received=received,
+        sent=sent,
+    )
+
+
+def rates(before: Counters, after: Counters, elapsed_s: float) -> dict[str, float]:
+    """Return what went on between two looks: a share of all processors, and bytes per second."""
+    ticks = after.ticks - before.ticks
+    return {
+        "cpu": max(0.0, (after.busy - before.busy) / ticks) if ticks > 0 else 0.0,
+        "disk_read": _rate(before.disk_read, after.disk_read, elapsed_s),
+        "disk_written": _rate(before.disk_written, after.disk_written, elapsed_s),
+        "received": _rate(before.received, after.received, elapsed_s),
+        "sent": _rate(before.sent, after.sent, elapsed_s),
+    }
+
+
+def _rate(before: int, after: int, elapsed_s: float) -> float:
+    """Return a counter's rate; one that was set back has begun anew."""
+    return max(0, after - before) / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def read_memory(proc: Path = Path("/proc"), shared: Path = Path("/dev/shm")) -> dict[str, float]:  # noqa: S108
+    """Return memory in use and in all, and the same of /dev/shm, in bytes."""
+    found = parse_memory(_read(proc / "meminfo"))
+    try:
+        there = os.statvfs(shared)
+    except OSError:
+        return found
+    size = there.f_blocks * there.f_frsize
+    return {**found, "shm": float(size - there.f_bfree * there.f_frsize), "shm_size": float(size)}
+
+
+# --- parsing: pure ----------------------------------------------------------------------------
+
+
+def parse_processors(text: str) -> tuple[int, int]:
+    """Return busy and all ticks of `/proc/stat`."""
+    words = next((line.split()[1:] for line in text.splitlines() if line.startswith("cpu ")), [])
+    # The first eight; time of guests is in them already. Idle, and waiting for disks, is not busy.
+    ticks = [int(word) for word in words[:8]]
+    return sum(ticks) - sum(ticks[3:5]), sum(ticks)
+
+
+def parse_memory(text: str) -> dict[str, float]:
+    """Return used and all memory of `/proc/meminfo`, in bytes: what could be had is not used."""
+    fields = {
+        name: int(rest.split()[0]) * 1024
+        for name, _, rest in (line.partition(":") for line in text.splitlines())
+        if name in ("MemTotal", "MemAvailable")
+    }
+    whole = fields.get("MemTotal", 0)
+    return {"mem": float(whole - fields.get("MemAvailable", whole)), "mem_size": float(whole)}
+
+
+def parse_disks(text: str, disks: Collection[str]) -> tuple[int, int]:
+    """Return bytes read and written by these disks, of `/proc/diskstats`."""
+    read = written = 0
+    for words in map(str.split, text.splitlines()):
+        if len(words) >= 10 and words[2] in disks:
+            read += int(words[5]) * _SECTOR
+            written += int(words[9]) * _SECTOR
+    return read, written
+
+
+def parse_network(text: str) -> tuple[int, int]:
+    """Return bytes received and sent of `/proc/net/dev`, by all but the loopback."""
+    received = sent = 0
+    for line in text.splitlines():
+        name, colon, rest = line.partition(":")
+        words = rest.split()
+        if colon and name.strip() != "lo" and len(words) >= 9:
+            received += int(words[0])
+            sent += int(words[8])
+    return received, sent
+
+
+@dataclass(frozen=True, slots=True)
+class Burned:
+    """What a process has used of the processors."""
+
+    group: int
+    ticks: int
+    mem: float
+    """Bytes that it holds; pages that it shares with others count for each."""
+
+
+def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int, Burned]:
+    """Return what the processes of these groups have used, by pid. It takes a while."""
+    found = {}
+    for entry in proc.iterdir():
+        if entry.name.isdecimal():
+            words = _read(entry / "stat").rpartition(") ")[2].split()
+            if len(words) > 12 and int(words[2]) in groups:
+                pid, ticks = int(entry.name), int(words[11]) + int(words[12])
+                found[pid] = Burned(int(words[2]), ticks, process_memory(pid, proc))
+    return found
+
+
+def cores_by_group(
+    before: Mapping[int, Burned], after: Mapping[int, Burned], elapsed_s: float
+) -> dict[int, float]:
+    """Return how many processors each group kept busy; one that is new counts from its start."""
+    used: dict[int, float] = {}
+    for pid, now in after.items():
+        ticks = now.ticks - (before[pid].ticks if pid in before else 0)
+        used[now.group] = used.get(now.group, 0.0) + max(0, ticks) / _TICKS / elapsed_s
+    return used
+
+
+def memory_by_group(burned: Mapping[int, Burned]) -> dict[int, float]:
+    """Return what each group holds: with loaders, much more than the rank itself."""
+    held: dict[int, float] = {}
+    for one in burned.values():
+        held[one.group] = held.get(one.group, 0.0) + one.mem
+    return held
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def process_memory(pid: int, proc: Path = Path("/proc")) -> float:
+    """Return what a process holds of the memory, in bytes; 0 when it is gone."""
+    words = _read(proc / str(pid) / "statm").split()
+    return float(int(words[1]) * os.sysconf("SC_PAGE_SIZE")) if len(words) > 1 else 0.0

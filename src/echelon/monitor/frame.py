@@ -1,0 +1,150 @@
+"""One picture of a run in lines of text, as wide and as high as a terminal. Pure.
+
+The most telling comes first, so that what does not fit is what matters least.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from echelon.core.progressbar import render_time
+from echelon.core.series import Sample
+from echelon.monitor.state import NodeState, RankState, RunState
+
+_BARS = "▁▂▃▄▅▆▇█"
+_GIB = 2.0**30
+_MOST_LOGS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What is drawn."""
+
+    state: RunState
+    history: Mapping[int, Sequence[Sample]]
+    """By node."""
+    effective: str = ""
+    """How much of the time was training, in words."""
+    logs: Sequence[str] = ()
+    """The last lines that ranks have printed."""
+    now_s: float = 0.0
+
+
+def draw(view: View, *, width: int, height: int) -> list[str]:
+    """Return the lines of a frame: never more than the height, none longer than the width."""
+    lines = [*_head(view, width), "", *_nodes(view, width)]
+    logs = [line for line in view.logs if line.strip()][-_MOST_LOGS:]
+    room = height - len(lines) - (len(logs) + 1 if logs else 0) - 1
+    lines += ["", *_ranks(view, width, max(3, room))]
+    if logs:
+        lines += ["", *logs]
+    return [line[:width].rstrip() for line in lines[:height]]
+
+
+def _head(view: View, width: int) -> list[str]:
+    state, attempt = view.state, view.state.attempt
+    words = [state.run_id, state.phase]
+    if attempt is not None:
+        job = f" (job {attempt.job_id})" if attempt.job_id else ""
+        words.append(f"attempt {attempt.number}{job}")
+        if attempt.began_s and attempt.ended_s is None:
+            words.append(render_time(view.now_s - attempt.began_s))
+    words.append(f"{len(state.ranks)} ranks")
+    if state.step >= 0:
+        words.append(f"step {state.step:,}")
+    lines = ["  ".join(words)]
+    shown = [name for name in ("loss", "rate") if name in state.metrics]
+    for name in shown[:2]:
+        values = [value for _, value in state.metrics[name]]
+        room = max(10, width - 30)
+        lines.append(f"{name:<10} {values[-1]:>12.5g}  {sparkline(values, room)}")
+    if view.effective:
+        lines.append(f"effective  {view.effective}")
+    if attempt is not None and (restarts := [one for one in attempt.generations if one.why]):
+        lines.append(f"restarts   {len(restarts)}, last: {restarts[-1].why}")
+    if state.said:
+        lines.append(f"told       {state.said[-1][1]}")
+    return lines
+
+
+def _nodes(view: View, width: int) -> list[str]:
+    head = f"{'node':<12} {'cpu':>5} {'memory':>13} {'net in':>8} {'net out':>8}  "
+    rows = [head]
+    for number, node in sorted(view.state.nodes.items()):
+        if not node.here:
+            rows.append(f"{node.name:<12} lost")
+            continue
+        loads = [sample.means.get("cpu", 0.0) for sample in view.history.get(number, ())]
+        rows.append(_node(node) + sparkline(loads, max(5, width - len(head)), most=1.0))
+    return rows
+
+
+def _node(node: NodeState) -> str:
+    told = node.numbers
+    memory = f"{told.get('mem', 0) / _GIB:.1f}/{told.get('mem_size', 0) / _GIB:.0f}G"
+    net = [f"{_bytes(told.get(name, 0.0)):>8}" for name in ("received", "sent")]
+    return f"{node.name:<12} {told.get('cpu', 0.0):>5.0%} {memory:>13} {' '.join(net)}  "
+
+
+def _ranks(view: View, width: int, room: int) -> list[str]:
+    ranks = sorted(view.state.ranks.values(), key=_trouble)
+    head = f"{'rank':>5} {'node':<10} {'step':>8} {'steps/s':>8} "
+    head += f"{'data':>5} {'peers':>5} {'memory':>7}"
+    if any(rank.numbers.get("gpu", -1) >= 0 for rank in ranks):
+        head += f" {'gpu':>3} {'util':>5} {'memory':>8} {'power':>6}"
+    shown = [_rank(rank, view.state.nodes) for rank in ranks[: room - 1]]
+    if len(ranks) > room - 1:
+        rest = f"… and {len(ranks) - room + 2} more, which are no worse"
+        shown = [*shown[: room - 2], rest]
+    return [head[:width], *shown]
+
+
+def _trouble(rank: RankState) -> tuple[bool, bool, float, int]:
+    """Put first what somebody should see: the failed, the gone, the slow."""
+    return not rank.failed, rank.alive, rank.numbers.get("steps", 0.0), rank.rank
+
+
+def _rank(rank: RankState, nodes: Mapping[int, NodeState]) -> str:
+    told = rank.numbers
+    node = nodes.get(rank.node)
+    where = node.name if node else ""
+    if rank.failed or not rank.alive:
+        return f"{rank.rank:>5} {where:<10} {'failed' if rank.failed else 'ended':>8}"
+    line = f"{rank.rank:>5} {where:<10} {int(told.get('step', -1)):>8,} "
+    line += f"{told.get('steps', 0.0):>8.2f} {told.get('data', 0.0):>5.0%} "
+    line += f"{told.get('comm', 0.0):>5.0%} {told.get('mem', 0.0) / _GIB:>6.1f}G"
+    if node and (gpu := node.gpus.get(int(told.get("gpu", -1)))):
+        memory = f"{gpu.get('mem', 0) / _GIB:.0f}/{gpu.get('mem_size', 0) / _GIB:.0f}G"
+        line += f" {int(told['gpu']):>3} {gpu.get('util', 0.0):>5.0%} {memory:>8}"
+        line += f" {gpu.get('power', 0.0):>4.0f} W"
+    return line
+
+
+def sparkline(values: Sequence[float], room: int, *, most: float | None = None) -> str:
+    """Return numbers as small bars, the newest at the right; from 0 where the most is known."""
+    fits = thin([value for value in values if math.isfinite(value)], room)
+    if not fits:
+        return ""
+    low = 0.0 if most is not None else min(fits)
+    high = most if most is not None else max(fits)
+    if high <= low:
+        return _BARS[0] * len(fits)
+    scale = (len(_BARS) - 1) / (high - low)
+    return "".join(_BARS[round((min(max(one, low), high) - low) * scale)] for one in fits)
+
+
+def thin(values: Sequence[float], room: int) -> list[float]:
+    """Return as many as there is room for, each the mean of those that it stands for."""
+    if len(values) <= room:
+        return list(values)
+    edges = [len(values) * place // room for place in range(room + 1)]
+    parts = [values[edges[place] : edges[place + 1]] for place in range(room)]
+    return [sum(part) / len(part) for part in parts]
+
+
+def _bytes(rate: float) -> str:
+    for unit in ("B", "K", "M", "G"):
+        if rate < 1000:
+            return f"{rate:.0f}{unit}/s"
+        rate /= 1000
+    return f"{rate:.0f}T/s"

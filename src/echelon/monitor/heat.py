@@ -1,0 +1,163 @@
+"""Ranks over time: a column for each second, a row for each rank. A straggler is a stripe."""
+
+import math
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from echelon.core.series import Sample, read_last_lines
+
+KINDS = ("busy", "steps", "util")
+"""What is drawn: the share of its time in which a rank waited for nobody, steps per second, and
+how busy its GPU was."""
+_SHARES = ("busy", "util")
+_MOST_RANKS = 1 << 17
+"""A rank beyond was none."""
+_AT_ONCE = 2000
+"""How many lines are looked at to show what was before somebody looked."""
+_OF_RANK = re.compile(rb'"rank(\d{1,6})\.(busy|steps|gpu)":([^,}]+)')
+_OF_GPU = re.compile(rb'"gpu(\d{1,6})\.util":([^,}]+)')
+_TIME = re.compile(rb'\{"time":(\d{1,12}(?:\.\d+)?),')
+
+
+Cells = dict[str, dict[int, float]]
+"""What is drawn, rank, and how much."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Column:
+    version: int = 0
+    """When it last changed."""
+    span: int = 1
+    """For how many seconds it stands."""
+    kinds: dict[str, "array[float]"] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1 << 16)
+def _cell_of(name: str) -> tuple[str, int] | None:
+    """Return of what and of which rank a value is; None when it is not drawn. Names repeat."""
+    owner, _, kind = name.partition(".")
+    drawn = kind in ("busy", "steps") and owner.startswith("rank") and owner[4:].isdecimal()
+    return (kind, int(owner[4:])) if drawn else None
+
+
+@lru_cache(maxsize=1 << 16)
+def _gpu_of(name: str) -> int | None:
+    """Return of which rank a value says which GPU it has."""
+    owner, _, kind = name.partition(".")
+    says = kind == "gpu" and owner.startswith("rank") and owner[4:].isdecimal()
+    return int(owner[4:]) if says else None
+
+
+class HeatMap:
+    """Takes samples of all nodes, in any order, and keeps the newest seconds."""
+
+    def __init__(self, columns: int) -> None:
+        self._most = columns
+        self._columns: dict[int, _Column] = {}
+        self.version = 0
+        """Grows with whatever is fed."""
+
+    def feed(self, sample: Sample) -> None:
+        """Take in a sample."""
+        means = sample.means
+        cells: Cells = {kind: {} for kind in KINDS}
+        for name, value in means.items():
+            if cell := _cell_of(name):
+                cells[cell[0]][cell[1]] = value
+        for name, value in sample.lasts.items():
+            if (rank := _gpu_of(name)) is not None:
+                util = means.get(f"gpu{int(value)}.util")
+                if util is not None:
+                    cells["util"][rank] = util
+        self.put(round(sample.time_s), cells)
+
+    def put(self, at_s: int, cells: Cells, *, span: int = 1) -> None:
+        """Set cells of a column, which stands for so many seconds."""
+        column = self._columns.get(at_s)
+        if column is None:
+            if len(self._columns) >= self._most:
+                if at_s < min(self._columns):
+                    return
+                del self._columns[min(self._columns)]
+            column = self._columns[at_s] = _Column()
+        self.version += 1
+        column.version, column.span = self.version, span
+        for kind, values in cells.items():
+            if values:
+                row = column.kinds.setdefault(kind, array("f"))
+                if (last := min(max(values), _MOST_RANKS)) >= len(row):
+                    row.extend([math.nan] * (last + 1 - len(row)))
+                for rank, value in values.items():
+                    if rank <= last:
+                        row[rank] = value
+
+    def since(self, version: int, ranks: int) -> list[dict[str, Any]]:
+        """Return the columns that have changed since a version, the oldest first."""
+        return [
+            {
+                "time": at_s,
+                **({"span": column.span} if column.span > 1 else {}),
+                **{kind: _render(kind, row, ranks) for kind, row in sorted(column.kinds.items())},
+            }
+            for at_s, column in sorted(self._columns.items())
+            if column.version > version
+        ]
+
+
+def _render(kind: str, row: "array[float]", ranks: int) -> list[float | None]:
+    """Return shares as whole percents: more is not seen, and a thousand ranks are many."""
+    cells = row[:ranks]
+    if kind in _SHARES:
+        shown: list[float | None] = [round(100 * one) if one == one else None for one in cells]  # noqa: PLR0124  not a number
+    else:
+        shown = [float(f"{one:.3g}") if math.isfinite(one) else None for one in cells]
+    return shown + [None] * (ranks - len(shown))
+
+
+# --- what was before somebody looked ------------------------------------------------------------
+
+
+def recall(heat: HeatMap, files: list[Path], seconds: int) -> None:
+    """Fill a map with the newest samples of these nodes; of many nodes, with every so many."""
+    stride = -(-len(files) * seconds // _AT_ONCE) or 1
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                # One read, of about as much as is wanted: it is half of what this takes.
+                end, last = read_last_lines(file, 1)
+                file.seek(max(0, end - seconds * len(last)))
+                content = file.read()
+        except OSError:
+            continue
+        for at_s, line in _every(stride, content):
+            heat.put(at_s, parse_cells(line), span=stride)
+
+
+def _every(stride: int, content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Return lines of the same seconds for each node, so that columns are whole."""
+    for line in content.split(b"\n")[:-1]:
+        time = _TIME.match(line)
+        if time and (at_s := round(float(time[1]))) % stride == 0:
+            yield at_s, line
+
+
+def parse_cells(line: bytes) -> Cells:
+    """Return what is drawn of a sample's line, in a third of the time that all of it takes."""
+    found: dict[bytes, dict[int, float]] = {b"busy": {}, b"steps": {}, b"gpu": {}}
+    try:
+        for number, kind, text in _OF_RANK.findall(line):
+            found[kind][int(number)] = float(text)
+        utils = {int(number): float(text) for number, text in _OF_GPU.findall(line)}
+        gpus = {rank: int(gpu) for rank, gpu in found[b"gpu"].items()}
+    except (ValueError, OverflowError):
+        return {}  # a line of somebody else's
+    return {
+        "busy": found[b"busy"],
+        "steps": found[b"steps"],
+        "util": {rank: utils[gpu] for rank, gpu in gpus.items() if gpu in utils},
+    }

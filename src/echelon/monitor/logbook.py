@@ -1,0 +1,164 @@
+"""The ranks' output for who looks at it: new lines are held, older ones searched for in files.
+
+Both are bounded: a thousand ranks may have printed for weeks.
+"""
+
+import re
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from echelon.core.ranklogs import RunLogs, line_start
+
+HELD = 5000
+"""How many of the newest lines are held."""
+SHOWN = 2000
+"""How many are sent at once."""
+LONGEST = 2000
+"""Where a line is cut."""
+BUDGET = 64 << 20
+"""How many bytes are searched, the newest of each rank."""
+_RECENT = 8 << 20
+"""How many bytes are read at first, of all logs together."""
+_LEAST = 1 << 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which lines somebody wants to see."""
+
+    rank: int | None = None
+    text: str = ""
+
+    def matches(self, rank: int, text: str) -> bool:
+        return (self.rank is None or rank == self.rank) and self.text.lower() in text.lower()
+
+
+class LogBook:
+    """Follows the logs of a run; lines are counted, so that nobody is sent one twice."""
+
+    def __init__(self, logs: Path) -> None:
+        self._folder = logs
+        self._logs: RunLogs | None = None
+        self._lines: deque[tuple[int, str]] = deque(maxlen=HELD)
+        self._count = 0
+
+    def read(self, now_s: float) -> None:
+        """Take in what was printed since the last time."""
+        if self._logs is None:
+            count = sum(1 for _ in self._folder.glob("*.*/rank-*.log"))
+            self._logs = RunLogs(self._folder, recent=max(_LEAST, _RECENT // max(1, count)))
+        for line in self._logs.read(over=False, now_s=now_s):
+            self._count += 1
+            self._lines.append((line.rank, line.text[:LONGEST]))
+
+    def show(self, wanted: Wanted) -> dict[str, Any]:
+        """Return the newest lines that are wanted, and where to go on from."""
+        if wanted == Wanted():
+            found, whole = list(self._lines), self._count <= HELD
+        else:
+            ends = self._logs.ends() if self._logs else {}
+            found, whole = search(self._folder, ends, wanted, budget=BUDGET)
+        lines = [[rank, text] for rank, text in found[-SHOWN:]]
+        return {"lines": lines, "next": self._count, "whole": whole and len(found) <= SHOWN}
+
+    def follow(self, after: int, wanted: Wanted) -> dict[str, Any]:
+        """Return the wanted ones of the lines that came after so many."""
+        new = min(len(self._lines), max(0, self._count - after))
+        found = [
+            [rank, text]
+            for rank, text in list(self._lines)[len(self._lines) - new :]
+            if wanted.matches(rank, text)
+        ]
+        whole = self._count - after <= len(self._lines) and len(found) <= SHOWN
+        return {"lines": found[-SHOWN:], "next": self._count, "whole": whole}
+
+
+# --- in files -----------------------------------------------------------------------------------
+
+
+def search(
+    logs: Path, ends: Mapping[Path, int], wanted: Wanted, *, budget: int
+) -> tuple[list[tuple[int, str]], bool]:
+    """Return the lines that are wanted, the newest last, and whether all logs were searched.
+
+    Args:
+        logs: where the generations' folders are.
+        ends: up to where a log is looked at that still grows.
+        wanted: which.
+        budget: how many bytes are read at most, shared by the ranks of a generation.
+    """
+    found: list[tuple[int, str]] = []
+    whole = True
+    for folder in sorted(logs.glob("*.*/"), key=_generation, reverse=True):
+        if budget <= 0 or len(found) > SHOWN:
+            return found, False
+        paths = [path for path in folder.glob("rank-*.log") if _is_wanted(path, wanted.rank)]
+        share = max(_LEAST, budget // max(1, len(paths)))
+        lines: list[tuple[float, int, int, str]] = []
+        for path in paths:
+            with suppress(OSError):
+                end = ends.get(path)
+                size = path.stat().st_size if end is None else end
+                start = line_start(path, share) if size > share else 0
+                whole = whole and start == 0
+                budget -= size - start
+                # Of each the newest that could be shown, however often a word is in it.
+                lines += deque(_search_file(path, start, size, wanted.text), maxlen=SHOWN + 1)
+        found[:0] = [(rank, text) for _, rank, _, text in sorted(lines)]
+    return found, whole
+
+
+def _search_file(
+    path: Path, start: int, end: int, wanted: str
+) -> Iterator[tuple[float, int, int, str]]:
+    """Return lines with when they were written, whose they are, and where they end."""
+    with path.open("rb") as file:
+        file.seek(start)
+        content = file.read(max(0, end - start))
+    if wanted.isascii() and wanted.lower().encode() not in content.lower():
+        return  # most logs: nothing is taken apart
+    notes = _read_notes(path)
+    sizes, needle, place = [size for size, _ in notes], wanted.lower(), start
+    for line in content.split(b"\n"):
+        place += len(line) + 1
+        text = line.decode(errors="replace").rstrip("\r")
+        if line and needle in text.lower():
+            at = bisect_left(sizes, place)
+            time_s = notes[at][1] if at < len(notes) else float("inf")
+            yield time_s, _rank(path), place, text[:LONGEST]
+
+
+def _read_notes(log: Path) -> list[tuple[int, float]]:
+    """Return the sizes that a log has had, and when, as far as they are known."""
+    notes = []
+    with suppress(OSError):
+        path = log.with_suffix(".times")
+        with path.open("rb") as file:
+            file.seek(line_start(path, 1 << 20))
+            for line in file.read().splitlines():
+                time_s, _, size = line.partition(b" ")
+                with suppress(ValueError):
+                    notes.append((int(size), float(time_s)))
+    return notes
+
+
+def _rank(path: Path) -> int:
+    match = re.search(r"rank-(\d+)\.log$", path.name)
+    return int(match[1]) if match else -1
+
+
+def _is_wanted(path: Path, rank: int | None) -> bool:
+    return rank is None or _rank(path) == rank
+
+
+def _generation(folder: Path) -> tuple[int, int]:
+    attempt, _, generation = folder.name.partition(".")
+    try:
+        return int(attempt), int(generation)
+    except ValueError:
+        return 0, 0

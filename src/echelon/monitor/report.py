@@ -1,0 +1,231 @@
+"""What is to be said of a run when it is over, or so far: gathered from its directory."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from echelon.core.rundir import RunDir
+from echelon.core.series import Sample, read_series, summarise
+from echelon.core.units import parse_duration
+from echelon.launch.request import read_spec
+from echelon.monitor.accounting import Accounts, account, read_attempts
+from echelon.monitor.advice import Facts, Finding, RankFigures, advise
+from echelon.monitor.reading import RunReader
+from echelon.monitor.state import RunState, headline
+from echelon.spec import JobSpec
+
+_MIB = 2**20
+_WORTH_SAYING = 0.005
+_MOST_RANKS = 16
+"""How many are told one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """See the module."""
+
+    state: RunState
+    accounts: Accounts
+    facts: Facts
+    findings: list[Finding]
+
+    @property
+    def slot_hours(self) -> float:
+        """What it cost: GPU-hours, or those of CPU ranks."""
+        return self.accounts.allocated_us / 3.6e9
+
+    @property
+    def cost(self) -> str:
+        """The same in words."""
+        unit = "GPU" if self.accounts.gpus else "rank"
+        if self.slot_hours < 1:
+            return f"{3600 * self.slot_hours:,.0f} {unit}-seconds"
+        return f"{self.slot_hours:,.1f} {unit}-hours"
+
+
+def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
+    """Read all that a run has written; telemetry of some nodes alone, if it has to be quick."""
+    state = RunReader(run).read()
+    accounts = account(read_attempts(run), state.seen_s)
+    attempt = state.attempt.number if state.attempt else 0
+    generations = state.attempt.generations if state.attempt else []
+    generation = generations[-1].number if generations else 0
+    totals = {
+        node: summarise(samples)
+        for node in list(state.nodes)[:most_nodes]
+        if (samples := _newest(read_series(partial(run.telemetry, attempt, node)), generation))
+    }
+    facts = gather(state, accounts, totals, read_spec(run))
+    return Report(state=state, accounts=accounts, facts=facts, findings=advise(facts))
+
+
+def _newest(samples: Sequence[Sample], generation: int) -> list[Sample]:
+    """Return what was measured of the last ranks alone: those before may have been elsewhere."""
+    return [
+        sample
+        for sample in samples
+        if any(
+            name.endswith(".generation") and value == generation
+            for name, value in sample.lasts.items()
+        )
+    ]
+
+
+def gather(
+    state: RunState, accounts: Accounts, totals: Mapping[int, Sample], spec: JobSpec
+) -> Facts:
+    """Return what advice is given on. Pure.
+
+    Args:
+        state: the run.
+        accounts: where its time went.
+        totals: of each node of the newest attempt, all that was measured, as one sample.
+        spec: what was asked for.
+    """
+    names = {number: node.name for number, node in state.nodes.items()}
+    limit_s = parse_duration(spec.time) if spec.time else None
+    asked = spec.cpus_per_task * spec.procs_per_node or spec.cpus_per_gpu * spec.gpus
+    return Facts(
+        seconds=accounts.seconds,
+        gpus=accounts.gpus,
+        wall_s=_wall(state),
+        completed=state.phase == "COMPLETED",
+        restarts=sum(bool(one.why) for job in state.attempts.values() for one in job.generations),
+        ranks=[
+            figures
+            for node, total in sorted(totals.items())
+            for figures in _rank_figures(total, names.get(node, ""))
+        ],
+        cpu_mean=_share_of_processors(totals.values(), asked),
+        cpus_asked=asked,
+        mem_peak=max((_ranks_memory(total) for total in totals.values()), default=0.0),
+        mem_asked=float(spec.mem_mib * _MIB),
+        limit_s=float(limit_s or 0.0),
+        throttled={names.get(node, str(node)): _throttled(total) for node, total in totals.items()},
+    )
+
+
+def _wall(state: RunState) -> float:
+    """Return how long its jobs have lasted that are over."""
+    return sum(
+        one.ended_s - one.began_s for one in state.attempts.values() if one.ended_s is not None
+    )
+
+
+def _rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
+    for name in sorted(total.lasts):
+        owner, _, what = name.partition(".")
+        if not owner.startswith("rank") or what != "generation":
+            continue
+        gpu = total.lasts.get(f"{owner}.gpu")
+        yield RankFigures(
+            rank=int(owner[4:]),
+            node=node,
+            speaks=f"{owner}.data" in total.means,
+            data=total.means.get(f"{owner}.data", 0.0),
+            comm=total.means.get(f"{owner}.comm", 0.0),
+            gpu_util=total.means.get(f"gpu{int(gpu)}.util") if gpu is not None else None,
+        )
+
+
+def _share_of_processors(totals: Iterable[Sample], asked: int) -> float | None:
+    """Return how many of a node's that were asked for its ranks kept busy; the busiest node's."""
+    used = [sum(_of_ranks(total.means, "cpu")) for total in totals]
+    return max(used) / asked if any(used) and asked else None
+
+
+def _ranks_memory(total: Sample) -> float:
+    """Return the most that ranks had with their loaders, and what was in /dev/shm beside it."""
+    held = sum(_of_ranks(total.peaks, "mem_all"))
+    return held + total.peaks.get("shm", 0.0) if held else 0.0
+
+
+def _of_ranks(values: Mapping[str, float], what: str) -> Iterable[float]:
+    return (
+        value
+        for name, value in values.items()
+        if name.startswith("rank") and name.endswith(f".{what}")
+    )
+
+
+def _throttled(total: Sample) -> float:
+    """Return it of the GPUs that ranks had: a node may have others."""
+    had = {int(gpu) for gpu in _of_ranks(total.lasts, "gpu")}
+    return max((total.means.get(f"gpu{gpu}.throttled", 0.0) for gpu in had), default=0.0)
+
+
+def render_short(report: Report) -> str:
+    """Return what is said at the end of a run: a line or two; nothing when nothing is known."""
+    if report.accounts.effective is None:
+        return ""
+    lines = [f"{_training(report)}; more: echelon report {report.state.run_id}"]
+    lines += [f"{one.seen}: {one.change}" for one in report.findings[:1]]
+    return "\n".join(lines)
+
+
+def _training(report: Report) -> str:
+    return f"{report.accounts.effective:.0%} of {report.cost} were training"
+
+
+def render(report: Report) -> str:
+    """Return it for people."""
+    effective = report.accounts.effective
+    lines = [f"{report.state.run_id}: {report.state.phase}"]
+    if effective is not None:
+        lines.append(f"  {_training(report)}")
+        whole = report.accounts.allocated_us
+        spent = sorted(report.accounts.spent_us.items(), key=lambda item: -item[1])
+        shares = [(name, us / whole) for name, us in spent if name != "queue"]
+        told = [f"{name} {share:.0%}" for name, share in shares if share > _WORTH_SAYING]
+        lines.append(f"  {', '.join(told)}")
+    lines += [f"  {text}" for text in failures(report.state)]
+    if used := [one for one in report.facts.ranks if one.gpu_util is not None]:
+        told = [f"{one.rank}: {one.gpu_util:.0%}" for one in used[:_MOST_RANKS]]
+        more = f", and {len(used) - _MOST_RANKS} more" if len(used) > _MOST_RANKS else ""
+        lines.append(f"  GPUs were busy, by rank: {', '.join(told)}{more}")
+    for finding in report.findings:
+        lines += [f"- {finding.seen}", f"  {finding.change}"]
+    if effective is not None and not report.findings:
+        lines.append("  nothing to change")
+    return "\n".join(lines)
+
+
+def failures(state: RunState) -> list[str]:
+    """Return what went wrong, a line each: why ranks were started anew, and why it ended."""
+    found = [
+        f"attempt {job.number}, started anew: {one.why}"
+        for job in state.attempts.values()
+        for one in job.generations
+        if one.why
+    ]
+    if state.verdict and (why := headline(state.verdict)):
+        found.append(f"ended: {why}")
+    return found
+
+
+def to_record(report: Report) -> dict[str, Any]:
+    """Return it for programs."""
+    return {
+        "run": report.state.run_id,
+        "state": report.state.phase,
+        "effective": report.accounts.effective,
+        "slot_hours": round(report.slot_hours, 4),
+        "gpus": report.accounts.gpus,
+        "seconds": report.accounts.seconds,
+        "restarts": report.facts.restarts,
+        "failures": failures(report.state),
+        "ranks": [
+            {
+                "rank": one.rank,
+                "node": one.node,
+                "data": one.data,
+                "comm": one.comm,
+                "gpu_util": one.gpu_util,
+            }
+            for one in report.facts.ranks
+        ],
+        "findings": [
+            {"code": one.code, "seen": one.seen, "change": one.change} for one in report.findings
+        ],
+    }

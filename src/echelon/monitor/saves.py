@@ -1,0 +1,96 @@
+"""The checkpoints of a run, as its own folder shows them: docs/checkpoints.md has the format."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from echelon.monitor.snapshot import shorten
+
+_NAME = re.compile(r"step-(\d{9,18})")
+_MOST = 12
+"""How many are shown."""
+_LONGEST = 16 << 20
+"""A manifest that is longer is not read for its metrics."""
+
+
+class Saves:
+    """Looks when the folder has changed, and reads each checkpoint's manifest once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: tuple[int, int] | None = None
+        self._known: dict[tuple[int, int], dict[str, Any]] = {}
+        self.rows: list[dict[str, Any]] = []
+        """The newest first: step, time, bytes, metrics, and whether it is the best."""
+
+    def read(self) -> None:
+        """Look once."""
+        seen = _changed_ns(self._folder), _changed_ns(self._folder / "best.json")
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            steps = {
+                int(name[1]): path
+                for path in self._folder.iterdir()
+                if (name := _NAME.fullmatch(path.name))
+            }
+        except OSError:
+            steps = {}
+        best = _read(self._folder / "best.json").get("step")
+        shown = sorted(steps, reverse=True)[:_MOST]
+        if best in steps and best not in shown:
+            shown.append(best)
+        rows = [(step, self._describe(step, steps[step])) for step in shown]
+        self.rows = [{**row, "best": step == best} for step, row in rows if row]
+
+    def _describe(self, step: int, path: Path) -> dict[str, Any] | None:
+        manifest = path / "manifest.json"
+        written_ns = _changed_ns(manifest)
+        if not written_ns:
+            return None  # a checkpoint without a manifest does not exist
+        if (step, written_ns) not in self._known:
+            told = _read(manifest)
+            self._known[step, written_ns] = {
+                "step": step,
+                "time": written_ns / 1e9,
+                "bytes": _size(told.get("shards")),
+                "metrics": _numbers(told.get("metrics")),
+            }
+        return self._known[step, written_ns]
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LONGEST:
+            return {}
+        told = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _size(shards: Any) -> int | None:
+    if not isinstance(shards, list):
+        return None
+    sizes = [shard.get("bytes") for shard in shards if isinstance(shard, Mapping)]
+    return sum(size for size in sizes if isinstance(size, int))
+
+
+def _numbers(metrics: Any) -> dict[str, float | None]:
+    if not isinstance(metrics, Mapping):
+        return {}
+    return {
+        str(name): shorten(value)
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }

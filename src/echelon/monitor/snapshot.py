@@ -1,0 +1,192 @@
+"""What the web page is sent of a run: plain data, small enough for a thousand ranks. Pure."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from echelon.monitor.accounting import Accounts
+from echelon.monitor.frame import thin
+from echelon.monitor.state import RunState
+
+RANK_FIELDS = (
+    "rank",
+    "node",
+    "alive",
+    "failed",
+    "step",
+    "steps",
+    "data",
+    "stall",
+    "comm",
+    "busy",
+    "mem",
+    "util",
+)
+"""In which order a rank's values are sent."""
+_NUMBERS = RANK_FIELDS[4:-1]
+_SAID = 50
+_STACKS = 8
+"""Of how many ranks that hang the stacks are sent."""
+_POINTS = 500
+"""How many points of a curve are sent; of many curves fewer."""
+_ALL_POINTS = 20_000
+MOST_CURVES = 200
+
+
+def describe(state: RunState, accounts: Accounts) -> dict[str, Any]:
+    """Return what is shown of a run now, by its parts; curves and ranks over time are apart."""
+    return {
+        "head": _head(state, accounts),
+        "time": {"seconds": _short(accounts.seconds), "gpus": accounts.gpus},
+        "attempts": [
+            {
+                "number": one.number,
+                "job": one.job_id,
+                "began": one.began_s,
+                "ended": one.ended_s,
+                "outcome": one.outcome,
+                "generations": [
+                    {
+                        "number": g.number,
+                        "began": g.began_s,
+                        "ended": g.ended_s,
+                        "ranks": g.ranks,
+                        "nodes": g.nodes,
+                        "why": g.why,
+                    }
+                    for g in one.generations[-_SAID:]
+                ],
+            }
+            for one in state.attempts.values()
+        ],
+        "nodes": [
+            {
+                "node": one.node,
+                "name": one.name,
+                "here": one.here,
+                "numbers": _short(one.numbers),
+                "gpus": [shorten(numbers.get("util")) for _, numbers in sorted(one.gpus.items())],
+            }
+            for one in state.nodes.values()
+        ],
+        "ranks": list(_ranks(state)),
+        "verdict": _verdict(state.verdict),
+        "said": state.said[-_SAID:],
+    }
+
+
+def _head(state: RunState, accounts: Accounts) -> dict[str, Any]:
+    attempt = state.attempt
+    newest = {
+        name: points[-1][1] for name in ("loss", "rate") if (points := state.metrics.get(name))
+    }
+    return {
+        "run": state.run_id,
+        "phase": state.phase,
+        "step": state.step,
+        "job": attempt.job_id if attempt else "",
+        "began": attempt.began_s if attempt else None,
+        "ended": attempt.ended_s if attempt else None,
+        "effective": shorten(accounts.effective),
+        "ranks": len(state.ranks),
+        "failed": sum(rank.failed for rank in state.ranks.values()),
+        "nodes": sum(node.here for node in state.nodes.values()),
+        "restarts": sum(bool(g.why) for one in state.attempts.values() for g in one.generations),
+        "newest": _short(newest),
+        "fields": RANK_FIELDS,
+    }
+
+
+def _ranks(state: RunState) -> Iterable[list[Any]]:
+    for rank in state.ranks.values():
+        told = rank.numbers
+        node = state.nodes.get(rank.node)
+        gpu = node.gpus.get(int(told.get("gpu", -1)), {}) if node else {}
+        yield [
+            rank.rank,
+            rank.node,
+            rank.alive,
+            rank.failed,
+            *(shorten(told.get(name)) for name in _NUMBERS),
+            shorten(gpu.get("util")),
+        ]
+
+
+def _verdict(verdict: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Leave out what nobody could read: the stacks of a thousand ranks."""
+    if verdict is None:
+        return None
+    shown = {key: verdict.get(key) for key in ("failure", "not_retried", "advice")}
+    victims, stacks = verdict.get("victims"), verdict.get("stacks")
+    hurt = [one.get("rank") for one in victims or () if isinstance(one, Mapping)]
+    kept = list(stacks.items())[:_STACKS] if isinstance(stacks, Mapping) else []
+    return {**shown, "victims": [rank for rank in hurt if rank is not None], "stacks": dict(kept)}
+
+
+def shorten(value: float | None) -> float | None:
+    """Send no more digits than are seen, and nothing that is no number: JSON has no such."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.4g}") if abs(value) < 1e4 else round(value)
+
+
+def _short(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: shorten(value) for name, value in values.items()}
+
+
+def render(value: Any) -> str:
+    """Return it as a browser reads it, which knows no NaN."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(_clean(value), separators=(",", ":"))
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _clean(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(one) for one in value]
+    return value
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+
+class Curves:
+    """Metrics, as many points of each as can be seen; long ones are made anew now and then."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[str, tuple[int, int, list[list[float | None]]]] = {}
+        """By name: its version, how long it was, and what is sent."""
+
+    def feed(self, metrics: Mapping[str, Sequence[tuple[int, float]]], version: int) -> bool:
+        """Take in what there is now; tell whether anything is to be sent."""
+        room = max(50, min(_POINTS, _ALL_POINTS // max(1, len(metrics))))
+        changed = False
+        for name in list(metrics)[:MOST_CURVES]:
+            points = metrics[name]
+            _, before, _ = self._drawn.get(name, (0, 0, []))
+            # A point stands for so many steps: until there is one more, nothing would change.
+            if len(points) > before and (len(points) - before) * room >= before:
+                self._drawn[name] = version, len(points), draw_curve(points, room)
+                changed = True
+        return changed
+
+    def since(self, version: int) -> dict[str, list[list[float | None]]]:
+        return {name: curve for name, (at, _, curve) in self._drawn.items() if at > version}
+
+
+def draw_curve(points: Sequence[tuple[int, float]], room: int) -> list[list[float | None]]:
+    """Return steps and values. Steps that were done again after a restart are shown once."""
+    kept: list[tuple[int, float]] = []
+    for step, value in points:
+        while kept and kept[-1][0] >= step:
+            kept.pop()
+        kept.append((step, value))
+    steps = thin([float(step) for step, _ in kept], room)
+    values = thin([value for _, value in kept], room)
+    return [[shorten(one) for one in steps], [shorten(one) for one in values]]

@@ -1,0 +1,135 @@
+"""One run, for all browsers that look at it: read once a second, and told in parts.
+
+Each part has the version in which it last changed, so that a browser is sent what it has not seen.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from echelon.core.rundir import RunDir
+from echelon.launch.attempts import attempts, has_begun
+from echelon.monitor.accounting import AttemptsReader, account
+from echelon.monitor.heat import HeatMap, recall
+from echelon.monitor.logbook import LogBook, Wanted
+from echelon.monitor.reading import RunReader
+from echelon.monitor.saves import Saves
+from echelon.monitor.snapshot import Curves, describe, render
+
+EVERY_S = 1.0
+_COLUMNS = 120
+_SILENT_S = 15
+"""After how long it is said that nothing is heard of a run."""
+_PATIENCE = 10
+"""Looking takes at most so small a part of the time: storage may be slow."""
+
+
+class Watched:
+    """See the module. Threads may call it: one at a time is at work."""
+
+    def __init__(self, run: RunDir, clock: Callable[[], float] = time.time) -> None:
+        self._run, self._clock = run, clock
+        self._lock, self._logs_lock = threading.Lock(), threading.Lock()
+        self._heat = HeatMap(_COLUMNS)
+        # The newest sample alone says how it is; what was before is recalled in a shorter way.
+        self._reader = RunReader(run, seen=self._heat.feed, first=1)
+        self._events, self._accounts = AttemptsReader(run), account([])
+        self._saves, self._curves, self._logs = Saves(run.checkpoints), Curves(), LogBook(run.logs)
+        self._parts: dict[str, tuple[int, str]] = {}
+        self._version = self._ranks = 0
+        self._due_s = self._logs_due_s = 0.0
+        self._recalled = False
+        self._heard = (0.0, time.monotonic())
+        """The time of the newest sample, and when it came."""
+
+    def news(self, since: int) -> tuple[int, str]:
+        """Return what has changed since a version, as JSON, and the version that it is now.
+
+        The text is empty when nothing has changed; since 0, everything has.
+        """
+        began_s = time.monotonic()
+        with self._lock:
+            if began_s >= self._due_s:
+                self._look()
+                now_s = time.monotonic()
+                self._due_s = began_s + max(0.5 * EVERY_S, _PATIENCE * (now_s - began_s) / 2)
+            parts = [f'"{name}":{text}' for name, (at, text) in self._parts.items() if at > since]
+            if curves := self._curves.since(since):
+                parts.append(f'"curves":{render(curves)}')
+            if columns := self._heat.since(since, self._ranks):
+                parts.append(f'"columns":{render(columns)}')
+            if not parts:
+                return since, ""
+            took_ms = 1000 * (time.monotonic() - began_s)
+            parts.append(f'"now":{self._clock():.3f},"took":{took_ms:.1f}')
+            return self._version, f"{{{','.join(parts)}}}"
+
+    def recall(self) -> bool:
+        """Find out what ranks did before anybody looked; tell whether that is new."""
+        with self._lock:
+            attempt = self._reader.state.attempt
+            if self._recalled or attempt is None or not self._reader.state.nodes:
+                return False
+            self._recalled = True
+            files = [self._run.telemetry(attempt.number, n, 0) for n in self._reader.state.nodes]
+            self._heat.version = self._version
+            recall(self._heat, files, _COLUMNS)
+            self._version = self._heat.version
+            return True
+
+    def _look(self) -> None:
+        # One count for all: a column that is fed now is newer than what was sent before.
+        self._heat.version = self._version
+        state = self._reader.read()
+        version = self._version = self._heat.version + 1
+        if self._events.read():
+            self._accounts = account(self._events.attempts(), state.seen_s)
+        self._saves.read()
+        self._curves.feed(state.metrics, version)
+        self._ranks = len(state.ranks)
+        told = describe(state, self._accounts)
+        told["head"] |= {"waiting": self._waiting(), "silent": self._silence()}
+        told["checkpoints"] = self._saves.rows
+        for name, value in told.items():
+            text = render(value)
+            if self._parts.get(name, (0, ""))[1] != text:
+                self._parts[name] = version, text
+
+    def _waiting(self) -> dict[str, str] | None:
+        """Return the job that is queued, if there is one that has not begun."""
+        known = attempts(self._run)
+        newest = self._reader.state.attempt
+        if not known or (newest and known[-1].number <= newest.number):
+            return None
+        last = known[-1]
+        if has_begun(self._run, last):
+            return None
+        return {"job": last.job_id, "since": last.submitted, "after": last.after}
+
+    def _silence(self) -> int:
+        """Return for how long nothing was heard of a run that should be running; 0 if it was."""
+        state = self._reader.state
+        if state.attempt is None or state.attempt.outcome or not state.nodes:
+            return 0
+        heard_s, now_s = max(node.seen_s for node in state.nodes.values()), time.monotonic()
+        if heard_s != self._heard[0]:
+            # By our own clock, for the run's may be another; but for the first, which may be old.
+            old_s = 0.0 if self._heard[0] else max(0.0, self._clock() - heard_s)
+            self._heard = heard_s, now_s - old_s
+        silent_s = now_s - self._heard[1]
+        return int(silent_s) // 10 * 10 if heard_s and silent_s > _SILENT_S else 0
+
+    # --- output ---------------------------------------------------------------------------------
+
+    def logs(self, after: int | None, wanted: Wanted) -> dict[str, Any]:
+        """Return lines of the ranks' output: the newest, or those that came after so many."""
+        with self._logs_lock:  # a long search holds nothing else up
+            began_s = time.monotonic()
+            if began_s >= self._logs_due_s:
+                self._logs.read(self._clock())
+                took_s = time.monotonic() - began_s
+                self._logs_due_s = began_s + _PATIENCE * took_s
+            look = self._logs.show if after is None else partial(self._logs.follow, after)
+            return look(wanted)

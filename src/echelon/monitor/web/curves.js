@@ -1,0 +1,134 @@
+// Curves: drawn here at once, and by plotly for whoever looks closer. Its script takes a browser
+// more than a second, so it is asked for by the pointer or the focus that comes to a curve.
+// No text of a run's goes there: plotly would read some of it as markup.
+import {$, say, put, color, has, figure, number, clock} from "./text.js";
+import {speeds} from "./map.js";
+
+const SVG = "http://www.w3.org/2000/svg", LEFT = 52, RIGHT = 10, TOP = 8, BOTTOM = 24;
+let drawn = {}, loading = null;
+const closer = new Set(); // those that plotly draws
+
+// --- here ---------------------------------------------------------------------------------------
+
+function ticks(low, high, count) {
+  const rough = (high - low) / count || 1, size = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((one) => one * size).find((one) => one >= rough);
+  const found = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-6; tick += step) found.push(Number(tick.toPrecision(12)));
+  return found;
+}
+
+function sketch(place, {x, y, zero, words}) {
+  const width = place.clientWidth, height = place.clientHeight, known = y.filter((one) => one != null);
+  let low = zero ? 0 : Math.min(...known), high = Math.max(...known);
+  if (!(high > low)) { low = zero ? 0 : low - Math.abs(low || 1) / 2; high += Math.abs(high || 1) / 2; }
+  const [from, to] = x.length > 1 ? [x[0], x.at(-1)] : [x[0] - 1, x[0] + 1];
+  const across = (one) => LEFT + (width - LEFT - RIGHT) * (one - from) / (to - from);
+  const down = (one) => TOP + (height - TOP - BOTTOM) * (high - one) / (high - low);
+  const picture = document.createElementNS(SVG, "svg");
+  const add = (kind, facts, text) => {
+    const made = document.createElementNS(SVG, kind);
+    for (const [name, value] of Object.entries(facts)) made.setAttribute(name, value);
+    if (text != null) made.textContent = text;
+    picture.append(made);
+  };
+  picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  for (const tick of ticks(low, high, 4)) {
+    add("line", {x1: LEFT, x2: width - RIGHT, y1: down(tick), y2: down(tick)});
+    add("text", {x: LEFT - 6, y: down(tick) + 4, "text-anchor": "end"}, Math.abs(tick) >= 1000 ? number(tick, 0) : figure(tick));
+  }
+  for (const tick of words ? [from, (from + to) / 2, to] : ticks(from, to, Math.max(2, width / 110))) {
+    const anchor = tick === to ? "end" : tick === from ? "start" : "middle";
+    add("text", {x: across(tick), y: height - 6, "text-anchor": anchor}, words ? words(tick) : number(tick, 0));
+  }
+  let path = "", pen = "M";
+  x.forEach((one, at) => {
+    if (y[at] == null) { pen = "M"; return; }
+    path += `${pen}${across(one).toFixed(1)} ${down(y[at]).toFixed(1)}`;
+    pen = "L";
+  });
+  add("path", {d: x.length > 1 ? path : `${path}h0`, class: "curve"});
+  place.replaceChildren(picture);
+}
+
+// --- by plotly ----------------------------------------------------------------------------------
+
+function load() {
+  loading ??= new Promise((done, failed) => {
+    const script = document.createElement("script");
+    script.src = document.querySelector("meta[name=plotly]").content;
+    script.onload = done;
+    script.onerror = failed;
+    document.head.append(script);
+  });
+  return loading;
+}
+
+function plot(place, {x, y, zero, dates, hover}) {
+  const axis = {gridcolor: color("--line"), zerolinecolor: color("--line"), automargin: true};
+  const layout = {
+    margin: {l: LEFT, r: RIGHT, t: TOP, b: BOTTOM}, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: {color: color("--faint"), size: 12}, showlegend: false, uirevision: hover, hovermode: "x",
+    xaxis: {...axis, type: dates ? "date" : "linear"}, yaxis: {...axis, rangemode: zero ? "tozero" : "normal"}};
+  const data = [{x: dates ? x.map((one) => new Date(1000 * one)) : x, y, type: "scatter", mode: x.length > 1 ? "lines" : "markers",
+    line: {color: color("--blue"), width: 2}, hovertemplate: `${hover}<extra></extra>`}];
+  if (!place.classList.contains("js-plotly-plot")) place.replaceChildren();
+  return Plotly.react(place, data, layout, {displayModeBar: false, responsive: true});
+}
+
+function show(id, curve) {
+  drawn[id] = curve;
+  if (closer.has(id)) plot($(id), curve);
+  else sketch($(id), curve);
+}
+
+async function lookCloser(id) {
+  if (closer.has(id) || !drawn[id]) return;
+  try {
+    await load();
+  } catch { return; } // what is drawn stays
+  closer.add(id);
+  if (drawn[id]) plot($(id), drawn[id]);
+}
+
+// --- which --------------------------------------------------------------------------------------
+
+function choose(names) {
+  const choice = $("metric"), known = [...choice.options].map((one) => one.value);
+  if (names.length && names.length === known.length && names.every((name, at) => name === known[at])) return;
+  const before = choice.value;
+  choice.replaceChildren();
+  for (const name of names) put(choice, "option", name).value = name;
+  choice.hidden = !names.length;
+  choice.value = names.includes(before) ? before : names.includes("loss") ? "loss" : names[0] || "";
+}
+
+// Draws those that have changed: `dirty` holds the names of the curves that are new.
+export function drawCurves({curves}, dirty, force) {
+  const names = [...curves.keys()].sort();
+  choose(names);
+  const name = $("metric").value, whose = drawn.curve && drawn.curve.name;
+  if (has($("curve"), names.length > 0) && (force || dirty.has(`curve ${name}`) || whose !== name)) {
+    const [x, y] = curves.get(name);
+    show("curve", {name, x, y, hover: "step %{x}: %{y}"});
+  }
+  drawRate(curves, dirty, force || !drawn.rate);
+}
+
+function drawRate(curves, dirty, force) {
+  const told = curves.has("rate");
+  if (!force && !dirty.has(told ? "curve rate" : "columns")) return;
+  const [x, y] = told ? curves.get("rate") : speeds();
+  const any = has($("rate"), x.length > 0);
+  say($("speed"), told ? "Throughput: samples per second, by step" : any ? "Throughput: steps per second" : "Throughput");
+  if (!any) return;
+  if (told) show("rate", {x, y, zero: true, hover: "step %{x}: %{y}/s"});
+  else show("rate", {x, y, zero: true, dates: true, words: clock, hover: "%{y} steps/s"});
+}
+
+export const forget = () => { drawn = {}; };
+
+export function listen() {
+  for (const id of ["curve", "rate"]) $(id).onpointerenter = $(id).onfocus = () => lookCloser(id);
+  new ResizeObserver(() => { for (const [id, curve] of Object.entries(drawn)) if (!closer.has(id)) sketch($(id), curve); }).observe($("curve"));
+}

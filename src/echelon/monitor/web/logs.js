@@ -1,0 +1,98 @@
+// What ranks print: the newest lines, those that come, and a search in what was before.
+import {$, say, put} from "./text.js";
+
+const MOST = 2000, EVERY_MS = 1500;
+let name = "", next = null, asking = null, due = null, again = false;
+
+const query = () => {
+  const asked = new URLSearchParams();
+  if ($("search").value) asked.set("search", $("search").value);
+  if ($("rank").value) asked.set("rank", $("rank").value);
+  if (next !== null) asked.set("after", next);
+  return asked;
+};
+
+function append(lines, whole) {
+  const place = $("logs"), more = document.createDocumentFragment();
+  if (!whole && place.children.length) put(more, "div", "… lines were left out", "faint");
+  for (const [rank, text] of lines.slice(-MOST)) {
+    const line = put(more, "div");
+    put(line, "span", rank, "rank");
+    put(line, "span", text.split("\r").findLast((one) => one) ?? "", "text"); // as a terminal shows a bar
+  }
+  place.append(more);
+  while (place.children.length > MOST) place.firstChild.remove();
+}
+
+async function ask() {
+  if (asking || !name) { again = Boolean(name); return; }
+  const stop = asking = new AbortController(), first = next === null, place = $("logs");
+  try {
+    const answer = await fetch(`/api/runs/${encodeURIComponent(name)}/logs?${query()}`, {signal: stop.signal});
+    if (!answer.ok) return;
+    const {lines, next: count, whole} = await answer.json();
+    if (asking !== stop) return;
+    next = count;
+    if (first) place.replaceChildren();
+    append(lines, whole || first);
+    if (first) {
+      const wanted = $("search").value || $("rank").value;
+      say($("found"), wanted ? `${lines.length}${whole ? "" : " newest"} lines` : lines.length ? "" : "nothing printed so far");
+    } else if (lines.length && !$("search").value && !$("rank").value) say($("found"), "");
+    if ($("tail").checked && (lines.length || first)) place.scrollTop = place.scrollHeight;
+    document.dispatchEvent(new CustomEvent("printed"));
+  } catch (error) {
+    if (error.name !== "AbortError") say($("found"), "no answer");
+  } finally {
+    if (asking === stop) asking = null;
+    if (again && !asking) { again = false; ask(); }
+  }
+}
+
+// Begins anew: another run, or other words to search for.
+function restart() {
+  if (asking) asking.abort();
+  asking = null;
+  next = null;
+  ask();
+}
+
+export function open(run) {
+  name = run;
+  $("logs").replaceChildren();
+  say($("found"), "");
+  if (asking) asking.abort();
+  asking = due = next = null;
+  if (name) ask();
+}
+
+// Something has happened: soon there may be more to read.
+export function soon() {
+  if (due || !$("tail").checked || document.hidden) return;
+  due = setTimeout(() => { due = null; if ($("tail").checked) ask(); }, EVERY_MS);
+}
+
+export function showRank(rank) {
+  $("search").value = "";
+  $("rank").value = rank;
+  restart();
+  $("logs").scrollIntoView({block: "center"});
+  $("logs").focus();
+}
+
+export function listen() {
+  let typed = null;
+  const type = () => { clearTimeout(typed); typed = setTimeout(restart, 150); };
+  $("search").oninput = $("rank").oninput = type;
+  $("find").onsubmit = (event) => { event.preventDefault(); clearTimeout(typed); restart(); };
+  $("tail").onchange = () => { if ($("tail").checked) ask(); };
+  // Who scrolls back wants to read: nothing moves until the end is reached again.
+  const place = $("logs");
+  let before = 0;
+  place.onscroll = () => {
+    const end = place.scrollHeight - place.scrollTop - place.clientHeight < 8, up = place.scrollTop < before;
+    before = place.scrollTop;
+    if (!end && up) $("tail").checked = false;
+    else if (end && !up && !$("tail").checked) { $("tail").checked = true; ask(); }
+  };
+}

@@ -1,0 +1,135 @@
+// The page: which run is shown, and what of it is drawn anew when something has changed.
+import {$, say, put} from "./text.js";
+import {drawHead, drawVerdict, drawTime, drawAttempts, drawSaid, drawSaves} from "./panels.js";
+import {drawRanks, drawNodes, drawRuns} from "./tables.js";
+import * as curves from "./curves.js";
+import * as map from "./map.js";
+import * as logs from "./logs.js";
+
+const LIST_MS = 4000, OTHERS_MS = 400;
+let source = null, shown = null, run = null, dirty = new Set(), ahead = 0, listed = null, opened = false;
+
+const now = () => Date.now() / 1000 + ahead; // by the server's clock
+const all = () => new Set([...Object.keys(run), "columns"]);
+
+// Takes in what was sent: parts that are whole, curves by their names, columns of the map.
+function take(news) {
+  const {curves = {}, columns = [], now: time, took, ...parts} = news;
+  run = run || {curves: new Map()}; // not an object: a metric may be called __proto__
+  ahead = time - Date.now() / 1000;
+  Object.assign(run, parts);
+  for (const [name, curve] of Object.entries(curves)) { run.curves.set(name, curve); dirty.add(`curve ${name}`); }
+  map.keep(columns);
+  for (const name of Object.keys(parts)) dirty.add(name);
+  if (columns.length) dirty.add("columns");
+  return took;
+}
+
+function draw(force) {
+  if (!run || !run.head || document.hidden) return; // a page that nobody sees waits
+  const any = (...names) => names.some((name) => dirty.has(name));
+  if (any("columns", "ranks")) map.drawMap(run);
+  curves.drawCurves(run, dirty, force);
+  if (any("head", "columns")) drawHead({head: run.head, speed: map.speeds()[1].at(-1)}, now());
+  if (any("verdict")) drawVerdict(run);
+  if (any("time")) drawTime(run);
+  if (any("attempts", "head")) drawAttempts(run, now());
+  if (any("said")) drawSaid(run);
+  if (any("checkpoints")) drawSaves(run);
+  if (any("ranks", "nodes")) drawRanks(run);
+  if (any("nodes")) drawNodes(run);
+  dirty = new Set();
+}
+
+function hear(event) {
+  const began = performance.now(), first = run === null;
+  say($("link"), "");
+  const server = take(JSON.parse(event.data));
+  draw(false);
+  // The run comes first; what else there is may take the server a while.
+  if (first) setTimeout(openOthers, OTHERS_MS, shown);
+  else openOthers(shown);
+  logs.soon();
+  const page = performance.now() - began;
+  document.dispatchEvent(new CustomEvent("drawn", {detail: {first, server, page, bytes: event.data.length}}));
+}
+
+function openOthers(name) {
+  if (opened || name !== shown) return;
+  opened = true;
+  logs.open(name);
+  list();
+}
+
+async function list() {
+  clearTimeout(listed);
+  const answer = await fetch("/api/runs").catch(() => null);
+  if (answer && answer.ok) {
+    const runs = await answer.json(), choice = $("runs"), names = ["", ...runs.map((one) => one.run)];
+    if (shown && !names.includes(shown)) names.push(shown);
+    if (names.join("\n") !== [...choice.options].map((one) => one.value).join("\n")) {
+      choice.replaceChildren();
+      for (const name of names) put(choice, "option", name || "all runs").value = name;
+    }
+    choice.value = shown;
+    if (!shown) drawRuns(runs, now());
+  }
+  if (!shown) say($("link"), answer ? "" : "connection lost, trying again");
+  if (!shown) listed = setTimeout(list, LIST_MS);
+}
+
+function show(name) {
+  if (name === shown) return;
+  shown = name;
+  if (source) source.close();
+  source = run = null;
+  opened = false;
+  dirty = new Set();
+  map.clear();
+  curves.forget();
+  for (const [id, visible] of [["all", !name], ["one", name], ["missing", false]]) $(id).hidden = !visible;
+  $("one").classList.add("waiting");
+  say($("link"), "");
+  if (name) {
+    source = new EventSource(`/api/runs/${encodeURIComponent(name)}/follow`);
+    source.onmessage = (event) => { $("one").classList.remove("waiting"); hear(event); };
+    source.onerror = () => {
+      const gone = source.readyState === EventSource.CLOSED;
+      if (gone && !run) { $("one").hidden = true; $("missing").hidden = false; }
+      say($("link"), gone ? "no connection: open the address that echelon dash printed" : "connection lost, trying again");
+    };
+  } else {
+    document.title = "Echelon";
+    list();
+  }
+  logs.open("");
+}
+
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  if (run) { dirty = all(); draw(true); }
+}
+
+// The cookie is here: the token need not stay in the address, nor in what is copied of it.
+if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+
+const wanted = () => { try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; } };
+const kept = localStorage.getItem("theme"), system = matchMedia("(prefers-color-scheme: dark)");
+setTheme(kept || (system.matches ? "dark" : "light"));
+system.onchange = () => { if (!localStorage.getItem("theme")) setTheme(system.matches ? "dark" : "light"); };
+$("theme").onclick = () => {
+  const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("theme", theme);
+  setTheme(theme);
+};
+$("runs").onchange = () => { location.hash = encodeURIComponent($("runs").value); };
+$("metric").onchange = () => { dirty.add("head"); draw(false); };
+$("heat").onchange = () => { map.choose($("heat").value); dirty.add("columns"); draw(false); };
+$("whose").onclick = () => logs.showRank($("whose").dataset.rank);
+$("skip").onclick = (event) => { event.preventDefault(); $("search").focus(); };
+curves.listen();
+map.listen();
+logs.listen();
+addEventListener("visibilitychange", () => { draw(false); logs.soon(); });
+addEventListener("hashchange", () => show(wanted()));
+show(wanted());

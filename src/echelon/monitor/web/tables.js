@@ -1,0 +1,87 @@
+// Tables of ranks, nodes and runs. Rows stay; what changes in them is written.
+import {$, say, put, percent, number, amount, duration, moment, has} from "./text.js";
+
+const MOST_RANKS = 50, MOST_NODES = 150;
+
+function fill(table, lines) {
+  const body = table.tBodies[0];
+  while (body.rows.length > lines.length) body.deleteRow(-1);
+  lines.forEach(({cells, kind}, place) => {
+    const row = body.rows[place] || body.insertRow();
+    if (row.className !== (kind || "")) row.className = kind || "";
+    cells.forEach((cell, at) => say(row.cells[at] || row.insertCell(), cell));
+    while (row.cells.length > cells.length) row.deleteCell(-1);
+  });
+}
+function title(table, names) {
+  const row = table.tHead.rows[0];
+  if (names.length === row.cells.length && names.every((name, at) => row.cells[at].textContent === name)) return;
+  row.replaceChildren();
+  for (const name of names) put(row, "th", name).scope = "col";
+}
+
+// The failed and the gone first; then those that the others wait for, or the slow.
+const trouble = (at, some) => (a, b) => b[at.failed] - a[at.failed] || a[at.alive] - b[at.alive]
+  || (some ? (b[at.busy] ?? 0) - (a[at.busy] ?? 0) : (a[at.steps] ?? 0) - (b[at.steps] ?? 0)) || a[0] - b[0];
+
+export function drawRanks({head, ranks, nodes}) {
+  if (!has($("ranks"), ranks.length > 0)) { say($("more"), ""); return; }
+  const at = Object.fromEntries(head.fields.map((name, place) => [name, place]));
+  const names = new Map(nodes.map((node) => [node.node, node.name]));
+  const some = (name) => ranks.some((rank) => name === "gone" ? !rank[at.alive] : rank[at[name]] != null);
+  const columns = [
+    ["rank", (rank) => rank[at.rank]],
+    ["node", (rank) => names.get(rank[at.node]) || ""],
+    ["state", (rank) => rank[at.failed] ? "failed" : rank[at.alive] ? "" : "ended", "gone"],
+    ["step", (rank) => number(rank[at.step]), "step"],
+    ["steps/s", (rank) => number(rank[at.steps]), "steps"],
+    ["busy", (rank) => percent(rank[at.busy]), "busy"],
+    ["waits for ranks", (rank) => percent(rank[at.comm]), "comm"],
+    ["waits for data", (rank) => percent(rank[at.data]), "data"],
+    ["saves", (rank) => percent(rank[at.stall]), "stall"],
+    ["memory", (rank) => amount(rank[at.mem]), "mem"],
+    ["GPU", (rank) => percent(rank[at.util]), "util"],
+  ].filter(([, , needed]) => !needed || some(needed));
+  title($("ranks"), columns.map(([name]) => name));
+  const worst = [...ranks].sort(trouble(at, some("busy")));
+  fill($("ranks"), worst.slice(0, MOST_RANKS).map((rank) => ({
+    kind: rank[at.failed] ? "failed" : rank[at.alive] ? "" : "gone", cells: columns.map(([, of]) => of(rank))})));
+  say($("more"), worst.length > MOST_RANKS ? `and ${worst.length - MOST_RANKS} more, which are no worse` : "");
+}
+
+export function drawNodes({nodes}) {
+  if (!has($("nodes"), nodes.length > 0)) { say($("rest"), ""); return; }
+  const gpus = nodes.some((node) => node.gpus.length);
+  title($("nodes"), ["node", "CPU", "memory", "in", "out", "disk read", "written", ...(gpus ? ["GPUs"] : [])]);
+  const rate = (value) => value == null ? "" : `${amount(value)}/s`;
+  const shown = [...nodes].sort((a, b) => a.here - b.here || a.node - b.node).slice(0, MOST_NODES);
+  fill($("nodes"), shown.map(({name, node, here, numbers: told, gpus: utils}) => ({kind: here ? "" : "failed", cells: [
+    here ? name || `node ${node}` : `${name} (lost)`, percent(told.cpu),
+    told.mem == null ? "" : `${amount(told.mem)} of ${amount(told.mem_size)}`,
+    rate(told.received), rate(told.sent), rate(told.disk_read), rate(told.disk_written),
+    ...(gpus ? [utils.map(percent).join("  ")] : [])]})));
+  say($("rest"), nodes.length > MOST_NODES ? `and ${nodes.length - MOST_NODES} more` : "");
+}
+
+export function drawRuns(runs, now) {
+  const body = $("list").tBodies[0];
+  $("none").hidden = runs.length > 0;
+  $("list").parentElement.hidden = !runs.length;
+  while (body.rows.length > runs.length) body.deleteRow(-1);
+  runs.forEach((run, place) => {
+    let row = body.rows[place];
+    if (!row) {
+      row = body.insertRow();
+      put(row.insertCell(), "a");
+      put(row.insertCell(), "span", null, "badge");
+      for (let at = 0; at < 5; at++) row.insertCell();
+    }
+    const [link, badge] = [row.cells[0].firstChild, row.cells[1].firstChild], href = `#${encodeURIComponent(run.run)}`;
+    say(link, run.run);
+    if (link.getAttribute("href") !== href) link.setAttribute("href", href);
+    say(badge, run.phase ?? "…");
+    badge.className = `badge ${/^[A-Z_]+$/.test(run.phase ?? "") ? run.phase : ""}`;
+    [run.step >= 0 ? number(run.step) : "", run.ranks || "", run.attempts || "", moment(run.began),
+      run.began ? duration((run.ended || now) - run.began) : ""].forEach((cell, at) => say(row.cells[at + 2], cell));
+  });
+}

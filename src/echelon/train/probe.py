@@ -1,0 +1,203 @@
+"""Measures what torch can do on a node: its import, an all-reduce, a GPU's speed.
+
+Started by name, as a file: it needs nothing but torch, so it can lie beside the launcher on a
+cluster where Echelon is not installed. It imports torch once and forks for every order, for a
+measurement may hang, or leave a GPU in a state that no other should inherit.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+MESSAGE_SIZE = 1 << 17
+_REPEATS = 5
+_LONG_S = 0.15
+"""How long an all-reduce has to take for its size to be large enough."""
+_SMALLEST, _LARGEST = 1 << 18, 1 << 26
+"""Bytes: the sizes that are tried, each four times the one before."""
+Order = Mapping[str, Any]
+
+
+def main(arguments: list[str]) -> int:
+    """`probe.py FD`: obey whoever is at the other end of the socket, until he is gone."""
+    orders = socket.socket(fileno=int(arguments[0]))
+    began_s = time.monotonic()
+    try:
+        import torch  # noqa: PLC0415  how long this takes is what is asked
+        import torch.distributed  # noqa: PLC0415
+    except Exception as error:  # noqa: BLE001  whatever it is, the reader wants to know
+        _say(orders, {"error": f"{type(error).__name__}: {error}"})
+        return 0
+    import_s = time.monotonic() - began_s
+    _say(
+        orders,
+        {
+            "import_s": round(import_s, 3),
+            "version": str(torch.__version__),
+            "cuda": torch.version.cuda or "",
+        },
+    )
+    while True:
+        data, handles, _, _ = socket.recv_fds(orders, MESSAGE_SIZE, 1)
+        if not data:
+            return 0
+        _say(orders, {"ranks": _carry_out(json.loads(data), handles)})
+
+
+def _say(orders: socket.socket, what: Mapping[str, Any]) -> None:
+    orders.send(json.dumps(what).encode())
+
+
+def _carry_out(order: Order, handles: list[int]) -> list[dict[str, Any]]:
+    """Fork once per rank of the order; return what each says."""
+    work = {"devices": find_devices, "reduce": reduce_all, "compute": compute}[order["what"]]
+    children = []
+    for local_rank in range(order["count"]):
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_end)
+            _be_rank(work, order, local_rank, handles, write_end)
+        os.close(write_end)
+        children.append((pid, read_end))
+    for handle in handles:
+        os.close(handle)
+    found = []
+    for pid, read_end in children:
+        with os.fdopen(read_end) as pipe:
+            said = pipe.read()
+        _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        found.append(json.loads(said) if said else {"error": f"it ended with {code}"})
+    return found
+
+
+def _be_rank(
+    work: Callable[..., dict[str, Any]],
+    order: Order,
+    local_rank: int,
+    handles: list[int],
+    write_end: int,
+) -> None:
+    os.environ.update(order.get("env", {}))
+    handle = handles[0] if handles and local_rank == 0 else -1
+    try:
+        found = work(order, local_rank, handle)
+    except BaseException as error:  # noqa: BLE001  it must never be back in the loop
+        lines = str(error).strip().splitlines()
+        found = {"error": f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]}
+    os.write(write_end, json.dumps(found).encode())
+    os._exit(0)
+
+
+def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any]:
+    """Return what torch can use here."""
+    import torch  # noqa: PLC0415
+
+    found: dict[str, Any] = {"devices": 0, "nccl": "", "device_error": ""}
+    if torch.version.cuda is None:
+        return found
+    try:
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001  a torch without it
+        found["nccl"] = ""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        found["devices"] = torch.cuda.device_count()
+    except Exception as error:  # noqa: BLE001  no driver, an old one, no GPU
+        found["device_error"] = str(error).strip().splitlines()[0][:200]
+    return found
+
+
+def reduce_all(order: Order, local_rank: int, handle: int) -> dict[str, Any]:
+    """All-reduce with the other ranks; return the time for one number, and the bandwidth."""
+    import torch  # noqa: PLC0415
+    import torch.distributed as dist  # noqa: PLC0415
+
+    world, timeout = order["world"], timedelta(seconds=order["limit_s"])
+    device = torch.device("cpu")
+    if order["backend"] == "nccl":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        order["address"],
+        order["port"],
+        is_master=handle >= 0,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=handle if handle >= 0 else None,
+    )
+    rank = order["first_rank"] + local_rank
+    dist.init_process_group(
+        order["backend"], store=store, rank=rank, world_size=world, timeout=timeout
+    )
+
+    def timed(count: int, repeats: int) -> float:
+        """Return the quickest of some all-reduces, as the slowest rank saw it."""
+        values = torch.ones(count, device=device)
+        best_s = float("inf")
+        for _ in range(repeats):
+            began_s = time.monotonic()
+            dist.all_reduce(values)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            best_s = min(best_s, time.monotonic() - began_s)
+        agreed = torch.tensor([best_s], device=device, dtype=torch.float64)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)  # so that all go on to the same size
+        return float(agreed.item())
+
+    timed(1, 5)
+    latency_s = timed(1, 20)
+    size = _SMALLEST
+    while (seconds := timed(size // 4, 1)) < _LONG_S / _REPEATS and size < order["largest"]:
+        size *= 4
+    seconds = min(seconds, timed(size // 4, _REPEATS))
+    bandwidth = 2 * (world - 1) / world * size / seconds
+    return {"latency_s": latency_s, "bandwidth": bandwidth, "size": size}
+
+
+def compute(_order: Order, local_rank: int, _handle: int) -> dict[str, Any]:
+    """Return how fast a GPU multiplies and copies."""
+    import torch  # noqa: PLC0415
+
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    free, _ = torch.cuda.mem_get_info()
+    side = 8192 if free > 2 << 30 else 2048
+    left = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    right = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(left)
+    source = torch.empty(min(1 << 30, free // 8), device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    product_s = _time_on_gpu(lambda: torch.mm(left, right, out=out))
+    copy_s = _time_on_gpu(lambda: target.copy_(source))
+    return {
+        "tflops": round(2 * side**3 / product_s / 1e12, 1),
+        "memory_gbs": round(2 * source.numel() / copy_s / 1e9, 1),
+        "name": torch.cuda.get_device_name(device),
+    }
+
+
+def _time_on_gpu(work: Callable[[], object]) -> float:
+    import torch  # noqa: PLC0415
+
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    best_s = float("inf")
+    for _ in range(_REPEATS):
+        began_s = time.monotonic()
+        for _ in range(10):
+            work()
+        torch.cuda.synchronize()
+        best_s = min(best_s, (time.monotonic() - began_s) / 10)
+    return best_s
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

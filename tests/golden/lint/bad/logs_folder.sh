@@ -1,0 +1,6 @@
+#!/bin/bash
+#SBATCH --output=nowhere/%x/%j.out  # expect: E501
+#SBATCH --error=run.err  # expect: E502
+#SBATCH --array=1-4
+mkdir -p nowhere
+python train.py

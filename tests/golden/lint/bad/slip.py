@@ -1,0 +1,2 @@
+def main()  # expect: E627
+    pass

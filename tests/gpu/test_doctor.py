@@ -1,0 +1,35 @@
+"""The doctor on a real GPU: the driver is asked, torch is tried, and each GPU is measured."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a GPU", allow_module_level=True)
+
+
+def test_this_machine(tmp_path):
+    argv = [sys.executable, "-m", "echelon", "doctor", f"--python={sys.executable}", "--json"]
+    environ = {name: v for name, v in os.environ.items() if not name.startswith("SLURM")}
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300, check=False
+    )
+    record = json.loads(done.stdout)
+    assert [one for one in record["findings"] if one["severity"] == "error"] == [], done.stderr
+    (node,) = record["nodes"]
+    count = torch.cuda.device_count()
+    assert node["facts"]["driver"]
+    assert node["torch"]["devices"] == count
+    assert node["torch"]["nccl"]
+    gpus = node["facts"]["gpus"]
+    assert len(gpus) >= count
+    measured = [gpu for gpu in gpus if gpu["tflops"]]
+    assert len(measured) == count
+    assert all(gpu["tflops"] > 1 and gpu["memory_gbs"] > 10 for gpu in measured)
+    if count > 1:
+        assert record["overall"]["backend"] == "nccl"
+        assert record["overall"]["bandwidth"] > 1e9

@@ -1,0 +1,163 @@
+"""The doctor with real processes on this machine: alone, and with nodes that are played."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from echelon.clusters.runs import ship_launcher
+from echelon.core.shell import LocalShell
+from echelon.core.waiting import wait_until
+from echelon.launch.doctor import reducing
+from echelon.launch.doctor.examination import Examination, Place
+from echelon.launch.doctor.judge import judge
+from echelon.launch.doctor.torchworker import TorchWorker
+from echelon.launch.starting import LocalStarter
+from kernel import all_pids, cmdline, environ_of
+from started import clean_environment
+
+
+@pytest.fixture
+def place(tmp_path):
+    (tmp_path / "scratch").mkdir()
+    ship_launcher(tmp_path / "launcher")
+    return Place(
+        launcher=tmp_path / "launcher",
+        folder=tmp_path,
+        python=sys.executable,
+        scratch=tmp_path / "scratch",
+    )
+
+
+def examine_played(place, nodes, then=lambda _text: None):
+    told = []
+
+    def tell(text):
+        told.append(text)
+        then(text)
+
+    examined = asyncio.run(
+        Examination(
+            shell=LocalShell(),
+            starter=LocalStarter(LocalShell(), nodes),
+            # Those that are killed cannot clean up.
+            environ=clean_environment(TMPDIR=str(place.scratch)),
+            place=place,
+            short=True,
+            tell=tell,
+        ).run()
+    )
+    return examined, told
+
+
+def test_nodes_that_are_played_here(place):
+    examined, told = examine_played(place, 3)
+    assert [node.torch.error for node in examined.nodes] == [""] * 3
+    assert {pair.nodes for pair in examined.pairs if not pair.error} >= {
+        *(("node0", "node2"), ("node0", "node1"), ("node1", "node2"))
+    }
+    assert (examined.overall.ranks, examined.overall.error) == (3, "")
+    assert examined.overall.bandwidth > 0
+    assert told[-1] == "all-reduce over 3 nodes"
+    errors = judge(examined, folder=str(place.folder), python=place.python)
+    assert [one for one in errors if one.severity == "error"] == []
+
+
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeypatch, node):
+    monkeypatch.setattr(reducing, "LIMIT_S", 5.0)
+    launcher, mark = str(place.launcher).encode(), f"ECHELON_NODE={node}".encode()
+
+    def kill(text):
+        if text == "all-reduce by pairs, round 2 of 3":
+            probes = [pid for pid in all_pids() if {launcher, b"doctor-probe"} <= words(pid)]
+            (probe,) = [pid for pid in probes if mark in environ_of(pid).split(b"\0")]
+            os.kill(probe, signal.SIGKILL)
+
+    examined, _ = examine_played(place, 4, kill)
+    found = judge(examined, folder=str(place.folder), python=place.python)
+    assert {one.node for one in found if one.severity == "error" and one.node} == {f"node{node}"}
+    assert (len(examined.overall.nodes), examined.overall.error) == (3, "")
+    left = lambda: [pid for pid in all_pids() if launcher in b" ".join(words(pid))]  # noqa: E731
+    assert wait_until(lambda: left() == [], timeout_s=20), [cmdline(pid) for pid in left()]
+
+
+def words(pid):
+    return set(cmdline(pid).split(b"\0"))
+
+
+def command(tmp_path, *options, **more):
+    argv = [sys.executable, "-m", "echelon", "doctor", f"--python={sys.executable}", *options]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(
+        argv, cwd=tmp_path, env=clean_environment(**more), start_new_session=True, **pipes
+    )
+
+
+def test_this_machine(tmp_path):
+    with command(tmp_path, "--json") as doctor:
+        shown, told = doctor.communicate(timeout=120)
+    record = json.loads(shown)
+    (node,) = record["nodes"]
+    assert node["name"] == os.uname().nodename
+    assert node["torch"]["version"]
+    assert doctor.returncode in (0, 1), told  # its limits are its own
+    assert "doctor: importing torch" in told
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_python_that_is_not_there(tmp_path):
+    with command(tmp_path, "--python=/no/such/python") as doctor:
+        shown, _ = doctor.communicate(timeout=60)
+    assert doctor.returncode == 3
+    assert "/no/such/python does not run" in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_when_it_goes_all_of_it_goes(tmp_path, number):
+    with command(tmp_path, f"--runs-dir={tmp_path}/runs", TMPDIR=str(tmp_path)) as doctor:
+        for line in doctor.stderr:
+            if "importing torch" in line:
+                break
+        os.kill(doctor.pid, number)
+        assert doctor.wait(timeout=20) in (128 + number, -number)
+    mark = str(tmp_path).encode()
+    left = lambda: [pid for pid in all_pids() if mark in cmdline(pid)]  # noqa: E731
+    assert wait_until(lambda: left() == [], timeout_s=20), [cmdline(pid) for pid in left()]
+
+
+def test_a_worker_that_hangs_is_killed_and_the_next_order_has_another(tmp_path):
+    async def scenario():
+        worker = TorchWorker(LocalShell(), clean_environment(), tmp_path / "log")
+        try:
+            said = await worker.start(60.0)
+            assert said["version"]
+            # Nobody else comes to this meeting.
+            lonely = {"what": "reduce", "backend": "gloo", "address": "127.0.0.1", "port": 1}
+            more = {"first_rank": 1, "count": 1, "world": 2, "limit_s": 3600.0, "largest": 1}
+            hung = await worker.order({**lonely, **more}, limit_s=1.0)
+            assert hung == {"error": "it did not end within 1 s"}
+            again = await worker.order({"what": "devices", "count": 1}, limit_s=60.0)
+            assert again["ranks"][0]["devices"] >= 0
+        finally:
+            worker.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_without_torch_says_so(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13 is missing')\n")
+
+    async def scenario():
+        env = clean_environment(PYTHONPATH=str(tmp_path))
+        worker = TorchWorker(LocalShell(), env, tmp_path / "log")
+        try:
+            return await worker.start(60.0)
+        finally:
+            worker.close()
+
+    assert asyncio.run(scenario()) == {"error": "ImportError: libcudart.so.13 is missing"}

@@ -1,0 +1,84 @@
+"""A real run, seen while it goes on and afterwards: telemetry, the terminal's view, the report."""
+
+import json
+import os
+import subprocess
+import sys
+
+from echelon.core.rundir import RunDir
+from echelon.core.series import read_series, summarise
+from echelon.core.waiting import wait_until
+from local.liverun import SOURCE, live_run
+
+SCRIPT = """\
+import time
+import torch
+from torch import nn
+import echelon
+
+torch.set_num_threads(1)
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.06 if rank == 3 else 0.01)
+        return super().forward(x)
+
+with echelon.init() as world:
+    rank = world.rank
+    trainer = echelon.Trainer(
+        world, Slow(4, 2), loss=nn.functional.cross_entropy, epochs=1000, global_batch=8,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1), log_every=5, max_steps=100_000)
+    trainer.fit(torch.utils.data.TensorDataset(torch.ones(800, 4), torch.arange(800) % 2))
+"""
+
+
+def echelon(run, *words):
+    argv = [sys.executable, "-m", "echelon", *words, "--runs-dir", str(run.folder / "runs")]
+    env = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "80", "LINES": "24"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def samples(run, node):
+    found = RunDir.open(run.path)
+    return read_series(lambda level: found.telemetry(1, node, level))
+
+
+def is_measured(run):
+    """Tell whether all ranks have trained for a while."""
+    return all(
+        sum(f"rank{2 * node}.busy" in one.means for one in samples(run, node)) >= 6
+        for node in (0, 1)
+    )
+
+
+def test_a_slow_rank_is_seen_while_it_trains_and_afterwards(tmp_path):
+    with live_run(tmp_path, SCRIPT, ["--set=preload="]) as run:
+        assert wait_until(lambda: any((tmp_path / "runs").glob("*/telemetry/*")), timeout_s=60)
+        assert wait_until(lambda: is_measured(run), timeout_s=60), run.output
+        frame = echelon(run, "watch", "--once")
+        assert len(frame.splitlines()) <= 24
+        assert max(map(len, frame.splitlines())) <= 80
+        assert "RUNNING" in frame
+        assert "4 ranks" in frame
+        echelon(run, "stop", "last")
+        assert run.wait() == 143, run.output
+        totals = [summarise(samples(run, node)) for node in (0, 1)]
+        means = {**totals[0].means, **totals[1].means}
+        assert means["rank3.busy"] > 0.8
+        for rank in (0, 1, 2):
+            assert means[f"rank{rank}.comm"] > 0.5, rank
+        assert means["rank3.comm"] < 0.3
+        told = json.loads(echelon(run, "report", "last", "--json"))
+        (slow,) = [one for one in told["findings"] if one["code"] == "straggler"]
+        assert "rank 3" in slow["seen"]
+        assert {one["rank"] for one in told["ranks"]} == {0, 1, 2, 3}
+        assert slow["seen"] in echelon(run, "report", "last")
+
+
+def test_it_can_be_switched_off(tmp_path):
+    with live_run(tmp_path, "print('hello')\n", ["--set=telemetry=false", "--set=preload="]) as run:
+        assert run.wait() == 0, run.output
+        assert not (run.path / "telemetry").exists()
+        assert "COMPLETED" in echelon(run, "watch", "--once", "last")

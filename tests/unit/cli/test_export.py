@@ -1,0 +1,91 @@
+"""`echelon export`: files for other programs."""
+
+import csv
+import time
+
+import pytest
+
+from echelon.cli import main
+from echelon.core.events import EventWriter
+from echelon.core.rundir import RunDir
+from echelon.core.series import Sample, SeriesWriter
+
+FILES = ["attempts.csv", "metrics.csv", "telemetry.csv", "time.csv"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run that nobody has begun, below the folder one is in."""
+    monkeypatch.chdir(tmp_path)
+    run = RunDir.create(tmp_path / "runs", "r-1")
+    run.spec.write_text('script = "train.py"\n')
+    return run
+
+
+@pytest.fixture
+def begun(run):
+    """The same after two attempts."""
+    for attempt in (1, 2):
+        with EventWriter(run.events_of(f"controller-{attempt}"), clock=time.time) as events:
+            events.write("attempt", job=str(attempt))
+            events.write("joined", node=0, name=f"node{attempt}")
+            events.write("generation", generation=0, world_size=1, nodes=1)
+        run.telemetry(attempt, 0, 0).parent.mkdir(exist_ok=True)
+        series = SeriesWriter(lambda level, attempt=attempt: run.telemetry(attempt, 0, level))
+        series.append(Sample(time_s=attempt, means={"rank0.data": 0.25}))
+    with EventWriter(run.metrics, clock=time.time) as metrics:
+        metrics.write("step", step=5, metrics={"=loss": 0.5})
+    return run
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_becomes_files_in_a_folder_of_its_own(begun, tmp_path, capsys):
+    assert main.run(["export", "r-1", "--csv"]) == 0
+    folder = tmp_path / "r-1-csv"
+    assert sorted(path.name for path in folder.iterdir()) == FILES
+    assert "r-1-csv/metrics.csv: 1 rows\n" in capsys.readouterr().out
+    assert read(folder / "metrics.csv")[0]["'=loss"] == "0.5"
+    told = [(row["attempt"], row["host"], row["source"]) for row in read(folder / "telemetry.csv")]
+    assert told == [("1", "node1", "rank0"), ("2", "node2", "rank0")]
+    assert [row["job"] for row in read(folder / "attempts.csv")] == ["1", "2"]
+
+
+def test_the_folder_may_be_named_and_is_made(begun, tmp_path):
+    assert main.run(["export", "r-1", "--csv", "a/b"]) == 0
+    assert sorted(path.name for path in (tmp_path / "a/b").iterdir()) == FILES
+
+
+def test_nothing_is_overwritten_unasked(begun, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/time.csv").write_text("mine")
+    (tmp_path / "out/metrics.csv").symlink_to("nowhere")
+    assert main.run(["export", "r-1", "--csv", "out"]) == 73
+    assert "metrics.csv, time.csv already" in capsys.readouterr().err
+    assert (tmp_path / "out/time.csv").read_text() == "mine"
+    assert not (tmp_path / "out/telemetry.csv").exists()
+    assert main.run(["export", "r-1", "--csv", "out", "--force"]) == 0
+    assert (tmp_path / "out/time.csv").read_text().startswith("phase,seconds,share\n")
+    assert not (tmp_path / "nowhere").exists()  # not through a link
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["export", "r-1", "--csv"], 66, "has measured nothing yet"),
+        (["export", "r-1"], 2, "echelon export r-1 --csv"),
+        (["export", "r-9", "--csv"], 66, "there is no run"),
+    ],
+)
+def test_what_cannot_be_exported_is_said(run, capsys, words, code, said):
+    assert main.run(words) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_file_is_no_folder(begun, tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert main.run(["export", "r-1", "--csv", "out"]) == 73
+    assert "is no folder" in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""Bad nodes are named, whoever they are and however many meet; good ones never."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.launch.doctor.record import Group
+from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
+
+FAST, SLOW = 1e9, 1e7
+
+
+def names(count):
+    return [f"n{number}" for number in range(count)]
+
+
+@given(st.integers(2, 60))
+def test_everybody_meets_enough_others_and_nobody_twice(count):
+    rounds = plan_rounds(names(count))
+    met = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert len(met) == len(set(met))
+    for pairs in rounds:
+        seated = list(itertools.chain(*pairs))
+        assert len(seated) == len(set(seated)) == count - count % 2
+    for node in names(count):
+        assert sum(node in pair for pair in met) >= min(3, count - 1)
+
+
+def test_alone_there_is_nobody_to_meet():
+    assert [pair for pairs in plan_rounds(["n0"]) for pair in pairs] == []
+    assert plan_rounds([]) == []
+    assert find_suspects([]) == []
+
+
+def measure(nodes, bad, noise):
+    """What pairs would show: a bad node's link is slow, or it fails, with every partner."""
+    found = []
+    for pair in itertools.chain(*plan_rounds(nodes)):
+        kinds = {bad[node] for node in pair if node in bad}
+        if "broken" in kinds:
+            found.append(Group(nodes=pair, error="no route"))
+            continue
+        share = next(noise)
+        rate, seconds = FAST * share, 1e-3 / share
+        if "slow" in kinds:
+            rate = SLOW
+        found.append(Group(nodes=pair, bandwidth=rate, latency_s=seconds))
+    return found
+
+
+@given(st.integers(4, 40), st.data())
+def test_any_one_or_two_bad_nodes_are_named_and_no_other(count, data):
+    nodes = names(count)
+    who = data.draw(st.lists(st.sampled_from(nodes), max_size=2, unique=True))
+    bad = {node: data.draw(st.sampled_from(["slow", "broken"])) for node in who}
+    shares = data.draw(st.randoms(use_true_random=False))
+    noise = iter(lambda: shares.uniform(0.5, 1.0), None)
+    suspects = find_suspects(measure(nodes, bad, noise))
+    assert {one.node: one.what for one in suspects} == bad
+
+
+def test_who_stands_out_is_measured_once_more_each_time_with_another():
+    measured = measure(names(6), {"n1": "slow", "n4": "broken"}, itertools.repeat(1.0))
+    assert plan_confirmation(measured, 0) == [("n1", "n0"), ("n4", "n5")]
+    assert plan_confirmation(measured, 1) == [("n1", "n5"), ("n4", "n2")]
+    assert plan_confirmation(measure(names(6), {}, itertools.repeat(1.0)), 0) == []
+    cleared = Group(nodes=("n1", "n0"), bandwidth=FAST, latency_s=1e-3)
+    assert [one.node for one in find_suspects([*measured, cleared])] == ["n4"]
+
+
+@given(st.sampled_from(names(3)), st.sampled_from(["slow", "broken"]))
+def test_of_three_one_can_be_named(bad, what):
+    found = find_suspects(measure(names(3), {bad: what}, itertools.repeat(1.0)))
+    assert [(one.node, one.what) for one in found] == [(bad, what)]
+
+
+@pytest.mark.parametrize("what", ["slow", "broken"])
+def test_of_two_none_is_to_blame(what):
+    assert find_suspects(measure(names(2), {"n0": what}, itertools.repeat(1.0))) == []
+
+
+def test_one_that_takes_long_for_one_number():
+    nodes = names(5)
+    pairs = [
+        Group(nodes=pair, bandwidth=FAST, latency_s=5e-2 if "n2" in pair else 1e-3)
+        for pair in itertools.chain(*plan_rounds(nodes))
+    ]
+    (one,) = find_suspects(pairs)
+    assert (one.node, one.what, one.best, one.usual) == ("n2", "lagging", 5e-2, 1e-3)

@@ -1,0 +1,113 @@
+"""What a preflight makes of the findings; the run does without it when there are none."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from echelon.core.rundir import RunDir
+from echelon.core.shell import LocalShell
+from echelon.core.waiting import wait_until
+from echelon.launch.crew import Crew
+from echelon.launch.hang import HangWatch
+from echelon.launch.journal import Journal
+from echelon.launch.meeting import StopError
+from echelon.launch.preflight import find_unfit, fly
+from echelon.launch.starting import LocalStarter
+
+HOSTS = ["node1", "node2", "node3"]
+
+
+def finding(node, severity="error", message="it is slow"):
+    return {"severity": severity, "node": node, "check": "c", "message": message, "fix": "f"}
+
+
+def test_nodes_with_errors_are_unfit_for_the_first_of_them():
+    found = find_unfit(
+        [
+            finding("node2"),
+            finding("node2", message="and old"),
+            finding("node3", "warning"),
+            finding(""),
+            finding("elsewhere"),
+        ],
+        HOSTS,
+    )
+    assert {node: (hello.name, hello.fault) for node, hello in found.items()} == {
+        1: ("node2", "preflight, c: it is slow")
+    }
+
+
+class Doctor(LocalShell):
+    """Runs a line of sh in the doctor's place."""
+
+    def __init__(self, line):
+        self.line = line
+
+    def start(self, argv, *, log, env=None, keep=()):
+        return LocalShell.start(
+            self, ["sh", "-c", self.line, *argv[-3:]], log=log, env=env, keep=keep
+        )
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = RunDir.create(tmp_path, "a")
+    made.attempt(1).mkdir()
+    return made
+
+
+def prepare(run, line):
+    said = []
+    journal = Journal(run, 1, said.append)
+    crew = Crew(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
+
+    async def scenario():
+        shell, environ = Doctor(line), dict(os.environ)
+        await fly(crew, journal, hosts=HOSTS, environ=environ, shell=shell)
+
+    return crew, journal, scenario, said
+
+
+def events(run):
+    return [json.loads(line) for line in run.events_of("controller-1").read_text().splitlines()]
+
+
+def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
+    record = {"seconds": 1.5, "findings": [finding("node2"), finding("node3", "warning", "odd")]}
+    (tmp_path / "found").write_text(json.dumps(record))
+    line = f'test "$0" = doctor && cp {tmp_path}/found {run.preflight(1)}'
+    crew, journal, scenario, said = prepare(run, line)
+    asyncio.run(scenario())
+    journal.close()
+    assert list(crew.unfit) == [1]
+    assert said == ["preflight: node3: odd"]
+    assert [one["kind"] for one in events(run)] == ["preflight", "bad node"]
+
+
+def test_a_doctor_that_fails_costs_the_run_nothing(run):
+    crew, journal, scenario, said = prepare(run, "echo no such thing; exit 1")
+    asyncio.run(scenario())
+    journal.close()
+    assert crew.unfit == {}
+    assert said == ["there was no preflight: no such thing"]
+
+
+def test_who_stops_the_run_stops_its_preflight(run, tmp_path):
+    line = f"echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/began; exec sleep 600"
+    _, journal, scenario, _ = prepare(run, line)
+
+    async def stopped():
+        flying = asyncio.ensure_future(scenario())
+        began = (tmp_path / "began").exists
+        assert await asyncio.to_thread(wait_until, began, timeout_s=20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await flying
+
+    with pytest.raises(StopError, match="SIGTERM"):
+        asyncio.run(stopped())
+    journal.close()
+    assert not Path("/proc", (tmp_path / "began").read_text().strip()).exists()

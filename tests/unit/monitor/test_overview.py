@@ -1,0 +1,50 @@
+"""All runs of a folder."""
+
+import time
+
+from echelon.core.events import EventWriter
+from echelon.core.rundir import RunDir
+from echelon.monitor import overview
+from echelon.monitor.overview import Overview
+
+
+def make(runs, name, *events):
+    run = RunDir.create(runs, name)
+    run.spec.write_text("")
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
+        for kind, data in events:
+            writer.write(kind, **data)
+    return run
+
+
+BEGUN = [
+    ("attempt", {"job": "7"}),
+    ("generation", {"generation": 0, "world_size": 4, "nodes": 1}),
+    ("alive", {"generation": 0, "step": 30}),
+]
+
+
+def test_each_run_in_a_line_the_newest_first(tmp_path):
+    make(tmp_path, "r-1", *BEGUN, ("ended", {"state": "COMPLETED"}))
+    run = make(tmp_path, "r-2", *BEGUN)
+    seen = Overview(tmp_path)
+    told = [(one["run"], one["phase"], one["ranks"], one["step"]) for one in seen.rows()]
+    assert told == [("r-2", "RUNNING", 4, 30), ("r-1", "COMPLETED", 4, 30)]
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
+        writer.write("alive", generation=0, step=40)
+    seen._due_s = 0.0
+    assert seen.rows()[0]["step"] == 40
+
+
+def test_what_takes_too_long_comes_later(tmp_path, monkeypatch):
+    make(tmp_path, "r-1", *BEGUN)
+    seen = Overview(tmp_path)
+    monkeypatch.setattr(overview, "_AT_ONCE_S", -1.0)
+    assert seen.rows()[0]["phase"] is None
+    monkeypatch.setattr(overview, "_AT_ONCE_S", 5.0)
+    seen._due_s = 0.0
+    assert seen.rows()[0]["phase"] == "RUNNING"
+
+
+def test_there_may_be_none(tmp_path):
+    assert Overview(tmp_path / "nowhere").rows() == []

@@ -1,0 +1,89 @@
+"""The report as a page: what is in it, and that hostile text stays text."""
+
+from echelon.core.events import Event
+from echelon.monitor.accounting import Accounts
+from echelon.monitor.advice import Facts, Finding, RankFigures
+from echelon.monitor.charts import bars, curve
+from echelon.monitor.page_report import render_page
+from echelon.monitor.report import Report, render, render_short
+from echelon.monitor.state import RunState
+
+EVIL = "</title><script>alert(1)</script>"
+
+
+def event(kind, at_s, **data):
+    return Event(time_s=at_s, kind=kind, data=data)
+
+
+def make(*, text="train"):
+    state = RunState(run_id=text)
+    state.feed_event(1, event("attempt", 10, job=text))
+    state.feed_event(1, event("joined", 11, node=0, name=text))
+    state.feed_event(1, event("generation", 12, generation=0, world_size=2, nodes=1))
+    why = {"failure": {"rank": 1, "node": text, "message": text, "cause": "user"}}
+    state.feed_event(1, event("restart", 15, verdict=why))
+    state.feed_event(1, event("generation", 16, generation=1, world_size=2, nodes=1))
+    state.feed_event(1, event("exited", 30, rank=0, generation=1, code=1, signal=0, step=41))
+    state.feed_event(1, event("verdict", 30, **why))
+    state.feed_event(1, event("ended", 31, state=text))
+    for step in range(3):
+        state.feed_metric(event("step", 20, step=step, metrics={text: 1.0 / (1 + step)}))
+    ranks = [
+        RankFigures(rank=0, node=text, data=0.1, comm=0.5, gpu_util=0.9),
+        RankFigures(rank=1, node=text, gpu_util=0.25),
+    ]
+    spent_us = {"productive": 30_000_000, "launch": 10_000_000}
+    accounts = Accounts(spent_us=spent_us, allocated_us=40_000_000, gpus=True)
+    return Report(
+        state=state,
+        accounts=accounts,
+        facts=Facts(seconds=accounts.seconds, ranks=ranks),
+        findings=[Finding(code="straggler", seen=text, change=f"leave out {text}")],
+    )
+
+
+def test_it_holds_what_matters():
+    page = render_page(make(), now_s=1e9)
+    for text in ("75% of 40 GPU-seconds", "productive", "launch", "rank 1", "leave out train"):
+        assert text in page
+    assert page.count("<svg") == 3  # time, GPUs, the one metric
+    assert "attempt 1, started anew: rank 1 on train: train" in page
+    assert "ended: rank 1 on train: train" in page
+    assert "2001-09-09 01:46:40 UTC" in page
+
+
+def test_it_needs_nothing_else_and_runs_nothing():
+    page = render_page(make(text=EVIL), now_s=1e9)
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "http://" not in page.replace("http-equiv", "")
+    assert "src=" not in page.replace("default-src", "").replace("style-src", "")
+
+
+def test_of_a_run_that_has_not_begun():
+    empty = Report(
+        state=RunState(run_id="r"),
+        accounts=Accounts(spent_us={}, allocated_us=0),
+        facts=Facts(seconds={}),
+        findings=[],
+    )
+    assert "r: QUEUED" in render_page(empty, now_s=1.0)
+    assert render_short(empty) == ""
+    assert render(empty) == "r: QUEUED"
+
+
+def test_in_short():
+    first, second = render_short(make()).split("\n")
+    assert first == "75% of 40 GPU-seconds were training; more: echelon report train"
+    assert second == "train: leave out train"
+
+
+def test_a_rank_that_is_gone_has_told_its_last_step():
+    assert make().state.ranks[0].numbers["step"] == 41
+
+
+def test_charts_bear_anything():
+    assert curve([]) == ""
+    assert "polyline" in curve([(1.0, 5.0)])
+    assert 'width="0.0"' in bars([("none", 0.0)])
+    assert "&lt;b&gt;" in bars([("<b>", 1.0)])

@@ -1,0 +1,53 @@
+"""Following the files of a run."""
+
+import time
+
+from echelon.core.events import EventWriter
+from echelon.core.rundir import RunDir
+from echelon.core.series import Sample, SeriesWriter
+from echelon.monitor.reading import HISTORY, RunReader
+
+
+def sample(at_s, step):
+    return Sample(time_s=at_s, lasts={"rank0.step": step, "rank0.generation": 0})
+
+
+def test_a_run_is_followed(tmp_path):
+    run = RunDir.create(tmp_path, "r-1")
+    reader = RunReader(run)
+    assert reader.read().phase == "QUEUED"
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
+        events.write("attempt", job="7")
+        events.write("joined", node=0, name="node1")
+        events.write("generation", generation=0, world_size=1, nodes=1)
+        assert reader.read().phase == "RUNNING"
+        run.telemetry(1, 0, 0).parent.mkdir()
+        writer = SeriesWriter(lambda level: run.telemetry(1, 0, level), lines=100)
+        for step in range(150):  # the file is shortened on the way
+            writer.append(sample(step + 1, step))
+            if step % 7 == 0:
+                assert reader.read().step == step
+        assert reader.read().step == 149
+        times = [one.time_s for one in reader.history[0]]
+        assert times == [float(at) for at in range(151 - HISTORY, 151)]
+        events.write("ended", state="COMPLETED")
+    with EventWriter(run.metrics, clock=time.time) as metrics:
+        metrics.write("step", step=5, metrics={"loss": 0.5})
+    state = reader.read()
+    assert (state.phase, state.metrics) == ("COMPLETED", {"loss": [(5, 0.5)]})
+
+
+def test_a_sample_that_is_half_written_is_left_for_the_next_look(tmp_path):
+    run = RunDir.create(tmp_path, "r-1")
+    with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
+        events.write("attempt", job="7")
+        events.write("joined", node=0, name="node1")
+        events.write("generation", generation=0, world_size=1, nodes=1)
+    path = run.telemetry(1, 0, 0)
+    path.parent.mkdir()
+    reader = RunReader(run)
+    whole = '{"time":1,"count":1,"last":{"rank0.step":3,"rank0.generation":0}}\n'
+    path.write_text(whole[:20])
+    assert reader.read().step == -1
+    path.write_text(whole)
+    assert reader.read().step == 3
