@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,16 @@ def await_held(pid):
     assert wait_until(lambda: state_of(pid) == "D", timeout_s=10)
 
 
+def await_held_thread(pid):
+    """Wait until storage holds a thread of a process that goes on otherwise."""
+
+    def is_held():
+        return any(state_of(f"{pid}/task/{thread.name}") == "D" for thread in threads.iterdir())
+
+    threads = Path(f"/proc/{pid}/task")
+    assert wait_until(is_held, timeout_s=10)
+
+
 def test_storage_that_hangs_for_a_while_costs_no_rank(tmp_path, disk):
     with live_run(tmp_path, SCRIPT, OPTIONS) as run:
         writer, other = run.await_ranks(range(2))
@@ -186,16 +197,21 @@ def test_a_zygote_that_dies_while_storage_hangs_is_replaced(tmp_path, disk):
         assert not {"lost", "paused"} & set(kinds(run))
 
 
-def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk):
+@pytest.mark.parametrize("held", ["the end of the first ranks", "the start of the second"])
+def test_a_run_can_be_stopped_while_a_restart_waits_for_storage(tmp_path, disk, held):
     with live_run(tmp_path, SCRIPT, OPTIONS) as run:
         first, other = run.await_ranks(range(2))
         (tmp_path / "hush").touch()
+        if held == "the start of the second":
+            time.sleep(0.2)  # longer than a look at the log: agents have nothing left to write
         with disk.frozen():
             os.kill(other, signal.SIGKILL)
             assert wait_until(lambda: first not in pids(run), timeout_s=10)
+            await_held_thread(run.find("agent", 0))
             os.kill(run.command.pid, signal.SIGINT)
             assert wait_until(
-                lambda: "zygote" not in {process.role for process in run.processes()}, timeout_s=10
+                lambda: "zygote" not in {process.role for process in run.processes()},
+                timeout_s=2 * END_S,
             )
         assert run.wait() == 130, run.output
         assert outcome(run)["state"] == "CANCELLED"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from echelon.checks.visible import visible
 from echelon.core.nodes import compress
 from echelon.launch.doctor.judge import exclude_option
 from echelon.launch.doctor.judge_figures import describe, rate
@@ -15,6 +16,8 @@ WARNED, BROKEN = 1, 3
 HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "pair"]
 _WIDTH = 79
 _INDENT = "    "
+_LONGEST = 400
+"""Characters of what a node has said."""
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
@@ -95,7 +98,7 @@ def render_findings(findings: Sequence[Finding]) -> str:
     lines = []
     for (severity, check, message, fix), nodes in found.items():
         who = compress([node for node in nodes if node])
-        told = f"{severity}  {who + ': ' if who else ''}{message} [{check}]"
+        told = f"{severity}  {who + ': ' if who else ''}{visible(message)[:_LONGEST]} [{check}]"
         lines += [*_wrap(told, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
     return "\n".join(lines)
 

@@ -171,6 +171,9 @@ class Generation:
                 if gone.code or gone.signal:
                     log = self._log(gone.rank)
                     self.failures.append(from_exit(gone, node=agent.name, log=log))
+            case (Agent() as agent, Ended() as ended) if ended.generation == self.number:
+                # Those of whom it has said nothing were not started yet: storage was away, say.
+                self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
             case (Agent() as agent, ZygoteLost() as lost) if lost.generation == self.number:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
             case (Agent() as agent, Lost() as lost) if agent in self.agents:
@@ -270,7 +273,7 @@ class Generation:
                     until_s = self._hear(accord, agent, place, until_s)
                     if accord.deaf:
                         again_s = min(again_s, time.monotonic() + AGAIN_S)
-                case (_, Stop() | RankExited()):
+                case (_, Stop() | RankExited() | Ended()):
                     await self._notice(entry)
             if self.stop and self.stop.at_once:
                 return

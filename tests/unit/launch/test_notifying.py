@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -110,9 +111,13 @@ def _find(variable):
 def test_one_that_cannot_be_killed_does_not_hold_us(run, monkeypatch):
     monkeypatch.setattr(notifying, "LIMIT_S", 0.1)
     monkeypatch.setattr(notifying, "_LATE_S", 0.1)
-    shell = FakeShell(answers={"bash": lambda argv: time.sleep(1) or Result(argv=tuple(argv))})
+    over = threading.Event()
+    shell = FakeShell(answers={"bash": lambda argv: over.wait(30) and Result(argv=tuple(argv))})
     assert "cannot be killed" in make(run, "x", shell).tell("FAILED", "x")
-    time.sleep(1)
+    over.set()
+    for thread in threading.enumerate():
+        if thread.name == "notifier":
+            thread.join()
 
 
 def test_where_its_log_cannot_be_written_it_runs_all_the_same(run, tmp_path):

@@ -236,7 +236,7 @@ class Examination:
         said = await self._asking.ask(
             self._all("file", {**about, "limit_s": LATE_S}), limit_s=ASK_S
         )
-        return {node: -1.0 if one.error else one.found["late_s"] for node, one in said.items()}
+        return {node: one.found["late_s"] for node, one in said.items() if not one.error}
 
     def _all(
         self, what: str, about: Mapping[str, Any] | None = None
@@ -260,6 +260,8 @@ class Examination:
             for node, peers in tries.items()
         }
         for node, said in (await self._asking.ask(asked, limit_s=ASK_S)).items():
+            if said.error:  # it is late, or gone: that says nothing of ports
+                continue
             reached = said.found.get("reached", {})
             for peer, found in reached.items():
                 self._reached[node, names[peer]] = found

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from echelon.launch.doctor.record import Examined, Finding, Group
-from echelon.launch.doctor.rounds import find_suspects
+from echelon.launch.doctor.rounds import SLOW, find_suspects
 
 _GPU_ERROR, _GPU_WARNING = 0.5, 0.8
 """Shares of the other GPUs' median below which one is bad, or odd."""
@@ -41,6 +41,16 @@ def _judge_pairs(examined: Examined) -> Iterator[Finding]:
             message=why,
             fix="leave it out; cable, switch port or link speed: ethtool, ibstat",
         )
+    whole = [pair.bandwidth for pair in examined.pairs if not pair.error]
+    if not named and len(examined.nodes) > 2 and whole and min(whole) * SLOW < max(whole):
+        yield Finding(
+            severity="warning",
+            node="",
+            check="all-reduce",
+            message=f"some pairs reach {rate(max(whole))}, some {rate(min(whole))}: half of the "
+            "nodes or more are slow, so which are as they should be cannot be told",
+            fix="are they of different kinds, or in different parts of the network?",
+        )
     for pair in examined.pairs:
         if pair.error and not named & set(pair.nodes):
             yield Finding(
@@ -59,11 +69,16 @@ def _error_of(examined: Examined, node: str) -> str:
 def _judge_gpus(examined: Examined) -> Iterator[Finding]:
     known = [(node.name, gpu) for node in examined.nodes if node.facts for gpu in node.facts.gpus]
     for what, unit, figures in (
-        ("a matrix product", "TFLOP/s", {(n, g.index): g.tflops for n, g in known if g.tflops}),
-        ("copying", "GB/s", {(n, g.index): g.memory_gbs for n, g in known if g.memory_gbs}),
+        ("a matrix product", "TFLOP/s", {(n, g.index, g.name): g.tflops for n, g in known}),
+        ("copying", "GB/s", {(n, g.index, g.name): g.memory_gbs for n, g in known}),
     ):
-        for (node, index), figure in figures.items():
-            others = [other for key, other in figures.items() if key != (node, index)]
+        measured = {key: figure for key, figure in figures.items() if figure}
+        for (node, index, kind), figure in measured.items():
+            others = [
+                other
+                for key, other in measured.items()
+                if key[2] == kind and key[:2] != (node, index)
+            ]
             usual = median(others or [figure])
             if figure >= usual * _GPU_WARNING:
                 continue

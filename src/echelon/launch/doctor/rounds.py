@@ -7,7 +7,7 @@ as fast as the others are; a bad one never is. With three rounds that holds for 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 
 from echelon.launch.doctor.record import Group
 
@@ -28,7 +28,7 @@ class Suspect:
     best: float
     """Bytes per second, or seconds, with its best partner."""
     usual: float
-    """The median of the others."""
+    """What most nodes reach."""
 
 
 def plan_rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
@@ -63,7 +63,10 @@ def plan_confirmation(pairs: Sequence[Group], again: int) -> list[tuple[str, str
 
 
 def find_suspects(pairs: Sequence[Group]) -> list[Suspect]:
-    """Return the nodes that were bad with every partner, while others were good with some."""
+    """Return the nodes that were bad with every partner, while most were good with some.
+
+    Where half of them or more are slow, nobody can say which half is as it should be.
+    """
     nodes = list(dict.fromkeys(node for pair in pairs for node in pair.nodes))
     own = {node: [pair for pair in pairs if node in pair.nodes] for node in nodes}
     fastest = {node: max(pair.bandwidth for pair in own[node]) for node in nodes}
@@ -72,11 +75,11 @@ def find_suspects(pairs: Sequence[Group]) -> list[Suspect]:
         for node in nodes
     }
     found = []
+    usual = median_low([known for known in fastest.values() if known] or [0.0])
+    usual_s = -median_low([-known for known in quickest.values() if known] or [0.0])
     for node in nodes:
-        usual = median([fastest[other] for other in nodes if other != node])
-        usual_s = median([quickest[o] for o in nodes if o != node and quickest[o]] or [0.0])
         if fastest[node] * SLOW < usual:
-            what = "slow" if fastest[node] else "broken"
+            what = "slow" if fastest[node] else "broken"  # while others work with each other
             found.append(Suspect(node=node, what=what, best=fastest[node], usual=usual))
         elif quickest[node] > LAGGING * usual_s > 0:
             found.append(Suspect(node=node, what="lagging", best=quickest[node], usual=usual_s))

@@ -161,6 +161,12 @@ def test_what_is_wrong_with_a_single_node_is_its_own():
     assert one.node == "n"
 
 
+def test_gpus_of_another_kind_are_not_measured_by_these():
+    other = [replace(GPU, index=number, name="H100", tflops=1800.0) for number in (0, 1)]
+    found = findings(node("odd", facts__gpus=other))
+    assert [one.check for one in found if one.check == "gpu speed"] == []
+
+
 def test_where_half_differs_nobody_is_named():
     (one,) = findings(node("a", torch__version="2.5.0"), others=1)
     assert one.node == ""

@@ -50,7 +50,7 @@ def measure(nodes, bad, noise):
     return found
 
 
-@given(st.integers(4, 40), st.data())
+@given(st.integers(5, 40), st.data())
 def test_any_one_or_two_bad_nodes_are_named_and_no_other(count, data):
     nodes = names(count)
     who = data.draw(st.lists(st.sampled_from(nodes), max_size=2, unique=True))
@@ -59,6 +59,29 @@ def test_any_one_or_two_bad_nodes_are_named_and_no_other(count, data):
     noise = iter(lambda: shares.uniform(0.5, 1.0), None)
     suspects = find_suspects(measure(nodes, bad, noise))
     assert {one.node: one.what for one in suspects} == bad
+
+
+@pytest.mark.parametrize(("count", "slow"), [(4, 2), (5, 3), (6, 3), (7, 4), (11, 6)])
+def test_where_half_or_more_are_slow_nobody_is_to_blame(count, slow):
+    for who in itertools.combinations(names(count), slow):
+        pairs = measure(names(count), dict.fromkeys(who, "slow"), itertools.repeat(1.0))
+        assert find_suspects(pairs) == [], who
+
+
+def test_of_four_two_that_work_with_nobody_are_named():
+    pairs = measure(names(4), {"n0": "broken", "n1": "broken"}, itertools.repeat(1.0))
+    assert [one.node for one in find_suspects(pairs)] == ["n0", "n1"]
+
+
+@given(st.integers(5, 12), st.data())
+def test_no_good_node_is_named_however_many_are_bad(count, data):
+    bad = data.draw(st.sets(st.sampled_from(names(count))))
+    pairs = measure(names(count), dict.fromkeys(bad, "slow"), itertools.repeat(1.0))
+    for again in range(3):
+        for pair in plan_confirmation(pairs, again):
+            rate = SLOW if bad & set(pair) else FAST
+            pairs.append(Group(nodes=pair, bandwidth=rate, latency_s=1e-3))
+    assert {one.node for one in find_suspects(pairs)} <= bad
 
 
 def test_who_stands_out_is_measured_once_more_each_time_with_another():
