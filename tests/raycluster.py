@@ -79,6 +79,15 @@ class RayNodes:
         """Start a node, and return when it has joined."""
         self.start(name, [f"--address={self.gcs}", f"--num-cpus={self.cpus}"], wrapper)
 
+    def name_of(self, node_id):
+        """Return which of our nodes Ray calls so."""
+        (name,) = [
+            name
+            for name, process in self._nodes.items()
+            if any(node_id.encode() in cmdline(pid) for pid in _below(process.pid))
+        ]
+        return name
+
     def restore(self, names):
         """Have these nodes, and no others."""
         for name in self._nodes.keys() - {"head", *names}:

@@ -2,7 +2,7 @@
 
 import json
 import os
-import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,27 +124,45 @@ def test_a_run_that_is_cancelled_is_gone_at_once_even_while_it_stops(cluster, fo
 
 @pytest.mark.full
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_an_agent_that_is_killed_comes_back(cluster, folder, nodes):
+def test_agents_that_are_killed_come_back_one_after_the_other(cluster, folder, nodes):
     options = [f"--nodes={nodes}", "--procs=1"]
-    chain = submit(cluster, folder, *options, str(SURVIVOR), "100", "0.05", "--save-every=5")
+    chain = submit(cluster, folder, *options, str(SURVIVOR), "200", "0.05", "--save-every=5")
     chain.await_step(7)
-    os.kill(events(chain.run, "joined")[-1]["pid"], signal.SIGKILL)
+    first = {event["node"]: event for event in events(chain.run, "joined")}
+    for node in range(nodes):
+        os.kill(first[node]["pid"], signal.SIGKILL)
+        await_events(chain, "generation", node + 2)
     assert end_of(chain) == 0, output(chain)
-    assert worlds(chain) == [nodes, nodes]
-    assert len(events(chain.run, "joined")) == nodes + 1
+    assert worlds(chain) == [nodes] * (nodes + 1)
+    assert [event["node"] for event in events(chain.run, "lost")] == list(range(nodes))
+    names = {(event["node"], event["name"]) for event in events(chain.run, "joined")}
+    assert len(names) == len(dict(names)) == len({name for _, name in names}) == nodes
+
+
+def test_a_spare_node_takes_the_place_of_one_that_is_lost(cluster, folder):
+    cluster.add("gamma")
+    words = ["--nodes=2", "--procs=1", str(SURVIVOR), "120", "0.05", "--save-every=5"]
+    chain = submit(cluster, folder, *words)
+    chain.await_step(12)
+    nodes = lambda: json.loads((chain.run / "attempts/1/nodes.json").read_text())["places"]  # noqa: E731
+    ours = {place["id"] for place in nodes().values()}
+    cluster.kill(cluster.name_of(nodes()["1"]["id"]))
+    assert end_of(chain) == 0, output(chain)
+    assert worlds(chain) == [2, 2]
+    assert len(chain.attempts()) == 1
+    assert len(ours | {place["id"] for place in nodes().values()}) == 3
+    names = [event["name"] for event in events(chain.run, "joined")]
+    assert len(set(names)) == 3, names
 
 
 @pytest.mark.full
 def test_nodes_that_are_not_there_are_waited_for(cluster, folder):
     (folder / "train.py").write_text("print('done')\n")
     chain = submit(cluster, folder, "--nodes=3", "train.py")
-    waiting = "waiting for 3 nodes with CPU 1 each; 2 of 3 are so large"
-
-    def said():
-        logs = folder.glob("runs/*/attempts/1/ray-0.log")
-        return waiting in "".join(log.read_text() for log in logs)
-
+    waiting = "waiting for 3 nodes with CPU 1 each; 2 of Ray's 3 nodes are so large"
+    said = lambda: waiting in output(chain)  # noqa: E731
     assert wait_until(said, timeout_s=START_S), output(chain)
+    assert json.loads(chain.command("status", "--json").stdout)["reason"] == waiting
     cluster.add("gamma")
     assert end_of(chain) == 0, output(chain)
     assert worlds(chain) == [3]
@@ -187,15 +205,20 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, folder):
     cluster.kill("beta")
     hide = f'mount -t tmpfs none {folder} && exec "$@"'
     cluster.add("blind", wrapper=["unshare", "--mount", "bash", "-c", hide, "bash"])
-    chain = submit(cluster, folder, "--nodes=2", "train.py")
     try:
+        lenient = submit(cluster, folder, "--nodes=1:2", "train.py")
+        assert end_of(lenient) == 0, output(lenient)
+        assert "is left out: it failed its check: does not see the run's folder" in output(lenient)
+        assert worlds(lenient) == [1]
+        shutil.rmtree(folder / "runs")
+        chain = submit(cluster, folder, "--nodes=2", "train.py")
         assert end_of(chain) == 69, output(chain)
     finally:
         cluster.kill("blind")
-    trouble = f" does not see the run's folder {chain.run}: No such file or directory"
-    came = rf"0 of 2 nodes came: (\S+) \([0-9.]+\){re.escape(trouble)}"
-    (name,) = set(re.findall(came, output(chain)))
-    assert name.startswith(os.uname().nodename)
+    trouble = f"it failed its check: does not see the run's folder {chain.run}: No such file"
+    assert trouble in output(chain)
+    (fault,) = events(chain.run, "bad node")
+    assert fault["name"].startswith(os.uname().nodename)
     assert len(chain.attempts()) == 1
 
 

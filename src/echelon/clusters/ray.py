@@ -22,7 +22,7 @@ from echelon.core.shell import Shell
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 from echelon.launch.attempts import outcome
 from echelon.launch.contract import HERE, ON_RAY
-from echelon.launch.rayplan import CANCELLED, read_standing
+from echelon.launch.raystanding import CANCELLED, read_standing
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.spec import JobSpec, show_value
 
@@ -210,8 +210,9 @@ class RayCluster:
         job = Job(
             id=job_id,
             state="UNKNOWN",
-            nodes=",".join(standing.names(living=False)) if standing else "",
+            nodes=",".join(standing.names()) if standing else "",
             output=str(_output(run, attempt)),
+            reason=standing.waits if standing else "",
         )
         ended = outcome(run, attempt)
         try:

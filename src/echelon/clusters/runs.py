@@ -154,7 +154,7 @@ _SHIPPED = (
 _NVML = "pynvml"
 """NVIDIA's own binding, a file that needs nothing else."""
 _START = '''\
-"""`python launcher controller|agent|zygote|ray-step …`: a copy of Echelon's job-side programs.
+"""`python launcher controller|agent|zygote|ray-keeper …`: a copy of Echelon's job-side programs.
 
 It lies in the run's directory so that it needs to be installed on no node, runs in the ranks' own
 Python, and stays the same for as long as the run lives.

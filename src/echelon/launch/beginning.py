@@ -11,7 +11,7 @@ from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
 from echelon.launch.allocation import Allocation, choose_allocation
 from echelon.launch.attempts import SKIPPED, begin_attempt, record_own_job
-from echelon.launch.contract import ENVIRON, HERE, ON_RAY, TIED
+from echelon.launch.contract import ENVIRON, HERE, ON_RAY, TIED, job_in
 from echelon.launch.controller import Controller
 from echelon.launch.handover import find_exhaustion, find_objection
 from echelon.launch.history import read_history
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         die_with(int(command), signal.SIGHUP)
     if ON_RAY in environ:
         environ = scrub(environ)  # Ray itself may be in a job of Slurm's: not ours
-    job_id = environ.get(ON_RAY) or environ.get("SLURM_JOB_ID", "")
+    job_id = job_in(environ)
     owns_job = bool(job_id) and HERE not in environ
     # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
     owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"

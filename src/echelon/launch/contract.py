@@ -33,6 +33,11 @@ PRIVATE = (KEY, CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENV
 """Between our own processes; no rank sees them."""
 
 
+def job_in(environ: Mapping[str, str]) -> str:
+    """Return the id of the job that we are in; empty where there is none."""
+    return environ.get(ON_RAY) or environ.get("SLURM_JOB_ID", "")
+
+
 def parse_candidates(text: str) -> list[tuple[str, int]]:
     """Read where the controller can be reached, of the variable that says so."""
     found = []

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from echelon.launch.rayplan import PREFIX
-from echelon.launch.starting import Started, Starter
+from echelon.launch.starting import CAUSE, Started, Starter
 
 
 class Muster:
@@ -81,6 +80,12 @@ class Muster:
         self.reap()
         return bool(self._living)
 
+    def dismiss(self) -> None:
+        """Tell those that would stay without agents that no more are wanted."""
+        for pid, (started, _) in self._living.items():
+            if started.dismissal:
+                os.kill(pid, started.dismissal)  # it may have ended, but is not collected
+
     def end(self) -> None:
         """Kill those that are left."""
         for pid in self._living:
@@ -127,13 +132,12 @@ def _is_there(pid: int) -> bool:
 def read_reason(path: Path) -> str:
     """Return the line that says why agents did not come.
 
-    What srun says first is the cause; that it then kills the other tasks is not. So it is with our
-    own step on Ray.
+    What srun says first is the cause; that it then kills the other tasks is not.
     """
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return ""
     told = [line.strip() for line in lines if line.strip()]
-    causes = (line for line in told if line.startswith(("srun: error:", PREFIX)))
-    return next(causes, (told or [""])[-1]).removeprefix(PREFIX)
+    causes = (line for line in told if line.startswith(("srun: error:", CAUSE)))
+    return next(causes, (told or [""])[-1]).removeprefix(CAUSE)

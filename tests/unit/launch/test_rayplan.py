@@ -1,29 +1,34 @@
-"""Plans for a step on Ray, what it tells, and what a controller makes of that."""
+"""Plans for Ray, what its keeper tells, and what a controller makes of that."""
 
 import asyncio
 import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import echelon
 from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell
+from echelon.core.waiting import wait_until
 from echelon.launch.muster import read_reason
-from echelon.launch.rayplan import (
+from echelon.launch.raykeeper import KeeperError, load_ray
+from echelon.launch.rayorders import read_orders
+from echelon.launch.rayplan import Plan, bundle_of, choose_count, describe_wait, parse_plan
+from echelon.launch.raystanding import (
     CANCELLED,
     NODES,
+    Outpost,
     Place,
-    Plan,
     Standing,
-    bundle_of,
-    choose_count,
-    describe_wait,
     is_current,
-    name_places,
-    parse_plan,
     read_standing,
+    settle_places,
 )
 from echelon.launch.raystarting import RayAllocation, RayStarter
-from echelon.launch.raystep import StepError, load_ray, parse_version
+from echelon.launch.rayversion import is_too_old
 from echelon.launch.request import from_spec
 from echelon.launch.succession import OthersSuccession, choose_succession
 from echelon.readers import NodeCount
@@ -32,20 +37,22 @@ from echelon.spec import JobSpec
 PLAN = Plan(
     run="/runs/train-abcd",
     attempt=2,
-    nodes=[0, 1],
     low=1,
     high=3,
     bundle={"CPU": 2.0},
     argv=["python", "launcher", "agent"],
 )
-TWO = {
-    0: Place(id="aa", name="alpha", address="10.0.0.1"),
-    1: Place(id="bb", name="beta", address="10.0.0.2"),
+PLACES = {
+    0: {"id": "aa", "name": "alpha", "address": "10.0.0.1"},
+    1: {"id": "bb", "name": "beta", "address": "10.0.0.2"},
 }
+GONE = 2**22 + 1
+"""No process has this pid."""
 
 
-def standing(*alive, pid=None):
-    return Standing(pid=pid or os.getpid(), places=TWO, alive=frozenset(alive))
+def standing(*here, pid=None, waits=""):
+    places = {node: Place(**{**PLACES[node], "here": node in here}) for node in PLACES}
+    return Standing(pid=pid or os.getpid(), places={} if waits else places, waits=waits)
 
 
 def test_a_plan_arrives_as_it_was_made():
@@ -80,44 +87,75 @@ def test_as_many_nodes_as_are_free(free, count):
     assert choose_count(PLAN, free) == count
 
 
-def test_what_is_waited_for():
-    told = describe_wait(PLAN, [{"CPU": 8.0}, {"CPU": 1.0}, {}])
-    assert told == "waiting for 1 nodes with CPU 2 each; 1 of 3 are so large"
+@pytest.mark.parametrize(
+    ("nodes", "told"),
+    [
+        ([{"CPU": 1.0}, {}], "0 of Ray's 2 nodes are so large"),
+        (
+            [{"CPU": 8.0}, {"CPU": 1.0}],
+            "1 of Ray's 2 nodes is so large, and not all of them are free",
+        ),
+    ],
+)
+def test_what_is_waited_for(nodes, told):
+    assert describe_wait(PLAN, nodes) == f"waiting for 1 nodes with CPU 2 each; {told}"
 
 
-def test_what_a_step_tells_is_read_again(tmp_path):
+def test_what_a_keeper_tells_is_read_again(tmp_path):
     assert read_standing(tmp_path) is None
-    (tmp_path / NODES).write_text(standing("aa", "head").render())
-    assert read_standing(tmp_path) == standing("aa", "head")
+    (tmp_path / NODES).write_text(standing(0).render())
+    assert read_standing(tmp_path) == standing(0)
     (tmp_path / NODES).write_text('{"pid": 1')
     assert read_standing(tmp_path) is None
-    assert standing("aa").names() == ["alpha"]
-    assert standing("aa").names(living=False) == ["alpha", "beta"]
+    assert standing(0).names() == ["alpha", "beta"]
 
 
-def test_a_step_that_is_gone_says_nothing_more():
+def test_a_keeper_that_is_gone_says_nothing_more():
     assert is_current(standing())
-    assert not is_current(standing(pid=2**22 + 1))
+    assert not is_current(standing(pid=GONE))
+
+
+def test_whoever_asks_of_many_nodes_reads_once(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr("echelon.launch.raystanding.read_standing", reads.append)
+    outpost = Outpost(tmp_path)
+    for _ in range(100):
+        outpost.read()
+    assert len(reads) == 1
+
+
+def entry(name, host, *, alive=True):
+    return {
+        "Alive": alive,
+        "NodeName": name,
+        "NodeManagerAddress": "10.0.0.1",
+        "NodeManagerHostname": host,
+    }
 
 
 def test_nodes_are_called_what_their_users_call_them():
-    def entry(node_id, name, host):
-        return {
-            "NodeID": node_id,
-            "NodeName": name,
-            "NodeManagerAddress": "10.0.0.1",
-            "NodeManagerHostname": host,
-        }
-
-    found = name_places(
-        {
-            0: entry("a" * 9, "10.0.0.1", "one"),
-            1: entry("b" * 9, "mine", "one"),
-            2: entry("c" * 9, "", "two"),
-            3: entry("d" * 9, "10.0.0.1", "two"),
-        }
-    )
+    entries = {
+        "a" * 9: entry("10.0.0.1", "one"),
+        "b" * 9: entry("mine", "one"),
+        "c" * 9: entry("", "two"),
+        "d" * 9: entry("10.0.0.1", "two"),
+    }
+    found = settle_places(dict(enumerate(entries)), entries, {})
     assert [found[node].name for node in range(4)] == ["one", "mine", "two-cccccc", "two-dddddd"]
+
+
+def test_a_place_keeps_its_name_with_its_node_and_gets_another_with_another():
+    entries = {"a" * 9: entry("", "one"), "b" * 9: entry("", "two"), "c" * 9: entry("", "one")}
+    first = settle_places({0: "a" * 9, 1: "b" * 9}, entries, {})
+    assert [first[node].name for node in range(2)] == ["one", "two"]
+    entries["b" * 9] = entry("", "two", alive=False)
+    lost = settle_places({0: "a" * 9, 1: "b" * 9}, entries, first)
+    assert lost[0] == first[0]
+    assert (lost[1].name, lost[1].here) == ("two", False)
+    assert settle_places({0: "a" * 9, 1: ""}, entries, first) == lost  # Ray looks for another
+    moved = settle_places({0: "a" * 9, 1: "c" * 9}, entries, lost)
+    assert moved[0] == first[0]
+    assert (moved[1].name, moved[1].here) == ("one-cccccc", True)
 
 
 # --- the controller's side ----------------------------------------------------------------------
@@ -130,20 +168,67 @@ def run(tmp_path):
     return run
 
 
-def test_a_step_is_started_with_a_plan_and_secrets_stay_in_variables(run):
-    request = from_spec(JobSpec(nodes=NodeCount(1, 2), procs=2))
+def test_a_keeper_is_started_with_a_plan_and_secrets_stay_in_variables(run):
+    request = from_spec(JobSpec(nodes=NodeCount(1, 3), procs=2))
     shell = FakeShell()
     starter = RayStarter(shell, {}, run=run, attempt=1, request=request)
-    (started,) = starter.start([0, 1], ["python", "l", "agent"], {"ECHELON_KEY": "k"}, run.logs)
-    (argv,) = shell.calls
-    assert argv[2] == "ray-step"
-    plan = parse_plan(argv[3])
-    assert (plan.nodes, plan.low, plan.high, plan.bundle) == ([0, 1], 1, 2, {"CPU": 2.0})
-    assert "ECHELON_KEY" not in argv[3]
-    assert started.nodes == {0, 1}
-    assert (starter.nodes, starter.host(1), starter.waits()) == (2, "node1", True)
-    (run.attempt(1) / NODES).write_text(standing("aa", "bb").render())
-    assert (starter.host(1), starter.waits()) == ("beta", False)
+    start = lambda nodes: starter.start(nodes, ["p", "l", "agent"], {"ECHELON_KEY": "k"}, run.logs)  # noqa: E731
+    (keeper,) = start([0, 1, 2])
+    assert (keeper.nodes, keeper.dismissal) == ({0, 1, 2}, signal.SIGTERM)
+    (called,) = start([1])
+    assert (called.nodes, called.dismissal) == ({1}, 0)
+    first, second = shell.calls
+    assert first[2] == "ray-keeper"
+    plan = parse_plan(first[3])
+    assert (plan.low, plan.high, plan.bundle) == (1, 3, {"CPU": 2.0})
+    assert second[2:] == ("ray-call", str(run.attempt(1)), "1", str(keeper.pid))
+    assert "ECHELON_KEY" not in "".join(first)
+
+
+def test_what_a_controller_learns_of_nodes_that_have_not_come(run, monkeypatch):
+    monkeypatch.setattr("echelon.launch.raystanding._FRESH_S", -1.0)
+    request = from_spec(JobSpec(nodes=NodeCount(1, 3)))
+    starter = RayStarter(FakeShell(), {}, run=run, attempt=1, request=request)
+    file = run.attempt(1) / NODES
+    assert (starter.host(1), starter.outlook().waits) == ("node1", "")
+    file.write_text(standing(waits="waiting").render())
+    assert (starter.host(1), starter.outlook().waits) == ("node1", "waiting")
+    file.write_text(standing(0).render())
+    seen = starter.outlook()
+    assert (starter.host(1), seen.waits, seen.absent, seen.lost) == ("beta", "", {2}, {1})
+    bad = Standing(pid=1, places={0: Place(**PLACES[0], fault="sees nothing")})
+    file.write_text(bad.render())
+    assert starter.outlook().faults == {0: "sees nothing"}
+
+
+def call(folder, keeper, **environ):
+    """Ask a keeper for the agent of place 3, as a controller does."""
+    launcher = Path(echelon.__file__).parents[1]
+    argv = [sys.executable, "-m", "echelon.launch", "ray-call", str(folder), "3", str(keeper)]
+    environ = {**os.environ, "PYTHONPATH": str(launcher), **environ}
+    return subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_an_order_is_there_as_long_as_its_agent_is_wanted(tmp_path, given_up):
+    with call(tmp_path, os.getpid(), ECHELON_REPLACES="77", ECHELON_KEY="secret") as caller:
+        assert wait_until(lambda: read_orders(tmp_path), timeout_s=60)
+        (order,) = read_orders(tmp_path)
+        assert (order.node, order.variables) == (3, {"ECHELON_REPLACES": "77"})
+        assert "secret" not in order.path.read_text()
+        if given_up:
+            caller.terminate()
+        else:
+            order.withdraw()  # as a keeper does when its agent has gone
+        assert caller.wait(60) == (143 if given_up else 0)
+    assert read_orders(tmp_path) == []
+
+
+def test_without_a_keeper_nobody_waits_for_an_agent(tmp_path):
+    with call(tmp_path, GONE) as caller:
+        assert caller.wait(60) == 69
+        assert "keeps the run's nodes is gone" in caller.stderr.read()
+    assert read_orders(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -160,16 +245,20 @@ def test_agents_reach_us_on_the_way_to_the_head(run, monkeypatch, address, expec
     assert starter.candidates() == expected
 
 
-def test_nodes_that_ray_has_lost_are_not_ours(tmp_path):
+def test_places_are_ours_as_long_as_somebody_keeps_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("echelon.launch.raystanding._FRESH_S", -1.0)
     allocation = RayAllocation(tmp_path)
-    held = lambda: asyncio.run(allocation.held(["alpha", "beta", "node2"]))  # noqa: E731
+    held = lambda: asyncio.run(allocation.held(["alpha", "beta"]))  # noqa: E731
     assert held() is None
     assert not asyncio.run(allocation.reaches_cluster())
-    (tmp_path / NODES).write_text(standing("aa").render())
-    assert held() == {"alpha"}
-    assert asyncio.run(allocation.reaches_cluster())
-    (tmp_path / NODES).write_text(standing("aa", pid=2**22 + 1).render())
+    (tmp_path / NODES).write_text(standing(waits="waiting").render())
     assert held() is None
+    (tmp_path / NODES).write_text(standing(0).render())
+    assert held() == {"alpha", "beta"}  # Ray looks for another node for the second
+    assert asyncio.run(allocation.reaches_cluster())
+    (tmp_path / NODES).write_text(standing(0, pid=GONE).render())
+    assert held() == frozenset()
+    assert not asyncio.run(allocation.reaches_cluster())
 
 
 def test_a_wish_to_cancel_is_a_stop_at_once(tmp_path):
@@ -190,7 +279,10 @@ def test_a_wish_to_cancel_is_a_stop_at_once(tmp_path):
 def test_on_ray_somebody_else_submits_the_next_job(run):
     environ = {"ECHELON_ON_RAY": "train-abcd-1"}
     shell = FakeShell()
-    choose = lambda mode: choose_succession(mode, run, shell, environ, environ, owns_job=False)  # noqa: E731
+
+    def choose(mode):
+        return choose_succession(mode, run, shell, environ, environ, owns_job=False, mail=False)
+
     succession = choose("auto")
     assert isinstance(succession, OthersSuccession)
     assert succession.mends == ("lost node",)
@@ -201,21 +293,24 @@ def test_on_ray_somebody_else_submits_the_next_job(run):
 
 def test_why_agents_did_not_come(tmp_path):
     log = tmp_path / "log"
-    log.write_text("waiting for 2 nodes\nray: beta (10.0.0.2) does not see it\nnoise\n")
-    assert read_reason(log) == "beta (10.0.0.2) does not see it"
+    log.write_text("noise\nno agents: cannot join the Ray cluster\nnoise\n")
+    assert read_reason(log) == "cannot join the Ray cluster"
 
 
-# --- the step itself ----------------------------------------------------------------------------
+# --- the keeper itself ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"), [("2.60.0", (2, 60)), ("3.0.0.dev0", (3, 0)), ("2.52rc1", (2,))]
-)
-def test_versions(text, parts):
-    assert parse_version(text) == parts
+@pytest.mark.parametrize("text", ["2.56.0", "2.60.0", "2.60rc1", "3.0.0.dev0"])
+def test_a_ray_that_will_do(text):
+    assert not is_too_old(text)
+
+
+@pytest.mark.parametrize("text", ["2.9.3", "2.55.1", "2.52rc1", "1.60", "unknown", ""])
+def test_a_ray_that_will_not_do(text):
+    assert is_too_old(text)
 
 
 def test_a_ray_that_is_too_old_is_named_with_the_command_that_mends_it(monkeypatch):
-    monkeypatch.setattr("echelon.launch.raystep.version", lambda _: "2.9.3")
-    with pytest.raises(StepError, match=r"ray 2.9.3 is too old, it takes 2.52: pip install"):
+    monkeypatch.setattr("echelon.launch.raykeeper.version", lambda _: "2.9.3")
+    with pytest.raises(KeeperError, match=r"ray 2.9.3 is too old, it takes 2.56: pip install"):
         load_ray()
