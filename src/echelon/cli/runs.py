@@ -10,7 +10,15 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.options import takes_request
-from echelon.cli.places import Address, On, choose_cluster, cluster_of
+from echelon.cli.places import (
+    Address,
+    NewAddress,
+    On,
+    Places,
+    choose_cluster,
+    choose_spec,
+    cluster_of,
+)
 from echelon.cli.request import UNTIL_SCRIPT
 from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.spec import Merged
@@ -100,11 +108,10 @@ def submit(
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
     from echelon.cli.following import exit_code, follow_run  # noqa: PLC0415
-    from echelon.clusters.runs import choose_python, name_python  # noqa: PLC0415
     from echelon.clusters.styles import render_script  # noqa: PLC0415
 
     cluster = choose_cluster(on, runs_dir, address=address)
-    spec = (name_python if on == "ray" else choose_python)(request.spec, os.environ)
+    spec = choose_spec(request, on, os.environ)
     _check(spec, cluster, "submit")
     if dry_run:
         console.print_result(render_script(spec).rstrip("\n"))
@@ -133,11 +140,10 @@ def run(
     """
     from echelon.cli.following import exit_code, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
-    from echelon.clusters.runs import choose_python, name_python  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
 
     environ = scrub(os.environ) if on == "local" else os.environ
-    spec = (name_python if on == "ray" else choose_python)(request.spec, environ)
+    spec = choose_spec(request, on, environ)
     if on not in ("slurm", "ray"):
         spec = fit_allocation(spec, environ, asked=request.origins["nodes"] != "default")
     cluster = choose_cluster(on, runs_dir, address=address, tied=True, environ=environ)
@@ -156,9 +162,9 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     from echelon.clusters.runs import current_job, list_runs  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
-    rows = []
+    rows, places = [], Places()
     for run in list_runs(runs_dir):
-        job, known = current_job(run, cluster_of(run)), attempts(run)
+        job, known = current_job(run, places.of(run)), attempts(run)
         rows.append(
             [run.run_id, job.state, job.id, job.nodes, known[-1].submitted if known else ""]
         )
@@ -182,7 +188,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    job = current_job(found, cluster_of(found))
+    job = current_job(found, Places().of(found))
     facts = {
         "run": found.run_id,
         "state": job.state,
@@ -231,28 +237,28 @@ def logs(
 
 
 @app.command()
-def stop(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
+def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """Ask a run to stop: its ranks save, and no other job goes on.
 
     Example: echelon stop last
     """
     from echelon.cli.following import stop_all  # noqa: PLC0415
 
-    found, cluster = _find(runs_dir, run)
+    found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         stop_all(found, cluster)
         console.note(f"{found.run_id} is asked to stop; later: echelon resume {found.run_id}")
 
 
 @app.command()
-def cancel(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
+def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """End a run at once.
 
     Example: echelon cancel last
     """
     from echelon.cli.following import cancel_all  # noqa: PLC0415
 
-    found, cluster = _find(runs_dir, run)
+    found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         cancel_all(found, cluster)
         console.note(f"{found.run_id} is cancelled")
@@ -263,6 +269,7 @@ def resume(
     run: Run = "last",
     *,
     runs_dir: RunsDir = RUNS,
+    address: NewAddress = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when it is over, with its code.")
     ] = False,
@@ -278,8 +285,9 @@ def resume(
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
     from echelon.clusters.runs import current_job, submit_run  # noqa: PLC0415
 
-    found, cluster = _find(runs_dir, run)
-    job = current_job(found, cluster)
+    found, cluster = _find(runs_dir, run, address)
+    # Asked for at another address it may still be where it was: if that answers, its word counts.
+    job = current_job(found, Places().of(found) if address else cluster)
     if not job.over:
         raise ConflictError(
             f"the run '{found.run_id}' is not over: job {job.id} is {job.state}",
@@ -301,7 +309,7 @@ def resume(
         raise typer.Exit(exit_code(follow_run(found, cluster, show=follow, resubmit=True)))
 
 
-def _find(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster"]:
+def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]:
     """Return a run that has a job, and its place."""
     from echelon.clusters.runs import find_run  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
@@ -311,7 +319,7 @@ def _find(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster"]:
         raise NotFoundError(
             f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
         )
-    return found, cluster_of(found)
+    return found, cluster_of(found, address=address)
 
 
 def _current(run: "RunDir", cluster: "Cluster") -> "Job | None":
@@ -341,7 +349,7 @@ def why(
     from echelon.launch.verdict import render, to_record  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    verdict = find_verdict(found, current_job(found, cluster_of(found)))
+    verdict = find_verdict(found, current_job(found, Places().of(found)))
     if as_json:
         console.print_json(to_record(verdict) if verdict else None)
     elif verdict:

@@ -4,18 +4,22 @@ A job is the same script that Slurm would run, started on the cluster's head; it
 asks Ray for nodes. The run's folder is on a file system that all of them share.
 """
 
-import http.client
 import json
 import shlex
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from echelon.clusters.rayaddress import (
+    DEFAULT,
+    Fetch,
+    HttpFetch,
+    JobName,
+    find_token,
+    parse_job_name,
+)
 from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
@@ -23,11 +27,10 @@ from echelon.errors import EchelonError, NotPermittedError, UnavailableError, Us
 from echelon.launch.attempts import outcome
 from echelon.launch.contract import HERE, ON_RAY
 from echelon.launch.raystanding import CANCELLED, read_standing
+from echelon.launch.rayversion import SHOWN, is_too_old
 from echelon.launch.request import LaunchRequest, read_request
-from echelon.spec import JobSpec, show_value
+from echelon.spec import KEYS, JobSpec, Merged, show_value
 
-PREFIX = "ray:"
-DEFAULT = "http://127.0.0.1:8265"
 _STATES = {
     "PENDING": "PENDING",
     "RUNNING": "RUNNING",
@@ -37,65 +40,41 @@ _STATES = {
 }
 _SLURM_ONLY = (
     *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency", "time"),
-    *("gpu_type", "mem_per_cpu", "mem_per_gpu", "signal_lead", "mail_user", "slurm.extra"),
+    *("gpu_type", "gpu_option", "wait_all_nodes", "signal_lead", "preflight", "output"),
+    *("mail", "mail_user", "mail_type", "slurm.extra"),
 )
 """Keys that Ray has no word for."""
+_TYPED = ("flags", "--set")
+"""Where a request is written for this one run."""
 _STOP_S = 90
 """What a job has to stop, beyond the grace of its ranks, before Ray kills it."""
-_ANSWER_S = 30.0
 _MARK = "echelon: "
 
-Fetch = Callable[[str, str, Any], tuple[int, str]]
-"""Method, path and content of a request; status and text of the answer.
 
-Raises OSError where nobody answers.
-"""
+def keep_what_ray_knows(request: Merged) -> tuple[JobSpec, list[str]]:
+    """Return a request without the keys of a project or a site that are Slurm's alone.
 
+    Files are written for all runs, wherever they go; what is typed for one is meant. Pure.
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobName:
-    """A job's id, as we write it down: it says where to ask."""
-
-    submission: str
-    address: str
-
-    def __str__(self) -> str:
-        return f"{PREFIX}{self.submission}@{self.address}"
-
-
-def parse_job_name(text: str) -> JobName:
-    submission, _, address = text.removeprefix(PREFIX).partition("@")
-    return JobName(submission=submission, address=address)
-
-
-def find_address(asked: str, environ: Mapping[str, str]) -> str:
-    """Return where a Ray cluster takes jobs: what was asked, or as Ray's own commands find it.
+    Returns:
+        the request, and the keys that it is now without.
 
     Raises:
-        UsageError: it is no address of the kind.
+        UsageError: some were typed for this run.
     """
-    known = (asked, environ.get("RAY_API_SERVER_ADDRESS", ""), environ.get("RAY_ADDRESS", ""))
-    # What RAY_ADDRESS holds may be for `ray.init` alone.
-    found = asked or next((one for one in known if one.startswith("http")), DEFAULT)
-    address = found if "://" in found else f"http://{found}"
-    parts = urllib.parse.urlsplit(address)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
-        raise UsageError(
-            f"'{found}' is no address of Ray's Jobs API",
-            hint=f"write it like this: --address {DEFAULT}",
-        )
-    return address.rstrip("/")
+    keys = _slurm_keys(request.spec)
+    typed = [key for key in keys if request.origins[key] in _TYPED]
+    if typed:
+        shown = ", ".join(f"{key} ({show_value(key, request.spec)})" for key in typed)
+        raise UsageError(f"Ray knows nothing of {shown}", hint="leave it out with --on ray")
+    fresh = {KEYS[key].field: getattr(JobSpec(), KEYS[key].field) for key in keys}
+    return replace(request.spec, **fresh), [f"{key} ({request.origins[key]})" for key in keys]
 
 
-def find_token(environ: Mapping[str, str]) -> str:
-    """Return the token that Ray's own commands would show; empty when there is none."""
-    if token := environ.get("RAY_AUTH_TOKEN", "").strip():
-        return token
-    usual = Path(environ.get("HOME", "/"), ".ray", "auth_token")
-    path = Path(environ["RAY_AUTH_TOKEN_PATH"]) if environ.get("RAY_AUTH_TOKEN_PATH") else usual
-    with suppress(OSError, UnicodeDecodeError):
-        return path.read_text().strip()
-    return ""
+def _slurm_keys(spec: JobSpec) -> list[str]:
+    plain = JobSpec()
+    names = [(key, KEYS[key].field) for key in _SLURM_ONLY]
+    return [key for key, name in names if getattr(spec, name) != getattr(plain, name)]
 
 
 def render_entrypoint(run: Path, attempt: int, output: Path) -> str:
@@ -123,24 +102,44 @@ class RayCluster:
         *,
         shell: Shell,
         fetch: Fetch | None = None,
+        glance: bool = False,
     ) -> None:
-        self.address, self._runs, self._environ = address, runs, environ
-        self._shell = shell
-        self._fetch = fetch or HttpFetch(address, environ)
+        """Name it.
+
+        Args:
+            address: where it takes jobs; empty for the usual place, where anybody may listen.
+            runs: the folder of runs.
+            environ: our variables, which may hold a token.
+            shell: runs programs.
+            fetch: asks it.
+            glance: whether to see only how things are: that it does not answer is no error then.
+        """
+        self.address, self._named = address or DEFAULT, bool(address)
+        self._runs, self._environ, self._shell, self._glance = runs, environ, shell, glance
+        token = find_token(environ) if address else ""
+        self._fetch = fetch or HttpFetch(self.address, token, hasty=glance)
 
     def problems(self, spec: JobSpec) -> list[str]:
-        served = str(self._ask("GET", "/api/version").get("ray_version", ""))
-        found = self._check_python(spec, served)
-        if spec.style != "echelon":
-            found.append(f"style '{spec.style}' needs Slurm: on Ray use the default style")
-        if spec.hand_over == "requeue":
-            found.append("hand_over 'requeue' needs Slurm")
-        found += [
-            f"Ray knows nothing of {key} ({show_value(key, spec)})"
-            for key in _SLURM_ONLY
-            if show_value(key, spec)
+        found = self._check_request(spec)
+        return found or self._check_version(spec)
+
+    def _check_request(self, spec: JobSpec) -> list[str]:
+        found = [
+            f"Ray knows nothing of {key} ({show_value(key, spec)})" for key in _slurm_keys(spec)
         ]
+        if spec.style != "echelon":
+            found.append(f"style '{spec.style}' needs Slurm: on Ray use --style echelon")
+        if spec.hand_over == "requeue":
+            found.append("hand_over 'requeue' needs Slurm: on Ray use --hand-over auto")
         return found
+
+    def _check_version(self, spec: JobSpec) -> list[str]:
+        served = str(self._ask("GET", "/api/version").get("ray_version") or "")
+        if not served:
+            raise self._strange()
+        if is_too_old(served):
+            return [f"the cluster at {self.address} has ray {served}, and it takes {SHOWN}"]
+        return self._check_python(spec, served)
 
     def _check_python(self, spec: JobSpec, served: str) -> list[str]:
         """Return whether the ranks' Python lacks ray, or has another: Ray takes none but its own.
@@ -200,7 +199,8 @@ class RayCluster:
             status, text = 200, ""
         if status != 200 and self._look(submission) is None:
             raise self._refused(status, text)
-        return str(JobName(submission=submission, address=self.address))
+        address = self.address if self._named else ""
+        return str(JobName(submission=submission, address=address))
 
     def job(self, job_id: str, *, run_id: str) -> Job:
         name = parse_job_name(job_id)
@@ -217,7 +217,9 @@ class RayCluster:
         ended = outcome(run, attempt)
         try:
             record = self._look(name.submission)
-        except UnavailableError:
+        except (UnavailableError, NotPermittedError) as error:
+            if ended is None and self._glance:
+                return replace(job, reason=error.message)
             if ended is None:
                 raise
             record = {"status": "FAILED"}  # the cluster may be gone: what the run has left is not
@@ -267,11 +269,14 @@ class RayCluster:
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise UnavailableError(
-                f"what answers at {self.address} is not Ray's Jobs API",
-                hint=f"name another: --address {DEFAULT}",
-            )
+            raise self._strange()
         return record
+
+    def _strange(self) -> UnavailableError:
+        return UnavailableError(
+            f"what answers at {self.address} is not Ray's Jobs API",
+            hint="name another: --address http://HEAD:8265",
+        )
 
     def _away(self, error: OSError) -> UnavailableError:
         reason = getattr(error, "reason", None) or error
@@ -282,6 +287,12 @@ class RayCluster:
         )
 
     def _refused(self, status: int, text: str) -> UnavailableError | NotPermittedError:
+        if status in (401, 403) and not self._named and find_token(self._environ):
+            # On a host that others use, it may be anybody who listens there.
+            return NotPermittedError(
+                f"{self.address} asks for a token, and nobody has said that it may have ours",
+                hint=f"name it, if it is yours: --address {self.address}",
+            )
         if status in (401, 403):
             return NotPermittedError(
                 f"the Ray cluster at {self.address} asks for a token, and has refused ours"
@@ -314,46 +325,6 @@ def parse_job(job: Job, record: Mapping[str, Any]) -> Job:
         reason=reason,
         exit_code=code if isinstance(code, int) else 0 if state == "COMPLETED" else failed,
     )
-
-
-class HttpFetch:
-    """Asks over HTTP, directly; it shows the token only to one who asks for it."""
-
-    def __init__(self, address: str, environ: Mapping[str, str]) -> None:
-        self._address, self._environ = address, environ
-        # No proxy: it would see the token. No redirects: neither shall another host.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Straight())
-        self._headers: dict[str, str] = {}
-
-    def __call__(self, method: str, path: str, content: Any) -> tuple[int, str]:
-        status, text = self._once(method, path, content)
-        token = find_token(self._environ)
-        if status == 401 and token and not self._headers:
-            self._headers = {"Authorization": f"Bearer {token}"}
-            status, text = self._once(method, path, content)
-        return status, text
-
-    def _once(self, method: str, path: str, content: Any) -> tuple[int, str]:
-        data = None if content is None else json.dumps(content).encode()
-        request = urllib.request.Request(  # noqa: S310  find_address lets http and https through
-            f"{self._address}{path}",
-            data=data,
-            method=method,
-            headers={"Content-Type": "application/json", **self._headers},
-        )
-        try:
-            with self._opener.open(request, timeout=_ANSWER_S) as answer:
-                return answer.status, answer.read().decode(errors="replace")
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode(errors="replace")
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"it does not speak HTTP: {error!r}") from error
-
-
-class _Straight(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 def _output(run: RunDir, attempt: int) -> Path:

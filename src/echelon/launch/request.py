@@ -81,10 +81,16 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         grace_s=spec.grace_s,
         cpus=spec.procs_per_node * max(1, spec.cpus_per_rank),
         gpus=spec.gpus,
-        mem_mib=spec.mem_mib,
+        mem_mib=_mem_mib(spec),
         notify=spec.notify,
         mail=bool(spec.mail),
     )
+
+
+def _mem_mib(spec: JobSpec) -> int:
+    """Return what each node has to give, in whatever way it was said; 0 where it was not."""
+    cpus = spec.procs_per_node * max(1, spec.cpus_per_rank)
+    return spec.mem_mib or spec.mem_per_cpu_mib * cpus or spec.mem_per_gpu_mib * spec.gpus
 
 
 def _kind(spec: JobSpec) -> str:

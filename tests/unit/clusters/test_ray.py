@@ -1,25 +1,29 @@
 """Jobs of a Ray cluster: what we ask of its Jobs API, and what we make of the answers."""
 
+import http.server
 import json
+import socket
 import subprocess
+import threading
+import time
 
 import pytest
 
-from echelon.clusters.ray import (
-    DEFAULT,
-    RayCluster,
+from echelon.clusters.ray import RayCluster, keep_what_ray_knows, parse_job, render_entrypoint
+from echelon.clusters.rayaddress import (
+    HttpFetch,
+    JobName,
     find_address,
     find_token,
-    parse_job,
     parse_job_name,
-    render_entrypoint,
 )
 from echelon.clusters.runs import current_job, name_python, prepare_run, submit_run
 from echelon.core.jobs import Job
 from echelon.core.rundir import write_atomic
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
-from echelon.spec import JobSpec
+from echelon.launch.raystanding import NODES, Standing
+from echelon.spec import JobSpec, Layer, merge
 
 VERSION = (200, '{"ray_version": "2.60.0"}')
 
@@ -128,6 +132,37 @@ def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
     assert cluster.job(job_id, run_id=run.run_id).state == "COMPLETED"
 
 
+def test_who_only_wants_to_know_how_it_is_hears_that_nobody_answers(api, cluster, run, tmp_path):
+    job_id = submit_run(run, cluster, {}).job_id
+    glance = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, glance=True)
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    job = glance.job(job_id, run_id=run.run_id)
+    assert (job.state, job.reason) == ("UNKNOWN", "no Ray cluster answers at http://h:1: refused")
+    write_atomic(run.outcome(1), '{"state": "FAILED", "exit_code": 3}')
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    assert glance.job(job_id, run_id=run.run_id).exit_code == 3
+
+
+def test_a_hasty_one_asks_only_once(monkeypatch):
+    monkeypatch.setattr("echelon.clusters.rayaddress._GLANCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        fetch = HttpFetch(f"http://127.0.0.1:{deaf.getsockname()[1]}", "", hasty=True)
+        began_s = time.monotonic()
+        for _ in range(10):
+            with pytest.raises(OSError, match="timed out"):
+                fetch("GET", "/", None)
+        assert time.monotonic() - began_s < 3
+
+
+def test_what_is_waited_for_is_the_reason(api, cluster, run):
+    job_id = submit_run(run, cluster, {}).job_id
+    (record,) = api.jobs.values()
+    record["status"] = "RUNNING"
+    told = Standing(pid=1, waits="waiting for 3 nodes")
+    write_atomic(run.attempt(1) / NODES, told.render())
+    assert cluster.job(job_id, run_id=run.run_id).reason == "waiting for 3 nodes"
+
+
 def test_stop_and_cancel(api, cluster, run):
     job_id = submit_run(run, cluster, {}).job_id
     wish = run.attempt(1) / "cancelled"
@@ -171,19 +206,80 @@ def test_without_the_token_it_is_said_what_is_missing(tmp_path, status):
             cluster.problems(JobSpec(script="x"))
 
 
-def test_somebody_else_who_answers_is_told_from_ray(tmp_path):
-    fetch = lambda *_: (200, "<html>hello</html>")  # noqa: E731
+def test_a_token_is_shown_only_to_an_address_that_somebody_named(tmp_path):
+    seen = []
+
+    class Asks(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers["Authorization"])
+            self.send_response(401)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Asks) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("echelon.clusters.ray.DEFAULT", url)
+            for address, shown in (("", [None]), (url, [None, "Bearer x"])):
+                seen.clear()
+                environ = {"RAY_AUTH_TOKEN": "x"}
+                cluster = RayCluster(address, tmp_path, environ, shell=FakeShell())
+                with pytest.raises(NotPermittedError) as refused:
+                    cluster.problems(JobSpec(script="x"))
+                assert seen == shown
+                assert address or f"--address {url}" in refused.value.hint
+        server.shutdown()
+
+
+@pytest.mark.parametrize("text", ["<html>hello</html>", "[]", '{"version": "1.2"}'])
+def test_somebody_else_who_answers_is_told_from_ray(tmp_path, text):
+    fetch = lambda *_: (200, text)  # noqa: E731
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
     with pytest.raises(UnavailableError, match="is not Ray's Jobs API"):
         cluster.problems(JobSpec(script="x"))
 
 
-def test_what_ray_does_not_know_is_refused_and_not_forgotten(cluster):
+def test_a_cluster_that_is_too_old_is_named(tmp_path):
+    fetch = lambda *_: (200, '{"ray_version": "2.54.0"}')  # noqa: E731
+    cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
+    (problem,) = cluster.problems(JobSpec(script="x"))
+    assert problem == "the cluster at http://h:1 has ray 2.54.0, and it takes 2.56"
+
+
+def test_what_ray_does_not_know_is_refused_before_anybody_is_asked(api, cluster):
     spec = JobSpec(script="x", partition="gpu", time="1:00:00", style="srun", hand_over="requeue")
     found = "; ".join(cluster.problems(spec))
     for word in ("partition (gpu)", "time (1:00:00)", "style 'srun'", "hand_over 'requeue'"):
         assert word in found
+    assert not api.asked
     assert cluster.problems(JobSpec(script="x", nodes=JobSpec().nodes, gpus=2, mem_mib=5)) == []
+
+
+SLURMS = {
+    "partition": "gpu",
+    "time": "1h",
+    "preflight": True,
+    "output": "x",
+    "mail": "a@b.c",
+    "wait_all_nodes": True,
+    "gpu_option": "gpus",
+    "slurm.extra": {"reservation": "r"},
+}
+
+
+@pytest.mark.parametrize("key", SLURMS)
+def test_what_is_slurms_alone_may_be_in_a_file_but_not_be_typed(key):
+    layer = lambda source: Layer(source=source, values={"script": "x", key: SLURMS[key]})  # noqa: E731
+    spec, dropped = keep_what_ray_knows(merge([layer("echelon.toml")]))
+    assert spec == JobSpec(script="x")
+    assert dropped == [f"{key} (echelon.toml)"]
+    for source in ("flags", "--set"):
+        with pytest.raises(UsageError, match=rf"Ray knows nothing of {key} \(") as refused:
+            keep_what_ray_knows(merge([layer(source)]))
+        assert refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -219,11 +315,14 @@ def test_a_python_without_the_clusters_ray_gets_the_command_that_installs_it(
 @pytest.mark.parametrize(
     ("asked", "environ", "expected"),
     [
-        ("", {}, DEFAULT),
+        ("", {}, ""),
+        ("", {"RAY_ADDRESS": "auto"}, ""),
         ("head:8265", {}, "http://head:8265"),
         ("https://head/", {}, "https://head"),
         ("", {"RAY_ADDRESS": "http://a:1"}, "http://a:1"),
-        ("", {"RAY_ADDRESS": "10.0.0.1:6379"}, DEFAULT),
+        ("", {"RAY_API_SERVER_ADDRESS": "10.0.0.1:8265"}, "http://10.0.0.1:8265"),
+        ("[::1]:8265", {}, "http://[::1]:8265"),
+        ("https://proxy/ray/", {}, "https://proxy/ray"),
         ("", {"RAY_ADDRESS": "http://a:1", "RAY_API_SERVER_ADDRESS": "http://b:2"}, "http://b:2"),
         ("c:3", {"RAY_ADDRESS": "http://a:1"}, "http://c:3"),
     ],
@@ -232,10 +331,25 @@ def test_where_the_cluster_is(asked, environ, expected):
     assert find_address(asked, environ) == expected
 
 
-@pytest.mark.parametrize("asked", ["ray://head:10001", "http://", "http://user:pass@head:1"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("ray://head:10001", "http://", "http://user:pass@head:1", "http://[::1", "http://x:port"),
+        *("http://bad host:1", "?x=1", "http://h:1?x=1", "http://h:1\n", "http://h:0", "h:1#a"),
+    ],
+)
 def test_what_is_no_address(asked):
     with pytest.raises(UsageError, match="no address of Ray's Jobs API"):
         find_address(asked, {})
+    with pytest.raises(UsageError, match="no address of Ray's Jobs API"):
+        find_address("", {"RAY_API_SERVER_ADDRESS": asked})
+
+
+@pytest.mark.parametrize("known", ["10.0.0.1:6379", "ray://head:10001"])
+def test_an_address_that_is_not_for_jobs_is_not_passed_over(known):
+    with pytest.raises(UsageError, match=r"is where ray\.init"):
+        find_address("", {"RAY_ADDRESS": known})
+    assert find_address("http://h:1", {"RAY_ADDRESS": known}) == "http://h:1"
 
 
 def test_the_token_is_found_where_ray_itself_looks(tmp_path):
@@ -253,6 +367,8 @@ def test_a_jobs_name_says_where_to_ask():
     name = parse_job_name("ray:train-abcd-2@http://head:8265")
     assert (name.submission, name.address) == ("train-abcd-2", "http://head:8265")
     assert str(name) == "ray:train-abcd-2@http://head:8265"
+    nowhere = JobName(submission="train-abcd-2")
+    assert parse_job_name(str(nowhere)) == nowhere
 
 
 @pytest.mark.parametrize("name", ["plain", "a b", "a'; echo foo", 'q"`$(echo foo)\\', "ü\n2"])

@@ -68,6 +68,14 @@ def test_a_plan_arrives_as_it_was_made():
         (JobSpec(procs=4), {"CPU": 4.0}),
         (JobSpec(gpus=4, cpus_per_gpu=8), {"CPU": 32.0, "GPU": 4.0}),
         (JobSpec(procs=2, cpus_per_task=3, mem_mib=5), {"CPU": 6.0, "memory": 5.0 * 2**20}),
+        (
+            JobSpec(procs=2, cpus_per_task=3, mem_per_cpu_mib=5),
+            {"CPU": 6.0, "memory": 30.0 * 2**20},
+        ),
+        (
+            JobSpec(gpus=2, mem_per_gpu_mib=5),
+            {"CPU": 2.0, "GPU": 2.0, "memory": 10.0 * 2**20},
+        ),
     ],
 )
 def test_what_a_node_has_to_give(spec, bundle):
