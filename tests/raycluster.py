@@ -40,7 +40,7 @@ class RayNodes:
             "RAY_USAGE_STATS_ENABLED": "0",
             # A node that is killed is noticed in a second or two, not in fifteen.
             "RAY_health_check_period_ms": "500",
-            "RAY_health_check_timeout_ms": "1000",
+            "RAY_health_check_timeout_ms": "10000",  # one that is only slow lives
             "RAY_health_check_failure_threshold": "3",
         }
         port = _free_port()
@@ -53,7 +53,8 @@ class RayNodes:
             "--include-dashboard=true",
             "--dashboard-host=127.0.0.1",
         ]
-        self.start("head", [*head, f"--dashboard-port={port}", "--num-cpus=0"])
+        options = [*head, f"--dashboard-port={port}", "--num-cpus=0"]
+        assert any(self.start("head", options) for _ in range(3)), self.output("head")
         self.api = f"http://127.0.0.1:{port}"
         self.gcs = (self.home / "t" / "ray_current_cluster").read_text().strip()
         assert wait_until(self._serves, timeout_s=START_S, interval_s=0.2), self.output("head")
@@ -76,8 +77,13 @@ class RayNodes:
         return ["--on=ray", f"--address={self.api}"]
 
     def add(self, name, wrapper=()):
-        """Start a node, and return when it has joined."""
-        self.start(name, [f"--address={self.gcs}", f"--num-cpus={self.cpus}"], wrapper)
+        """Start a node, and return when it has joined.
+
+        Ray gives it thirty seconds for that, whatever else the machine does.
+        """
+        options = [f"--address={self.gcs}", f"--num-cpus={self.cpus}"]
+        if not any(self.start(name, options, wrapper) for _ in range(3)):
+            raise AssertionError(self.output(name))
 
     def name_of(self, node_id):
         """Return which of our nodes Ray calls so."""
@@ -90,7 +96,8 @@ class RayNodes:
 
     def restore(self, names):
         """Have these nodes, and no others."""
-        for name in self._nodes.keys() - {"head", *names}:
+        gone = [name for name, process in self._nodes.items() if process.poll() is not None]
+        for name in {*gone, *self._nodes} - {"head", *(set(names) - set(gone))}:
             self.kill(name)
         for name in [name for name in names if name not in self._nodes]:
             self.add(name)
@@ -101,6 +108,7 @@ class RayNodes:
         assert wait_until(lambda: not left(), timeout_s=20), [cmdline(pid) for pid in left()]
 
     def start(self, name, options, wrapper=()):
+        """Start a node; tell whether it has come."""
         argv = [
             *wrapper,
             str(BIN / "ray"),
@@ -121,8 +129,12 @@ class RayNodes:
                 stderr=log,
                 start_new_session=True,
             )
+        process = self._nodes[name]
         up = lambda: "Ray runtime started" in self.output(name)  # noqa: E731
-        assert wait_until(up, timeout_s=START_S), self.output(name)
+        if wait_until(lambda: up() or process.poll() is not None, timeout_s=START_S) and up():
+            return True
+        self.kill(name)
+        return False
 
     def kill(self, name):
         """Take a node away without a word: all its own processes, and what they started."""

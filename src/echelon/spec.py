@@ -28,19 +28,9 @@ _SCRIPT_VARIABLES = frozenset(
         *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PEER_ADDR"),
         *("PORT_TAKEN", "DIST_FILE", "code", "host", "interface", "launcher", "log", "own"),
         *("peer", "python", "scratch", "taken", "task", "towards", "try"),
-        *(
-            "head",
-            "node",
-            "one",
-            "others",
-            "port",
-            "ray",
-            "role",
-            "leash",
-            "tmp",
-            "told",
-            "workers",
-        ),
+        # of style `ray`
+        *("head", "node", "one", "others", "ray", "role", "leash", "late", "linger", "memory"),
+        *("gpus", "cpus", "tmp", "workers", "AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"),
         *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_HOME"),
     }
 )

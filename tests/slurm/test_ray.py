@@ -1,6 +1,8 @@
 """The style `ray` on real Slurm: a Ray cluster that is a job's own, beside another's."""
 
 import json
+import os
+import signal
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,9 +18,10 @@ from rig import do_without
 ALONE = """\
 import json, os, subprocess, sys, time
 from pathlib import Path
+import psutil
 import ray
 
-ray.init()  # nothing else has to be said
+dashboard = ray.init().dashboard_url  # nothing else has to be said
 
 
 @ray.remote(num_cpus=0)
@@ -33,7 +36,22 @@ def knock(token):
     done = subprocess.run(
         [sys.executable, "-c", line], env=environ, capture_output=True, text=True, timeout=60
     )
-    return done.stdout.strip()
+    return done.stdout.strip() or done.stderr.strip()
+
+
+def listeners():
+    "Who of this job listens, and where: program -> addresses."
+    found = {}
+    for process in psutil.process_iter(["cmdline", "name"]):
+        try:
+            if process.environ().get("RAY_AUTH_TOKEN") != os.environ["RAY_AUTH_TOKEN"]:
+                continue
+            for one in process.net_connections("tcp"):
+                if one.status == psutil.CONN_LISTEN:
+                    found.setdefault(process.name(), []).append(list(one.laddr))
+        except psutil.Error:
+            continue
+    return found
 
 
 Path("said.tmp").write_text(json.dumps({
@@ -42,6 +60,9 @@ Path("said.tmp").write_text(json.dumps({
     "address": os.environ["RAY_ADDRESS"],
     "friend": knock(os.environ["RAY_AUTH_TOKEN"]),
     "stranger": knock("b" * 32),
+    "dashboard": dashboard,
+    "listeners": listeners(),
+    "threads": os.environ.get("OMP_NUM_THREADS"),
 }))
 Path("said.tmp").rename("said")
 while not Path("../go").exists():
@@ -83,8 +104,9 @@ def _ray():
         do_without("needs ray: run `make setup`")
 
 
-def submit(cluster, folder, program, **more):
-    folder.mkdir()
+def submit(cluster, folder, program, *, text=str, **more):
+    """Submit a script, changed as the test wants."""
+    folder.mkdir(exist_ok=True)
     (folder / "driver.py").write_text(program)
     values = {
         "script": "driver.py",
@@ -94,8 +116,8 @@ def submit(cluster, folder, program, **more):
         "output": f"{folder}/out",
         **more,
     }
-    text = render_script(merge([Layer(source="test", values=values)]).spec)
-    (folder / "job.sh").write_text(text)
+    script = render_script(merge([Layer(source="test", values=values)]).spec)
+    (folder / "job.sh").write_text(text(script))
     return cluster.exec("sbatch", "--parsable", f"{folder}/job.sh").strip()
 
 
@@ -118,6 +140,16 @@ def check_clean(jobs):
     assert wait_until(lambda: not homes(), timeout_s=20), homes()
 
 
+def check_listeners(said):
+    """The dashboard is for its own node; docs/ray.md says of the others that they are open."""
+    host, _, port = said["dashboard"].rpartition(":")
+    where = {tuple(one) for listening in said["listeners"].values() for one in listening}
+    assert host == "127.0.0.1"
+    assert [address for address, number in where if number == int(port)] == ["127.0.0.1"]
+    ports = {number for _, number in where}
+    assert not ports & {6379, 8265, 10001, 44217, 44227, 52365}, said["listeners"]
+
+
 def test_two_jobs_on_one_node_have_each_a_ray_of_their_own(full, tmp_path):
     folders = [tmp_path / "one", tmp_path / "two"]
     jobs = [submit(full, folder, ALONE, nodelist="node1") for folder in folders]
@@ -127,7 +159,12 @@ def test_two_jobs_on_one_node_have_each_a_ray_of_their_own(full, tmp_path):
     (tmp_path / "go").touch()
     for job, folder in zip(jobs, folders, strict=True):
         await_end(full, job, folder)
-    assert [(one["nodes"], one["friend"], one["stranger"]) for one in said] == [(1, "in 1", "")] * 2
+    assert [(one["nodes"], one["friend"], one["threads"]) for one in said] == [
+        (1, "in 1", None)
+    ] * 2
+    for one in said:
+        assert "AuthenticationError" in one["stranger"], one["stranger"]
+        check_listeners(one)
     assert len({one["address"] for one in said}) == len({one["home"] for one in said}) == 2
     check_clean(jobs)
 
@@ -139,6 +176,74 @@ def test_ray_train_runs_on_all_nodes_of_the_job(full, tmp_path):
     await_end(full, job, folder)
     places = {(folder / f"rank-{rank}").read_text() for rank in range(2)}
     assert len(places) == 2
+    check_clean([job])
+
+
+TUNE = """\
+from pathlib import Path
+import ray
+from ray import tune
+
+rows = ray.data.range(100, override_num_blocks=4).map_batches(lambda batch: {"id": batch["id"] * 2})
+assert rows.sum("id") == 9900
+results = tune.Tuner(
+    lambda config: {"loss": (config["x"] - 2) ** 2},
+    param_space={"x": tune.grid_search([1, 2, 3])},
+    run_config=tune.RunConfig(storage_path=str(Path.cwd())),
+).fit()
+assert not results.errors
+Path("best").write_text(str(results.get_best_result("loss", "min").config["x"]))
+"""
+
+
+@pytest.mark.full
+def test_ray_data_and_ray_tune_find_the_cluster(full, tmp_path):
+    folder = tmp_path / "tune"
+    job = submit(full, folder, TUNE, nodes=2, cpus_per_task=2)
+    await_end(full, job, folder)
+    assert (folder / "best").read_text() == "2"
+    check_clean([job])
+
+
+WARNED = """\
+import os, signal, time
+from pathlib import Path
+import ray
+
+ray.init()
+
+
+@ray.remote(num_cpus=0)
+def answer():
+    return 42
+
+
+warned = []
+signal.signal(signal.SIGUSR1, lambda *_: warned.append(1))
+Path("pid").write_text(str(os.getpid()))
+while not warned:
+    time.sleep(0.05)
+time.sleep(4)
+Path("saved").write_text(str(ray.get(answer.remote())))
+"""
+
+
+@pytest.mark.full
+def test_ray_stays_until_its_driver_has_saved(full, tmp_path):
+    folder = tmp_path / "one"
+    folder.mkdir()
+    job = submit(
+        full, folder, WARNED, text=lambda text: text.replace("{linger:-30} - 5", "{x:-30}")
+    )
+    assert wait_until((folder / "pid").exists, timeout_s=150), (folder / "out").read_text()
+    # As Slurm does where it tracks processes by cgroups: only tasks get a warning.
+    mark = f"SLURM_JOB_ID={job}\0".encode()
+    for pid in all_pids():
+        if mark in environ_of(pid) and cmdline(pid).endswith(b"\0bash\0head\0"):
+            os.kill(pid, signal.SIGTERM)
+    os.kill(int((folder / "pid").read_text()), signal.SIGUSR1)
+    await_end(full, job, folder)
+    assert (folder / "saved").read_text() == "42"
     check_clean([job])
 
 

@@ -15,22 +15,22 @@ module load cuda/12.4
 source /home/ada/venv/bin/activate
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
-export OMP_NUM_THREADS=16
 # Slurm 22.05 to 23.02 does not hand this on to srun.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 python=python3
 
 # --- is there a Ray that can keep strangers out?
 "$python" - <<'CHECK' || exit 69
-import sys
+import re, sys
 from importlib.metadata import PackageNotFoundError, version
 install = f"{sys.executable} -m pip install --upgrade 'ray[default]'"
 try:
     found = version("ray")
 except PackageNotFoundError:
     sys.exit(f"the Python {sys.executable} has no ray: {install}")
-if tuple(int(part) for part in found.split(".")[:2]) < (2, 52):
-    sys.exit(f"ray {found} is too old, it takes 2.52: {install}")
+parts = re.match(r"(\d+)\.(\d+)", found)
+if not parts or tuple(map(int, parts.groups())) < (2, 56):
+    sys.exit(f"ray {found} is too old, it takes 2.56: {install}")
 CHECK
 
 # --- where the nodes reach each other
@@ -48,9 +48,15 @@ probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 probe.connect((sys.argv[1], 9))  # sends nothing
 print(probe.getsockname()[0])' "$1"
 }
+free_port() {
+    "$python" -c 'import socket
+probe = socket.socket()
+probe.bind(("", 0))
+print(probe.getsockname()[1])'
+}
 MASTER_ADDR=$(address_towards "$PEER_ADDR")
 export python MASTER_ADDR PEER_ADDR
-export -f address_towards
+export -f address_towards free_port
 
 # --- a Ray cluster of this job's own
 # What a surrounding Ray may have left must not lead there.
@@ -59,11 +65,23 @@ unset RAY_JOB_CONFIG_JSON_ENV_VAR
 # Its token is new for each job, and in no file. Whoever does not have it is refused.
 RAY_AUTH_TOKEN=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
-# Ray opens its own folder to all users: it lies in one that is open to nobody. The path is short,
-# for the names of its sockets may have about a hundred letters.
-RAY_HOME=$(TMPDIR=/tmp mktemp -d -t "ray-$SLURM_JOB_ID-XXXXXX") || exit 1
+# Ray opens its own folder to all users: it lies in one that is open to nobody. The names of sockets
+# in it may have 107 letters, 69 of which are Ray's: where TMPDIR is too long for that, it is /tmp.
+make_home() {
+    local name="ray-$SLURM_JOB_ID-XXXXXX" base="${TMPDIR:-/tmp}"
+    if [ $((${#base} + 1 + ${#name})) -gt 38 ] || [ ! -w "$base" ]; then base=/tmp; fi
+    mktemp -d "$base/$name"
+}
+export -f make_home
+RAY_HOME=$(make_home) || exit 1
 export RAY_HOME
 tmp=$RAY_HOME
+# How long Ray stays when Slurm warns the job: its driver may have something to save. What is left
+# of the time before Slurm kills is for Ray's own end.
+linger=$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+linger=$((${linger:-30} - 5))
+if [ $linger -lt 1 ]; then linger=1; fi
+export linger
 
 # What a node does, until it is told to stop.
 node=$(cat <<'NODE'
@@ -72,32 +90,58 @@ if [ "$role" = head ]; then
     towards=$PEER_ADDR
 else
     towards=$MASTER_ADDR
-    RAY_HOME=$(TMPDIR=/tmp mktemp -d -t "ray-$SLURM_JOB_ID-XXXXXX") || exit 1
+    RAY_HOME=$(make_home) || exit 1
 fi
-# gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
-interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
-if [ -n "$interface" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
-    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
-    export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"
+if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    # What leads to the other nodes: a host name may lead elsewhere.
+    interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+    if [ -n "$interface" ]; then
+        export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
+        export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"
+    fi
 fi
+gpus=$(tr , '\n' <<< "${CUDA_VISIBLE_DEVICES:-}" | grep -c .)
+cpus=${SLURM_CPUS_ON_NODE:-1}
 set -- --block --disable-usage-stats --temp-dir="$RAY_HOME/t" \
     --node-ip-address="$(address_towards "$towards")" \
     --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 \
-    --num-cpus="${SLURM_CPUS_ON_NODE:-1}" \
-    --num-gpus="$(tr , '\n' <<< "${CUDA_VISIBLE_DEVICES:-}" | grep -c .)"
-# Left alone, Ray would take its share of the whole machine's memory.
-if [ "${SLURM_MEM_PER_NODE:-0}" -gt 0 ]; then
-    set -- "$@" --memory="$((SLURM_MEM_PER_NODE * 700000))" \
-        --object-store-memory="$((SLURM_MEM_PER_NODE * 300000))"
+    --num-cpus="$cpus" --num-gpus="$gpus"
+# Left alone, Ray would take its share of the whole machine's memory. What Slurm grants, in MiB, is
+# said in one of several ways, or by the limit of our own cgroup.
+memory=${SLURM_MEM_PER_NODE:-0}
+if [ "$memory" = 0 ]; then memory=$((${SLURM_MEM_PER_CPU:-0} * cpus)); fi
+if [ "$memory" = 0 ]; then memory=$((${SLURM_MEM_PER_GPU:-0} * gpus)); fi
+if [ "$memory" = 0 ]; then
+    memory=$("$python" - <<'LIMIT'
+from pathlib import Path
+limits = [1 << 62]
+for line in Path("/proc/self/cgroup").read_text().splitlines():
+    _, kinds, inner = line.split(":", 2)
+    root = Path("/sys/fs/cgroup", "memory" if kinds else "")
+    here = root / inner.strip("/")
+    for folder in (here, *here.parents) if not kinds or "memory" in kinds.split(",") else ():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                limits.append(int((folder / name).read_text()))
+            except (OSError, ValueError):
+                pass
+print(min(limits) >> 20 if min(limits) < 1 << 50 else 0)
+LIMIT
+    )
+fi
+if [ "${memory:-0}" -gt 0 ]; then
+    set -- "$@" --memory="$((memory * 700000))" --object-store-memory="$((memory * 300000))"
 fi
 if [ "$role" = head ]; then
     # The dashboard, which Ray Train asks how things are, is for this node alone.
     set -- "$@" --head --port=0 --dashboard-host=127.0.0.1 --dashboard-port=0
-    # Where it can serve Ray Client it does, on a port that two jobs would want: this one is free.
-    port=$("$python" -c 'import socket, grpc
-probe = socket.socket()
-probe.bind(("", 0))
-print(probe.getsockname()[1])' 2>/dev/null) && set -- "$@" --ray-client-server-port="$port"
+    # These have ports of their own, which two jobs on a node would both want.
+    AUTOSCALER_METRIC_PORT=$(free_port) DASHBOARD_METRIC_PORT=$(free_port)
+    export AUTOSCALER_METRIC_PORT DASHBOARD_METRIC_PORT
+    # Ray Client is served only where there is grpc.
+    if "$python" -c 'import grpc' 2>/dev/null; then
+        set -- "$@" --ray-client-server-port="$(free_port)"
+    fi
 else
     set -- "$@" --address="$RAY_ADDRESS"
 fi
@@ -111,11 +155,18 @@ end_ray() {
     kill -KILL -- -$ray
 }
 # The batch script holds the other end of our input: when it goes, so does Ray.
-{ cat > /dev/null; end_ray; } <&0 2>/dev/null &
+{ trap '' TERM INT; cat > /dev/null; end_ray; } <&0 2>/dev/null &
 leash=$!
-trap 'end_ray 2>/dev/null' TERM INT
+# A warning: the driver has got it too, and the batch script goes with the driver.
+late=''
+be_warned() {
+    if [ -n "$late" ]; then return; fi
+    { trap '' TERM INT; sleep "$linger"; end_ray; } < /dev/null > /dev/null 2>&1 &
+    late=$!
+}
+trap be_warned TERM INT
 while kill -0 $ray 2>/dev/null; do wait $ray; done
-kill $leash 2>/dev/null
+kill $leash $late 2>/dev/null
 if [ ! -e "$RAY_HOME/told" ]; then
     echo "Ray has ended on $SLURMD_NODENAME:" >&2
     tail -n 20 "$RAY_HOME/log" >&2
@@ -153,13 +204,17 @@ if [ $others -gt 0 ]; then
         bash -c "$node" bash worker < "$tmp/leash" {leash}>&- &
     workers=$!
 fi
-# The script shall find all of them.
+# The script shall find all of them. Many nodes take longer to come.
 "$python" - "$SLURM_JOB_NUM_NODES" "${workers:-$head}" {leash}>&- <<'COUNT' || exit 1
 import os, sys, time, ray
 ray.init(logging_level="error", log_to_driver=False)
-wanted, deadline_s = int(sys.argv[1]), time.monotonic() + 120
+wanted = int(sys.argv[1])
+deadline_s = time.monotonic() + 120 + wanted
 while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
-    os.kill(int(sys.argv[2]), 0)  # whoever starts them has said why it does not
+    try:
+        os.kill(int(sys.argv[2]), 0)
+    except ProcessLookupError:
+        sys.exit(f"only {there} of {wanted} nodes have Ray: its srun has ended, and said why above")
     if time.monotonic() > deadline_s:
         sys.exit(f"only {there} of {wanted} nodes have joined Ray's head")
     time.sleep(0.1)

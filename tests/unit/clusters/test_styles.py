@@ -46,7 +46,7 @@ def test_an_elastic_torchrun_says_how_few_nodes_it_takes():
 
 
 def test_the_driver_of_a_ray_cluster_gets_its_arguments_as_they_are():
-    """The rest of that script is the same for all, and tests/ray runs it."""
+    """The rest of that script is the same for all, and tests/slurm/test_ray.py runs it."""
     text = render_script(spec(script="a b.py", style="ray", args=["$(x)", "it's"], python="/p y"))
     last = text.splitlines()[-3]
     step, _, words = last.removesuffix(" {leash}>&-").partition(" $one ")
@@ -64,7 +64,10 @@ def test_the_driver_of_a_ray_cluster_gets_its_arguments_as_they_are():
 
 # Stand-ins for what a batch script calls: they print what reached them.
 STUBS = {
-    "srun": """printf '%s\\0' "$@" > "$SEEN/argv"; env -0 > "$SEEN/env" """,
+    # For Ray's head it says that it is up, and stays as long as the script wants it.
+    "srun": """if [[ $* = *" bash head" ]]; then
+mkdir "$RAY_HOME/t"; echo 127.0.0.1:1 > "$RAY_HOME/t/ray_current_cluster"; exec cat; fi
+printf '%s\\0' "$@" > "$SEEN/argv"; env -0 > "$SEEN/env" """,
     "scontrol": "echo NodeAddr=127.0.0.1 x",
     # Asked for a port it prints one; as the launcher of style echelon it is what is started.
     "stub-python": """if [ "$2" = echelon ]; then printf '%s\\0' "$@" > "$SEEN/argv"
@@ -123,7 +126,7 @@ def stubs(tmp_path_factory):
 
 @settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    style=st.sampled_from([style for style in STYLES if style != "ray"]),
+    style=st.sampled_from(STYLES),
     script=values.filter(bool),
     args=st.lists(values, max_size=3),
     variable=values,
@@ -154,7 +157,8 @@ def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
     )
     assert done.returncode == 0, done.stderr
     argv = (seen / "argv").read_bytes().decode().split("\0")[:-1]
-    launched = argv[argv.index("3") + 1 :] if style == "echelon" else argv[argv.index("-c") + 3 :]
+    mark, skipped = {"echelon": ("3", 1), "ray": ("--unbuffered", 1)}.get(style, ("-c", 3))
+    launched = argv[argv.index(mark) + skipped :]
     expected = [script, *args]
     if style not in ("echelon", "static", "torchrun"):
         expected.insert(0, "stub-python")

@@ -28,7 +28,7 @@ from echelon.launch.raystanding import (
     settle_places,
 )
 from echelon.launch.raystarting import RayAllocation, RayStarter
-from echelon.launch.rayversion import is_too_old
+from echelon.launch.rayversion import SHOWN, is_too_old
 from echelon.launch.request import from_spec
 from echelon.launch.succession import OthersSuccession, choose_succession
 from echelon.readers import NodeCount
@@ -316,6 +316,12 @@ def test_a_ray_that_will_do(text):
 @pytest.mark.parametrize("text", ["2.9.3", "2.55.1", "2.52rc1", "1.60", "unknown", ""])
 def test_a_ray_that_will_not_do(text):
     assert is_too_old(text)
+
+
+def test_what_is_installed_and_documented_is_the_same():
+    root = Path(__file__).parents[3]
+    assert f'"ray[default]>={SHOWN}"' in (root / "pyproject.toml").read_text()
+    assert f"Ray {SHOWN} or newer" in (root / "docs" / "ray.md").read_text()
 
 
 def test_a_ray_that_is_too_old_is_named_with_the_command_that_mends_it(monkeypatch):
