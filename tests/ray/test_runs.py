@@ -74,7 +74,7 @@ def check_secrets(cluster, chain):
 def test_mnist_survives_a_killed_rank_and_a_removed_node(cluster, folder):
     data = f"--data-dir={write_digits(folder / 'digits', train=512)}"
     size = ["--batch-size=8", "--test-batch-size=64", "--epochs=8"]
-    words = ["--nodes=1:2", "--procs=2", str(MNIST), data, *size]
+    words = ["--nodes=1:3", "--procs=2", str(MNIST), data, *size]  # one of which is not there
     chain = submit(cluster, folder, *words)
     await_saved = lambda count: wait_until(  # noqa: E731
         lambda: len(list(chain.run.glob("checkpoints/step-*/manifest.json"))) >= count,
@@ -88,6 +88,8 @@ def test_mnist_survives_a_killed_rank_and_a_removed_node(cluster, folder):
     assert end_of(chain, 150) == 0, output(chain)
     assert worlds(chain) == [4, 4, 2], output(chain)
     assert "restart 1 of 3" in output(chain)
+    came, began = events(chain.run, "joined")[1]["time"], events(chain.run, "generation")[0]["time"]
+    assert began - came < 8
     assert [event["node"] for event in events(chain.run, "lost")]
     told = chain.command("status", "--json")
     assert json.loads(told.stdout)["state"] == "COMPLETED", told
