@@ -30,7 +30,15 @@ _SCRIPT_VARIABLES = frozenset(
         *("peer", "python", "scratch", "taken", "task", "towards", "try"),
         # of style `ray`
         *("head", "node", "one", "others", "ray", "role", "leash", "late", "linger", "memory"),
-        *("gpus", "cpus", "tmp", "workers", "AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT"),
+        *(
+            "end_s",
+            "gpus",
+            "cpus",
+            "tmp",
+            "workers",
+            "AUTOSCALER_METRIC_PORT",
+            "DASHBOARD_METRIC_PORT",
+        ),
         *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_HOME"),
     }
 )

@@ -161,12 +161,17 @@ leash=$!
 late=''
 be_warned() {
     if [ -n "$late" ]; then return; fi
-    { trap '' TERM INT; sleep "$linger"; end_ray; } < /dev/null > /dev/null 2>&1 &
+    {
+        trap '' TERM INT
+        end_s=$((SECONDS + linger))
+        while [ $SECONDS -lt $end_s ]; do kill -0 $ray || exit; sleep 0.2; done
+        end_ray
+    } < /dev/null > /dev/null 2>&1 &
     late=$!
 }
 trap be_warned TERM INT
 while kill -0 $ray 2>/dev/null; do wait $ray; done
-kill $leash $late 2>/dev/null
+kill -KILL $leash 2>/dev/null
 if [ ! -e "$RAY_HOME/told" ]; then
     echo "Ray has ended on $SLURMD_NODENAME:" >&2
     tail -n 20 "$RAY_HOME/log" >&2
