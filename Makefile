@@ -5,8 +5,10 @@ BIN := .venv/bin
 export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
+# What it says of its own future is not what was asked.
+SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: help setup peers system check format test test-all demo bench soak constraints clean
+.PHONY: help setup peers system check format docs test test-all demo bench soak constraints clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -17,15 +19,20 @@ setup:  ## .venv with Echelon, its extras and the development tools
 system:  ## the distribution's Slurm, MariaDB and chromium, for the tests that use them
 	@tools/setup.sh system
 
-check: setup  ## formatting, lint, types, layers
+check: setup  ## formatting, lint, types, layers, the documentation's links
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(SITE)
 
 format: setup  ## put the code in form
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: setup  ## renew docs/reference; the site, in build/site, or with ARGS=serve on this host
+	@$(BIN)/python tools/reference.py
+	@$(if $(filter serve,$(ARGS)),NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve,$(SITE))
 
 test: setup system  ## everything that CI runs: unit, local, real Slurm, browser
 	@$(BIN)/pytest -m "not full" --durations=10 $(ARGS)

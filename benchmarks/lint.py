@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/lint.py [--trials N]
 
 Every script of tests/golden/lint and of our own styles, each in a process of its own. Beside the
-clock the CPU time is measured, which others on the machine do not change. Writes
+clock the CPU time is measured, which others on the machine do not change. Bytecode is kept, as it
+is for a package that was installed; what a start costs without any is a row of its own. Writes
 benchmarks/results/lint.json.
 """
 
@@ -11,6 +12,7 @@ import argparse
 import os
 import resource
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,10 +22,12 @@ SCRIPTS = Path(__file__).parents[1] / "tests" / "golden"
 GOAL_S = 0.5
 
 
-def measure(argv):
+def measure(argv, *, bytecode):
     """Return how long a command took, by the clock and on the CPU."""
+    environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environ |= {"PYTHONPYCACHEPREFIX": bytecode} if bytecode else {"PYTHONDONTWRITEBYTECODE": "1"}
     began, cpu = time.monotonic(), cpu_s()
-    done = subprocess.run([*ECHELON, *argv], capture_output=True, check=False)
+    done = subprocess.run([*ECHELON, *argv], capture_output=True, check=False, env=environ)
     assert done.returncode in (0, 1), done.stderr.decode()
     return time.monotonic() - began, cpu_s() - cpu
 
@@ -39,13 +43,18 @@ def main():
     trials = parser.parse_args().trials
     busy = round(os.getloadavg()[0], 1)  # by others: then the clock says little
     corpus = sorted([*SCRIPTS.glob("lint/*/*.sh"), *SCRIPTS.glob("scripts/*.sh")])
-    measure(["--version"])  # the first start reads from the disk
-    each = [measure(["lint", path]) for path in corpus for _ in range(trials)]
-    bare = [measure(["--version"]) for _ in range(max(5, trials))]
-    together = measure(["lint", *corpus])
+    with tempfile.TemporaryDirectory() as bytecode:
+        measure(["lint", corpus[0]], bytecode=bytecode)  # the first start compiles
+        each = [
+            measure(["lint", path], bytecode=bytecode) for path in corpus for _ in range(trials)
+        ]
+        bare = [measure(["--version"], bytecode=bytecode) for _ in range(max(5, trials))]
+        together = measure(["lint", *corpus], bytecode=bytecode)
+    uncompiled = [measure(["lint", path], bytecode="") for path in corpus[:10]]
     rows = {
         "one script": summary([clock for clock, _ in each]),
         "one script, CPU time": summary([cpu for _, cpu in each]),
+        "one script, nothing compiled, CPU time": summary([cpu for _, cpu in uncompiled]),
         "a bare start (--version), CPU time": summary([cpu for _, cpu in bare]),
         f"all {len(corpus)} in one call, CPU time": summary([together[1]]),
     }

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from echelon.monitor.event_kinds import CONTROLLER, find_fault
+
 TIMEOUT_S = 120.0
 _NOT_OURS = (
     *("SLURM", "PYTEST", "ECHELON", "TORCHELASTIC", "VIRTUAL_ENV"),
@@ -113,7 +115,11 @@ def read_events(run: Path) -> list[dict]:
         lines = (run / "events" / "controller-1.jsonl").read_text().splitlines()
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in lines]
+    events = [json.loads(line) for line in lines]
+    for event in events:
+        fault = find_fault(CONTROLLER, event["kind"], frozenset(event) - {"time", "kind"})
+        assert not fault, f"not as monitor/event_kinds.py has it: {fault}"
+    return events
 
 
 def _comparable(text: str, folder: Path) -> str:

@@ -104,9 +104,14 @@ class _Variables:
 
 
 def count_devices(visible: str) -> int:
-    """Count the GPUs of CUDA_VISIBLE_DEVICES; Slurm says NoDevFiles for none, and others -1."""
+    """Count the GPUs of CUDA_VISIBLE_DEVICES."""
+    return len(list_devices(visible))
+
+
+def list_devices(visible: str) -> list[str]:
+    """Return the GPUs of CUDA_VISIBLE_DEVICES; Slurm says NoDevFiles for none, and others -1."""
     entries = [entry.strip() for entry in visible.split(",")]
-    return len([entry for entry in entries if entry and entry not in ("-1", "NoDevFiles")])
+    return [entry for entry in entries if entry and entry not in ("-1", "NoDevFiles")]
 
 
 def _contradiction(first: str, second: str) -> UsageError:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,9 @@ from echelon.clusters.runs import ship_launcher
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch.doctor import reducing
-from echelon.launch.doctor.examination import Examination, Place
+from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.judge import judge
+from echelon.launch.doctor.place import Place
 from echelon.launch.doctor.torchworker import TorchWorker
 from echelon.launch.starting import LocalStarter
 from kernel import all_pids, cmdline, environ_of
@@ -33,7 +35,7 @@ def place(tmp_path):
     )
 
 
-def examine_played(place, nodes, then=lambda _text: None):
+def examine_played(place, nodes, then=lambda _text: None, **more):
     told = []
 
     def tell(text):
@@ -45,7 +47,7 @@ def examine_played(place, nodes, then=lambda _text: None):
             shell=LocalShell(),
             starter=LocalStarter(LocalShell(), nodes),
             # Those that are killed cannot clean up.
-            environ=clean_environment(TMPDIR=str(place.scratch)),
+            environ=clean_environment(TMPDIR=str(place.scratch), **more),
             place=place,
             short=True,
             tell=tell,
@@ -84,6 +86,51 @@ def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeyp
     assert (len(examined.overall.nodes), examined.overall.error) == (3, "")
     left = lambda: [pid for pid in all_pids() if launcher in b" ".join(words(pid))]  # noqa: E731
     assert wait_until(lambda: left() == [], timeout_s=20), [cmdline(pid) for pid in left()]
+
+
+def test_a_probe_that_does_not_come_is_called_once_more(place, tmp_path):
+    """As on a node that was still starting."""
+    python = tmp_path / "python"
+    python.write_text(
+        f"""#!/bin/sh
+case "$ECHELON_NODE $*" in
+    "1 "*doctor-probe) mkdir {tmp_path}/tried && exit 1;;
+    "2 "*doctor-probe) echo 'no such library'; exit 1;;
+esac
+exec {sys.executable} "$@"
+"""
+    )
+    python.chmod(0o755)
+    examined, told = examine_played(replace(place, python=str(python)), 4)
+    assert "once more for 2 that did not come" in told
+    assert [node.lost for node in examined.nodes] == ["", "", "no such library", ""]
+    assert [bool(node.torch and node.torch.version) for node in examined.nodes] == [
+        *(True, True, False, True)
+    ]
+
+
+def test_gpus_of_others_are_shown_and_not_judged(place, tmp_path):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        """#!/bin/sh
+case "$*" in
+    *uuid*) echo '0, A100, GPU-0a, 40960, 550.1, 7'; echo '1, A100, GPU-1b, 40960, 550.1, 2';;
+    *--list-gpus*) echo 'GPU 1: A100 (UUID: GPU-1b)'; echo '  MIG 1g Device 0: (UUID: MIG-x)';;
+    *) echo '0, 0x40'; echo '1, 0x0';;
+esac
+"""
+    )
+    smi.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    examined, _ = examine_played(place, 1, PATH=path, CUDA_VISIBLE_DEVICES="MIG-x,MIG-y")
+    facts = examined.nodes[0].facts
+    assert (len(facts.gpus), facts.ours, facts.parts, facts.granted) == (2, None, True, 2)
+    examined, _ = examine_played(place, 1, PATH=path, CUDA_VISIBLE_DEVICES="MIG-x")
+    assert examined.nodes[0].facts.ours == [1]
+    found = judge(examined, folder=str(place.folder), python=place.python)
+    assert [one.message for one in found if one.check in ("ecc", "throttle", "gpus", "cuda")] == [
+        "GPU 1 has had 2 uncorrected ECC errors"
+    ]
 
 
 def words(pid):

@@ -7,17 +7,18 @@ from typing import Any
 
 from echelon.checks.visible import visible
 from echelon.core.nodes import compress
+from echelon.launch.doctor.granted import own_gpus
 from echelon.launch.doctor.judge import exclude_option
 from echelon.launch.doctor.judge_figures import describe, rate
-from echelon.launch.doctor.record import Examined, Finding, Node
+from echelon.launch.doctor.record import Examined, Facts, Finding, Node
 
 WARNED, BROKEN = 1, 3
 """Exit codes: something should be known; something is not to be used."""
 HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "pair"]
 _WIDTH = 79
 _INDENT = "    "
-_LONGEST = 400
-"""Characters of what a node has said."""
+_LONGEST = 200
+"""Characters of what a node has said; JSON has all of it."""
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
@@ -57,9 +58,14 @@ def _row(node: Node, examined: Examined) -> list[str]:
         _ahead(node.skew_s) if facts else "",
         f"{facts.interface} {facts.mtu}" if facts and facts.interface else "",
         _room(look.shm_mib) if look.shm_mib >= 0 else "",
-        str(len(facts.gpus)) if facts and facts.gpus else "",
+        _count_gpus(facts) if facts and facts.gpus else "",
         rate(best) if best else "",
     ]
+
+
+def _count_gpus(facts: Facts) -> str:
+    ours, every = len(own_gpus(facts)), len(facts.gpus)
+    return str(every) if ours == every else f"{ours} of {every}"
 
 
 def _ahead(seconds: float) -> str:
@@ -98,9 +104,13 @@ def render_findings(findings: Sequence[Finding]) -> str:
     lines = []
     for (severity, check, message, fix), nodes in found.items():
         who = compress([node for node in nodes if node])
-        told = f"{severity}  {who + ': ' if who else ''}{visible(message)[:_LONGEST]} [{check}]"
+        told = f"{severity}  {who + ': ' if who else ''}{_cut(visible(message))} [{check}]"
         lines += [*_wrap(told, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
     return "\n".join(lines)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 2]} …"
 
 
 def _wrap(text: str, *, first: str) -> list[str]:

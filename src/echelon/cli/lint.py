@@ -29,7 +29,7 @@ def lint(
 ) -> None:
     """Say what will go wrong with job scripts and the Python that they start.
 
-    Nothing is run. Ends with 1 when there is an error or a warning; a comment
+    No script is run. Ends with 1 when there is an error or a warning; a comment
     `# echelon: ignore CODE` silences one.
 
     Example: echelon lint job.sh

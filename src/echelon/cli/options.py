@@ -6,7 +6,6 @@ be said in one place can be said in all.
 
 import inspect
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -155,6 +154,8 @@ def _read_project(folder: Path) -> Layer:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415
+
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:

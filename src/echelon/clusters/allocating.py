@@ -26,13 +26,23 @@ _READY = "echelon: ready"
 _HOLD = f"env | grep '^SLURM'; echo '{_READY}'; read -r _ </dev/fd/"
 _GLANCE_S = 0.05
 _END_S = 10.0
+_WAITS = {
+    "queued and waiting": "waiting for the nodes; Ctrl-C gives up",
+    "Waiting for resource configuration": "waiting for the nodes to start",
+}
+"""What salloc says while it waits, and what we say then."""
 _BATCH_ALONE = frozenset({"chdir", "output", "requeue", "no-requeue", "signal"})
 """Options that sbatch has, and which mean nothing here."""
 
 
 def render_salloc(spec: JobSpec) -> list[str]:
     """Return the options that ask for a request's nodes. Pure."""
-    asked = replace(spec, name=spec.name or "echelon-doctor", time=spec.time or "00:10:00")
+    asked = replace(
+        spec,
+        name=spec.name or "echelon-doctor",
+        time=spec.time or "00:10:00",
+        wait_all_nodes=True,  # nodes of a cloud start only now: one that starts is not broken
+    )
     options = {
         name: value for name, value in render_options(asked).items() if name not in _BATCH_ALONE
     }
@@ -94,16 +104,15 @@ def hold_nodes(
 
 
 def _await_nodes(holder: _Holder, tell: Callable[[str], None]) -> None:
-    told = False
+    untold = dict(_WAITS)
     while _READY not in (said := holder.said()):
         if holder.is_over():
             raise UsageError(
                 f"Slurm gives no nodes: {_last_complaint(said)}",
                 hint="sinfo shows what there is; ask for less, or for other nodes",
             )
-        if "queued and waiting" in said and not told:
-            told = True
-            tell("waiting for the nodes; Ctrl-C gives up")
+        for mark in [mark for mark in untold if mark in said]:
+            tell(untold.pop(mark))
         time.sleep(_GLANCE_S)
 
 

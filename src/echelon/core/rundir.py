@@ -179,6 +179,10 @@ class RunDir:
         """The programs of the attempts' own side: Python runs this folder."""
         return self.path / "launcher"
 
+    def doctor(self, number: int) -> Path:
+        """Return the folder that an attempt's preflight has while it lasts."""
+        return self.attempt(number) / "doctor"
+
     def preflight(self, number: int) -> Path:
         """Return the file of what an attempt's preflight has found."""
         return self.attempt(number) / "preflight.json"

@@ -76,6 +76,9 @@ class Allocation(Protocol):
         None when nobody answers.
         """
 
+    async def left_s(self) -> float | None:
+        """Return how much time is left to us; None for all there is, or when nobody answers."""
+
 
 class OwnMachine:
     """No allocation: nobody takes a machine away from itself."""
@@ -91,6 +94,9 @@ class OwnMachine:
 
     async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
         return frozenset(hosts)
+
+    async def left_s(self) -> float | None:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +152,10 @@ class SlurmAllocation:
     async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
         look = await self._look_soon()
         return look.hosts & set(hosts) if look and look.hosts else None
+
+    async def left_s(self) -> float | None:
+        look = await self._look_soon()
+        return max(0.0, look.end_s - time.time()) if look and look.end_s is not None else None
 
     async def _look_soon(self) -> _Look | None:
         try:

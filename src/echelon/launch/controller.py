@@ -249,7 +249,8 @@ class Controller:
         """Have nodes examined where that is wanted; of one's own machine none can be left out."""
         if self._request.preflight and "SLURM_JOB_ID" in self._environ:
             hosts = [self._starter.host(node) for node in range(self._starter.nodes)]
-            await fly(self._crew, self._journal, hosts=hosts, environ=self._environ)
+            left_s = await self._allocation.left_s()
+            await fly(self._crew, self._journal, hosts, environ=self._environ, left_s=left_s)
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""

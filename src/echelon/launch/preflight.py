@@ -6,59 +6,135 @@ A node that fails is treated as one that fails its own check: told of, remembere
 import asyncio
 import contextlib
 import json
+import shutil
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from echelon.core.scribe import Scribe
 from echelon.core.shell import LocalShell, Shell
 from echelon.launch.crew import Crew
-from echelon.launch.doctor.asking import Questioner, run_program
+from echelon.launch.doctor.asking import Questioner
+from echelon.launch.doctor.programs import GRACE_S, run_program
+from echelon.launch.doctor.record import Finding
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
-from echelon.launch.sampling import tail
 
 _LAUNCHER = Path(__file__).resolve().parents[2]
 LIMIT_S = 600.0
-"""After so long a run does without it."""
+"""After so long a run does without it,"""
+SHARE = 0.1
+"""or after so much of the time that its job has left."""
+
+_LONGER_S = 5.0
+"""What the doctor needs beyond the programs that it ends itself."""
+_SWEEP_S = 2.0
+_LONGEST = 200
+"""Characters of a finding in the run's own words; its record has all of it."""
 
 
 async def fly(
     crew: Crew,
     journal: Journal,
-    *,
     hosts: Sequence[str],
+    *,
     environ: Mapping[str, str],
+    left_s: float | None,
     shell: Shell | None = None,
 ) -> None:
     """Examine the nodes of a job, and have the crew reject those that are not fit.
+
+    Args:
+        crew: those who would come.
+        journal: where it is said and written what was found.
+        hosts: the nodes.
+        environ: the job's variables.
+        left_s: how much time the job has; None where it has no limit.
+        shell: what starts the doctor.
 
     Raises:
         StopError: the run is to stop.
     """
     crew.hear_signals()
     run, attempt = journal.run, journal.attempt
-    argv = [sys.executable, str(_LAUNCHER), "doctor", str(run.path), str(attempt)]
+    scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
+    argv = [sys.executable, str(_LAUNCHER), "doctor", str(run.path), str(attempt), str(scratch)]
     log = run.logs / f"preflight-{attempt}.log"
     with contextlib.suppress(FileNotFoundError):
         run.preflight(attempt).unlink()
-    work = run_program(shell or LocalShell(), argv, env=environ, log=log, limit_s=LIMIT_S)
-    await Questioner(crew).attend([asyncio.get_running_loop().create_task(work)])
+    limit_s = limit_of(left_s)
+    work = run_program(
+        shell or LocalShell(),
+        argv,
+        env=environ,
+        log=log,
+        limit_s=limit_s,
+        grace_s=GRACE_S + _LONGER_S,
+    )
     try:
-        record = json.loads(run.preflight(attempt).read_text())
+        task = asyncio.get_running_loop().create_task(work)
+        await Questioner(crew).attend([task])
+    finally:
+        _sweep(run.doctor(attempt), scratch)
+    try:
+        seconds, findings = parse_record(run.preflight(attempt).read_text())
     except (OSError, ValueError):
-        said = tail(log).strip().splitlines()
-        journal.report(f"there was no preflight: {said[-1] if said else 'it said nothing'}")
+        code, said = task.result()
+        why = _tell_cut(limit_s, left_s) if code is None else _last_line(said)
+        journal.report(f"there was no preflight: {why}")
         return
-    findings = record["findings"]
-    journal.note("preflight", seconds=record["seconds"], findings=findings)
+    journal.note("preflight", seconds=seconds, findings=findings)
     for one in findings:
         if not one["node"] or one["severity"] != "error":
             about = f"{one['node']}: " if one["node"] else ""
-            journal.report(f"preflight: {about}{one['message']}")
+            journal.report(f"preflight: {about}{one['message'][:_LONGEST]}")
     for node, hello in find_unfit(findings, hosts).items():
         assert node == hello.node
         crew.reject(hello)
+
+
+def limit_of(left_s: float | None) -> float:
+    """Return how long a preflight may take: a small share of what the job has left. Pure."""
+    return LIMIT_S if left_s is None else min(LIMIT_S, SHARE * left_s)
+
+
+def _tell_cut(limit_s: float, left_s: float | None) -> str:
+    if left_s is None or limit_s >= LIMIT_S:
+        return f"it was cut after {limit_s:.0f} s"
+    return f"it was cut after {limit_s:.0f} s, a tenth of the {left_s:.0f} s that the job has left"
+
+
+def _last_line(said: str) -> str:
+    lines = said.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _sweep(*folders: Path) -> None:
+    """Remove what a doctor that was killed has left; storage that hangs is not waited for."""
+    sweeper = Scribe("sweeper")
+    for folder in folders:
+        sweeper.post(partial(shutil.rmtree, folder, ignore_errors=True))
+    sweeper.close(_SWEEP_S)
+
+
+def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:
+    """Read what a preflight has left: how long it took, and its findings. Pure.
+
+    Raises:
+        ValueError: it is not whole.
+    """
+    match json.loads(text):
+        case {"seconds": float() | int() as seconds, "findings": list() as findings}:
+            names = [one.name for one in fields(Finding)]
+            try:
+                return seconds, [{name: str(one[name]) for name in names} for one in findings]
+            except (KeyError, TypeError, IndexError) as error:
+                raise ValueError("a finding is not whole") from error
+    raise ValueError("this is no record of a preflight")
 
 
 def find_unfit(findings: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[int, Hello]:
@@ -68,7 +144,7 @@ def find_unfit(findings: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> d
         if one["severity"] != "error" or one["node"] not in hosts:
             continue
         node = list(hosts).index(one["node"])
-        fault = f"preflight, {one['check']}: {one['message']}"
+        fault = f"preflight, {one['check']}: {one['message'][:_LONGEST]}"
         found.setdefault(
             node, Hello(node=node, name=one["node"], host="", addresses=[], fault=fault)
         )

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from echelon.core.scribe import persist
+from echelon.launch.gloogroups import keep_gloo_groups
 
 DUMP = signal.SIGRTMIN + 7
 """Makes a warm rank write its stacks, even one that holds the interpreter's lock."""
@@ -83,6 +84,7 @@ def restore_fresh_state(stacks: Path, launcher: Iterable[str]) -> None:
         numpy.random.seed()
     if torch := sys.modules.get("torch"):
         torch.default_generator.seed()
+    keep_gloo_groups()
     _wake_openblas()
     for number in (*_NOT_OURS, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)

@@ -180,7 +180,16 @@ def compute(_order: Order, local_rank: int, _handle: int) -> dict[str, Any]:
         "tflops": round(2 * side**3 / product_s / 1e12, 1),
         "memory_gbs": round(2 * source.numel() / copy_s / 1e9, 1),
         "name": torch.cuda.get_device_name(device),
+        "uuid": _uuid(device),
     }
+
+
+def _uuid(device: Any) -> str:
+    """Return by what the driver knows a GPU; empty where torch is older than 2.5."""
+    import torch  # noqa: PLC0415
+
+    known = getattr(torch.cuda.get_device_properties(device), "uuid", "")
+    return f"GPU-{known}" if known else ""
 
 
 def _time_on_gpu(work: Callable[[], object]) -> float:

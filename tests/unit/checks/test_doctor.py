@@ -1,6 +1,7 @@
 """What people and programs get to see of an examination."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -74,6 +75,13 @@ def test_the_table():
     ]
 
 
+def test_gpus_of_other_jobs_are_not_counted_as_ours():
+    facts = Facts(gpus=[Gpu(index=number) for number in range(8)], ours=[2, 3])
+    for known, shown in ((facts, "2 of 8"), (replace(facts, ours=None), "8")):
+        headings, (row,) = render_table(Examined(nodes=[replace(WELL, facts=known)]))
+        assert row[headings.index("GPUs")] == shown
+
+
 def test_how_fast_they_are_together():
     assert render_overall(EXAMINED) == "all-reduce over 2 nodes, 2 ranks, gloo: 1.2 GB/s, 0.20 ms"
     assert render_overall(Examined(nodes=[])) == ""
@@ -91,6 +99,16 @@ def test_findings_that_are_the_same_share_a_line():
     assert lines[:2] == ["error  node[2-3]: it is slow [c]", "    fix: mend it"]
     assert max(map(len, lines)) < 80
     assert any("/a-long-path" in line for line in lines)
+
+
+def test_what_a_node_says_at_length_is_cut_for_people_and_whole_for_programs():
+    long = finding("node2", message=f"it does not answer: {'no ' * 300}end")
+    told = " ".join(render_findings([long]).split())
+    assert "no n … [c] fix: mend it" in told
+    assert len(told) < 260
+    assert to_record(EXAMINED, [long])["findings"][0]["message"].endswith("no end")
+    short = finding("node2", message="x" * 200)
+    assert "…" not in render_findings([short])
 
 
 def test_what_it_comes_to():

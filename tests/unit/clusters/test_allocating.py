@@ -24,6 +24,7 @@ def test_what_is_asked_for():
     assert argv[0] == "--no-kill"
     assert {"--nodes=4", "--partition=a100", "--gres=gpu:2", "--time=00:10:00"} <= set(argv)
     assert "--contiguous" in argv
+    assert "--wait-all-nodes=1" in argv  # one that still starts is not broken
     assert not [word for word in argv if word.startswith("--output")]
 
 
@@ -85,6 +86,13 @@ def test_a_request_that_slurm_refuses(salloc):
         hold_nodes(JobSpec(), Found(), salloc(refused), tell=print),
     ):
         raise AssertionError
+
+
+def test_nodes_that_have_to_start_first_are_waited_for_aloud(salloc):
+    starting = f"echo 'salloc: Waiting for resource configuration'; sleep 0.2\n{RUN_COMMAND}"
+    told = []
+    with hold_nodes(JobSpec(), Found(), salloc(starting), tell=told.append):
+        assert told == ["waiting for the nodes to start"]
 
 
 def test_who_gives_up_waiting_takes_the_request_back(salloc, tmp_path):

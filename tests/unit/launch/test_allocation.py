@@ -193,6 +193,19 @@ def test_the_controllers_own_signal_is_a_users_wish():
     assert asyncio.run(place.explain(stop)) == stop
 
 
+def left_s(answers):
+    return asyncio.run(SlurmAllocation(answers.shell(), ENVIRON).left_s())
+
+
+@pytest.mark.parametrize("clock", [0.0, 300.0])
+def test_how_much_time_is_left(clock):
+    assert 595 < left_s(Answers(left_s=600, clock=clock)) <= 600
+    assert left_s(Answers(left_s=-5)) == 0.0
+    assert asyncio.run(OwnMachine().left_s()) is None
+    away = FakeShell(answers={"scontrol": Result(argv=("scontrol",), code=1)})
+    assert asyncio.run(SlurmAllocation(away, ENVIRON).left_s()) is None
+
+
 def test_times_that_are_none():
     assert [parse_time(text) for text in ("Unknown", "None", "N/A", "")] == [None] * 4
 

@@ -11,11 +11,12 @@ import pytest
 from echelon.core.rundir import RunDir
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
+from echelon.launch import preflight
 from echelon.launch.crew import Crew
 from echelon.launch.hang import HangWatch
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import StopError
-from echelon.launch.preflight import find_unfit, fly
+from echelon.launch.preflight import find_unfit, fly, limit_of
 from echelon.launch.starting import LocalStarter
 
 HOSTS = ["node1", "node2", "node3"]
@@ -41,6 +42,11 @@ def test_nodes_with_errors_are_unfit_for_the_first_of_them():
     }
 
 
+def test_a_long_fault_is_cut():
+    (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS).values()
+    assert len(hello.fault) < 250
+
+
 class Doctor(LocalShell):
     """Runs a line of sh in the doctor's place."""
 
@@ -49,7 +55,7 @@ class Doctor(LocalShell):
 
     def start(self, argv, *, log, env=None, keep=()):
         return LocalShell.start(
-            self, ["sh", "-c", self.line, *argv[-3:]], log=log, env=env, keep=keep
+            self, ["sh", "-c", self.line, *argv[-4:]], log=log, env=env, keep=keep
         )
 
 
@@ -60,14 +66,14 @@ def run(tmp_path):
     return made
 
 
-def prepare(run, line):
+def prepare(run, line, left_s=None):
     said = []
     journal = Journal(run, 1, said.append)
     crew = Crew(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
 
     async def scenario():
         shell, environ = Doctor(line), dict(os.environ)
-        await fly(crew, journal, hosts=HOSTS, environ=environ, shell=shell)
+        await fly(crew, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
 
     return crew, journal, scenario, said
 
@@ -94,6 +100,54 @@ def test_a_doctor_that_fails_costs_the_run_nothing(run):
     journal.close()
     assert crew.unfit == {}
     assert said == ["there was no preflight: no such thing"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "limit_s"),
+    [(None, 600.0), (86400.0, 600.0), (6000.0, 600.0), (600.0, 60.0), (0.0, 0.0)],
+)
+def test_it_may_take_a_small_share_of_what_the_job_has_left(left_s, limit_s):
+    assert limit_of(left_s) == pytest.approx(limit_s)
+
+
+def test_one_that_is_cut_says_so(run):
+    crew, journal, scenario, said = prepare(
+        run, "echo importing torch; exec sleep 600", left_s=10.0
+    )
+    asyncio.run(scenario())
+    journal.close()
+    assert crew.unfit == {}
+    cut = "it was cut after 1 s, a tenth of the 10 s that the job has left"
+    assert said == [f"there was no preflight: {cut}"]
+
+
+def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
+    run, tmp_path, monkeypatch
+):
+    """Its sruns are in sessions of their own: nobody else would know of them."""
+    monkeypatch.setattr(preflight, "GRACE_S", 0.1)
+    monkeypatch.setattr(preflight, "_LONGER_S", 0.1)
+    monkeypatch.setattr(preflight, "LIMIT_S", 1.0)
+    line = f"""\
+trap '' TERM; mkdir {run.doctor(1)}; echo "$3" > {tmp_path}/scratch
+setsid sh -c 'echo $$ > {tmp_path}/srun; exec sleep 600' &
+while :; do sleep 0.1; done"""
+    _, journal, scenario, said = prepare(run, line)
+    asyncio.run(scenario())
+    journal.close()
+    srun = Path("/proc", (tmp_path / "srun").read_text().strip())
+    assert wait_until(lambda: not is_alive(srun), timeout_s=5)
+    assert not run.doctor(1).exists()
+    assert not Path((tmp_path / "scratch").read_text().strip()).exists()
+    assert said[0].startswith("there was no preflight")
+
+
+def is_alive(process):
+    """Tell whether one runs: whoever inherits the dead may take a while to collect them."""
+    try:
+        return ") Z " not in (process / "stat").read_text()
+    except OSError:
+        return False
 
 
 def test_who_stops_the_run_stops_its_preflight(run, tmp_path):

@@ -4,11 +4,10 @@ The tree is tree-sitter's; `reading.py` walks it. Nothing is run.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import PurePosixPath
 
-from echelon.checks.lint.words import Word
+from echelon.checks.lint.words import Moment, Word
 
 
 class Where(StrEnum):
@@ -40,6 +39,8 @@ class Command:
     path: str
     line: int
     where: Where
+    moment: Moment
+    """When it was run: what the variables were then."""
     assignments: tuple[Assignment, ...] = ()
     """Variables for it alone: `NAME=value program`."""
     background: bool = False
@@ -56,13 +57,11 @@ class Command:
     """In a $(…)."""
     stdin: Word | None = None
     """Its heredoc."""
-    values: Mapping[str, Word] = field(default_factory=dict)
-    """The variables as they were then."""
 
     @property
     def name(self) -> str:
         """The program, without its folder; as it is written where that is not known."""
-        return PurePosixPath(self.words[0].text).name if self.words else ""
+        return self.words[0].text.rstrip("/").rpartition("/")[2] if self.words else ""
 
     @property
     def arguments(self) -> tuple[Word, ...]:
@@ -93,6 +92,10 @@ class Shell:
     """Files that it writes from heredocs."""
     settings: frozenset[str]
     """What `set` turned on: pipefail, errexit, allexport."""
+    suspect: bool = False
+    """The parser stumbled: it may be no bash."""
+    too_deep: bool = False
+    """It is nested so deeply that nothing of it was read."""
 
     @property
     def names_used(self) -> frozenset[str]:

@@ -64,8 +64,10 @@ def is_training(subject: Subject, one: Started) -> bool:
 
 def is_alone(subject: Subject, launch: Launch) -> bool:
     """Tell whether a launch has its nodes for itself, as far as the script goes."""
-    others = [one.launch for one in subject.started if one.launch.command is not launch.command]
-    return not any(other.command.background for other in others) and not launch.command.background
+    if launch.command.background:
+        return False
+    others = (one.launch.command for one in subject.started)
+    return not any(other.background for other in others if other is not launch.command)
 
 
 def reads_variables(subject: Subject) -> bool:

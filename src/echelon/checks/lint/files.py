@@ -22,7 +22,16 @@ class Files(Protocol):
 
 
 class DiskFiles:
+    def __init__(self) -> None:
+        self._read: dict[str, str | None] = {}
+
     def read(self, path: str) -> str | None:
+        """Return the text of a file as it was when it was first asked for."""
+        if path not in self._read:
+            self._read[path] = self._load(path)
+        return self._read[path]
+
+    def _load(self, path: str) -> str | None:
         try:
             file = Path(path)
             if not file.is_file() or file.stat().st_size > _LARGEST_BYTES:

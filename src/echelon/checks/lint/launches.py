@@ -17,7 +17,10 @@ from echelon.checks.lint.request import Amounts, read_step
 from echelon.checks.lint.words import Word
 
 _DEEPEST = 6
-"""Shells within shells; a script may name itself."""
+"""Shells within shells."""
+_MOST_SHELLS = 100
+_MOST_TEXT = 1_000_000
+"""Shells that are read, and their characters in all."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "ksh", "dash"})
 _WRAPPERS = frozenset(
     {
@@ -126,15 +129,23 @@ class _State:
     depth: int = 0
     written: tuple[Shell, ...] = ()
     """The shells around, whose heredocs may have made the file."""
+    entered: frozenset[tuple[str, Where]] = frozenset()
+    """The texts of those, and who ran them: a script may start itself."""
 
 
 class _Finder:
     def __init__(self, job: Amounts, files: Files, found: Found) -> None:
         self._job, self._files, self._found = job, files, found
+        self._text = 0
 
     def search(self, shell: Shell, state: _State) -> None:
         names = {a.name for a in shell.assignments} if shell.where is Where.TASK else set()
-        state = replace(state, variables=state.variables | names, written=(*state.written, shell))
+        state = replace(
+            state,
+            variables=state.variables | names,
+            written=(*state.written, shell),
+            entered=state.entered | {(shell.text, shell.where)},
+        )
         for command in shell.commands:
             own = {assignment.name for assignment in command.assignments}
             self._peel(
@@ -221,11 +232,11 @@ class _Finder:
             self._enter(script, path=place, positional=tuple(words[1:]), state=state)
 
     def _enter(self, text: Word, *, path: str, positional: tuple[Word, ...], state: _State) -> None:
-        if state.depth >= _DEEPEST:
-            return
         assert state.command is not None
         where = Where.TASK if state.srun is not None or state.mpi else Where.BATCH
-        values = dict(state.command.values)
+        if (text.text, where) in state.entered or not self._may_read(text.text, state.depth):
+            return
+        values = state.command.moment.values()
         if where is Where.TASK:  # each task has its own
             for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"):
                 values.pop(name, None)
@@ -239,6 +250,12 @@ class _Finder:
         )
         self._found.shells.append(shell)
         self.search(shell, replace(state, depth=state.depth + 1))
+
+    def _may_read(self, text: str, depth: int) -> bool:
+        """Tell whether one more shell is within reason."""
+        self._text += len(text)
+        few = len(self._found.shells) < _MOST_SHELLS and self._text <= _MOST_TEXT
+        return few and depth < _DEEPEST
 
     # --- Python -------------------------------------------------------------------------
 

@@ -1,27 +1,30 @@
 """A script in, findings out."""
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 
 from echelon.checks.lint.files import Files
 from echelon.checks.lint.finding import Finding
+from echelon.checks.lint.rule import Hit, Rule
 from echelon.checks.lint.subject import Subject, read_subject
 from echelon.checks.lint.table import RULES
+from echelon.core.shell import LocalShell
+from echelon.core.shell import Shell as Programs
 
 _IGNORE = re.compile(r"#\s*echelon:\s*ignore\s+(E\d+(?:[\s,]+E\d+)*)", re.IGNORECASE)
 
 
-def lint(text: str, *, path: str, files: Files) -> list[Finding]:
+def lint(text: str, *, path: str, files: Files, programs: Programs | None = None) -> list[Finding]:
     """Return what is wrong with a script and with what it leads to, file by file and line by line.
 
     Args:
         text: the script.
         path: where it is, as it was named.
         files: what is beside it.
-
-    Raises:
-        UsageError: a script that cannot be read at all.
+        programs: what runs bash, where its word is needed; the real one when None.
     """
-    subject = read_subject(text, path=path, files=files)
+    subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
     found = {
         Finding(
             code=rule.code,
@@ -32,11 +35,17 @@ def lint(text: str, *, path: str, files: Files) -> list[Finding]:
             fix=hit.fix,
         )
         for rule in RULES
-        for hit in rule.check(subject)
+        for hit in hits(rule, subject)
     }
     ignored = _ignored(subject)
     kept = [f for f in found if f.code not in ignored.get((f.path, f.line), ())]
     return sorted(kept, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+
+
+def hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
+    """Yield what a rule finds; an expression that is too long for it does not end the others."""
+    with suppress(RecursionError):
+        yield from rule.check(subject)
 
 
 def _ignored(subject: Subject) -> dict[tuple[str, int], set[str]]:

@@ -5,7 +5,6 @@ missing here may be done there.
 """
 
 import ast
-import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +15,7 @@ _MOST_MODULES = 20
 _MOST_PARTS = 60
 _DEEPEST = 4
 """Names within names, and calls within calls, that are followed."""
-_RANK_WORDS = re.compile(
-    r"rank|is_main|is_master|is_primary|main_process|master|is_chief|is_zero|procid|zero_first",
-    re.IGNORECASE,
-)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +27,10 @@ class PythonScript:
     """All of the tree."""
     assigned: dict[str, list[ast.expr]]
     """What names and attributes are assigned, by their text."""
+    functions: dict[str, list[Function]]
+    """Those that it defines, by their names."""
+    called: dict[str, list[ast.Call]]
+    """Its calls, by the last part of their functions' names."""
     parents: dict[ast.AST, ast.AST]
     """The node that each is in."""
     neighbours: str
@@ -38,10 +38,8 @@ class PythonScript:
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return calls of functions by the last part of their names."""
-        found = (node for node in self.nodes if isinstance(node, ast.Call))
-        return sorted(
-            (call for call in found if last_name(call.func) in names), key=lambda c: c.lineno
-        )
+        found = [call for name in names for call in self.called.get(name, [])]
+        return sorted(found, key=lambda call: call.lineno)
 
     def mentions(self, *words: str) -> bool:
         """Tell whether one of these stands anywhere in it, or in a module beside it."""
@@ -54,6 +52,7 @@ class PythonScript:
 
 def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
     """Return a script; None when it is not Python as we know it."""
+    text = text.removeprefix("\ufeff")  # which Python takes
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an odd escape in somebody's string
@@ -70,6 +69,8 @@ def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
         tree=tree,
         nodes=nodes,
         assigned=assigned,
+        functions=_functions(nodes),
+        called=_called(nodes),
         parents=parents,
         neighbours=neighbours,
     )
@@ -78,11 +79,46 @@ def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
 def _assigned(nodes: tuple[ast.AST, ...]) -> dict[str, list[ast.expr]]:
     found: dict[str, list[ast.expr]] = {}
     for node in nodes:
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                found.setdefault(ast.unparse(target), []).append(node.value)
-        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
-            found.setdefault(ast.unparse(node.target), []).append(node.value)
+        for target, value in _bound(node):
+            found.setdefault(unparse(target), []).append(value)
+    return found
+
+
+def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Yield what a node gives a name to, those of `a, b = …` and `with … as a` too."""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            yield from _pairs(target, node.value)
+    elif isinstance(node, ast.AnnAssign | ast.NamedExpr | ast.AugAssign) and node.value is not None:
+        yield node.target, node.value
+    elif isinstance(node, ast.withitem) and node.optional_vars is not None:
+        yield from _pairs(node.optional_vars, node.context_expr)
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    yield target, value
+    if not isinstance(target, ast.Tuple | ast.List):
+        return
+    values = [value] * len(target.elts)
+    if isinstance(value, ast.Tuple | ast.List) and len(value.elts) == len(target.elts):
+        values = value.elts
+    for part, of in zip(target.elts, values, strict=True):
+        yield from _pairs(part, of)
+
+
+def _functions(nodes: tuple[ast.AST, ...]) -> dict[str, list[Function]]:
+    found: dict[str, list[Function]] = {}
+    for node in nodes:
+        if isinstance(node, Function):
+            found.setdefault(node.name, []).append(node)
+    return found
+
+
+def _called(nodes: tuple[ast.AST, ...]) -> dict[str, list[ast.Call]]:
+    found: dict[str, list[ast.Call]] = {}
+    for node in nodes:
+        if isinstance(node, ast.Call) and (name := last_name(node.func)):
+            found.setdefault(name, []).append(node)
     return found
 
 
@@ -119,6 +155,14 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 # --- expressions ----------------------------------------------------------------------------
 
 
+def unparse(node: ast.AST) -> str:
+    """Return a node's text; none of an expression that is too long for Python to write it."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return ""
+
+
 def last_name(node: ast.AST) -> str:
     """Return `c` of a.b.c, or of c."""
     if isinstance(node, ast.Attribute):
@@ -152,7 +196,7 @@ def values_of(script: PythonScript, node: ast.expr) -> list[ast.expr]:
     """Return what a name or attribute is assigned anywhere in the script; else the node itself."""
     if not isinstance(node, ast.Name | ast.Attribute):
         return [node]
-    return script.assigned.get(ast.unparse(node), [])
+    return script.assigned.get(unparse(node), [])
 
 
 def origin(script: PythonScript, node: ast.expr) -> str:
@@ -160,7 +204,7 @@ def origin(script: PythonScript, node: ast.expr) -> str:
     parts, seen, waiting = list[str](), set[str](), [(node, 0)]
     while waiting and len(parts) < _MOST_PARTS:
         current, depth = waiting.pop(0)
-        text = ast.unparse(current)
+        text = unparse(current)
         if text in seen:
             continue
         seen.add(text)
@@ -186,71 +230,13 @@ def is_conditional(script: PythonScript, node: ast.AST) -> bool:
     for parent in ancestors(script, node):
         if isinstance(parent, ast.IfExp | ast.Try | ast.BoolOp):
             return True
-        if isinstance(parent, ast.If) and "__name__" not in ast.unparse(parent.test):
+        if isinstance(parent, ast.If) and "__name__" not in unparse(parent.test):
             return True
     return False
 
 
-def enclosing_function(
-    script: PythonScript, node: ast.AST
-) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+def enclosing_function(script: PythonScript, node: ast.AST) -> Function | None:
     for parent in ancestors(script, node):
-        if isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(parent, Function):
             return parent
     return None
-
-
-def guards(script: PythonScript, node: ast.AST) -> list[str]:
-    """Return the conditions about ranks under which a node is reached, in this script."""
-    return _guards(script, node, frozenset())
-
-
-def _guards(script: PythonScript, node: ast.AST, seen: frozenset[str]) -> list[str]:
-    found = _own_guards(script, node)
-    function = enclosing_function(script, node)
-    if found or function is None or function.name in seen or len(seen) >= _DEEPEST:
-        return found
-    callers = [call for call in script.calls(function.name) if call is not node]
-    if not callers:
-        return []
-    outer = [_guards(script, call, seen | {function.name}) for call in callers]
-    return outer[0] if all(outer) else []
-
-
-def is_called(script: PythonScript, node: ast.AST) -> bool:
-    """Tell whether the script itself reaches a node: at its top, or through calls that are here."""
-    function = enclosing_function(script, node)
-    if function is None:
-        return True
-    return any(last_name(call.func) == function.name for call in script.calls(function.name))
-
-
-def _own_guards(script: PythonScript, node: ast.AST) -> list[str]:
-    found, below = [], node
-    for parent in ancestors(script, node):
-        if isinstance(parent, ast.If | ast.IfExp | ast.While):
-            inside = parent.test is not below
-            if inside and _RANK_WORDS.search(ast.unparse(parent.test)):
-                found.append(ast.unparse(parent.test))
-        elif isinstance(parent, ast.BoolOp):
-            found += [t for t in map(ast.unparse, parent.values) if _RANK_WORDS.search(t)]
-        elif isinstance(parent, ast.FunctionDef | ast.AsyncFunctionDef):
-            found += _early_returns(parent, below)
-            found += [d for d in map(ast.unparse, parent.decorator_list) if _RANK_WORDS.search(d)]
-            break
-        elif isinstance(parent, ast.With):
-            items = [ast.unparse(item.context_expr) for item in parent.items]
-            found += [item for item in items if _RANK_WORDS.search(item)]
-        below = parent
-    return found
-
-
-def _early_returns(function: ast.AST, statement: ast.AST) -> Iterator[str]:
-    """Yield `if rank != 0: return` that stand before a statement."""
-    for other in getattr(function, "body", []):
-        if other is statement:
-            return
-        if isinstance(other, ast.If) and isinstance(other.body[-1], ast.Return | ast.Raise):
-            test = ast.unparse(other.test)
-            if _RANK_WORDS.search(test):
-                yield f"not ({test})"

@@ -4,15 +4,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 from echelon.checks.lint.bash import Assignment, Command, Shell, Where
 from echelon.checks.lint.expanding import NAME, Expander
-from echelon.checks.lint.source import Source
+from echelon.checks.lint.source import Source, clean
 from echelon.checks.lint.words import Scope, Word
-from echelon.errors import UsageError
 
 _NO_WORDS = frozenset(
     {
@@ -22,6 +22,11 @@ _NO_WORDS = frozenset(
 )
 _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_clause"})
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_RESERVED = frozenset({"fi", "then", "else", "elif", "do", "done", "esac", ";;", "}", ")"})
+"""Words that the grammar lets stand as commands, and bash does not."""
+_LONGEST_ARRAY = 1000
+_LONGEST_COMMAND = 2000
+_LONGEST_PIPE = 20
 _DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
 
 
@@ -48,18 +53,14 @@ def read_shell(
         first_line: where in the file it begins.
         values: variables that are known at its begin.
         positional: $1 and so on.
-
-    Raises:
-        UsageError: it is nested too deeply for anybody to have written it.
     """
     scope = Scope(values=dict(values or {}), positional=positional)
     reader = _Reader(text, path, where, first_line, scope)
     try:
         reader.read()
-    except RecursionError:
-        raise UsageError(
-            f"{path} is nested too deeply to be read", hint="is it a script at all?"
-        ) from None
+    except RecursionError:  # nobody has written that
+        unread = _Reader(text, path, where, first_line, Scope()).result()
+        return replace(unread, too_deep=True)
     return reader.result()
 
 
@@ -81,7 +82,7 @@ class _Reader:
     def __init__(self, text: str, path: str, where: Where, first: int, scope: Scope) -> None:
         self._text, self._path, self._where = text, path, where
         self._scope = scope
-        self._source = Source(text, first)
+        self._source = Source(clean(text), first)
         self._words = Expander(self._source, scope, self._run)
         self._commands: list[Command] = []
         self._assignments: list[Assignment] = []
@@ -90,6 +91,7 @@ class _Reader:
         self._written: dict[str, Word] = {}
         self._settings: set[str] = set()
         self._first_command = 0
+        self._suspect = False
 
     def result(self) -> Shell:
         exported = self._exported
@@ -106,10 +108,12 @@ class _Reader:
             first_line=self._first_command,
             written=self._written,
             settings=frozenset(self._settings),
+            suspect=self._suspect or bool(_RESERVED & {c.words[0].text for c in self._commands}),
         )
 
     def read(self) -> None:
         tree = _parser().parse(self._source.shown)
+        self._suspect = tree.root_node.has_error
         self.walk(tree.root_node, _Context())
 
     # --- statements ---------------------------------------------------------------------
@@ -160,7 +164,7 @@ class _Reader:
         parts = [child for child in node.children if child.is_named]
         names = [self._program(part) for part in parts]
         for number, part in enumerate(parts):
-            into = (*names[number + 1 :], *context.piped_into)
+            into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
             piped = context.piped or number > 0
             self.walk(part, replace(context, piped_into=into, piped=piped, certain=False))
 
@@ -177,6 +181,7 @@ class _Reader:
         for redirect in _redirects(node):
             if redirect.type == "heredoc_redirect":
                 heredoc = self._words.heredoc(redirect) or heredoc
+                self._suspect = self._suspect or self._ends_indented(redirect)
                 later = tuple(
                     self._program(child)
                     for child in redirect.named_children
@@ -192,6 +197,12 @@ class _Reader:
         into = later + context.piped_into
         if body is not None:
             self.walk(body, replace(context, stdin=heredoc or context.stdin, piped_into=into))
+
+    def _ends_indented(self, redirect: Node) -> bool:
+        """Tell a heredoc whose end has blanks before it: it is none for bash."""
+        ends = [child for child in redirect.children if child.type == "heredoc_end"]
+        before = [self._source.column(end.start_byte) for end in ends]
+        return redirect.children[0].type == "<<" and any(before)
 
     def _target(self, redirect: Node) -> str:
         target = redirect.child_by_field_name("destination")
@@ -212,9 +223,8 @@ class _Reader:
         adds = "+=" in [child.type for child in node.children]
         if value is not None and value.type == "array" and context.certain and not adds:
             parts = [part for child in value.named_children for part in self._words.word(child)]
-            self._scope.arrays[self._source.text(name)] = tuple(
-                p for part in parts for p in part.split()
-            )
+            items = tuple(p for part in parts for p in part.split())
+            self._scope.arrays[self._source.text(name)] = items[:_LONGEST_ARRAY]
         else:
             self._scope.arrays.pop(self._source.text(name), None)
         if adds:
@@ -291,8 +301,9 @@ class _Reader:
         words += self._arguments(node)
         if not words:
             return
+        parts = (part for word in words for part in word.split())
         command = Command(
-            words=tuple(part for word in words for part in word.split()) or tuple(words),
+            words=tuple(islice(parts, _LONGEST_COMMAND)) or tuple(words),
             path=self._path,
             line=self._line(name),
             where=self._where,
@@ -305,7 +316,7 @@ class _Reader:
             function=context.function,
             substituted=context.substituted,
             stdin=context.stdin,
-            values=dict(self._scope.values),
+            moment=self._scope.moment(),
         )
         self._commands.append(command)
         self._heed(command)

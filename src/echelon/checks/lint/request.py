@@ -58,7 +58,7 @@ def read_request(directives: Directives) -> Amounts:
         fewest = most = _nodes_of_tasks(number, ntasks, per_node)
     nodes = fewest if fewest == most else None
     if per_node is None and not number.has("ntasks-per-node"):
-        per_node = _tasks_of_nodes(number, ntasks, nodes)
+        per_node = _tasks_of_nodes(number, ntasks, nodes, each)
     elif ntasks is not None and nodes and per_node and ntasks < nodes * per_node:
         per_node = ntasks // nodes if ntasks % nodes == 0 else None  # it is then a limit
     if each is None and gpus_per_task and per_node:
@@ -129,7 +129,11 @@ def _nodes_of_tasks(number: _Numbers, ntasks: int | None, per_node: int | None) 
     return None
 
 
-def _tasks_of_nodes(number: _Numbers, ntasks: int | None, nodes: int | None) -> int | None:
+def _tasks_of_nodes(
+    number: _Numbers, ntasks: int | None, nodes: int | None, gpus: int | None
+) -> int | None:
+    if number.has("ntasks-per-gpu") and not number.has("ntasks"):
+        return (number.of("ntasks-per-gpu") or 0) * (gpus or 0) or None
     if any(map(number.has, ("ntasks-per-gpu", "ntasks-per-socket", "ntasks-per-core"))):
         return None
     if number.has("ntasks"):
@@ -153,6 +157,9 @@ def read_step(job: Amounts, options: Mapping[str, Word]) -> Amounts:
             nodes = fewest = per_node = 1
         else:
             per_node = tasks // nodes if tasks and nodes and tasks % nodes == 0 else None
+    elif "ntasks-per-gpu" in options:
+        gpus = _gpus_of_step(job, options, nodes) or 0
+        per_node = (given["ntasks-per-gpu"] or 0) * gpus or None
     elif "nodes" in options and nodes != job.nodes:
         per_node = None  # it takes the job's number of tasks along
     gpus_per_task = job.gpus_per_task

@@ -11,6 +11,13 @@ from bisect import bisect_right
 
 from tree_sitter import Node
 
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def clean(text: str) -> str:
+    """Return a text without what an editor of Windows adds to it: a rule of its own tells it."""
+    return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
+
 
 class Source:
     def __init__(self, script: str, first_line: int) -> None:

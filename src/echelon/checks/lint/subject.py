@@ -11,7 +11,9 @@ from echelon.checks.lint.launches import Launch, find_launches
 from echelon.checks.lint.python_script import PythonScript, parse_python
 from echelon.checks.lint.reading import read_shell
 from echelon.checks.lint.request import Amounts, known_variables, read_request
+from echelon.checks.lint.source import clean
 from echelon.checks.lint.words import Word
+from echelon.core.shell import Shell as Programs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,12 @@ class Started:
 class Subject:
     path: str
     text: str
+    """Without a byte order mark, and with line ends as they should be."""
+    raw_text: str
+    """As it is on the disk."""
     files: Files
+    programs: Programs
+    """Runs bash, to ask it."""
     directives: Directives
     """None of a Python script."""
     job: Amounts
@@ -37,6 +44,8 @@ class Subject:
     """Every srun: its options, and what it starts."""
     pythons: tuple[PythonScript, ...] = ()
     """Each once."""
+    unread: tuple[tuple[str, str], ...] = ()
+    """Path and text of Python scripts that this Python does not take."""
 
     @property
     def is_job(self) -> bool:
@@ -75,21 +84,21 @@ class Subject:
         return self.job.fewest_nodes is None or self.job.fewest_nodes > 1 or self.job.nodes is None
 
 
-def read_subject(text: str, *, path: str, files: Files) -> Subject:
-    """Return what there is to say something about.
-
-    Raises:
-        UsageError: a script that cannot be read at all.
-    """
+def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> Subject:
+    """Return what there is to say something about."""
+    raw_text, text = text, clean(text)
     if is_python(path, text):
         python = parse_python(text, path=path, files=files)
         return Subject(
             path=path,
             text=text,
+            raw_text=raw_text,
             files=files,
+            programs=programs,
             directives=Directives(items=(), broken=(), several=False),
             job=Amounts(),
             pythons=(python,) if python else (),
+            unread=() if python else ((path, text),),
         )
     directives = read_directives(text)
     job = read_request(directives)
@@ -98,23 +107,28 @@ def read_subject(text: str, *, path: str, files: Files) -> Subject:
     shell = read_shell(text, path=path, where=Where.BATCH, values=values)
     found = find_launches(shell, job, files)
     pythons: dict[str, PythonScript | None] = {}
-    started = []
+    unread, started = [], []
     for launch in found.launches:
         place = _place(launch, files)
         if place and place not in pythons:
             source = files.read(place)
             pythons[place] = parse_python(source, path=place, files=files) if source else None
+            if source and pythons[place] is None:
+                unread.append((place, source))
         started.append(Started(launch=launch, python=pythons.get(place)))
     return Subject(
         path=path,
         text=text,
+        raw_text=raw_text,
         files=files,
+        programs=programs,
         directives=directives,
         job=job,
         shells=tuple(found.shells),
         started=tuple(started),
         sruns=tuple(found.sruns),
         pythons=tuple(python for python in pythons.values() if python),
+        unread=tuple(unread),
     )
 
 

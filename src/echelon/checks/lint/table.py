@@ -15,12 +15,13 @@ from echelon.checks.lint.rules import (
     processes,
     saving,
     start,
+    syntax,
     world,
 )
 
 THEMES = {
     "The #SBATCH lines": (*directive_lines.RULES, *amounts.RULES),
-    "What is started": (*start.RULES, *commands.RULES),
+    "What is started": (*start.RULES, *commands.RULES, *syntax.RULES),
     "Where ranks meet": (*ports.RULES, *addresses.RULES, *world.RULES),
     "CPUs and variables": (*cpus.RULES, *environment.RULES),
     "Output and failures": output.RULES,

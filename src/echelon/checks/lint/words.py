@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _MOST = 100
 """Origins of one value that are kept."""
+_LONGEST = 50_000
+"""Characters of one value that are kept: it may double with every line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +58,11 @@ class Word:
         return int(text) if self.known and re.fullmatch(r"[0-9]{1,9}", text) else None
 
     def joined(self, other: "Word") -> "Word":
+        fits = len(self.text) + len(other.text) <= _LONGEST
         return replace(
             self,
-            text=self.text + other.text,
-            known=self.known and other.known,
+            text=self.text + other.text if fits else self.text[:_LONGEST],
+            known=self.known and other.known and fits,
             uses=_gather(self.uses, other.uses),
             commands=_gather(self.commands, other.commands),
         )
@@ -77,8 +80,21 @@ def _gather(first: tuple[_T, ...], second: tuple[_T, ...]) -> tuple[_T, ...]:
     return tuple(together.values())[:_MOST]
 
 
-_PART = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|\"[^\"]*\"|'[^']*'|\S)+")
+_PART = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\"[^\"]*\"|'[^']*'|\S)+")
 """A word of a variable's text, where $(…) that is left in it may hold blanks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The variables of a shell at one time. A copy for every command would be far too much."""
+
+    history: "list[tuple[str, Word]]"
+    """What was assigned, in order, and may be assigned later."""
+    length: int
+    """How much of it had been by then."""
+
+    def values(self) -> "dict[str, Word]":
+        return dict(self.history[: self.length])
 
 
 @dataclass(slots=True)
@@ -90,20 +106,29 @@ class Scope:
     """$1 and so on; None where nobody knows."""
     arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
     """Those that are written out, and nowhere changed."""
+    _history: list[tuple[str, Word]] = field(init=False)
+    """All that was assigned, in order."""
+
+    def __post_init__(self) -> None:
+        self._history = list(self.values.items())
 
     def assign(self, name: str, value: Word, *, certain: bool) -> None:
         """Note a value. Where it is not certain that it is assigned, its text is not known."""
-        if certain:
-            self.values[name] = value
-            return
-        before = self.values.get(name)
-        self.values[name] = replace(
-            value,
-            text=f"${name}",
-            known=False,
-            uses=_gather(value.uses, before.uses if before else ()),
-            commands=_gather(value.commands, before.commands if before else ()),
-        )
+        if not certain:
+            before = self.values.get(name)
+            value = replace(
+                value,
+                text=f"${name}",
+                known=False,
+                uses=_gather(value.uses, before.uses if before else ()),
+                commands=_gather(value.commands, before.commands if before else ()),
+            )
+        self.values[name] = value
+        self._history.append((name, value))
+
+    def moment(self) -> "Moment":
+        """Return the values as they are now, for later."""
+        return Moment(history=self._history, length=len(self._history))
 
     def expand(self, name: str, line: int, *, guarded: bool = False) -> Word:
         """Return what a variable stands for."""
@@ -121,7 +146,7 @@ class Scope:
 
 def _is_composed(text: str) -> bool:
     """Tell a text that is partly known, such as a command line, from one that is not at all."""
-    return " " in text and not text.startswith("$(")
+    return " " in text and not text.startswith(("$(", "`"))
 
 
 # --- arithmetic -----------------------------------------------------------------------------

@@ -6,24 +6,19 @@ being waited for.
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from echelon.core.shell import Shell
+from echelon.errors import EchelonError
 from echelon.launch.crew import Agent, Crew, Gone, Lost, Stop
 from echelon.launch.meeting import StopError
 from echelon.launch.messages import Answer, Ask
 from echelon.launch.muster import read_reason
-from echelon.launch.sampling import tail
 
-_GLANCE_S = 0.02
-_GRACE_S = 2.0
-"""What a program gets between being asked to end and being killed."""
+_AT_ONCE = 64
+"""Probes that are called side by side."""
 Question = tuple[str, Mapping[str, Any]]
 
 
@@ -74,6 +69,23 @@ class Questioner:
                 return
             self._take_in(entry)
 
+    async def call_again(self, nodes: Sequence[int], *, limit_s: float) -> None:
+        """Have probes that did not come started once more; `lost` has those that still do not."""
+        before = {node: self.lost.pop(node) for node in nodes}
+        room, loop = asyncio.Semaphore(_AT_ONCE), asyncio.get_running_loop()
+
+        async def call(node: int) -> None:
+            with contextlib.suppress(EchelonError, OSError):  # a time-out is one too
+                async with room, asyncio.timeout(limit_s):
+                    await self._crew.recall(node)
+
+        await self.attend([loop.create_task(call(node)) for node in nodes])
+        for node, why in before.items():
+            if node in self._crew.agents:
+                self.lost.pop(node, None)  # what was to bring it first has ended meanwhile
+            else:
+                self.lost.setdefault(node, why)
+
     async def ask(self, questions: Mapping[int, Question], *, limit_s: float) -> dict[int, Said]:
         """Ask some nodes, each its own question; those that are lost or late answer an error."""
         self._number += 1
@@ -107,45 +119,3 @@ class Questioner:
                 for node in started.nodes - self._crew.agents.keys() - self.lost.keys():
                     self.lost[node] = read_reason(started.log) or "it ended, and said nothing"
         return entry
-
-
-async def run_program(
-    shell: Shell, argv: Sequence[str], *, env: Mapping[str, str], log: Path, limit_s: float
-) -> tuple[int | None, str]:
-    """Run a program with a limit; return its exit code, None when it was ended, and what it said.
-
-    Unlike `Shell.run` in a thread it can be cancelled, and leaves nothing behind.
-    """
-    pid = shell.start(argv, log=log, env=env)
-    code = None
-    try:
-        async with asyncio.timeout(limit_s):
-            code = await _end_of(pid)
-    except TimeoutError:
-        pass
-    finally:
-        if code is None:
-            await asyncio.shield(_end(pid))
-    return code, tail(log)
-
-
-async def _end_of(pid: int) -> int:
-    while True:
-        if (code := _collect(pid)) is not None:
-            return code
-        await asyncio.sleep(_GLANCE_S)
-
-
-def _collect(pid: int) -> int | None:
-    gone, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if gone else None
-
-
-async def _end(pid: int) -> None:
-    for number, patience_s in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, 60.0)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
-                await _end_of(pid)
-                return

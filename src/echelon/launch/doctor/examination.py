@@ -5,56 +5,39 @@ asked: facts, ports, torch, all-reduce. What fails on one node is known of that 
 go on without it.
 """
 
-import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from echelon.core.rundir import write_atomic
 from echelon.core.shell import Shell
 from echelon.launch.crew import Crew
-from echelon.launch.doctor.asking import Questioner, Said, run_program
-from echelon.launch.doctor.look import SCRIPT, parse_look
-from echelon.launch.doctor.record import Examined, Facts, Gpu, Group, Look, Node, Torch
+from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
+from echelon.launch.doctor.asking import Questioner
+from echelon.launch.doctor.granted import add_figures
+from echelon.launch.doctor.looking import Looking, is_well
+from echelon.launch.doctor.place import Place
+from echelon.launch.doctor.ports import choose_peers
+from echelon.launch.doctor.record import Examined, Group, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
 from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
 from echelon.launch.hang import HangWatch
 from echelon.launch.messages import Hello
-from echelon.launch.starting import Starter, without_shape
+from echelon.launch.starting import Starter
 
-LOOK_S = 30.0
-"""How long a node may take for a few lines of sh."""
 JOIN_S = 60.0
+"""How long a probe may take to come; one that does not is called once more."""
 ASK_S = 60.0
 TORCH_S = 180.0
 """On a cold, busy file system an import may take minutes."""
 LATE_S = 5.0
 """How long a node waits for a file that we have written."""
-FEW = 16
-"""Up to so many nodes each tries each other; with more the next one and the first."""
-_AT_ONCE = 64
-"""Steps that are started side by side."""
 _AGAIN = 3
 """How often a node that stands out is measured once more, before it is named."""
 _ASKED = 5
 """How often clocks are asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where an examination takes place."""
-
-    launcher: Path
-    """A copy of our programs, in the shared folder."""
-    folder: Path
-    """The shared folder's part that is ours: nodes are asked whether they see it."""
-    python: str
-    """The Python of the ranks."""
-    scratch: Path
-    """A folder of this host's own."""
 
 
 class Examination:
@@ -70,10 +53,13 @@ class Examination:
         short: bool,
         tell: Callable[[str], None],
     ) -> None:
-        self._shell, self._starter, self._environ = shell, starter, environ
+        self._environ = environ
         self._place, self._short, self._tell = place, short, tell
         self._crew = Crew(starter, HangWatch(0), lambda *_, **__: None, tell)
         self._asking = Questioner(self._crew)
+        self._looking = Looking(
+            self._asking, shell=shell, starter=starter, environ=environ, place=place, tell=tell
+        )
         self._nodes = {node: Node(name=starter.host(node)) for node in range(starter.nodes)}
         self._pairs: list[Group] = []
         self._overall: Group | None = None
@@ -90,7 +76,8 @@ class Examination:
         began_s = time.monotonic()
         self._crew.hear_signals()
         try:
-            await self._look()
+            for node, look in (await self._looking.look()).items():
+                self._note(node, look=look)
             if await self._call():
                 await self._ask_facts()
                 await self._try_ports()
@@ -112,41 +99,6 @@ class Examination:
     def _note(self, node: int, **known: Any) -> None:
         self._nodes[node] = replace(self._nodes[node], **known)
 
-    # --- the first look -------------------------------------------------------------------------
-
-    async def _look(self) -> None:
-        count = len(self._nodes)
-        self._tell(f"a first look at {count} node{'s' if count > 1 else ''}")
-        nonce = secrets.token_hex(8)
-        write_atomic(self._place.folder / "nonce", nonce)
-        room = asyncio.Semaphore(_AT_ONCE)
-        loop = asyncio.get_running_loop()
-        tasks = {node: loop.create_task(self._look_at(node, nonce, room)) for node in self._nodes}
-        await self._asking.attend(list(tasks.values()))
-        for node, task in tasks.items():
-            self._note(node, look=task.result())
-
-    async def _look_at(self, node: int, nonce: str, room: asyncio.Semaphore) -> Look:
-        argv = ["sh", "-c", SCRIPT, "sh", str(self._place.folder), nonce, self._place.python]
-        job = self._environ.get("SLURM_JOB_ID", "")
-        async with room:
-            asked_s = time.time()
-            code, said = await run_program(
-                self._shell,
-                [*(look_step(job, self._starter.host(node)) if job else ()), *argv],
-                env=without_shape(self._environ),
-                log=self._place.scratch / f"look-{node}.log",
-                limit_s=LOOK_S,
-            )
-            answered_s = time.time()
-        error = "" if code == 0 else f"it ended with code {code}"
-        if code is None:
-            error = f"it hangs, for {LOOK_S:g} s,"
-        srun = [line for line in said.splitlines() if line.startswith("srun: error:")]
-        if srun and code:
-            error = srun[0].removeprefix("srun: error:").strip()
-        return parse_look(said, asked_s=asked_s, answered_s=answered_s, error=error)
-
     # --- the probes -----------------------------------------------------------------------------
 
     async def _call(self) -> bool:
@@ -163,6 +115,10 @@ class Examination:
         argv = [self._place.python, str(self._place.launcher), "doctor-probe"]
         await self._crew.start(argv, self._place.scratch, self._environ)
         await self._asking.await_probes(well, limit_s=JOIN_S)
+        missing = sorted(self._asking.lost)
+        if self._crew.agents and missing:  # where none came, it is not a node's fault
+            self._tell(f"once more for {len(missing)} that did not come")
+            await self._asking.call_again(missing, limit_s=JOIN_S)
         return bool(self._crew.agents)
 
     def _here(self) -> list[int]:
@@ -197,19 +153,13 @@ class Examination:
             if said.error:
                 self._asking.lost.setdefault(node, said.error)
                 continue
-            found = dict(said.found)
-            gpus = [Gpu(**gpu) for gpu in found.pop("gpus")]
-            granted = self._crew.agents[node].hello.gpus if node in self._crew.agents else 0
-            self._note(
-                node,
-                facts=Facts(
-                    **found,
-                    gpus=gpus,
-                    granted=granted,
-                    skew_s=round(skews.get(node, 0.0), 4),
-                    folder_late_s=late.get(node, 0.0),
-                ),
+            facts = read_facts(
+                said.found,
+                granted=self._crew.agents[node].hello.gpus if node in self._crew.agents else 0,
+                skew_s=round(skews.get(node, 0.0), 4),
+                folder_late_s=late.get(node, 0.0),
             )
+            self._note(node, facts=facts)
 
     async def _ask_clocks(self) -> dict[int, float]:
         """Return by how much clocks are ahead of ours: half-way between question and answer."""
@@ -218,9 +168,10 @@ class Examination:
             asked_s = time.time()
             said = await self._asking.ask(self._all("clock"), limit_s=ASK_S)
             for node, answer in said.items():
-                if not answer.error:
+                now_s = read_figure(answer.found, "now_s")
+                if now_s is not None:
                     way_s = answer.at_s - asked_s
-                    ahead_s = answer.found["now_s"] - (asked_s + answer.at_s) / 2
+                    ahead_s = now_s - (asked_s + answer.at_s) / 2
                     best[node] = min(best.get(node, (way_s, ahead_s)), (way_s, ahead_s))
         return {node: ahead_s for node, (_, ahead_s) in best.items()}
 
@@ -236,7 +187,8 @@ class Examination:
         said = await self._asking.ask(
             self._all("file", {**about, "limit_s": LATE_S}), limit_s=ASK_S
         )
-        return {node: one.found["late_s"] for node, one in said.items() if not one.error}
+        late = {node: read_figure(one.found, "late_s") for node, one in said.items()}
+        return {node: seconds for node, seconds in late.items() if seconds is not None}
 
     def _all(
         self, what: str, about: Mapping[str, Any] | None = None
@@ -278,10 +230,8 @@ class Examination:
         self._tell("importing torch")
         said = await self._asking.ask(self._all("torch", {"limit_s": TORCH_S}), limit_s=2 * TORCH_S)
         for node, answer in said.items():
-            found: dict[str, Any] = dict(answer.found)
-            self._note(
-                node, torch=Torch(**found) if not answer.error else Torch(error=answer.error)
-            )
+            error = answer.error
+            self._note(node, torch=Torch(error=error) if error else read_torch(answer.found))
 
     async def _reduce(self) -> None:
         able = [node for node in self._here() if self._can_reduce(node)]
@@ -354,44 +304,4 @@ class Examination:
         for node, said in (await self._asking.ask(asked, limit_s=2 * ASK_S)).items():
             facts = self._nodes[node].facts
             if facts is not None and not said.error:
-                self._note(node, facts=replace(facts, gpus=add_figures(facts.gpus, said)))
-
-
-def look_step(job: str, host: str) -> list[str]:
-    """Return the beginning of a command that runs on one node of a job, whatever else runs there.
-
-    It starts in /: the folder that we are in may be what is missing.
-    """
-    return [
-        *("srun", f"--jobid={job}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"),
-        *("--overlap", "--cpu-bind=none", "--mem=0", "--gres=none", "--no-kill", "--export=ALL"),
-        *("--immediate=20", "--unbuffered", "--input=none", "--chdir=/"),
-    ]
-
-
-def is_well(look: Look) -> bool:
-    """Tell whether a probe can be started where this was seen."""
-    return not (look.error or look.python_error) and look.folder == "seen"
-
-
-def choose_peers(nodes: Sequence[int], node: int) -> list[int]:
-    """Return whom a node tries: all others, or of many the next one and the first."""
-    if len(nodes) <= FEW:
-        return [other for other in nodes if other != node]
-    following = nodes[(nodes.index(node) + 1) % len(nodes)]
-    return [other for other in dict.fromkeys([following, nodes[0]]) if other != node]
-
-
-def add_figures(gpus: Sequence[Gpu], said: Said) -> list[Gpu]:
-    """Return GPUs with what was measured on them; torch counts those that it may use."""
-    figures = said.found.get("ranks", [])
-    known = gpus if len(gpus) == len(figures) else [Gpu(index=i) for i in range(len(figures))]
-    return [
-        replace(
-            gpu,
-            name=gpu.name or figure.get("name", ""),
-            tflops=figure.get("tflops", 0.0),
-            memory_gbs=figure.get("memory_gbs", 0.0),
-        )
-        for gpu, figure in zip(known, figures, strict=True)
-    ]
+                self._note(node, facts=add_figures(facts, said.found))

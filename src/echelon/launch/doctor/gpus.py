@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from echelon.core.shell import Result, Shell
 from echelon.errors import EchelonError
+from echelon.launch.doctor.answers import read_count
 from echelon.launch.doctor.record import Gpu
 
 GPU_S = 30.0
@@ -24,8 +25,7 @@ async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu]
     """Return the driver's version, the GPUs, and why they could not be asked, if so."""
     if shell.which("nvidia-smi") is None:
         return "", [], "there is no nvidia-smi"
-    # With CUDA's stubs on this path it would ask a library that knows nothing.
-    clean = {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
+    clean = _without_stubs(env)
     try:
         shown = await asyncio.to_thread(_query, shell, clean, _BASIC)
         if shown.code:
@@ -44,6 +44,24 @@ async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu]
     return driver, [replace(gpu, throttle=held.get(gpu.index, ())) for gpu in gpus], ""
 
 
+async def ask_parts(shell: Shell, env: Mapping[str, str]) -> dict[str, str]:
+    """Return which part of a GPU (MIG) belongs to which GPU, by UUID."""
+
+    def ask() -> str:
+        argv = ["nvidia-smi", "--list-gpus"]
+        return shell.run(argv, env=_without_stubs(env), timeout_s=GPU_S).stdout
+
+    try:
+        return parse_parts(await asyncio.to_thread(ask))
+    except EchelonError:
+        return {}
+
+
+def _without_stubs(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without the path where CUDA's stubs may be, which know nothing."""
+    return {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
+
+
 def _query(shell: Shell, env: Mapping[str, str], fields: str) -> Result:
     argv = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     return shell.run(argv, env=env, timeout_s=GPU_S)
@@ -54,32 +72,44 @@ def parse_gpus(text: str) -> tuple[str, list[Gpu]]:
     driver, found = "", []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != 6 or not cells[0].isdecimal():
+        if len(cells) != 6 or (index := read_count(cells[0], -1)) < 0:
             continue
-        index, name, uuid, memory, driver, errors = cells
+        _, name, uuid, memory, driver, errors = cells
         found.append(
             Gpu(
-                index=int(index),
+                index=index,
                 name=name,
                 uuid=uuid,
-                memory_mib=_number(memory),
-                ecc_errors=_number(errors),
+                memory_mib=read_count(memory, 0),
+                ecc_errors=read_count(errors, 0),  # GPUs without ECC say [N/A]
             )
         )
     return driver, found
+
+
+def parse_parts(text: str) -> dict[str, str]:
+    """Read which part belongs to which GPU. Pure.
+
+    `GPU 0: NVIDIA A100 (UUID: GPU-5c89)`, and below it
+    `  MIG 3g.20gb     Device  0: (UUID: MIG-1d5b)`.
+    """
+    found, whole = {}, ""
+    for line in text.splitlines():
+        uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
+        if uuid and line.startswith("GPU "):
+            whole = uuid[1]
+        elif uuid and whole:
+            found[uuid[1]] = whole
+    return found
 
 
 def parse_reasons(text: str) -> dict[int, tuple[str, ...]]:
     """Read why clocks are held down, by GPU. Pure."""
     found = {}
     for line in text.splitlines():
-        index, _, mask = (cell.strip() for cell in line.partition(","))
-        if index.isdecimal() and re.fullmatch(r"0x[0-9A-Fa-f]+", mask):
+        name, _, mask = (cell.strip() for cell in line.partition(","))
+        index = read_count(name, -1)
+        if index >= 0 and re.fullmatch(r"0x[0-9A-Fa-f]+", mask):
             bits = int(mask, 16)
-            found[int(index)] = tuple(word for bit, word in _REASONS.items() if bits & bit)
+            found[index] = tuple(word for bit, word in _REASONS.items() if bits & bit)
     return found
-
-
-def _number(text: str) -> int:
-    """Return a number; 0 for [N/A], which GPUs without ECC say."""
-    return int(text) if text.isdecimal() else 0

@@ -10,8 +10,12 @@ from dataclasses import replace
 from statistics import median
 
 from echelon.core.nodes import compress
+from echelon.launch.doctor.answers import read_count
+from echelon.launch.doctor.granted import own_gpus
 from echelon.launch.doctor.judge_figures import judge_figures
-from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Torch
+from echelon.launch.doctor.judge_gpus import judge_gpus
+from echelon.launch.doctor.ports import judge_ports, name_some
+from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Severity, Torch
 
 SKEW_S = 1.0
 LATE_S = 2.0
@@ -21,6 +25,8 @@ SHM_MIB = 1024
 IMPORT_S = 60.0
 OLDEST = (3, 11)
 """The Python that our own processes need."""
+_OWN = frozenset({"ecc", "throttle", "gpu speed", "all-reduce"})
+"""Checks of a node's own hardware: two nodes with broken GPUs are two broken nodes."""
 
 
 def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
@@ -35,10 +41,10 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
     found = [
         *(one for node in nodes for one in _judge_look(node, folder, python)),
         *(one for node in nodes for one in _judge_facts(node, folder)),
-        *(one for node in nodes for one in _judge_gpus(node)),
+        *(one for node in nodes for one in judge_gpus(node)),
         *(one for node in nodes for one in _judge_torch(node)),
         *_judge_odd(nodes),
-        *_judge_ports(nodes),
+        *judge_ports(nodes),
         *judge_figures(examined),
     ]
     found = _share(found, [node.name for node in nodes])
@@ -47,16 +53,31 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
 
 
 def _share(findings: Sequence[Finding], nodes: Sequence[str]) -> list[Finding]:
-    """Make one of what is the same on all nodes: then none of them is to blame.
+    """Make one of what fails on all nodes alike: then none of them is to blame.
 
-    So it is with torch on a single one, too: the program may not want it.
+    By check, not by words: those have names of nodes and steps in them. What a node's own devices
+    have is its own, on however many. With torch it is so on a single node, too: the program may
+    not want it.
     """
-    same = Counter(replace(one, node="") for one in findings if one.node)
-    shared = {one for one, count in same.items() if count == len(nodes)}
-    if len(nodes) == 1:
-        shared = {one for one in shared if one.check == "torch"}
-    everywhere = [replace(one, message=f"on all nodes: {one.message}") for one in shared]
-    return [one for one in findings if replace(one, node="") not in shared] + everywhere
+    alike: dict[tuple[str, Severity], list[Finding]] = {}
+    for one in findings:
+        if one.node and one.check not in _OWN and (len(nodes) > 1 or one.check == "torch"):
+            alike.setdefault((one.check, one.severity), []).append(one)
+    shared = {key: own for key, own in alike.items() if {one.node for one in own} == set(nodes)}
+    named = [one for one in findings if not one.node or (one.check, one.severity) not in shared]
+    return named + [_merge(own) for own in shared.values()]
+
+
+def _merge(findings: Sequence[Finding]) -> Finding:
+    """Return what several nodes have as one finding that names none of them."""
+    told: dict[str, str] = {}
+    for one in findings:
+        told.setdefault(one.message, one.node)
+    words = list(told) if len(told) == 1 else [f"{node}: {why}" for why, node in told.items()]
+    more = f"; and {len(words) - 2} more" if len(words) > 2 else ""
+    fixes = list(dict.fromkeys(one.fix for one in findings))
+    message = f"on all nodes: {'; '.join(words[:2])}{more}"
+    return replace(findings[0], node="", message=message, fix="; ".join(fixes[:2]))
 
 
 def exclude_option(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
@@ -81,9 +102,7 @@ def _judge_look(node: Node, folder: str, python: str) -> Iterator[Finding]:
     name, look = node.name, node.look
     if look.error:
         why = f"it does not answer: {look.error}"
-        yield _error(
-            name, "reach", why, f"leave it out, and tell those who run it: sinfo -Rn {name}"
-        )
+        yield _error(name, "reach", why, "leave it out, and tell those who run it: sinfo -R")
         if not look.hostname:
             return
     if look.folder == "missing":
@@ -134,10 +153,10 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
     if facts is None:
         return
     if facts.unresolved:
-        why = f"names lead nowhere, or astray: {_some(facts.unresolved)}"
+        why = f"names lead nowhere, or astray: {name_some(facts.unresolved)}"
         yield _warning(name, "names", why, "mend /etc/hosts or DNS; Echelon itself needs no names")
     if facts.unnamed:
-        why = f"addresses have no name: {_some(facts.unnamed)}"
+        why = f"addresses have no name: {name_some(facts.unnamed)}"
         yield _warning(
             name, "names", why, "mend reverse DNS: torch waits for it at each connection"
         )
@@ -148,41 +167,6 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
         why = f"a file that we wrote to {folder} came {facts.folder_late_s:.1f} s late"
         yield _warning(
             name, "folder", why, "attributes are cached for long: see acdirmax of nfs(5)"
-        )
-
-
-def _judge_gpus(node: Node) -> Iterator[Finding]:
-    name, facts = node.name, node.facts
-    if facts is None:
-        return
-    if facts.gpu_error and facts.granted and not facts.gpus:
-        missing = facts.gpu_error.startswith("there is no")
-        why = f"{facts.granted} GPUs were granted, and {facts.gpu_error}"
-        make = _warning if missing else _error
-        yield make(name, "gpus", why, "is the driver loaded? nvidia-smi there says")
-    elif len(facts.gpus) < facts.granted:
-        why = f"{facts.granted} GPUs were granted, and {len(facts.gpus)} are there"
-        yield _error(name, "gpus", why, "one has fallen off the bus: dmesg | grep -i xid")
-    for gpu in facts.gpus:
-        if gpu.ecc_errors:
-            why = f"GPU {gpu.index} has had {gpu.ecc_errors} uncorrected ECC errors"
-            yield _error(name, "ecc", why, "have it reset or changed: nvidia-smi -q -d ECC")
-        if gpu.throttle:
-            why = f"GPU {gpu.index} is held down: {', '.join(gpu.throttle)}"
-            yield _warning(
-                name, "throttle", why, "look at cooling and power: nvidia-smi -q -d PERFORMANCE"
-            )
-    torch = node.torch
-    wanted = facts.granted or len(facts.gpus)
-    if torch and not torch.error and torch.cuda and facts.gpus and torch.devices < wanted:
-        why = f"torch for CUDA {torch.cuda} can use {torch.devices} of {wanted} GPUs"
-        why += f" (driver {facts.driver})"
-        why += f": {torch.device_error}" if torch.device_error else ""
-        yield _error(
-            name,
-            "cuda",
-            why,
-            "the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES wrong",
         )
 
 
@@ -227,7 +211,9 @@ _ODD: tuple[tuple[str, str, bool, str, Callable[[Node], str]], ...] = (
     ),
     (
         *("gpus", "the kind of GPU", False, "ask for one kind: --gpu-type, or --constraint"),
-        lambda node: _of_facts(node, lambda facts: ", ".join(sorted({g.name for g in facts.gpus}))),
+        lambda node: _of_facts(
+            node, lambda facts: ", ".join(sorted({gpu.name for gpu in own_gpus(facts)}))
+        ),
     ),
     (
         *("mtu", "the MTU", False, "ip link there: packets of other sizes may be lost"),
@@ -288,28 +274,5 @@ def find_odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     return usual, {node: value for node, value in values.items() if value != usual}
 
 
-def _judge_ports(nodes: Sequence[Node]) -> Iterator[Finding]:
-    tried, failed = Counter[str](), Counter[str]()
-    for node in nodes:
-        tried.update(node.tried)
-        failed.update(node.unreached)
-    closed = {name for name in failed if failed[name] == tried[name] and tried[name] > 1}
-    for name in closed:
-        why = "no other node reaches its ports"
-        yield _error(name, "ports", why, "a firewall there, or a cable: iptables -L, ip -s link")
-    for node in nodes:
-        others = [name for name in node.unreached if name not in closed]
-        if others and len(others) == len(node.tried) > 1 and node.name not in closed:
-            why = "it reaches the ports of no other node"
-            yield _error(node.name, "ports", why, "a firewall there, or a cable")
-        elif others and node.name not in closed:
-            why = f"{node.name} does not reach ports of {_some(others)}"
-            yield _error("", "ports", why, "a firewall, or a route, between them")
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
 def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".")[:2] if part.isdecimal())
+    return tuple(read_count(part, 0) for part in text.split(".")[:2])

@@ -6,6 +6,7 @@ nothing for the others. What it says, it says line by line: where it stops, it h
 
 import re
 
+from echelon.launch.doctor.answers import read_count
 from echelon.launch.doctor.record import Look
 
 WAIT_S = 3
@@ -39,6 +40,8 @@ print("prefix=" + sys.prefix)' 2>&1
 echo "code=$?"
 echo "at="
 """.replace("WAIT", str(WAIT_S))
+_CLOCK = re.compile(r"[0-9]{1,12}(\.[0-9]{0,9})?N?")
+"""Seconds; where `date` knows no %N it says so, and counts whole ones."""
 _LIMITS = {"Max open files": "files", "Max locked memory": "locked", "Max processes": "processes"}
 
 
@@ -72,7 +75,7 @@ def parse_look(text: str, *, asked_s: float, answered_s: float, error: str = "")
         skew_low_s=low_s,
         skew_high_s=high_s,
         folder=words.get("folder", ""),
-        folder_late_s=int(words.get("late", "0")),
+        folder_late_s=read_count(words.get("late", ""), 0),
         folder_type=words.get("type", ""),
         python=words.get("python", ""),
         python_version=words.get("version", ""),
@@ -100,10 +103,9 @@ def _told(words: dict[str, str], error: str) -> str:
 
 
 def _skew(clock: str, asked_s: float, answered_s: float) -> tuple[float, float]:
-    try:
-        its_s = float(clock.removesuffix("N").rstrip("."))  # without %N in date: whole seconds
-    except ValueError:
+    if not _CLOCK.fullmatch(clock):
         return 0.0, 0.0
+    its_s = float(clock.removesuffix("N"))
     coarse_s = 0.0 if re.search(r"\.\d", clock) else 1.0
     return its_s - answered_s, its_s + coarse_s - asked_s
 
@@ -114,7 +116,7 @@ def _parse_limit(line: str) -> dict[str, int]:
         if line.startswith(title):
             words = line.removeprefix(title).split()
             soft = words[0] if words else ""
-            value = int(soft) if soft.isdecimal() else -1
+            value = read_count(soft, -1)
             if name == "locked":
                 return {"locked_kib": value >> 10 if value >= 0 else -1}
             return {name: value}
@@ -124,4 +126,4 @@ def _parse_limit(line: str) -> dict[str, int]:
 def _parse_room(line: str) -> int:
     """`tmpfs  4058312  0  4058312  0% /dev/shm`, in KiB."""
     words = line.split()
-    return int(words[1]) >> 10 if len(words) >= 6 and words[1].isdecimal() else -1
+    return read_count(words[1], -1) >> 10 if len(words) >= 6 else -1

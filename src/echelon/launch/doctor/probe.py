@@ -22,7 +22,8 @@ from echelon.launch.contract import (
     parse_candidates,
 )
 from echelon.launch.doctor.facts import await_text, find_network
-from echelon.launch.doctor.gpus import ask_gpus
+from echelon.launch.doctor.gpus import ask_gpus, ask_parts
+from echelon.launch.doctor.granted import find_ours, read_grant
 from echelon.launch.doctor.torchworker import TorchWorker
 from echelon.launch.doors import Doors, try_doors
 from echelon.launch.journal import write_error
@@ -148,8 +149,17 @@ class Probe:
         assert self._link is not None
         network = await find_network(about["peers"], self._link.peer_address)
         driver, gpus, wrong = await ask_gpus(self._shell, self._environ)
-        known = {"driver": driver, "gpus": [asdict(gpu) for gpu in gpus]}
-        return {**network, **known, "gpu_error": wrong}
+        grant = read_grant(self._environ)
+        parts = await ask_parts(self._shell, self._environ) if grant.has_parts and gpus else {}
+        known = {
+            "driver": driver,
+            "gpus": [asdict(gpu) for gpu in gpus],
+            "gpu_error": wrong,
+            "in_job": grant.in_job,
+            "parts": grant.has_parts,
+            "ours": find_ours(gpus, grant, parts),
+        }
+        return {**network, **known}
 
     async def _await_file(self, about: Mapping[str, Any]) -> dict[str, Any]:
         return {"late_s": await await_text(Path(about["path"]), about["text"], about["limit_s"])}

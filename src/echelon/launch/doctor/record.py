@@ -72,10 +72,17 @@ class Facts:
     """How long after we wrote a file it was there; negative when it never came."""
     rdma: bool = False
     """Whether there is an InfiniBand or RoCE device: those need locked memory."""
+    in_job: bool = False
+    """Whether Slurm gives GPUs out here: then what it has not granted is not ours."""
     granted: int = 0
-    """GPUs that Slurm says are ours."""
+    """GPUs, or parts of GPUs, that CUDA_VISIBLE_DEVICES says are ours."""
+    parts: bool = False
+    """Whether they are parts (MIG)."""
     driver: str = ""
     gpus: Sequence[Gpu] = ()
+    """All that the driver shows: some may be other jobs'."""
+    ours: Sequence[int] | None = None
+    """The indices of those that are ours, as torch counts them; None where nobody can tell."""
     gpu_error: str = ""
     """Why the driver could not be asked."""
 

@@ -3,15 +3,28 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from echelon.launch.doctor.answers import read_ranks
 from echelon.launch.doctor.asking import Questioner, Said
 from echelon.launch.doctor.record import Group
 
 LIMIT_S = 20.0
-"""How long the ranks of a group wait for each other."""
+"""How long the few ranks of a pair wait for each other,"""
+RANK_S = 0.1
+"""how much longer for each rank there is: each meets all others, and a ring goes by all of them,"""
+LONGEST_S = 300.0
+"""and for how long at most."""
 _SLACK_S = 40.0
 """Where a worker was killed, another has to import torch first."""
 _LARGEST = {"gloo": 1 << 24, "nccl": 1 << 28}
 """Bytes of the largest all-reduce."""
+
+
+def limit_of(ranks: int) -> float:
+    """Return how long the ranks of a group wait for each other.
+
+    Sizes do not count: a larger one is tried only where a smaller one took no time.
+    """
+    return min(LONGEST_S, LIMIT_S + RANK_S * ranks)
 
 
 class Reducing:
@@ -41,7 +54,8 @@ class Reducing:
             ports = opened[group[0]].found.get("ports", {})
             for address, port in list(ports.items())[:1]:
                 questions |= self._orders(group, address, port)
-        said = await self._asking.ask(questions, limit_s=LIMIT_S + _SLACK_S)
+        longest_s = limit_of(max(map(self._count_ranks, groups), default=0))
+        said = await self._asking.ask(questions, limit_s=longest_s + _SLACK_S)
         closed = Said(error="no port could be opened")
         return [
             merge_answers(
@@ -52,10 +66,13 @@ class Reducing:
             for group in groups
         ]
 
+    def _count_ranks(self, group: Sequence[int]) -> int:
+        return sum(self._counts[node] for node in group)
+
     def _orders(
         self, group: Sequence[int], address: str, port: int
     ) -> dict[int, tuple[str, Mapping[str, Any]]]:
-        world = sum(self._counts[node] for node in group)
+        world = self._count_ranks(group)
         first = 0
         orders: dict[int, tuple[str, Mapping[str, Any]]] = {}
         for node in group:
@@ -67,7 +84,7 @@ class Reducing:
                 "first_rank": first,
                 "count": self._counts[node],
                 "world": world,
-                "limit_s": LIMIT_S,
+                "limit_s": limit_of(world),
                 "largest": _LARGEST[self._backend],
             }
             orders[node] = ("measure", order)
@@ -84,7 +101,7 @@ def merge_answers(names: tuple[str, ...], answers: Sequence[Said], *, backend: s
             ranks.append({"error": f"{name}: {error}"})
         ranks += [
             {"error": f"{name}: {rank['error']}"} if "error" in rank else rank
-            for rank in answer.found.get("ranks", [])
+            for rank in read_ranks(answer.found, "bandwidth", "latency_s")
         ]
     errors = [str(rank["error"]) for rank in ranks if "error" in rank]
     if errors or not ranks:

@@ -55,11 +55,19 @@ def plan_confirmation(pairs: Sequence[Group], again: int) -> list[tuple[str, str
         pairs: what was measured so far.
         again: how often that was done already; each time it is another partner.
     """
-    nodes = list(dict.fromkeys(node for pair in pairs for node in pair.nodes))
-    doubtful = [one.node for one in find_suspects(pairs)]
-    good = [node for node in nodes if node not in doubtful]
+    fastest = find_fastest(pairs)
+    # Where half of them seem slow, nobody is named; but that may be noise just as well.
+    slow = [node for node, best in fastest.items() if best * SLOW < max(fastest.values())]
+    doubtful = [one.node for one in find_suspects(pairs)] or slow
+    good = [node for node in fastest if node not in doubtful]
     turned = good[again % len(good) :] + good[: again % len(good)] if good else []
     return list(zip(doubtful, turned, strict=False))
+
+
+def find_fastest(pairs: Sequence[Group]) -> dict[str, float]:
+    """Return what each node reaches with its best partner."""
+    nodes = dict.fromkeys(node for pair in pairs for node in pair.nodes)
+    return {node: max(pair.bandwidth for pair in pairs if node in pair.nodes) for node in nodes}
 
 
 def find_suspects(pairs: Sequence[Group]) -> list[Suspect]:
@@ -67,17 +75,15 @@ def find_suspects(pairs: Sequence[Group]) -> list[Suspect]:
 
     Where half of them or more are slow, nobody can say which half is as it should be.
     """
-    nodes = list(dict.fromkeys(node for pair in pairs for node in pair.nodes))
-    own = {node: [pair for pair in pairs if node in pair.nodes] for node in nodes}
-    fastest = {node: max(pair.bandwidth for pair in own[node]) for node in nodes}
+    fastest = find_fastest(pairs)
     quickest = {
-        node: min((pair.latency_s for pair in own[node] if not pair.error), default=0.0)
-        for node in nodes
+        node: min((p.latency_s for p in pairs if node in p.nodes and not p.error), default=0.0)
+        for node in fastest
     }
     found = []
     usual = median_low([known for known in fastest.values() if known] or [0.0])
     usual_s = -median_low([-known for known in quickest.values() if known] or [0.0])
-    for node in nodes:
+    for node in fastest:
         if fastest[node] * SLOW < usual:
             what = "slow" if fastest[node] else "broken"  # while others work with each other
             found.append(Suspect(node=node, what=what, best=fastest[node], usual=usual))

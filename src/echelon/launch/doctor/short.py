@@ -1,7 +1,8 @@
-"""`doctor RUN ATTEMPT`: the short examination of a job's nodes, before a run's first ranks.
+"""`doctor RUN ATTEMPT SCRATCH`: the short examination of a job's nodes, before a run's first ranks.
 
 A process of its own, so that nothing that goes wrong in it can cost the run more than the
-knowledge. What it finds, it leaves beside the attempt.
+knowledge. What it finds, it leaves beside the attempt. Its folders go when it does; whoever has
+started it removes what is left where it was killed.
 """
 
 import asyncio
@@ -9,14 +10,14 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import LocalShell
-from echelon.launch.doctor.examination import Examination, Place
+from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.judge import judge
+from echelon.launch.doctor.place import Place
 from echelon.launch.journal import write_error
 from echelon.launch.meeting import StopError
 from echelon.launch.starting import choose_starter
@@ -26,9 +27,8 @@ def main(arguments: list[str]) -> int:
     """Examine the nodes of the allocation that we are in."""
     run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
     environ, shell = dict(os.environ), LocalShell()
-    folder = run.attempt(attempt) / "doctor"
+    folder, scratch = run.doctor(attempt), Path(arguments[2])
     folder.mkdir(mode=0o700, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
     place = Place(launcher=run.launcher, folder=folder, python=sys.executable, scratch=scratch)
     try:
         examined = asyncio.run(

@@ -4,13 +4,16 @@ import pytest
 
 from echelon.checks.lint.files import TextFiles
 from echelon.checks.lint.subject import read_subject
+from echelon.core.shell import FakeShell
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 
 
 def started(command, **files):
     texts = {name.replace("_", "."): text for name, text in files.items()}
-    subject = read_subject(HEAD + command + "\n", path="job.sh", files=TextFiles(texts))
+    subject = read_subject(
+        HEAD + command + "\n", path="job.sh", files=TextFiles(texts), programs=FakeShell()
+    )
     return [one.launch for one in subject.started]
 
 

@@ -24,6 +24,8 @@ def ask(*lines):
         (["-n 8", "--ntasks-per-node=4"], 2, 4, 0),
         (["--nodes=2", "--ntasks-per-node=4", "--ntasks=2"], 2, 1, 0),
         (["--gres=gpu:a100:4"], 1, 1, 4),
+        (["--gres=gpu:4", "--ntasks-per-gpu=1"], 1, 4, 4),
+        (["--gpus=4", "--ntasks-per-gpu=1"], None, None, None),
         (["--gres=gpu"], 1, 1, 1),
         (["--gres=shard:4"], 1, 1, None),
         (["--gres=gpu:a:1,gpu:b:1"], 1, 1, None),
@@ -50,6 +52,9 @@ def test_a_job_of_several_parts_tells_nothing():
         ("srun -lu --ntasks-per-node=3 prog", 3, "prog"),
         ("srun -n $X prog", None, "prog"),
         ("srun -K1 --exclusive prog", 4, "prog"),
+        ("srun --ntasks-per-gpu=2 prog", 8, "prog"),
+        ("srun --ntasks-per-gpu=2 --gpus-per-node=1 prog", 2, "prog"),
+        ("srun --ntasks-per-gpu=2 -n 2 prog", 1, "prog"),
         ("srun --mpi=pmix --label --overlap prog", 4, "prog"),
     ],
 )
@@ -58,7 +63,7 @@ def test_a_step_takes_a_part(command, tasks, rest):
 
     words = read_shell(command, path="x", where=Where.BATCH).commands[0].words[1:]
     options, left = read_srun(words)
-    job = Amounts(nodes=2, fewest_nodes=2, tasks_per_node=4)
+    job = Amounts(nodes=2, fewest_nodes=2, tasks_per_node=4, gpus_per_node=4)
     assert read_step(job, options).tasks_per_node == tasks
     assert " ".join(word.text for word in left) == rest
 

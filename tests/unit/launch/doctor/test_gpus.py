@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import TimedOutError
-from echelon.launch.doctor.gpus import ask_gpus, parse_gpus, parse_reasons
+from echelon.launch.doctor.gpus import ask_gpus, ask_parts, parse_gpus, parse_parts, parse_reasons
 from echelon.launch.doctor.record import Gpu
 
 BASIC = """\
@@ -67,6 +67,23 @@ def test_where_it_hangs():
 def test_what_is_no_gpu(text):
     assert parse_gpus(text) == ("", [])
     assert parse_reasons(text) == {}
+
+
+LISTED = """\
+GPU 0: NVIDIA A100 (UUID: GPU-5c89)
+  MIG 3g.20gb     Device  0: (UUID: MIG-1d5b)
+  MIG 2g.10gb     Device  1: (UUID: MIG-9f01)
+GPU 1: NVIDIA A100 (UUID: GPU-77aa)
+  MIG 7g.40gb     Device  0: (UUID: MIG-0001)
+"""
+
+
+def test_parts_of_gpus():
+    known = {"MIG-1d5b": "GPU-5c89", "MIG-9f01": "GPU-5c89", "MIG-0001": "GPU-77aa"}
+    assert parse_parts(LISTED) == known
+    assert parse_parts("No devices found.\n") == {}
+    shell = FakeShell(answers={"nvidia-smi --list-gpus": LISTED})
+    assert asyncio.run(ask_parts(shell, {})) == known
 
 
 def test_one_without_ecc():

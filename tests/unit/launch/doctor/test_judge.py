@@ -28,7 +28,13 @@ LOOK = Look(
 )
 GPU = Gpu(index=0, name="H100", tflops=600.0, memory_gbs=3000.0)
 FACTS = Facts(
-    interface="ib0", mtu=2044, granted=2, driver="550.1", gpus=[GPU, replace(GPU, index=1)]
+    interface="ib0",
+    mtu=2044,
+    in_job=True,
+    granted=2,
+    driver="550.1",
+    gpus=[GPU, replace(GPU, index=1)],
+    ours=[0, 1],
 )
 TORCH = Torch(import_s=3.0, version="2.6.0", cuda="12.4", nccl="2.21.5", devices=2)
 
@@ -156,9 +162,89 @@ def test_where_all_lack_torch_none_is_to_blame():
         assert (one.node, one.message) == ("", "on all nodes: cannot import torch: no module")
 
 
+def test_what_fails_everywhere_is_shared_in_whatever_words_it_is_said():
+    away = [
+        node(
+            f"n{i}",
+            look=Look(error=f"Task launch for StepId=2.{i} failed on node n{i}"),
+            facts=None,
+            torch=None,
+        )
+        for i in range(4)
+    ]
+    (one,) = findings(*away, others=0)
+    assert (one.node, one.check, one.severity) == ("", "reach", "error")
+    assert one.message.startswith(
+        "on all nodes: n0: it does not answer: Task launch for StepId=2.0"
+    )
+    assert one.message.endswith("; and 2 more")
+    assert {one.node for one in findings(*away, others=1)} == {"n0", "n1", "n2", "n3"}
+
+
+def test_a_graver_fault_of_one_node_is_not_lost_in_what_all_have():
+    late = [node(f"n{i}", look__folder_late_s=3 + i) for i in range(3)]
+    found = findings(*late[:2], node("n2", look__folder="missing"), others=0)
+    assert {(one.node, one.severity) for one in found} == {
+        *(("n0", "warning"), ("n1", "warning"), ("n2", "error"))
+    }
+    (one,) = findings(*late, others=0)
+    assert one.node == ""
+
+
+def test_broken_hardware_is_each_nodes_own_on_however_many():
+    broken = [GPU, replace(GPU, index=1, ecc_errors=3)]
+    found = findings(*(node(name, facts__gpus=broken) for name in "ab"), others=0)
+    assert [(one.node, one.check) for one in found] == [("a", "ecc"), ("b", "ecc")]
+
+
 def test_what_is_wrong_with_a_single_node_is_its_own():
     (one,) = findings(node("n", look__folder="missing"), others=0)
     assert one.node == "n"
+
+
+def ill(**changes):
+    """A node with a third GPU, which is not as it should be."""
+    bad = replace(GPU, index=2, ecc_errors=3, throttle=("power brake",), tflops=0.0, memory_gbs=0.0)
+    return node("odd", facts__gpus=[*FACTS.gpus, bad], **changes)
+
+
+def test_gpus_of_other_jobs_are_not_ours_to_judge():
+    assert findings(ill()) == []
+    found = findings(ill(facts__ours=[0, 2]))
+    assert [(one.check, one.severity) for one in found] == [
+        ("ecc", "error"),
+        ("throttle", "warning"),
+    ]
+
+
+def test_gpus_that_may_be_others_are_a_remark():
+    found = findings(ill(facts__ours=None))
+    assert [(one.check, one.severity) for one in found] == [
+        *(("ecc", "warning"), ("throttle", "warning"))
+    ]
+    assert all("it may be another job's" in one.message for one in found)
+
+
+@pytest.mark.parametrize("ours", [[], None])
+def test_a_job_without_gpus_has_none_to_be_blamed_for(ours):
+    alike = {"facts__granted": 0, "facts__ours": ours, "torch__devices": 0}
+    hidden = [ill(**alike), node("b", **alike)]
+    assert findings(*hidden, others=0) == []
+
+
+def test_on_a_machine_of_ones_own_torch_should_see_all_gpus():
+    alone = {"facts__in_job": False, "facts__granted": 0}
+    (one,) = findings(node("n", **alone, torch__devices=0), others=0)
+    assert (one.check, one.severity) == ("cuda", "error")
+    assert "can use 0 of 2 GPUs" in one.message
+    assert findings(node("n", **alone), others=0) == []
+
+
+def test_of_parts_of_a_gpu_torch_uses_one():
+    parts = {"facts__parts": True, "facts__granted": 3, "facts__gpus": [GPU], "facts__ours": [0]}
+    assert findings(node("a", **parts, torch__devices=1), others=0) == []
+    (one,) = findings(node("a", **parts, torch__devices=0), others=0)
+    assert "can use 0 of 1 GPUs" in one.message
 
 
 def test_gpus_of_another_kind_are_not_measured_by_these():
@@ -186,29 +272,6 @@ def test_who_is_odd(values, usual, odd):
     assert find_odd(values) == (usual, odd)
 
 
-def reach(name, tried, unreached=()):
-    return node(name, tried=tried, unreached=unreached)
-
-
-def test_a_node_whose_ports_nobody_reaches():
-    found = findings(
-        reach("a", ["b", "c"], ["c"]), reach("b", ["a", "c"], ["c"]), reach("c", ["a", "b"])
-    )
-    assert [(one.node, one.check, one.severity) for one in found] == [("c", "ports", "error")]
-
-
-def test_a_node_that_reaches_nobody():
-    found = findings(
-        reach("a", ["b", "c"]), reach("b", ["a", "c"], ["a", "c"]), reach("c", ["a", "b"])
-    )
-    assert [(one.node, one.check) for one in found] == [("b", "ports")]
-
-
-def test_two_that_do_not_reach_each_other_are_not_to_blame_alone():
-    found = findings(reach("a", ["b", "c"], ["b"]), reach("b", ["a", "c"]), reach("c", ["a", "b"]))
-    assert [(one.node, one.message) for one in found] == [("", "a does not reach ports of b")]
-
-
 def test_a_slow_node_and_a_pair_that_fails():
     def pair(one, two, rate, error=""):
         return Group(nodes=(one, two), bandwidth=rate, latency_s=1e-3, error=error)
@@ -223,6 +286,23 @@ def test_a_slow_node_and_a_pair_that_fails():
     overall = Group(nodes=("a", "b"), error="a: time-out")
     (one,) = judge(Examined(nodes=nodes[:2], overall=overall), folder="/", python="p")
     assert one.message == "over 2 nodes at once it fails: a: time-out"
+
+
+def test_a_slow_pair_is_no_finding_and_half_of_the_nodes_being_slow_is():
+    def judged(*slow):
+        pairs = [
+            Group(nodes=both, bandwidth=1e8 if set(both) & set(slow) else 1e9, latency_s=1e-3)
+            for both in (("a", "d"), ("b", "c"), ("a", "c"), ("d", "b"), ("a", "b"), ("c", "d"))
+        ]
+        return pairs, [node(name) for name in "abcd"]
+
+    pairs, nodes = judged()
+    once = [replace(pairs[0], bandwidth=1e8), *pairs[1:]]  # for a moment
+    assert judge(Examined(nodes=nodes, pairs=once), folder="/", python="p") == []
+    pairs, nodes = judged("c", "d")
+    (one,) = judge(Examined(nodes=nodes, pairs=pairs), folder="/", python="p")
+    assert (one.node, one.severity) == ("", "warning")
+    assert "some nodes reach 1.0 GB/s, some 100 MB/s: half of them" in one.message
 
 
 def test_which_nodes_to_leave_out():

@@ -1,17 +1,11 @@
-"""What the ranks of a group say, made into one value; and who tries whom."""
+"""What the ranks of a group say, made into one value."""
+
+import asyncio
 
 import pytest
 
 from echelon.launch.doctor.asking import Said
-from echelon.launch.doctor.examination import (
-    FEW,
-    add_figures,
-    choose_peers,
-    is_well,
-    look_step,
-)
-from echelon.launch.doctor.record import Gpu, Look
-from echelon.launch.doctor.reducing import merge_answers
+from echelon.launch.doctor.reducing import Reducing, merge_answers
 
 GOOD = {"bandwidth": 1e9, "latency_s": 1e-3, "size": 1 << 20}
 
@@ -40,30 +34,29 @@ def test_a_rank_that_fails_fails_them_all_and_is_named(answer, told):
     assert (found.error, found.bandwidth) == (told, 0.0)
 
 
-def test_of_few_nodes_each_tries_each_and_of_many_the_next_and_the_first():
-    assert choose_peers([0, 2, 5], 2) == [0, 5]
-    many = list(range(FEW + 1))
-    assert choose_peers(many, 3) == [4, 0]
-    assert choose_peers(many, many[-1]) == [0]
-    assert choose_peers(many, 0) == [1]
+class Asked:
+    """In the questioner's place: it opens a port, and nobody measures anything."""
+
+    def __init__(self):
+        self.limits, self.orders = [], []
+
+    async def ask(self, questions, *, limit_s):
+        self.limits.append(limit_s)
+        self.orders += [about for what, about in questions.values() if what == "measure"]
+        return {node: Said(found={"ports": {"10.0.0.1": 7}}) for node in questions}
 
 
-def test_a_first_look_needs_no_folder_and_waits_for_no_other_step():
-    argv = look_step("42", "node3")
-    assert {"--jobid=42", "--nodelist=node3", "--overlap", "--chdir=/", "--no-kill"} <= set(argv)
-
-
-def test_where_a_probe_can_be_started():
-    assert is_well(Look(folder="seen"))
-    assert not is_well(Look(folder="missing"))
-    assert not is_well(Look(folder="seen", error="it hangs"))
-    assert not is_well(Look(folder="seen", python_error="not found"))
-
-
-def test_figures_come_to_their_gpus():
-    said = Said(found={"ranks": [{"tflops": 1.0, "memory_gbs": 2.0, "name": "X"}, {"error": "e"}]})
-    known = [Gpu(index=0, name="H100"), Gpu(index=1, name="H100")]
-    first, second = add_figures(known, said)
-    assert (first.tflops, first.memory_gbs, first.name) == (1.0, 2.0, "H100")
-    assert second.tflops == 0.0
-    assert [gpu.index for gpu in add_figures([], said)] == [0, 1]  # no nvidia-smi, but torch
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "limit_s"),
+    [(2, 1, 20.2), (2, 8, 21.6), (128, 8, 122.4), (1024, 8, 300.0)],
+)
+def test_ranks_wait_for_each_other_the_longer_the_more_they_are(nodes, gpus, limit_s):
+    asking = Asked()
+    names = {node: f"n{node}" for node in range(nodes)}
+    counts = dict.fromkeys(names, gpus)
+    here = {"names": names, "counts": counts, "addresses": lambda _group: ["10.0.0.1"]}
+    reducing = Reducing(asking, **here, backend="gloo")
+    asyncio.run(reducing.measure([tuple(names)]))
+    assert all(order["limit_s"] == pytest.approx(limit_s) for order in asking.orders)
+    assert len(asking.orders) == nodes
+    assert asking.limits[-1] > limit_s  # else we would be gone before they are

@@ -93,6 +93,12 @@ def test_who_stands_out_is_measured_once_more_each_time_with_another():
     assert [one.node for one in find_suspects([*measured, cleared])] == ["n4"]
 
 
+def test_where_half_seem_slow_they_are_measured_once_more():
+    pairs = measure(names(4), {"n1": "slow", "n2": "slow"}, itertools.repeat(1.0))
+    assert find_suspects(pairs) == []
+    assert plan_confirmation(pairs, 0) == [("n1", "n0"), ("n2", "n3")]
+
+
 @given(st.sampled_from(names(3)), st.sampled_from(["slow", "broken"]))
 def test_of_three_one_can_be_named(bad, what):
     found = find_suspects(measure(names(3), {bad: what}, itertools.repeat(1.0)))

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from echelon.checks.lint.bash import Assignment, Command, Where
 from echelon.checks.lint.facts import PER_TASK, reads_variables
 from echelon.checks.lint.launches import Launch
-from echelon.checks.lint.python_script import constant, guards, is_conditional
+from echelon.checks.lint.python_guards import guards
+from echelon.checks.lint.python_script import constant, is_conditional
 from echelon.checks.lint.request import read_step
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
@@ -15,6 +16,11 @@ from echelon.checks.lint.words import Word
 
 _OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
 _LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:.*)?")
+_ALL_NODES = re.compile(
+    r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?(:.*)?|"
+    r"(\$\(|`)\s*scontrol\s+show\s+hostnames?[^|;&]*(\)|`)(:.*)?"
+)
+_SUBMIT_HOST = re.compile(r"\$\{?SLURM_SUBMIT_HOST\}?(:.*)?")
 _FIRST_NODE = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _RANK_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "NODEID", "PROC_ID"}
@@ -57,12 +63,12 @@ def _picked_field(following: list[Command]) -> int | None:
 def find_wrong_host(subject: Subject) -> Iterator[Hit]:
     if not subject.job.several_nodes:
         return
+    blamed: set[str] = set()
     for assignment in subject.assignments:
-        if assignment.name.upper() not in ("MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP"):
-            continue
-        upper = assignment.name.isupper() and reads_variables(subject)
         reason = _wrong_host(assignment.value, assignment.where) if assignment.certain else ""
-        if reason and (upper or assignment.name in _used_by_launchers(subject)):
+        handed_on = bool(assignment.value.names & blamed)
+        if reason and not handed_on and _is_told_to_ranks(subject, assignment):
+            blamed.add(assignment.name)
             yield _wrong(assignment.path, assignment.line, reason)
     told: set[str] = set()
     for one in subject.started:
@@ -76,8 +82,17 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
     yield from _wrong_in_python(subject)
 
 
-def _used_by_launchers(subject: Subject) -> set[str]:
-    return {n for one in subject.started for w in _host_words(one.launch) for n in w.names}
+def _is_told_to_ranks(subject: Subject, assignment: Assignment) -> bool:
+    """Tell whether a variable is the host at which ranks are to meet, and not just on the way."""
+    named = assignment.name.upper() in ("MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP")
+    if named and assignment.name.isupper() and reads_variables(subject):
+        return True
+    words = [word for one in subject.started for word in _host_words(one.launch)]
+    if any(assignment.name in re.findall(r"\$\{?(\w+)", word.text) for word in words):
+        return True
+    # A known value has taken its variable's place in the word.
+    likely = named or assignment.value.known
+    return likely and any(assignment.name in word.names for word in words)
 
 
 def _shell_of(subject: Subject, launch: Launch) -> Where:
@@ -101,6 +116,10 @@ def _wrong_host(value: Word, where: Where) -> str:
     """Return why ranks of several nodes cannot meet there; nothing when they may."""
     if _LOOPBACK.fullmatch(value.text):
         return f"'{value.text}' is each node itself"
+    if _ALL_NODES.fullmatch(value.text):
+        return "this is the list of all nodes, and not one of them"
+    if _SUBMIT_HOST.fullmatch(value.text):
+        return "this is where sbatch was called, and rank 0 is on the first node of the job"
     own = any(c.name == "hostname" for c in value.commands) or value.names & _OWN_HOST
     if where is Where.TASK and own and "scontrol" not in {c.name for c in value.commands}:
         return "each node takes itself for the first one, because this is expanded on every node"

@@ -53,6 +53,22 @@ def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
                 what=f"sbatch refuses the script: '{item.value}' is no number for --{item.option}.",
                 fix=f"#SBATCH --{item.option}=4",
             )
+    yield from _bad_step_numbers(subject)
+
+
+def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
+    for command, options, _ in subject.sruns:
+        for name in ("ntasks", "ntasks-per-node", "cpus-per-task", "nodes"):
+            word = options.get(name)
+            if word is None or not word.known or not re.match(r"[A-Za-z]", word.text):
+                continue
+            mpi = name == "ntasks" and word.text == "p"
+            yield Hit(
+                path=command.path,
+                line=word.line or command.line,
+                what=f"srun fails at once: '{word.text}' is no number for --{name}.",
+                fix="srun -n 4   (-np is an option of mpirun)" if mpi else f"--{name}=4",
+            )
 
 
 def _given(subject: Subject, *options: str) -> list[Directive]:

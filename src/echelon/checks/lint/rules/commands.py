@@ -1,10 +1,16 @@
-"""E207 and E208: command lines that do not do what they look like."""
+"""E207 to E209: command lines that do not do what they look like."""
 
+import re
 from collections.abc import Iterator
 
-from echelon.checks.lint.bash import Where
+from echelon.checks.lint.bash import Command
+from echelon.checks.lint.expanding import NAME
 from echelon.checks.lint.rule import ERROR, Hit, Rule
+from echelon.checks.lint.source import clean
 from echelon.checks.lint.subject import Subject
+
+_BLANK_BEHIND = re.compile(r"^[^#]*\s\\[ \t]+(#.*)?$")
+_EXPORTED = re.compile(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
 
 
 def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
@@ -27,35 +33,96 @@ def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
 
 
 def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
+    told: set[tuple[str, int]] = set()
     for shell in subject.shells:
-        if shell.where is Where.TASK and shell.path == subject.path:
-            continue  # a part of a text that has been looked at
-        lines = shell.text.split("\n")
-        for number, line in enumerate(lines[:-1], start=1):
-            after = lines[number].lstrip()
-            if line.lstrip().startswith("#") or not after.startswith(("-", "#")):
+        lines = _lines(subject, shell.path)
+        for command in shell.commands if not shell.suspect else ():
+            begun = _broken_line(lines, command)
+            if not begun or (shell.path, begun) in told:
                 continue
-            if (
-                line.rstrip(" \t") != line
-                and line.rstrip(" \t").endswith(" \\")
-                and after[0] == "-"
-            ):
-                what = "A blank behind the \\ ends the command here, and the next line is run as "
-                what += f"one of its own: '{after.split()[0]}: command not found'."
-                fix = "take out the blanks behind the \\"
-            elif line.endswith("\\") and after[0] == "#" and _option_follows(lines, number):
-                what = "The comment on the next line ends the command, and the options behind it "
-                what += "are run as a command of their own."
-                fix = "move the comment above the command"
-            else:
-                continue
-            yield Hit(path=shell.path, line=number, what=what, fix=fix)
+            told.add((shell.path, begun))
+            reason, fix = _why_it_ends(lines, begun)
+            first = command.words[0].text
+            yield Hit(
+                path=shell.path,
+                line=begun,
+                what=f"{reason}, and line {command.line} is run as a command of its own"
+                + (f": '{first}: command not found'." if first.startswith("-") else "."),
+                fix=fix,
+            )
 
 
-def _option_follows(lines: list[str], comment: int) -> bool:
-    rest = [line.strip() for line in lines[comment + 1 :]]
-    following = next((line for line in rest if not line.startswith("#")), "")
-    return following.startswith("-")
+def _lines(subject: Subject, path: str) -> list[str]:
+    text = subject.text if path == subject.path else subject.files.read(path) or ""
+    return clean(text).split("\n")
+
+
+def _broken_line(lines: list[str], command: Command) -> int:
+    """Return the line with the first part of a command that was cut in two; 0 if it was not."""
+    number = command.line
+    if not 1 < number <= len(lines):
+        return 0
+    own = lines[number - 1].lstrip()
+    if not own.startswith(command.words[0].text) or command.words[0].uses:
+        return 0
+    if not re.match(r"--?[A-Za-z]", own):
+        return number - 1 if _BLANK_BEHIND.search(lines[number - 2]) else 0
+    above = (n for n in range(number - 1, 0, -1) if lines[n - 1].strip())
+    return next((n for n in above if not lines[n - 1].lstrip().startswith("#")), 0)
+
+
+def _why_it_ends(lines: list[str], number: int) -> tuple[str, str]:
+    line, after = lines[number - 1], lines[number].strip()
+    if line.endswith("\\") and after.startswith("#"):
+        reason, fix = "The comment on the next line ends", "move the comment above the command"
+    elif line.endswith("\\"):
+        reason, fix = "The empty line behind it ends", "take out the empty line"
+    elif re.search(r"\\[ \t]+(#.*)?$", line):
+        reason, fix = (
+            "A blank behind the \\ ends",
+            "nothing may stand behind the \\, not even a blank",
+        )
+    else:
+        reason, fix = "A line without a \\ at its end ends", f"{line.strip()} \\"
+    return f"{reason} the command", fix
+
+
+def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
+    for command in subject.commands:
+        name, second = command.words[0].text, command.words[1:2]
+        sign = second[0].text if second else ""
+        if NAME.fullmatch(name) and (sign == "=" or (name.isupper() and re.match("=[^=]", sign))):
+            value = " ".join([sign[1:], *(word.text for word in command.words[2:])]).strip()
+            yield _blanks(
+                command.path, command.line, name, f"{name}={value}", f"{name}: command not found"
+            )
+        empty = [own.name for own in command.assignments if own.value.text == ""]
+        run = command.words[0].number is not None or _is_told("".join(empty[-1:]), name)
+        if empty and len(command.words) == 1 and run:
+            yield _blanks(
+                command.path, command.line, empty[-1], f"{empty[-1]}={name}", "command not found"
+            )
+    for path in dict.fromkeys(shell.path for shell in subject.shells):
+        for number, line in enumerate(_lines(subject, path), start=1):
+            if match := _EXPORTED.match(line):
+                fix = f"{match[1]} {match[2]}={match[3].strip()}"
+                yield _blanks(
+                    path, number, match[2], fix, f"{match[1]}: `=': not a valid identifier"
+                )
+
+
+def _is_told(name: str, program: str) -> bool:
+    """Tell a variable for ranks in front of a $(…): what that prints would be run."""
+    return program.startswith("$(") and name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+
+
+def _blanks(path: str, line: int, name: str, fix: str, said: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what=f"{name} is not assigned, because of the blank beside the =: '{said}'.",
+        fix=fix,
+    )
 
 
 RULES = (
@@ -93,9 +160,31 @@ args = parser.parse_args()
         title="a command that ends too early",
         severity=ERROR,
         check=find_broken_continuations,
-        why="A \\ joins lines only as the last character of its line, and a comment between two "
-        "lines ends what it stands in.",
+        why="A \\ joins two lines only as the last character of the first, and a comment or an "
+        "empty line between them ends what it stands in. No command begins with a dash.",
         bad="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\ \n    --fast\n",
         good="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\\n    --fast\n",
+    ),
+    Rule(
+        code="E209",
+        title="blanks around the = of an assignment",
+        severity=ERROR,
+        check=find_blanks_around_equals,
+        why="Bash splits at blanks first: NAME = value runs a program NAME with two arguments, and "
+        "the variable stays as it was.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+MASTER_ADDR = $(hostname)    # <- here
+export MASTER_ADDR
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+MASTER_ADDR=$(hostname)
+export MASTER_ADDR
+srun python train.py
+""",
     ),
 )

@@ -4,16 +4,16 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.checks.lint.python_guards import guards, is_called
 from echelon.checks.lint.python_script import (
     PythonScript,
     constant,
     enclosing_function,
-    guards,
     has_spread,
-    is_called,
     keyword,
     last_name,
     origin,
+    unparse,
     values_of,
 )
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
@@ -40,7 +40,7 @@ def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
                 continue
             values = values_of(python, sampler)
             if values and all(
-                isinstance(v, ast.Call) and "ampler" in ast.unparse(v.func) for v in values
+                isinstance(v, ast.Call) and "ampler" in unparse(v.func) for v in values
             ):
                 yield Hit(
                     path=python.path,
@@ -67,7 +67,7 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
 
 def _has_epochs(python: PythonScript) -> bool:
     for node in python.nodes:
-        if isinstance(node, ast.For) and "epoch" in ast.unparse(node.target).lower():
+        if isinstance(node, ast.For) and "epoch" in unparse(node.target).lower():
             once = isinstance(node.iter, ast.Call) and [constant(a) for a in node.iter.args] == [1]
             return not once
     return False
@@ -135,7 +135,7 @@ def find_downloads(subject: Subject) -> Iterator[Hit]:
 def _behind_barrier(python: PythonScript, node: ast.AST) -> bool:
     """Tell whether a function lets some ranks wait: then it has thought of it."""
     function = enclosing_function(python, node)
-    text = ast.unparse(function) if function is not None else ""
+    text = unparse(function) if function is not None else ""
     return "barrier" in text or "FileLock" in python.text
 
 
@@ -156,7 +156,7 @@ def find_unreduced(subject: Subject) -> Iterator[Hit]:
                     else None
                 )
             )
-            if divided is not None and re.fullmatch(r"len\(\S+\.dataset\)", ast.unparse(divided)):
+            if divided is not None and re.fullmatch(r"len\(\S+\.dataset\)", unparse(divided)):
                 yield Hit(
                     path=python.path,
                     line=divided.lineno,
@@ -172,7 +172,7 @@ def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
         if not python.is_distributed or not _samplers(python):
             continue
         for call in python.calls("print", "format", "info"):
-            text = ast.unparse(call)
+            text = unparse(call)
             share = re.search(r"\b(batch_idx|i|idx|step|batch)\s*\*\s*len\(", text)
             loader = re.search(r"len\((\w*train\w*|loader)\.dataset\)", text)
             inner = any(

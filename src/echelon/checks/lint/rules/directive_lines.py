@@ -1,4 +1,4 @@
-"""E101 to E108: whether Slurm reads the #SBATCH lines, and as they are meant."""
+"""E101 to E109: whether Slurm reads the #SBATCH lines, and as they are meant."""
 
 import difflib
 import re
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from echelon.checks.lint.directives import SBATCH_OPTIONS, SRUN_OPTIONS, Directive
 from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.source import BYTE_ORDER_MARK
 from echelon.checks.lint.subject import Subject
 
 _GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
@@ -149,14 +150,36 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
 
 
 def find_dos_lines(subject: Subject) -> Iterator[Hit]:
-    if subject.is_job and "\r\n" in subject.text:
-        line = subject.text[: subject.text.index("\r\n")].count("\n") + 1
-        yield Hit(
-            path=subject.path,
-            line=line,
-            what="sbatch refuses the script: it has the line ends of Windows.",
-            fix=f"sed -i 's/\\r$//' {subject.path}",
-        )
+    for path, text, who in _shell_files(subject):
+        if "\r\n" in text:
+            yield Hit(
+                path=path,
+                line=text[: text.index("\r\n")].count("\n") + 1,
+                what=f"{who} the script: it has the line ends of Windows.",
+                fix=f"sed -i 's/\\r$//' {path}",
+            )
+
+
+def find_byte_order_mark(subject: Subject) -> Iterator[Hit]:
+    for path, text, who in _shell_files(subject):
+        if text.startswith(BYTE_ORDER_MARK):
+            yield Hit(
+                path=path,
+                line=1,
+                what=f"{who} the script: three bytes that no editor shows, a byte order mark, "
+                "stand before its #!.",
+                fix=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
+            )
+
+
+def _shell_files(subject: Subject) -> Iterator[tuple[str, str, str]]:
+    """Yield path and text of all shell scripts, as they are on the disk, and who refuses them."""
+    if subject.batch is not None:
+        refuses = "sbatch refuses" if subject.is_job else "Bash stumbles over"
+        yield subject.path, subject.raw_text, refuses
+    for path in dict.fromkeys(shell.path for shell in subject.shells):
+        if path != subject.path and (text := subject.files.read(path)):
+            yield path, text, "Bash stumbles over"
 
 
 RULES = (
@@ -297,6 +320,16 @@ python train.py
         check=find_dos_lines,
         why="An editor on Windows ends lines with two characters; sbatch refuses the first.",
         bad="#!/bin/bash\n#SBATCH --nodes=1    # <- here\r\npython train.py\r\n",
+        good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+    ),
+    Rule(
+        code="E109",
+        title="a byte order mark",
+        severity=ERROR,
+        check=find_byte_order_mark,
+        why="Editors of Windows write it in front of a text. sbatch then finds no #! at the "
+        "beginning: 'This does not look like a batch script'.",
+        bad="\ufeff#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
         good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
     ),
 )

@@ -5,11 +5,12 @@ import builtins
 import difflib
 import re
 import symtable
+import sys
 from collections.abc import Iterator
 
 from echelon.checks.lint.python_script import PythonScript, ancestors
-from echelon.checks.lint.rule import ERROR, Hit, Rule
-from echelon.checks.lint.subject import Subject, is_python
+from echelon.checks.lint.rule import ADVICE, ERROR, Hit, Rule
+from echelon.checks.lint.subject import Subject
 
 _MODULE_NAMES = frozenset(
     {
@@ -32,6 +33,16 @@ _MODULE_NAMES = frozenset(
         *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
     }
 )
+_HERE = "Python {}.{}".format(*sys.version_info)
+_NEWER = (
+    ((3, 12), re.compile(r"^\s*type\s+\w+\s*(\[.*\]\s*)?=")),
+    ((3, 12), re.compile(r"^\s*(async\s+)?(def|class)\s+\w+\s*\[")),
+    ((3, 12), re.compile(r"\b(f|rf|fr)['\"]", re.IGNORECASE)),  # quotes within quotes
+    ((3, 14), re.compile(r"\b(t|rt|tr)['\"]", re.IGNORECASE)),
+    ((3, 14), re.compile(r"^\s*except\*?\s+[\w.]+\s*,")),  # without parentheses
+    ((3, 15), re.compile(r"^\s*lazy\s+(import|from)\b")),
+)
+"""Lines that came with a version of Python."""
 
 
 def find_undefined_names(subject: Subject) -> Iterator[Hit]:
@@ -110,24 +121,41 @@ def _guess(python: PythonScript, name: str) -> str:
 
 
 def find_syntax_error(subject: Subject) -> Iterator[Hit]:
-    if subject.pythons or not is_python(subject.path, subject.text):
-        return
-    try:
-        ast.parse(subject.text)
-    except SyntaxError as error:
-        yield Hit(
-            path=subject.path,
-            line=error.lineno or 1,
-            what=f"Python does not take the file: {error.msg}.",
-            fix="python -m py_compile " + subject.path,
-        )
-    except (ValueError, RecursionError, MemoryError) as error:
-        yield Hit(
-            path=subject.path,
-            line=1,
-            what=f"Python does not take the file: {error}.",
-            fix="python -m py_compile " + subject.path,
-        )
+    for path, text in subject.unread:
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            yield _refused(path, text, error)
+        except (ValueError, RecursionError, MemoryError):
+            yield Hit(
+                path=path,
+                line=1,
+                what=f"Something in it is too long or too deep for {_HERE}: it was not looked at.",
+                fix=f"python -m py_compile {path}",
+                severity=ADVICE,
+            )
+
+
+def _refused(path: str, text: str, error: SyntaxError) -> Hit:
+    line = error.lineno or 1
+    newer = _newer_python(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", error)
+    return Hit(
+        path=path,
+        line=line,
+        what=f"{_HERE} does not take the file, and it was not looked at: {error.msg}."
+        + (f" Python {newer} may take it." if newer else ""),
+        fix=f"see that the job has Python {newer}" if newer else f"python -m py_compile {path}",
+        severity=ADVICE if newer else None,
+    )
+
+
+def _newer_python(line: str, error: SyntaxError) -> str:
+    """Return the first Python for which a line that this one refuses may be right, if any."""
+    versions = [since for since, pattern in _NEWER if pattern.search(line)]
+    if error.msg.startswith("f-string"):  # the line may then be one within the string
+        versions.append((3, 12))
+    later = [since for since in versions if since > sys.version_info[:2]]
+    return "{}.{}".format(*min(later)) if later else ""
 
 
 RULES = (

@@ -119,11 +119,11 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
         return
     if "pipefail" in batch.settings:
         return
+    launched = {id(one.launch.command) for one in subject.started}
     for command in batch.commands:
         starts = _starts(command) and not command.substituted and not command.background
-        started = any(one.launch.command is command for one in subject.started)
         into = command.piped_into[:1]
-        if starts and started and into and into[0] not in _HARMLESS_PIPES:
+        if starts and id(command) in launched and into and into[0] not in _HARMLESS_PIPES:
             yield Hit(
                 path=command.path,
                 line=command.line,

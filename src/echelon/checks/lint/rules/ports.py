@@ -14,6 +14,7 @@ from echelon.checks.lint.python_script import (
     is_conditional,
     keyword,
     origin,
+    unparse,
 )
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
@@ -128,10 +129,7 @@ def python_ports(python: PythonScript) -> Iterator[tuple[int, ast.expr]]:
         if is_conditional(python, node):  # mostly: when nobody else has set it
             continue
         target = node.targets[0]
-        if (
-            ast.unparse(target.value).endswith("environ")
-            and constant(target.slice) == "MASTER_PORT"
-        ):
+        if unparse(target.value).endswith("environ") and constant(target.slice) == "MASTER_PORT":
             yield node.lineno, node.value
     for call in python.calls("init_process_group"):
         method = constant(keyword(call, "init_method", 1))

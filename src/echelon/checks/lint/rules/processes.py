@@ -10,6 +10,7 @@ from echelon.checks.lint.python_script import (
     constant,
     keyword,
     origin,
+    unparse,
     values_of,
 )
 from echelon.checks.lint.rule import ADVICE, ERROR, Hit, Rule
@@ -26,7 +27,7 @@ _BY_INDEX = re.compile(
 def _needs_device(subject: Subject, python: PythonScript) -> bool:
     """Tell whether ranks of a script see several GPUs, and say nothing of which one they use."""
     calls = python.calls("init_process_group")
-    if not any("nccl" in ast.unparse(call) or "nccl" in _backend(python, call) for call in calls):
+    if not any("nccl" in unparse(call) or "nccl" in _backend(python, call) for call in calls):
         return False
     if any(keyword(call, "device_id") is not None for call in calls):
         return False

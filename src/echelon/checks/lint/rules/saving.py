@@ -4,19 +4,27 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.checks.lint.python_guards import guards, handed_over, is_called
 from echelon.checks.lint.python_script import (
     PythonScript,
     enclosing_function,
-    guards,
-    is_called,
     keyword,
     last_name,
     origin,
+    unparse,
 )
 from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Subject
 
 _ONE_PER_NODE = re.compile(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|local_main")
+_ONE_PER_RANK = re.compile(
+    r"rank|RANK|PROCID|LOCALID|getpid|uuid|mkstemp|mkdtemp|mktemp|token_hex|TemporaryFile"
+)
+"""What makes a file's name another one in each process."""
+_ZERO_ENTERS = re.compile(r"rank\w*(\(\))?\s*==\s*0|not \w*rank|is_main|is_master|is_primary")
+_OTHERS_LEFT = re.compile(
+    r"not \((.*rank\w*(\(\))?( (!=|>) 0)?\)$|not .*(is_main|is_master|is_primary))"
+)
 _NO_FILE = re.compile(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\btmp\w*\.name")
 """What torch.save may also be given: memory, or something of one process alone."""
 _ATOMIC = ("os.replace", "os.rename", "shutil.move", ".replace(", ".rename(", "atomic")
@@ -26,9 +34,9 @@ def _saves(python: PythonScript) -> Iterator[tuple[ast.Call, ast.expr]]:
     """Yield calls of torch.save, with the file."""
     for call in python.calls("save"):
         target = keyword(call, "f", 1)
-        if ast.unparse(call.func) != "torch.save" or target is None:
+        if unparse(call.func) != "torch.save" or target is None:
             continue
-        if not _NO_FILE.search(origin(python, target)):
+        if not _NO_FILE.search(_made_of(python, target)):
             yield call, target
 
 
@@ -37,8 +45,7 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
         if not python.is_distributed or not _may_be_several(subject):
             continue
         for call, target in _saves(python):
-            made_of = origin(python, target)
-            if re.search("rank|RANK|PROCID|LOCALID", made_of) or not is_called(python, call):
+            if _ONE_PER_RANK.search(_made_of(python, target)) or not is_called(python, call):
                 continue
             if not guards(python, call):
                 yield Hit(
@@ -47,6 +54,13 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
                     what="Every rank writes this file at once, and what is left may be a mixture.",
                     fix="if dist.get_rank() == 0:   around it",
                 )
+
+
+def _made_of(python: PythonScript, target: ast.expr) -> str:
+    """Return the text of all that a file's name was made of, also by callers."""
+    names = [node for node in ast.walk(target) if isinstance(node, ast.Name)]
+    given = [value for name in names for value in handed_over(python, name)]
+    return " ; ".join(origin(python, value) for value in (target, *given))
 
 
 def _may_be_several(subject: Subject) -> bool:
@@ -82,12 +96,12 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
         if python.mentions(*_ATOMIC):
             continue
         loaded = {
-            ast.unparse(keyword(call, "f", 0) or call)
+            unparse(keyword(call, "f", 0) or call)
             for call in python.calls("load")
-            if ast.unparse(call.func) == "torch.load"
+            if unparse(call.func) == "torch.load"
         }
         for call, target in _saves(python):
-            if ast.unparse(target) in loaded:
+            if unparse(target) in loaded:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
@@ -103,10 +117,7 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
         if not python.is_distributed or not cuda or not _may_be_several(subject):
             continue
         for call in python.calls("load"):
-            if (
-                ast.unparse(call.func) != "torch.load"
-                or keyword(call, "map_location", 1) is not None
-            ):
+            if unparse(call.func) != "torch.load" or keyword(call, "map_location", 1) is not None:
                 continue
             if any(given.arg is None for given in call.keywords):
                 continue
@@ -148,7 +159,7 @@ def _wrapped_names(python: PythonScript) -> set[str]:
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
         if last_name(node.value.func) in ("DistributedDataParallel", "DDP"):
-            names |= {ast.unparse(target) for target in node.targets}
+            names |= {unparse(target) for target in node.targets}
     return names
 
 
@@ -168,32 +179,24 @@ def _may_have_buffers(python: PythonScript) -> bool:
 
 def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
     """Return the names of models that a call runs: itself, or in a function that is here."""
-    direct = ast.unparse(call.func)
+    direct = unparse(call.func)
     around = enclosing_function(python, call)
     # A parameter is whatever the caller hands over: the call is where it shows.
     handed = {argument.arg for argument in around.args.args} if around else set()
     found = {direct} - handed
-    for function in python.nodes:
-        if not isinstance(function, ast.FunctionDef) or function.name != direct:
-            continue
-        runs = {ast.unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
+    for function in python.functions.get(direct, []):
+        runs = {unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
         names = [argument.arg for argument in function.args.args]
         for argument, name in zip(call.args, names, strict=False):
             if name in runs:
-                found.add(ast.unparse(argument))
+                found.add(unparse(argument))
     return found
 
 
 def _is_rank_zero(test: str) -> bool:
     if re.search(r"\bor\b|local_rank|LOCAL", test):
         return False
-    return bool(
-        re.search(
-            r"rank\w*(\(\))?\s*==\s*0|not \w*rank|is_main|is_master|is_primary|"
-            r"not \(.*rank.*!=\s*0",
-            test,
-        )
-    )
+    return bool((_OTHERS_LEFT if test.startswith("not (") else _ZERO_ENTERS).search(test))
 
 
 RULES = (

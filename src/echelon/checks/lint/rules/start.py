@@ -116,8 +116,8 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=launch.path,
                 line=launch.line,
-                what=f"{total} ranks share {gpus} GPUs on each node, which NCCL refuses: "
-                "'invalid device ordinal' or 'Duplicate GPU detected'.",
+                what=f"{total} ranks share {gpus} GPU{'s' * (gpus > 1)} on each node, which NCCL "
+                "refuses: 'invalid device ordinal' or 'Duplicate GPU detected'.",
                 fix=f"--nproc_per_node={gpus}"
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}",

@@ -11,6 +11,7 @@ from echelon.checks.lint.python_script import (
     is_conditional,
     keyword,
     origin,
+    unparse,
 )
 from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.checks.lint.subject import Started, Subject
@@ -101,7 +102,7 @@ def _needed(python: PythonScript) -> set[str]:
         if (
             isinstance(node, ast.Subscript)
             and isinstance(node.ctx, ast.Load)
-            and ast.unparse(node.value) in ("os.environ", "environ")
+            and unparse(node.value) in ("os.environ", "environ")
             and not is_conditional(python, node)
         ):
             found.add(str(constant(node.slice)))

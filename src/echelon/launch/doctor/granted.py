@@ -1,0 +1,135 @@
+"""Which of a node's GPUs are ours: nvidia-smi may show those of other jobs as well. Pure."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from echelon.launch.doctor.answers import read_ranks
+from echelon.launch.doctor.record import Facts, Gpu
+from echelon.world import list_devices
+
+_MIG = "MIG-"
+_OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/.*")
+"""Drivers before 470 named a part by its GPU: `MIG-GPU-<uuid>/1/0`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """What a process was told of its GPUs."""
+
+    visible: str | None
+    """CUDA_VISIBLE_DEVICES; None where it is not set."""
+    in_job: bool
+    """Whether Slurm gives GPUs out: then what it has not granted is not ours."""
+    by_bus: bool = False
+    """Whether CUDA counts GPUs as nvidia-smi does (CUDA_DEVICE_ORDER)."""
+
+    @property
+    def devices(self) -> list[str]:
+        return list_devices(self.visible or "")
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether parts of GPUs were granted (MIG)."""
+        return any(device.startswith(_MIG) for device in self.devices)
+
+
+def read_grant(environ: Mapping[str, str]) -> Grant:
+    return Grant(
+        visible=environ.get("CUDA_VISIBLE_DEVICES"),
+        in_job="SLURM_JOB_ID" in environ,
+        by_bus=environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID",
+    )
+
+
+def find_ours(
+    gpus: Sequence[Gpu], grant: Grant, parts: Mapping[str, str] | None = None
+) -> list[int] | None:
+    """Return the indices of the GPUs that are ours, as torch counts them; None: nobody can tell.
+
+    Args:
+        gpus: those that nvidia-smi shows.
+        grant: what we were told.
+        parts: part of a GPU → its GPU, by UUID.
+    """
+    every = [gpu.index for gpu in gpus]
+    devices = grant.devices
+    if not devices:
+        if not grant.in_job:
+            return every  # a machine of one's own, whatever was hidden
+        return None if grant.visible is None else []
+    wholes = _of_parts(devices, parts or {})
+    found = [index for device in wholes for index in _find(device, gpus, grant)]
+    if len(found) == len(devices):
+        return list(dict.fromkeys(found))
+    # Slurm may show no others, and number from zero what it shows.
+    none_else = len(gpus) <= (1 if grant.has_parts else len(devices))
+    return every if none_else else None
+
+
+def _of_parts(devices: Sequence[str], parts: Mapping[str, str]) -> list[str]:
+    """Return the devices with the GPU in place of each of its parts."""
+    old = {device: found[1] for device in devices if (found := _OLD_MIG.fullmatch(device))}
+    return [old.get(device) or parts.get(device, device) for device in devices]
+
+
+def _find(device: str, gpus: Sequence[Gpu], grant: Grant) -> list[int]:
+    """Return the index of a GPU that is named by its number, or by the beginning of its UUID."""
+    if device.startswith("GPU-"):
+        same = [gpu.index for gpu in gpus if gpu.uuid.startswith(device)]
+        return same if len(same) == 1 else []
+    # Where GPUs are of several kinds, CUDA counts the fastest first, and nvidia-smi by their place.
+    alike = grant.by_bus or len({gpu.name for gpu in gpus}) == 1
+    return [gpu.index for gpu in gpus if alike and str(gpu.index) == device]
+
+
+def own_gpus(facts: Facts) -> list[Gpu]:
+    """Return the GPUs that are ours; where nobody can tell, all that there are."""
+    if facts.ours is None:
+        return list(facts.gpus)
+    return [gpu for index in facts.ours for gpu in facts.gpus if gpu.index == index]
+
+
+def count_usable(facts: Facts) -> int:
+    """Return how many GPUs torch should be able to use.
+
+    Of parts of GPUs it uses one, however many were granted: CUDA shows a process no more. A job
+    that was granted none may see all of them, or none.
+    """
+    if facts.parts:
+        return 1
+    return facts.granted if facts.granted or facts.in_job else len(facts.gpus)
+
+
+def add_figures(facts: Facts, said: Mapping[str, Any]) -> Facts:
+    """Return facts with what was measured on the GPUs that torch can use.
+
+    Where it is not known which those are, they take the others' place, numbered as torch does.
+    """
+    figures = read_ranks(said, "tflops", "memory_gbs")
+    known = _measured_gpus(facts, figures)
+    if known is None:
+        gpus = [_add(Gpu(index=i), figure) for i, figure in enumerate(figures)]
+        return replace(facts, gpus=gpus, ours=[gpu.index for gpu in gpus])
+    done = {gpu.index: _add(gpu, figure) for gpu, figure in zip(known, figures, strict=True)}
+    return replace(facts, gpus=[done.get(gpu.index, gpu) for gpu in facts.gpus])
+
+
+def _measured_gpus(facts: Facts, figures: Sequence[Mapping[str, Any]]) -> list[Gpu] | None:
+    """Return the GPUs that figures are of: by their UUIDs, or else by their order."""
+    named = {gpu.uuid: gpu for gpu in facts.gpus if gpu.uuid}
+    uuids = [str(figure.get("uuid", "")) for figure in figures]
+    if named and all(uuid in named for uuid in uuids):
+        return [named[uuid] for uuid in uuids]
+    ours = own_gpus(facts)[: 1 if facts.parts else None]
+    return ours if len(ours) == len(figures) else None
+
+
+def _add(gpu: Gpu, figure: Mapping[str, Any]) -> Gpu:
+    return replace(
+        gpu,
+        name=gpu.name or str(figure.get("name", "")),
+        tflops=figure.get("tflops", 0.0),
+        memory_gbs=figure.get("memory_gbs", 0.0),
+    )

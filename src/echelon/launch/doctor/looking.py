@@ -1,0 +1,119 @@
+"""The first look at all nodes, side by side; those that say nothing are asked once more.
+
+A node of a cloud, or one that Slurm has switched off to save power, may still be starting.
+"""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from echelon.core.rundir import write_atomic
+from echelon.core.shell import Shell
+from echelon.launch.doctor.asking import Questioner
+from echelon.launch.doctor.look import SCRIPT, parse_look
+from echelon.launch.doctor.place import Place
+from echelon.launch.doctor.programs import run_program
+from echelon.launch.doctor.record import Look
+from echelon.launch.starting import Starter, without_shape
+
+AT_ONCE = 64
+"""Steps that are started side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """How patient we are."""
+
+    step_s: int
+    """How long Slurm may take to begin a step,"""
+    look_s: float
+    """and how long all of it may take: a few lines of sh."""
+
+
+FIRST, AGAIN = Turn(20, 30.0), Turn(40, 60.0)
+
+
+class Looking:
+    """See the module."""
+
+    def __init__(
+        self,
+        asking: Questioner,
+        *,
+        shell: Shell,
+        starter: Starter,
+        environ: Mapping[str, str],
+        place: Place,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._asking, self._shell, self._starter = asking, shell, starter
+        self._environ, self._place, self._tell = environ, place, tell
+
+    async def look(self) -> dict[int, Look]:
+        """Return what was seen of each node.
+
+        Raises:
+            StopError: somebody wants us to stop.
+        """
+        count = self._starter.nodes
+        self._tell(f"a first look at {count} node{'s' if count > 1 else ''}")
+        nonce = secrets.token_hex(8)
+        write_atomic(self._place.folder / "nonce", nonce)
+        found = await self._look_at(range(count), nonce, FIRST)
+        if silent := [node for node, look in found.items() if not look.hostname]:
+            self._tell(f"another look at {len(silent)} that said nothing")
+            found |= await self._look_at(silent, nonce, AGAIN)
+        return found
+
+    async def _look_at(self, nodes: Sequence[int], nonce: str, turn: Turn) -> dict[int, Look]:
+        room = asyncio.Semaphore(AT_ONCE)
+        loop = asyncio.get_running_loop()
+        tasks = {node: loop.create_task(self._ask(node, nonce, turn, room)) for node in nodes}
+        await self._asking.attend(list(tasks.values()))
+        return {node: task.result() for node, task in tasks.items()}
+
+    async def _ask(self, node: int, nonce: str, turn: Turn, room: asyncio.Semaphore) -> Look:
+        argv = ["sh", "-c", SCRIPT, "sh", str(self._place.folder), nonce, self._place.python]
+        if job := self._environ.get("SLURM_JOB_ID", ""):
+            argv = [*look_step(job, self._starter.host(node), turn.step_s), *argv]
+        async with room:
+            asked_s = time.time()
+            code, said = await run_program(
+                self._shell,
+                argv,
+                env=without_shape(self._environ),
+                log=self._place.scratch / f"look-{node}-{turn.step_s}.log",
+                limit_s=turn.look_s,
+            )
+            answered_s = time.time()
+        error = tell_failure(code, said, turn.look_s)
+        return parse_look(said, asked_s=asked_s, answered_s=answered_s, error=error)
+
+
+def tell_failure(code: int | None, said: str, limit_s: float) -> str:
+    """Return how a look failed, in Slurm's words where it has some; empty when it did not. Pure."""
+    if code is None:
+        return f"it hangs, for {limit_s:g} s,"
+    srun = [line for line in said.splitlines() if line.startswith("srun: error:")]
+    if srun and code:
+        return srun[0].removeprefix("srun: error:").strip()
+    return f"it ended with code {code}" if code else ""
+
+
+def look_step(job: str, host: str, patience_s: int) -> list[str]:
+    """Return the beginning of a command that runs on one node of a job, whatever else runs there.
+
+    It starts in /: the folder that we are in may be what is missing.
+    """
+    return [
+        *("srun", f"--jobid={job}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"),
+        *("--overlap", "--cpu-bind=none", "--mem=0", "--gres=none", "--no-kill", "--export=ALL"),
+        *(f"--immediate={patience_s}", "--unbuffered", "--input=none", "--chdir=/"),
+    ]
+
+
+def is_well(look: Look) -> bool:
+    """Tell whether a probe can be started where this was seen."""
+    return not (look.error or look.python_error) and look.folder == "seen"

@@ -1,0 +1,18 @@
+"""Where an examination takes place."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an examination takes place."""
+
+    launcher: Path
+    """A copy of our programs, in the shared folder."""
+    folder: Path
+    """The shared folder's part that is ours: nodes are asked whether they see it."""
+    python: str
+    """The Python of the ranks."""
+    scratch: Path
+    """A folder of this host's own."""

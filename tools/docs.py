@@ -1,0 +1,85 @@
+"""For who writes a page: run it, renew what it shows, list what is not run.
+
+    .venv/bin/python tools/docs.py run PAGE…      as the tests do
+    .venv/bin/python tools/docs.py update PAGE…   run it twice, write what it printed into it
+    .venv/bin/python tools/docs.py list [PAGE…]   what pages need; what is not run, and why
+
+`update` keeps lines with … that still hold; what differs between two runs becomes … .
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[0] = str(ROOT / "tests")
+
+from docs.catalogue import page_names, read_page  # noqa: E402  only now can it be found
+from docs.page import Console, NotRun, PageError, parse_page  # noqa: E402
+from docs.running import render_renewed, run_page  # noqa: E402
+
+
+def main() -> int:
+    """Do what was asked; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", choices=["run", "update", "list"])
+    parser.add_argument("pages", nargs="*", metavar="PAGE", type=_name)
+    parser.add_argument("--once", action="store_true", help="update after one run, not two")
+    asked = parser.parse_args()
+    if not asked.pages and asked.what != "list":
+        parser.error("which page?")
+    failed = 0
+    for name in asked.pages or page_names():
+        try:
+            if asked.what == "list":
+                _list(name)
+            elif asked.what == "run":
+                _run(name)
+            else:
+                _update(name, once=asked.once)
+        except PageError as error:
+            print(error, file=sys.stderr)
+            failed += 1
+    return 1 if failed else 0
+
+
+def _name(text: str) -> str:
+    path = Path(text).resolve()
+    if not path.is_file() or ROOT not in path.parents:
+        raise argparse.ArgumentTypeError(f"there is no page '{text}' in this repository")
+    return str(path.relative_to(ROOT))
+
+
+def _run(name: str) -> None:
+    began = time.monotonic()
+    for line, seconds in run_page(read_page(name)).times_s:
+        print(f"{name}:{line}: {seconds:.1f} s")
+    print(f"{name}: as it says, in {time.monotonic() - began:.1f} s")
+
+
+def _update(name: str, *, once: bool) -> None:
+    page = read_page(name)
+    first = run_page(page, compare=False)
+    last = first if once else run_page(page, compare=False)
+    text = render_renewed(page, first, last)
+    if text == "\n".join(page.lines):
+        print(f"{name}: nothing to change")
+        return
+    parse_page(name, text)  # what was printed may look like the end of a block
+    (ROOT / name).write_text(text)
+    print(f"{name}: renewed; look at what has changed (git diff)")
+
+
+def _list(name: str) -> None:
+    page = read_page(name)
+    commands = sum(len(step.commands) for step in page.steps if isinstance(step, Console))
+    needs = f"; needs {', '.join(sorted(page.needs))}" if page.needs else ""
+    print(f"{name}: {commands} commands{needs}")
+    for step in page.steps:
+        if isinstance(step, NotRun):
+            print(f"    line {step.line} is not run: {step.reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

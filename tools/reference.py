@@ -1,0 +1,323 @@
+"""Makes the pages of docs/reference/ that follow from the code; `make docs` calls it.
+
+.venv/bin/python tools/reference.py            writes what has changed
+.venv/bin/python tools/reference.py --check    only says so, and ends with 1
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+import typer.main
+import variables
+
+from echelon.cli.main import app
+from echelon.cli.options import POSITIONAL, SPELLING
+from echelon.launch.contract import PRIVATE
+from echelon.monitor.event_kinds import CONTROLLER, METRICS, Kind
+from echelon.spec import KEYS, JobSpec, show_value
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+_MADE = "<!-- made by tools/reference.py: change the code, then `make docs` -->"
+
+
+def pages() -> dict[str, str]:
+    """Return every page: its name → what it has to be."""
+    made: dict[str, Callable[[], str]] = {
+        "cli.md": render_cli,
+        "config.md": render_config,
+        "events.md": render_events,
+        "environment.md": render_environment,
+    }
+    return {name: render() for name, render in made.items()}
+
+
+def out_of_date() -> list[str]:
+    """Return the pages that are not what they have to be."""
+    found = []
+    for name, text in pages().items():
+        path = FOLDER / name
+        if not path.is_file() or path.read_text() != text:
+            found.append(name)
+    return found
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+_CLI = """\
+# Commands
+{made}
+
+{about}
+
+`echelon COMMAND --help` prints the same. Results go to stdout; errors, and what a person is told
+meanwhile, to stderr. [Exit codes](../exit-codes.md).
+
+{options}
+
+{commands}
+
+## Flags of the request
+Each is a key of `echelon.toml` too: [all keys](config.md) has their types and defaults.
+
+{flags}
+"""
+_EXAMPLE = """
+
+<!-- not run: it shows the form; what it names is not here -->
+```console
+{lines}
+```"""
+
+
+def render_cli() -> str:
+    """Return the page of commands."""
+    root = typer.main.get_command(app)
+    top = typer.Context(root, info_name="echelon")
+    commands = list(_commands(root, top))
+    submit = next(context for _, context in commands if context.info_name == "submit")
+    return _CLI.format(
+        made=_MADE,
+        about=root.help,
+        options=_parameters(root.params, top),
+        commands="\n\n".join(_render_command(*pair) for pair in commands),
+        flags=_parameters(filter(_of_request, submit.command.params), submit),
+    )
+
+
+def _commands(group: Any, parent: typer.Context) -> Iterator[tuple[Any, typer.Context]]:
+    for command in group.commands.values():
+        context = typer.Context(command, info_name=command.name, parent=parent)
+        yield command, context
+        if hasattr(command, "commands"):
+            yield from _commands(command, context)
+
+
+def _render_command(command: Any, context: typer.Context) -> str:
+    words, _, example = str(command.help or "").partition("Example:")
+    text = f"## {context.command_path}\n{' '.join(words.split())}"
+    if hasattr(command, "commands"):
+        return text
+    usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
+    text += f"\n\nUsage: `{usage}`"
+    if example := example.strip():
+        lines = "\n".join(f"$ {line.strip()}" for line in example.splitlines() if line.strip())
+        text += _EXAMPLE.format(lines=lines)
+    if own := [one for one in command.params if not _of_request(one)]:
+        text += f"\n\n{_parameters(own, context)}"
+    shared = [one for one in command.params if _of_request(one)]
+    if len(shared) > len(KEYS) / 2:
+        text += "\n\nAnd every [flag of the request](#flags-of-the-request)."
+    elif shared:
+        names = ", ".join(f"`{one.opts[-1]}`" for one in shared)
+        text += f"\n\nAnd of the [request](#flags-of-the-request): {names}."
+    return text
+
+
+def _of_request(parameter: Any) -> bool:
+    """Tell whether a parameter was made from a key of the request."""
+    flags = {_flag(name) for name in KEYS if name not in POSITIONAL}
+    return bool(flags & set(parameter.opts)) and parameter.default is None
+
+
+def _parameters(parameters: Iterable[Any], context: typer.Context) -> str:
+    records = [one.get_help_record(context) for one in parameters if not one.hidden]
+    rows = [[f"`{names}`", _cell(text)] for names, text in filter(None, records)]
+    return _table(["option", "meaning"], rows)
+
+
+# --- the request ------------------------------------------------------------------------------
+
+_CONFIG = """\
+# Keys of echelon.toml
+{made}
+
+The same keys are read in `echelon.toml`, in `[tool.echelon]` of `pyproject.toml`, in a profile
+`[clusters.NAME]`, in `~/.config/echelon/config.toml`, from flags and from `--set KEY=VALUE`;
+[which one counts](../styles.md#the-request). `echelon config` shows each value and where it came
+from. Where there is no default nothing is asked for, and Slurm's or the site's own counts.
+
+{keys}
+
+For example:
+
+```toml title="echelon.toml"
+nodes = "2:4"
+gpus = 4
+mem = "64G"
+time = "1-12:00:00"        # or "36h", or minutes
+hang_timeout = "10m"       # or seconds
+modules = ["cuda/12.4", "gcc"]
+
+[env]
+NCCL_DEBUG = "INFO"
+```
+```console
+$ echelon config | grep echelon.toml$
+nodes                    2:4              echelon.toml
+gpus                     4                echelon.toml
+mem                      64G              echelon.toml
+time                     1-12:00:00       echelon.toml
+hang_timeout             600              echelon.toml
+modules                  cuda/12.4,gcc    echelon.toml
+env                      NCCL_DEBUG=INFO  echelon.toml
+```
+
+Besides, in a file: `cluster = "NAME"` chooses a profile, and `[clusters.NAME]` is one. `[env]` and
+`[slurm.extra]` are tables; those of several places add up, name by name.
+"""
+
+
+def render_config() -> str:
+    """Return the page of keys."""
+    rows = [
+        [f"`{key.name}`", _type(key.read), _default(key.name), _cell(key.help), _said(key.name)]
+        for key in KEYS.values()
+    ]
+    head = ["key", "value", "default", "what it is", "flag"]
+    return _CONFIG.format(made=_MADE, keys=_table(head, rows))
+
+
+def _type(read: Callable[[object], Any]) -> str:
+    choices = inspect.getclosurevars(read).nonlocals.get("choices")
+    if choices:
+        return ", ".join(f"`{choice}`" for choice in choices)
+    about = (inspect.getdoc(read) or "").removeprefix("Read ").partition(";")[0]
+    return _cell(about.rstrip("."))
+
+
+def _default(name: str) -> str:
+    value = show_value(name, JobSpec())
+    return f"`{value}`" if value else ""
+
+
+def _said(name: str) -> str:
+    return "argument" if name in POSITIONAL else f"`{_flag(name)}`"
+
+
+def _flag(name: str) -> str:
+    return f"--{SPELLING.get(name, name).replace('_', '-')}"
+
+
+# --- events -----------------------------------------------------------------------------------
+
+_EVENTS = """\
+# Events
+{made}
+
+A run's directory holds what happened, one JSON object per line, each file with one writer that only
+appends ([the other files](../control-plane.md)). Each has `time` (seconds since the epoch, by its
+writer's clock) and `kind`; the last line of a file may be unfinished while it is written. What is
+measured of nodes, GPUs and ranks is in `telemetry/`: [telemetry](../telemetry.md).
+
+## `events/controller-<attempt>.jsonl`
+Written by the controller of each attempt.
+
+{controller}
+
+## `metrics.jsonl`
+Written by rank 0 of a script that uses the Trainer.
+
+{metrics}
+"""
+
+
+def render_events() -> str:
+    """Return the page of events."""
+    return _EVENTS.format(made=_MADE, controller=_kinds(CONTROLLER), metrics=_kinds(METRICS))
+
+
+def _kinds(kinds: Mapping[str, Kind]) -> str:
+    parts = []
+    for name, kind in kinds.items():
+        rows = [
+            [f"`{field}`" + (" (not always)" if field in kind.sometimes else ""), _cell(about)]
+            for field, about in kind.fields.items()
+        ]
+        parts.append(f"### {name}\n{kind.about}\n\n{_table(['field', 'meaning'], rows)}")
+    return "\n\n".join(parts)
+
+
+# --- variables --------------------------------------------------------------------------------
+
+_ENVIRONMENT = """\
+# Environment variables
+{made}
+
+## What you can set
+{users}
+
+What ranks are to see is set in `[env]` of `echelon.toml`, or with `--env NAME=VALUE`.
+
+## What a rank sees
+torchrun's, so that scripts written for it run unmodified. Those of Slurm, in a job, are the rank's
+own, whatever the job's shape, so that scripts which read them work too.
+
+{ranks}
+
+Besides, in a [plain style](../styles.md):
+
+{styles}
+
+`echelon.world.detect` reads these, Lightning's and Slurm's own, and says where a process is.
+
+## What your own commands see
+The command of `--notify` has `ECHELON_RUN_DIR` as well, and the job's variables.
+
+{commands}
+
+## Not to be relied on
+Between Echelon's own processes: {private}.
+"""
+
+
+def render_environment() -> str:
+    """Return the page of variables."""
+    private = sorted((set(PRIVATE) | variables.PRIVATE.keys()) - variables.COMMANDS.keys())
+    return _ENVIRONMENT.format(
+        made=_MADE,
+        users=_variables(variables.USERS),
+        ranks=_variables(variables.RANKS),
+        styles=_variables(variables.STYLES),
+        commands=_variables(variables.COMMANDS),
+        private=", ".join(f"`{name}`" for name in private),
+    )
+
+
+def _variables(known: Mapping[str, str]) -> str:
+    return _table(["variable", "meaning"], [[f"`{name}`", about] for name, about in known.items()])
+
+
+# --- markdown ---------------------------------------------------------------------------------
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _cell(text: str) -> str:
+    """Return a text that cannot break its table."""
+    return " ".join(re.sub(r"<(\w+)>", r"`<\1>`", text).replace("|", "\\|").split())
+
+
+def main() -> int:
+    """Write what has changed, or say so."""
+    stale, made = out_of_date(), pages()
+    if "--check" in sys.argv[1:]:
+        for name in stale:
+            print(f"docs/reference/{name} is out of date: make docs", file=sys.stderr)
+        return 1 if stale else 0
+    FOLDER.mkdir(exist_ok=True)
+    for name in stale:
+        (FOLDER / name).write_text(made[name])
+        print(f"docs/reference/{name} is renewed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

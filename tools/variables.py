@@ -1,0 +1,74 @@
+"""What docs/reference/environment.md says of variables; tests hold it against the code.
+
+Only what a name means is written here. Which names there are, ranks' and our own, is found in the
+code, and none may be missing on either side.
+"""
+
+USERS = {
+    "ECHELON_RUNS_DIR": "where runs are kept, as `--runs-dir` says; `runs` in the folder one is in",
+    "ECHELON_DEBUG": "`1`: a traceback with every error, as `--debug`",
+    "ECHELON_SANDBOX_DIR": "where sandboxes are kept: a short path of letters, digits, `._-`",
+    "XDG_CONFIG_HOME": "its `echelon/config.toml` is read before a project's; `~/.config`",
+    "XDG_STATE_HOME": "its `echelon/nodes/` keeps which nodes are bad; `~/.local/state`",
+    "VIRTUAL_ENV": "the Python of ranks, where the request names none",
+    "CONDA_PREFIX": "likewise",
+    "SHELL": "what `echelon sandbox shell` starts",
+}
+"""Set by users, read by the command."""
+
+RANKS = {
+    "RANK": "which rank it is, of all",
+    "LOCAL_RANK": "which one on its node",
+    "WORLD_SIZE": "how many ranks there are",
+    "LOCAL_WORLD_SIZE": "how many on its node",
+    "GROUP_RANK": "which node it is on, counted from 0",
+    "GROUP_WORLD_SIZE": "how many nodes take part",
+    "ROLE_RANK": "as `RANK`",
+    "ROLE_WORLD_SIZE": "as `WORLD_SIZE`",
+    "ROLE_NAME": "`default`",
+    "MASTER_ADDR": "the address at which ranks meet; one that every node has reached",
+    "MASTER_PORT": "the port; a new one for each set of ranks",
+    "TORCHELASTIC_RUN_ID": "the run's id",
+    "TORCHELASTIC_RESTART_COUNT": "how many sets of ranks were before, as `ECHELON_GENERATION`",
+    "TORCHELASTIC_MAX_RESTARTS": "what `--restarts` says",
+    "TORCHELASTIC_USE_AGENT_STORE": (
+        "`True` where the store is served already, and rank 0 need not listen"
+    ),
+    "TORCHELASTIC_ERROR_FILE": "where the record of an exception goes",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "`1`, unless it is set",
+    "OMP_NUM_THREADS": "half of a rank's CPUs, unless it is set",
+    "PYTHONUNBUFFERED": "`1`, unless it is set: what was printed before a crash is not lost",
+    "GLOO_SOCKET_IFNAME": "the interface of `MASTER_ADDR`, unless it is set",
+    "NCCL_SOCKET_IFNAME": "likewise",
+    "ECHELON_RUN_DIR": "the run's directory",
+    "ECHELON_GENERATION": "which set of ranks this is, counted from 0 in each job",
+    "ECHELON_BEACON": "the file through which a rank of the library and its agent speak",
+    "SLURM_PROCID": "as `RANK`",
+    "SLURM_LOCALID": "as `LOCAL_RANK`",
+    "SLURM_NODEID": "as `GROUP_RANK`",
+    "SLURM_NTASKS": "as `WORLD_SIZE`",
+    "SLURM_NPROCS": "as `WORLD_SIZE`",
+    "SLURM_NNODES": "as `GROUP_WORLD_SIZE`",
+    "SLURM_STEP_NUM_TASKS": "as `WORLD_SIZE`",
+    "SLURM_STEP_NUM_NODES": "as `GROUP_WORLD_SIZE`",
+    "SLURM_STEP_TASKS_PER_NODE": "ranks per node, in Slurm's way of writing it",
+}
+"""What a rank sees, under the style `echelon`; those of Slurm only in a job."""
+
+STYLES = {
+    "ECHELON_INIT_METHOD": "in the style `file`: the address of the file in which ranks meet",
+}
+"""What a rank sees besides, in a plain style."""
+
+COMMANDS = {
+    "ECHELON_RUN": "`--notify`: the run's id",
+    "ECHELON_STATE": "`--notify`: `COMPLETED`, `FAILED`, `CANCELLED`, `TIMEOUT`, `PREEMPTED`",
+    "ECHELON_REASON": "`--notify`: why, in one line; empty when it completed",
+    "ECHELON_NODE": "`--node-check`: which node it is, counted from 0",
+}
+"""What commands of a user's own see, that we run."""
+
+PRIVATE = {
+    "ECHELON_SANDBOX": "marks the processes of a sandbox",
+}
+"""Of our own processes, beside those in launch/contract.py; not to be relied on."""
