@@ -130,3 +130,6 @@ class RayAllocation:
         if standing is None or standing.waits:
             return None
         return frozenset(hosts) if is_current(standing) else frozenset()
+
+    async def left_s(self) -> float | None:
+        return None
