@@ -88,8 +88,8 @@ def test_mnist_survives_a_killed_rank_and_a_removed_node(cluster, folder):
     assert end_of(chain, 150) == 0, output(chain)
     assert worlds(chain) == [4, 4, 2], output(chain)
     assert "restart 1 of 3" in output(chain)
-    came, began = events(chain.run, "joined")[1]["time"], events(chain.run, "generation")[0]["time"]
-    assert began - came < 8
+    came, complete = events(chain.run, "joined")[1], events(chain.run, "slots")[0]
+    assert complete["time"] - came["time"] < 5  # the third is known not to come
     assert [event["node"] for event in events(chain.run, "lost")]
     told = chain.command("status", "--json")
     assert json.loads(told.stdout)["state"] == "COMPLETED", told
