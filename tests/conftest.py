@@ -8,7 +8,7 @@ import pytest
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        for folder in ("slurm", "browser"):
+        for folder in ("slurm", "browser", "ray"):
             if f"/tests/{folder}/" in str(item.path):
                 item.add_marker(folder)
 

@@ -10,7 +10,7 @@ pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 # torch alone is chosen by hand: its build decides which CUDA a user gets.
 torch=$(grep -E '^torch==' constraints.txt || echo 'torch==2.13.0')
 pip install --quiet --upgrade pip setuptools
-pip install --quiet "$torch" --editable '.[train,data,dash,lint,tensorboard]' --group dev --group peers
+pip install --quiet "$torch" --editable '.[train,data,dash,lint,ray,tensorboard]' --group dev --group peers
 {
     echo '# Exact versions of everything that `make setup` and `make peers` install. Made by `make constraints`.'
     # A local build tag (+cpu) is the machine's choice, not ours.

@@ -113,7 +113,7 @@ setup_system() {
 }
 
 case "${1:-}" in
-    venv) install_venv .venv --editable '.[train,data,dash,lint,tensorboard]' --group dev ;;
+    venv) install_venv .venv --editable '.[train,data,dash,lint,ray,tensorboard]' --group dev ;;
     peers) install_venv .venv-peers --editable '.[train]' --group peers ;;
     system) setup_system ;;
     *) fail "unknown part '${1:-}'" "tools/setup.sh venv|peers|system" ;;

@@ -1,6 +1,10 @@
-"""What first.py does, as a Ray Train program: `ray_first.py WORKERS`."""
+"""What first.py does, as a Ray Train program: `ray_first.py WORKERS [MARK]`.
+
+The first worker writes down when it has all-reduced, where a file is named.
+"""
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -9,15 +13,19 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 
-def first():
+def first(asked):
     total = torch.ones(1)
     dist.all_reduce(total)
+    now_s = time.monotonic()
     assert total.item() == dist.get_world_size()
+    if asked["mark"] and dist.get_rank() == 0:
+        Path(asked["mark"]).write_text(f"{now_s}\n")
 
 
-workers = int(sys.argv[1])
+workers, mark = int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
 TorchTrainer(
     first,
+    train_loop_config={"mark": mark},
     torch_config=TorchConfig(backend="gloo"),
     # A fraction of a core each: four workers have to fit on any machine.
     scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.1}),

@@ -15,7 +15,7 @@ from echelon.core.units import format_memory, parse_duration
 from echelon.errors import EchelonError, UsageError
 from echelon.readers import NodeCount, nearest
 
-STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun")
+STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
 """How ranks can be started: docs/styles.md."""
 
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
@@ -28,6 +28,18 @@ _SCRIPT_VARIABLES = frozenset(
         *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PEER_ADDR"),
         *("PORT_TAKEN", "DIST_FILE", "code", "host", "interface", "launcher", "log", "own"),
         *("peer", "python", "scratch", "taken", "task", "towards", "try"),
+        # of style `ray`
+        *("head", "node", "one", "others", "ray", "role", "leash", "late", "linger", "memory"),
+        *(
+            "end_s",
+            "gpus",
+            "cpus",
+            "tmp",
+            "workers",
+            "AUTOSCALER_METRIC_PORT",
+            "DASHBOARD_METRIC_PORT",
+        ),
+        *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_HOME"),
     }
 )
 """What a job's script sets for itself."""
@@ -261,7 +273,7 @@ class JobSpec:
     def _style_problems(self) -> list[str]:
         """Return what the style cannot do."""
         found = []
-        if self.signal_lead_s and self.style in ("static", "torchrun"):
+        if self.signal_lead_s and self.style in ("static", "torchrun", "ray"):
             found.append(
                 f"style '{self.style}' does not hand a signal on to its ranks: leave signal_lead "
                 "out, or use --style echelon or srun"

@@ -143,6 +143,8 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
                     stop_all(run, cluster)
                 interrupted = True
             else:
+                if not interrupted and _go_on(run, cluster):
+                    continue
                 # Whoever calls us expects what any interrupted command returns.
                 asked = job.state == "CANCELLED" or job.exit_code == 128 + signal.SIGTERM
                 stopped = interrupted and asked

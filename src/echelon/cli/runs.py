@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
-from echelon.cli.completion import offer
 from echelon.cli.options import takes_request
+from echelon.cli.places import (
+    Address,
+    NewAddress,
+    On,
+    Places,
+    choose_cluster,
+    choose_spec,
+    cluster_of,
+)
 from echelon.cli.request import UNTIL_SCRIPT
 from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.spec import Merged
@@ -44,43 +52,6 @@ Run = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
-
-
-PLACES = ("auto", "local", "slurm")
-On = Annotated[
-    str,
-    typer.Option(
-        "--on",
-        metavar="PLACE",
-        help="Where: local, or slurm.",
-        show_default=False,
-        autocompletion=offer(PLACES[1:]),
-    ),
-]
-
-
-def _cluster(
-    place: str, runs: Path, *, tied: bool = False, environ: Mapping[str, str] = os.environ
-) -> "Cluster":
-    """Return the place where runs are to be: slurm, or here."""
-    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
-    from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
-
-    if place not in PLACES:
-        raise UsageError(f"--on {place} is no place", hint="write --on local, or --on slurm")
-    if place == "slurm":
-        return SlurmCluster(LocalShell(), os.environ)
-    return LocalCluster(LocalShell(), environ, runs, tied=tied)
-
-
-def _cluster_of(run: "RunDir") -> "Cluster":
-    """Return the place where a run was started."""
-    from echelon.clusters.local import PREFIX  # noqa: PLC0415
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
-
-    here = any(attempt.job_id.startswith(PREFIX) for attempt in attempts(run))
-    return _cluster("local" if here else "slurm", run.path.parent)
 
 
 def _start(
@@ -127,6 +98,7 @@ def submit(
     request: Merged,
     runs_dir: RunsDir = RUNS,
     on: On = "slurm",
+    address: Address = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when it is over, with its code.")
     ] = False,
@@ -141,10 +113,10 @@ def submit(
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
     from echelon.cli.following import exit_code, follow_run  # noqa: PLC0415
-    from echelon.clusters.runs import choose_python  # noqa: PLC0415
     from echelon.clusters.styles import render_script  # noqa: PLC0415
 
-    spec, cluster = choose_python(request.spec, os.environ), _cluster(on, runs_dir)
+    cluster = choose_cluster(on, runs_dir, address=address)
+    spec = choose_spec(request, on, os.environ)
     _check(spec, cluster, "submit")
     if dry_run:
         script = render_script(spec, conda_exe=os.environ.get("CONDA_EXE", ""))
@@ -162,24 +134,25 @@ def submit(
 
 @app.command(context_settings=UNTIL_SCRIPT)
 @takes_request
-def run(*, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto") -> None:
+def run(
+    *, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto", address: Address = ""
+) -> None:
     """Run a script here and now, in the foreground.
 
     Inside an allocation on all its nodes, otherwise as processes of this machine; with --on slurm
-    as a job that ends with this command.
+    or --on ray as a job that ends with this command.
 
     Example: echelon run --procs 4 train.py --lr 0.1
     """
     from echelon.cli.following import exit_code, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
-    from echelon.clusters.runs import choose_python  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
 
     environ = scrub(os.environ) if on == "local" else os.environ
-    spec = choose_python(request.spec, environ)
-    if on != "slurm":
+    spec = choose_spec(request, on, environ)
+    if on not in ("slurm", "ray"):
         spec = fit_allocation(spec, environ, asked=request.origins["nodes"] != "default")
-    cluster = _cluster(on, runs_dir, tied=True, environ=environ)
+    cluster = choose_cluster(on, runs_dir, address=address, tied=True, environ=environ)
     _check(spec, cluster, "run")
     found, job_id = _start(spec, cluster, runs_dir, environ)
     console.note(f"{found.run_id}: {spec.script} as {job_id}")
@@ -195,9 +168,9 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     from echelon.clusters.runs import current_job, list_runs  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
-    rows = []
+    rows, places = [], Places()
     for run in list_runs(runs_dir):
-        job, known = current_job(run, _cluster_of(run)), attempts(run)
+        job, known = current_job(run, places.of(run)), attempts(run)
         rows.append(
             [run.run_id, job.state, job.id, job.nodes, known[-1].submitted if known else ""]
         )
@@ -221,7 +194,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    job = current_job(found, _cluster_of(found))
+    job = current_job(found, Places().of(found))
     facts = {
         "run": found.run_id,
         "state": job.state,
@@ -259,7 +232,7 @@ def logs(
 
     found = find_run(runs_dir, run)
     if follow:
-        job = follow_run(found, _cluster_of(found), show=True, rank=rank)
+        job = follow_run(found, cluster_of(found), show=True, rank=rank)
         raise typer.Exit(exit_code(job))
     if not print_logs(found, rank=rank):
         who = "" if rank is None else f"rank {rank} of "
@@ -270,28 +243,28 @@ def logs(
 
 
 @app.command()
-def stop(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
+def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """Ask a run to stop: its ranks save, and no other job goes on.
 
     Example: echelon stop last
     """
     from echelon.cli.following import stop_all  # noqa: PLC0415
 
-    found, cluster = _find(runs_dir, run)
+    found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         stop_all(found, cluster)
         console.note(f"{found.run_id} is asked to stop; later: echelon resume {found.run_id}")
 
 
 @app.command()
-def cancel(run: Run, *, runs_dir: RunsDir = RUNS) -> None:
+def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """End a run at once.
 
     Example: echelon cancel last
     """
     from echelon.cli.following import cancel_all  # noqa: PLC0415
 
-    found, cluster = _find(runs_dir, run)
+    found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         cancel_all(found, cluster)
         console.note(f"{found.run_id} is cancelled")
@@ -302,6 +275,7 @@ def resume(
     run: Run = "last",
     *,
     runs_dir: RunsDir = RUNS,
+    address: NewAddress = "",
     wait: Annotated[
         bool, typer.Option("--wait", help="Return when it is over, with its code.")
     ] = False,
@@ -317,8 +291,9 @@ def resume(
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
     from echelon.clusters.runs import current_job, submit_run  # noqa: PLC0415
 
-    found, cluster = _find(runs_dir, run)
-    job = current_job(found, cluster)
+    found, cluster = _find(runs_dir, run, address)
+    # Asked for at another address it may still be where it was: if that answers, its word counts.
+    job = current_job(found, Places().of(found) if address else cluster)
     if not job.over:
         raise ConflictError(
             f"the run '{found.run_id}' is not over: job {job.id} is {job.state}",
@@ -331,7 +306,7 @@ def resume(
         )
     here = job.id.startswith(PREFIX)
     if here:
-        cluster = _cluster("local", runs_dir, tied=True)
+        cluster = choose_cluster("local", runs_dir, tied=True)
     attempt = submit_run(found, cluster, os.environ)
     console.note(f"{found.run_id} goes on as job {attempt.job_id}")
     if here:
@@ -340,7 +315,7 @@ def resume(
         raise typer.Exit(exit_code(follow_run(found, cluster, show=follow, resubmit=True)))
 
 
-def _find(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster"]:
+def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]:
     """Return a run that has a job, and its place."""
     from echelon.clusters.runs import find_run  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
@@ -350,7 +325,7 @@ def _find(runs_dir: Path, name: str) -> tuple["RunDir", "Cluster"]:
         raise NotFoundError(
             f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
         )
-    return found, _cluster_of(found)
+    return found, cluster_of(found, address=address)
 
 
 def _current(run: "RunDir", cluster: "Cluster") -> "Job | None":
@@ -380,7 +355,7 @@ def why(
     from echelon.launch.verdict import render, to_record  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    verdict = find_verdict(found, current_job(found, _cluster_of(found)))
+    verdict = find_verdict(found, current_job(found, Places().of(found)))
     if as_json:
         console.print_json(to_record(verdict) if verdict else None)
     elif verdict:

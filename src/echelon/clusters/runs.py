@@ -128,6 +128,18 @@ def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
     return replace(spec, python=sys.executable)
 
 
+def name_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """Name the ranks' Python also where an environment is activated.
+
+    A job that does not begin with our own variables would not find it on its PATH.
+    """
+    spec = choose_python(spec, environ)
+    prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue or not prefix:
+        return spec
+    return replace(spec, python=f"{prefix}/bin/python")
+
+
 def prepare_run(
     spec: JobSpec, runs: Path, folder: Path, *, conda_exe: str = ""
 ) -> tuple[RunDir, JobSpec]:
@@ -166,7 +178,7 @@ _SHIPPED = (
 _NVML = "pynvml"
 """NVIDIA's own binding, a file that needs nothing else."""
 _START = '''\
-"""`python launcher controller|agent|zygote …`: a copy of Echelon's job-side programs.
+"""`python launcher controller|agent|zygote|ray-keeper …`: a copy of Echelon's job-side programs.
 
 It lies in the run's directory so that it needs to be installed on no node, runs in the ranks' own
 Python, and stays the same for as long as the run lives.

@@ -10,6 +10,8 @@ import re
 import shlex
 from collections.abc import Callable
 
+from echelon.clusters.bash import FREE_PORT, INTERFACE, PEER
+from echelon.clusters.raystyle import CLUSTER, render_driver
 from echelon.clusters.sbatch import render_directives
 from echelon.spec import JobSpec
 
@@ -29,6 +31,9 @@ def render_script(spec: JobSpec, *, run: str = "", conda_exe: str = "") -> str:
     if spec.style == "echelon":
         head = _head(spec, run=run)
         return "\n".join([head, _environment(spec, conda_exe), _launch_echelon(spec, run)])
+    if spec.style == "ray":
+        driver = render_driver(" ".join(_program(spec)))
+        return "\n".join([_head(spec), _environment(spec, conda_exe), CLUSTER, driver])
     task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
     parts = [
         _head(spec),
@@ -114,8 +119,8 @@ def _environment(spec: JobSpec, conda_exe: str = "") -> str:
         lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
     lines += spec.prologue
     lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
-    # The style `echelon` sets it for the ranks, unless it is set already.
-    if "OMP_NUM_THREADS" not in spec.env and spec.style != "echelon":
+    # The style `echelon` sets it for the ranks, and Ray for its workers, unless it is set already.
+    if "OMP_NUM_THREADS" not in spec.env and spec.style not in ("echelon", "ray"):
         lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
     if spec.cpus_per_task and spec.style != "echelon":
         lines += [
@@ -126,36 +131,18 @@ def _environment(spec: JobSpec, conda_exe: str = "") -> str:
     return "# --- environment\n" + "\n".join(lines) + "\n"
 
 
-_RENDEZVOUS = """\
+_RENDEZVOUS = f"""\
 # --- rendezvous
 # This script runs on the first node, and so will rank 0. Its address is the one by which the last
 # node is reached: host names may not resolve, and there may be several interfaces.
-peer=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
-PEER_ADDR=$(scontrol show node "$peer" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
-if [ -z "$PEER_ADDR" ]; then
-    echo "scontrol does not say where the node '$peer' is" >&2
-    exit 1
-fi
-address_towards() {
-    "$python" -c 'import socket, sys
-probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-probe.connect((sys.argv[1], 9))  # sends nothing
-print(probe.getsockname()[0])' "$1"
-}
-if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+{PEER}if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
     MASTER_ADDR=$(address_towards "$PEER_ADDR")
 else
     MASTER_ADDR=127.0.0.1 PEER_ADDR=127.0.0.1
 fi
 export MASTER_ADDR PEER_ADDR
 export -f address_towards
-free_port() {
-    "$python" -c 'import socket
-probe = socket.socket()
-probe.bind(("", 0))
-print(probe.getsockname()[1])'
-}
-scratch=$(mktemp -d) || scratch=$(TMPDIR=/tmp mktemp -d) || exit 1
+{FREE_PORT}scratch=$(mktemp -d) || scratch=$(TMPDIR=/tmp mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 export PORT_TAKEN="$scratch/port-taken"
 """
@@ -173,15 +160,10 @@ trap 'rm -f "$DIST_FILE"' EXIT
 export DIST_FILE ECHELON_INIT_METHOD="file://$DIST_FILE"
 """
 
-_INTERFACES = """\
+_INTERFACES = f"""\
 # gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
 if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
-interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \\([^ ]*\\).*/\\1/p')
-if [ -n "$interface" ]; then
-    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
-    export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"
-fi
-"""
+{INTERFACE}"""
 
 _RUN_WATCHING_PORT = """\
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
@@ -307,11 +289,16 @@ exec "$python" -m echelon run {" ".join(options)} {words}
 """
 
 
-def _launch(spec: JobSpec) -> str:
+def _program(spec: JobSpec) -> list[str]:
+    """Return the words of what a task becomes, quoted for bash."""
     program = [] if spec.style in ("static", "torchrun") else ['"$python"']
     if spec.module:
         program.append("-m")
-    words = " ".join([*program, *(_argument(word) for word in (spec.script, *spec.args))])
+    return [*program, *(_argument(word) for word in (spec.script, *spec.args))]
+
+
+def _launch(spec: JobSpec) -> str:
+    words = " ".join(_program(spec))
     # With --ntasks and --overlap it does the same in a job of another shape, and inside a step.
     tasks = f'--ntasks="$((SLURM_JOB_NUM_NODES * {spec.tasks_per_node}))"'
     step = f"""\

@@ -7,6 +7,8 @@ ROLES = {
     "controller": "echelon.launch.beginning",
     "agent": "echelon.launch.agent",
     "zygote": "echelon.launch.zygote",
+    "ray-keeper": "echelon.launch.raykeeper",
+    "ray-call": "echelon.launch.rayorders",
     "telemetry": "echelon.launch.telemetry",
     "doctor": "echelon.launch.doctor.short",
     "doctor-probe": "echelon.launch.doctor.probe",

@@ -25,8 +25,10 @@ from echelon.launch.contract import (
     CONTROLLER,
     FILES,
     KEY,
+    NAME,
     NODE,
     REPLACES,
+    TIED,
     common_environment,
     node_in_job,
     parse_candidates,
@@ -56,6 +58,7 @@ from echelon.launch.noderanks import NodeRanks
 from echelon.launch.nursery import Nursery
 from echelon.launch.orphans import end_orphaned_job
 from echelon.launch.request import LaunchRequest, read_request
+from echelon.launch.tied import die_with
 from echelon.world import count_devices
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -79,6 +82,7 @@ class Agent:
         scratch: Path,
     ) -> None:
         self._run, self._node = run, node
+        self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = bytes.fromhex(environ[KEY])
@@ -210,7 +214,7 @@ class Agent:
         self._say(
             Hello(
                 node=self._node,
-                name=os.environ.get("SLURMD_NODENAME") or f"node{self._node}",
+                name=self._name,
                 host=addresses.host_identity(),
                 addresses=addresses.host_addresses(),
                 pid=os.getpid(),
@@ -315,6 +319,8 @@ def main(arguments: list[str]) -> int:
         raise UsageError("an agent is started by its controller", hint="use: echelon run")
     node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
     os.environ.pop(KEY)
+    if parent := environ.get(TIED):
+        die_with(int(parent), signal.SIGKILL)  # our guard ends the rest
     _limit_files(environ.get(FILES, ""))
     _replace(environ.get(REPLACES, ""))
     shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it

@@ -1,7 +1,6 @@
 """How an attempt begins: whether there is anything to do, and what its controller is given."""
 
 import asyncio
-import ctypes
 import json
 import os
 import signal
@@ -9,20 +8,20 @@ from pathlib import Path
 
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import LocalShell
-from echelon.core.slurm import Slurm
-from echelon.launch.allocation import choose_allocation
+from echelon.core.slurm import Slurm, scrub
+from echelon.launch.allocation import Allocation, choose_allocation
 from echelon.launch.attempts import SKIPPED, begin_attempt, record_own_job
-from echelon.launch.contract import ENVIRON, HERE, TIED
+from echelon.launch.contract import ENVIRON, HERE, ON_RAY, TIED, job_in
 from echelon.launch.controller import Controller
 from echelon.launch.handover import find_exhaustion, find_objection
 from echelon.launch.history import read_history
 from echelon.launch.journal import write_error
 from echelon.launch.notifying import Notifier
-from echelon.launch.request import read_request
-from echelon.launch.starting import choose_starter
+from echelon.launch.raystarting import RayAllocation, RayStarter
+from echelon.launch.request import LaunchRequest, read_request
+from echelon.launch.starting import Starter, choose_starter
 from echelon.launch.succession import choose_succession
-
-_PR_SET_PDEATHSIG = 1
+from echelon.launch.tied import die_with
 
 
 def main(arguments: list[str]) -> int:
@@ -33,8 +32,10 @@ def main(arguments: list[str]) -> int:
     environ = dict(os.environ)
     original = _read_original(environ)
     if command := environ.pop(TIED, ""):
-        _die_with(int(command))
-    job_id = environ.get("SLURM_JOB_ID", "")
+        die_with(int(command), signal.SIGHUP)
+    if ON_RAY in environ:
+        environ = scrub(environ)  # Ray itself may be in a job of Slurm's: not ours
+    job_id = job_in(environ)
     owns_job = bool(job_id) and HERE not in environ
     # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
     owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
@@ -53,12 +54,13 @@ def main(arguments: list[str]) -> int:
             return 0
 
     async def carry() -> int:
+        starter, allocation = _choose_place(run, attempt, request, shell, environ)
         controller = Controller(
             run=run,
             attempt=attempt,
             request=request,
-            starter=choose_starter(shell, environ, nodes=request.high),
-            allocation=choose_allocation(shell, environ),
+            starter=starter,
+            allocation=allocation,
             succession=choose_succession(
                 request.hand_over,
                 run,
@@ -77,6 +79,20 @@ def main(arguments: list[str]) -> int:
     return asyncio.run(carry())
 
 
+def _choose_place(
+    run: RunDir,
+    attempt: int,
+    request: LaunchRequest,
+    shell: LocalShell,
+    environ: dict[str, str],
+) -> tuple[Starter, Allocation]:
+    if ON_RAY in environ:
+        starter = RayStarter(shell, environ, run=run, attempt=attempt, request=request)
+        return starter, RayAllocation(run.attempt(attempt))
+    starting = choose_starter(shell, environ, nodes=request.high)
+    return starting, choose_allocation(shell, environ)
+
+
 def _read_original(environ: dict[str, str]) -> dict[str, str]:
     """Return the variables with which the job's script began, which it has left in a pipe."""
     number = environ.pop(ENVIRON, "")
@@ -88,10 +104,3 @@ def _read_original(environ: dict[str, str]) -> dict[str, str]:
     except (OSError, ValueError):
         return dict(environ)
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
-
-
-def _die_with(command: int) -> None:
-    """Have the kernel tell us when the command that we belong to goes, however it goes."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
-    if os.getppid() != command:
-        os.kill(os.getpid(), signal.SIGHUP)

@@ -98,7 +98,7 @@ class Conclusion:
             restarts=self._request.restarts,
             saved=saved,
             progress=progress,
-            nodes_are_why=too_few and verdict.failure.cause in ("lost node", "start"),
+            nodes_are_why=too_few and verdict.failure.cause in self._succession.mends,
         )
         if not why_not and (hosts := self._exclusions()) != self._excluded:
             await self._succession.exclude(hosts)

@@ -20,13 +20,22 @@ REPLACES = "ECHELON_REPLACES"
 FILES = "ECHELON_FILES"
 """Holds how many files a process may have open: a controller allows itself more."""
 TIED = "ECHELON_TIED"
-"""Holds the pid of a command whose end is the controller's end too."""
+"""Holds the pid of a parent whose end is ours too: of a controller its command."""
 HERE = "ECHELON_HERE"
 """Says that a run was started here and now: a job around it is not the run's own."""
+NAME = "ECHELON_NODE_NAME"
+"""Holds what the cluster calls a node, where it is not Slurm that says so."""
+ON_RAY = "ECHELON_ON_RAY"
+"""Holds the id of the job of Ray that was submitted for this run."""
 ENVIRON = "ECHELON_ENVIRON"
 """Holds the number of a file from which the variables of the job's first moment can be read."""
-PRIVATE = (KEY, CONTROLLER, NODE, REPLACES, FILES, TIED, HERE, ENVIRON)
+PRIVATE = (KEY, CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON)
 """Between our own processes; no rank sees them."""
+
+
+def job_in(environ: Mapping[str, str]) -> str:
+    """Return the id of the job that we are in; empty where there is none."""
+    return environ.get(ON_RAY) or environ.get("SLURM_JOB_ID", "")
 
 
 def parse_candidates(text: str) -> list[tuple[str, int]]:

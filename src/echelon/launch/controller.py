@@ -17,19 +17,21 @@ from echelon.launch.allocation import RESERVE_S, SUPERSEDED, Allocation, lead_fr
 from echelon.launch.attempts import is_left_behind, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
+from echelon.launch.contract import job_in
 from echelon.launch.crew import Agent, Crew, Gone, Stop
 from echelon.launch.generation import Generation
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
+from echelon.launch.messages import Hello
 from echelon.launch.muster import read_reason
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
 from echelon.launch.notifying import Notifier
 from echelon.launch.preflight import fly
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
-from echelon.launch.starting import Starter, agent_command
+from echelon.launch.starting import Outlook, Starter, agent_command
 from echelon.launch.succession import Succession
 from echelon.launch.verdict import (
     Failure,
@@ -42,8 +44,10 @@ from echelon.launch.verdict import (
 
 JOIN_S = 120.0
 """How long agents may take to come; on a large cluster some start late."""
+GLANCE_S = 0.5
+"""After how long without one we look what is known of those that are missing,"""
 LATE_S = 10.0
-"""After how long without one we ask whether those that are missing are still ours."""
+"""and how often we ask whether they are still ours."""
 SOON_S = 3.0
 """How long a run that can go on with fewer nodes waits for one that may be back at once,"""
 NEEDED_S = 30.0
@@ -80,6 +84,8 @@ class Controller:
         """Of the whole run: what cost a restart."""
         self._saved = newest_checkpoint(run)
         """When this attempt began."""
+        self._awaited = ""
+        """What was said last that nodes are waited for."""
         self._unfit: set[int] = set()
         """Nodes that have failed their check, and were judged."""
         self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
@@ -103,12 +109,11 @@ class Controller:
     async def run(self) -> int:
         """Carry the attempt to its end and return the exit code for the job."""
         journal = self._journal
-        job_id = self._environ.get("SLURM_JOB_ID", "")
         journal.note(
             "attempt",
             attempt=self._attempt,
             pid=os.getpid(),
-            job=job_id,
+            job=job_in(self._environ),
             saved=self._saved,
             slots=self._slots(),
         )
@@ -249,15 +254,22 @@ class Controller:
 
     async def _join(self) -> Verdict | None:
         """Wait for the agents; return a verdict when too few come."""
-        deadline = time.monotonic() + JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
+        patience_s = JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
+        deadline = time.monotonic() + patience_s
+        late_s = time.monotonic() + LATE_S
         awaited = set(range(self._starter.nodes))
         while missing := awaited - self._crew.agents.keys() - self._crew.unfit.keys():
-            match await self._crew.next(min(deadline, time.monotonic() + LATE_S)):
-                case None if time.monotonic() >= deadline:
-                    break
+            match await self._crew.next(min(deadline, time.monotonic() + GLANCE_S)):
                 case None:
-                    await self._recall.find_departed(missing)
-                    awaited -= self._recall.departed
+                    outlook = await asyncio.to_thread(self._starter.outlook)
+                    if outlook.waits:
+                        deadline = time.monotonic() + patience_s
+                    elif time.monotonic() >= deadline:
+                        break
+                    if time.monotonic() >= late_s:
+                        await self._recall.find_departed(missing)
+                        late_s = time.monotonic() + LATE_S
+                    awaited -= self._heed(outlook, awaited)
                 case (_, Stop() as stop):
                     return judge([_stopped(await self._explain(stop))])
                 case (_, Gone() as gone):
@@ -271,6 +283,22 @@ class Controller:
         said = " ".join(read_reason(started.log) for started in self._crew.started).strip()
         came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
         return judge([Failure(cause="start", message=f"{came}: {said}", exit_code=69)])
+
+    def _heed(self, outlook: Outlook, awaited: set[int]) -> set[int]:
+        """Say what is waited for; return nodes from which no agent will come, or none soon."""
+        if outlook.waits and outlook.waits != self._awaited:
+            self._journal.note("waiting", reason=outlook.waits)
+            self._journal.report(f"{self._run.run_id}: {outlook.waits}")
+        self._awaited = outlook.waits
+        self._recall.part_with(outlook.absent)
+        for node in sorted(outlook.faults.keys() - self._crew.unfit.keys()):
+            name, fault = self._starter.host(node), outlook.faults[node]
+            self._crew.reject(
+                Hello(node=node, name=name, host="", addresses=[], fault=fault, fault_own=True)
+            )
+        gone = self._recall.departed | self._crew.unfit.keys()
+        enough = len(awaited - gone - outlook.lost) >= self._request.low
+        return gone | outlook.lost if enough else gone
 
     def _judge_unfit(self) -> list[Failure]:
         """Return the failures of nodes that have failed their check since we last looked."""

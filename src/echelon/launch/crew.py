@@ -281,6 +281,8 @@ class Crew:
             self._pulse.cancel()
         for agent in self.agents.values():
             agent.link.say(Leave())
+        self._muster.reap()
+        self._muster.dismiss()
         # What brought an agent that is lost would wait for it much longer.
         deadline = time.monotonic() + (LOST_S if self._lost else LEAVE_S)
         while self._muster.is_here() and time.monotonic() < deadline:

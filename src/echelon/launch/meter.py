@@ -44,7 +44,7 @@ class Meter:
     async def start(self) -> None:
         log = self._run.logs / "telemetry.log"
         argv = [sys.executable, str(_LAUNCHER), "telemetry", str(self._run.path)]
-        argv += [*self._place, str(self._scratch)]
+        argv += [*self._place, str(self._scratch), str(os.getpid())]
         try:
             self._pid = await self._files.insist(
                 lambda: self._shell.start(argv, log=log, env=self._env)

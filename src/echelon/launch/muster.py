@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from echelon.launch.starting import Started, Starter
+from echelon.launch.starting import CAUSE, Started, Starter
 
 
 class Muster:
@@ -80,6 +80,12 @@ class Muster:
         self.reap()
         return bool(self._living)
 
+    def dismiss(self) -> None:
+        """Tell those that would stay without agents that no more are wanted."""
+        for pid, (started, _) in self._living.items():
+            if started.dismissal:
+                os.kill(pid, started.dismissal)  # it may have ended, but is not collected
+
     def end(self) -> None:
         """Kill those that are left."""
         for pid in self._living:
@@ -133,4 +139,5 @@ def read_reason(path: Path) -> str:
     except OSError:
         return ""
     told = [line.strip() for line in lines if line.strip()]
-    return next((line for line in told if line.startswith("srun: error:")), (told or [""])[-1])
+    causes = (line for line in told if line.startswith(("srun: error:", CAUSE)))
+    return next(causes, (told or [""])[-1]).removeprefix(CAUSE)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 
 from echelon.errors import EchelonError
 from echelon.launch.allocation import Allocation
@@ -68,10 +68,14 @@ class Recall:
         """Look which of these nodes are no longer ours."""
         hosts = {self._starter.host(node): node for node in nodes}
         held = await self._allocation.held(hosts.keys())
-        for node in sorted(hosts[host] for host in hosts.keys() - held) if held is not None else ():
-            if node not in self.departed:
-                self.departed.add(node)
-                self._tell_departed(node)
+        if held is not None:
+            self.part_with(hosts[host] for host in hosts.keys() - held)
+
+    def part_with(self, nodes: Iterable[int]) -> None:
+        """Take it that these nodes are not ours."""
+        for node in sorted(set(nodes) - self.departed):
+            self.departed.add(node)
+            self._tell_departed(node)
 
     def close(self) -> None:
         for task in self._tasks.values():

@@ -43,6 +43,11 @@ class LaunchRequest:
     """A command for the end of the run."""
     mail: bool
     """Whether Slurm is to write mail at the end of the run, and only then."""
+    cpus: int = 1
+    """What each node gives,"""
+    gpus: int = 0
+    mem_mib: int = 0
+    """0 where the request does not say."""
 
 
 def read_request(run: RunDir) -> LaunchRequest:
@@ -88,9 +93,18 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         telemetry=spec.telemetry,
         lead_s=spec.signal_lead_s,
         grace_s=spec.grace_s,
+        cpus=spec.procs_per_node * max(1, spec.cpus_per_rank),
+        gpus=spec.gpus,
+        mem_mib=_mem_mib(spec),
         notify=spec.notify,
         mail=bool(spec.mail),
     )
+
+
+def _mem_mib(spec: JobSpec) -> int:
+    """Return what each node has to give, in whatever way it was said; 0 where it was not."""
+    cpus = spec.procs_per_node * max(1, spec.cpus_per_rank)
+    return spec.mem_mib or spec.mem_per_cpu_mib * cpus or spec.mem_per_gpu_mib * spec.gpus
 
 
 def _kind(spec: JobSpec) -> str:

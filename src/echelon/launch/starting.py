@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,10 @@ _SHAPE = re.compile(
 """Variables by which the shape of the job, or of a step around us, would become our step's."""
 
 
+CAUSE = "no agents: "
+"""Begins the line, in such a process's log, that says why they do not come."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """A process that was started to bring up some of the agents."""
@@ -27,6 +31,22 @@ class Started:
     pid: int
     nodes: frozenset[int]
     log: Path
+    dismissal: int = 0
+    """A signal that tells it that no more are wanted; 0 where it ends with its agents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What is known of nodes from which no agent has come yet."""
+
+    waits: str = ""
+    """What is waited for, as a job waits in a queue; empty once there are nodes."""
+    absent: frozenset[int] = frozenset()
+    """Those that there will not be,"""
+    lost: frozenset[int] = frozenset()
+    """those that are gone, and may be replaced,"""
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """and those where no agent can be."""
 
 
 class Starter(Protocol):
@@ -48,6 +68,9 @@ class Starter(Protocol):
         self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
     ) -> list[Started]:
         """Start those of some nodes."""
+
+    def outlook(self) -> Outlook:
+        """Return what is known of nodes from which no agent has come yet."""
 
 
 class LocalStarter:
@@ -74,6 +97,9 @@ class LocalStarter:
             pid = self._shell.start(argv, log=log, env={**env, NODE: str(node)})
             found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
         return found
+
+    def outlook(self) -> Outlook:
+        return Outlook()
 
 
 class SlurmStarter:
@@ -123,6 +149,9 @@ class SlurmStarter:
             pid = self._shell.start([*step, *argv], log=log, env={**clean, **place})
             found.append(Started(pid=pid, nodes=frozenset(group), log=log))
         return found
+
+    def outlook(self) -> Outlook:
+        return Outlook()  # Slurm has waited for them
 
     def _steps(self, nodes: Sequence[int]) -> list[tuple[list[int], str]]:
         """Return which of the nodes to reach by one srun, and its option for all their GPUs.

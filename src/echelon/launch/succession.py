@@ -13,17 +13,23 @@ from echelon.core.shell import Shell
 from echelon.core.slurm import OVER, Slurm
 from echelon.errors import EchelonError, UnavailableError
 from echelon.launch.allocation import ANSWER_S
+from echelon.launch.contract import ON_RAY
 from echelon.launch.handover import Standby
 from echelon.launch.journal import Journal
 
 AGAIN_S = 60.0
 """Between tries to queue a standby while slurmctld is away."""
+NODES: tuple[str, ...] = ("lost node", "start")
+"""Causes that are mostly some node's."""
 LAST_S = 90.0
 """How long the end of an attempt may wait for slurmctld."""
 
 
 class Succession(Protocol):
     """See the module."""
+
+    mends: tuple[str, ...]
+    """Causes of failure that a next job may not have, for it has other nodes."""
 
     def begin(self, journal: Journal, exclude: str) -> None:
         """Prepare for the worst, in the background.
@@ -89,6 +95,8 @@ class Mail:
 class NoSuccession:
     """Nobody goes on by itself: a run on one's own machine, or inside somebody else's job."""
 
+    mends: tuple[str, ...] = NODES
+
     def begin(self, journal: Journal, exclude: str) -> None:
         pass
 
@@ -105,8 +113,22 @@ class NoSuccession:
         pass
 
 
+class OthersSuccession(NoSuccession):
+    """Somebody else has to submit the next job: whoever waits for the run, or its user.
+
+    Nodes that are not there are waited for at the start: one that fails would fail again.
+    """
+
+    mends: tuple[str, ...] = ("lost node",)
+
+    async def conclude(self, *, wanted: bool) -> str:
+        return "wanted" if wanted else ""
+
+
 class StandbySuccession:
     """A job that waits for our end: Slurm starts it, whoever is left."""
+
+    mends: tuple[str, ...] = NODES
 
     def __init__(self, standby: Standby, mail: Mail) -> None:
         self._standby, self._mail = standby, mail
@@ -178,6 +200,8 @@ class StandbySuccession:
 class RequeueSuccession:
     """The same job once more: Slurm puts it back into the queue when we ask for that."""
 
+    mends: tuple[str, ...] = NODES
+
     def __init__(self, slurm: Slurm, job_id: str, mail: Mail) -> None:
         self._slurm, self._job_id, self._mail = slurm, job_id, mail
         self._wanted = False
@@ -225,6 +249,8 @@ def choose_succession(
         owns_job: whether the job that we are in was submitted for this run.
         mail: whether Slurm is to write when the run is over.
     """
+    if ON_RAY in environ and mode != "never":
+        return OthersSuccession()
     if not owns_job or mode == "never":
         return NoSuccession()
     slurm, job_id = Slurm(shell, environ), environ["SLURM_JOB_ID"]

@@ -215,9 +215,9 @@ def _read_rank(rank: int, beacon: Beacon) -> RankLook:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure until the agent is gone: `telemetry RUN ATTEMPT NODE SCRATCH`."""
-    path, attempt, node, scratch = arguments
-    run, agent = RunDir.open(Path(path)), os.getppid()
+    """Measure until the agent is gone: `telemetry RUN ATTEMPT NODE SCRATCH AGENT`."""
+    path, attempt, node, scratch, agent = arguments
+    run = RunDir.open(Path(path))
     os.nice(_NICE)
     watcher = Watcher(Path(scratch), Gpus(find_nvml()))
     run.telemetry(int(attempt), int(node), 0).parent.mkdir(mode=0o700, exist_ok=True)
@@ -227,7 +227,7 @@ def main(arguments: list[str]) -> int:
     while True:
         due_s = max(due_s + EVERY_S, time.monotonic())  # what was missed stays missed
         time.sleep(max(0.0, due_s - time.monotonic()))
-        if os.getppid() != agent:
+        if os.getppid() != int(agent):  # it may have gone before we began
             return 0
         after = watcher.look()
         with contextlib.suppress(OSError):  # storage that is away, or full, costs samples

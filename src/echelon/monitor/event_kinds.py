@@ -39,7 +39,7 @@ CONTROLLER: Mapping[str, Kind] = {
         fields={
             "attempt": "its number, counted from 1",
             "pid": "the controller's process",
-            "job": "Slurm's id of the job; empty on one's own machine",
+            "job": "Slurm's id of the job, or Ray's; empty on one's own machine",
             "saved": "the step of the newest checkpoint; -1 where there is none",
             "slots": _SLOTS,
         },
@@ -65,8 +65,12 @@ CONTROLLER: Mapping[str, Kind] = {
         },
     ),
     "slots": Kind(about="All agents have come that will.", fields={"slots": _SLOTS}),
+    "waiting": Kind(
+        about="A run on Ray waits for nodes, as a job does in a queue.",
+        fields={"reason": "for which"},
+    ),
     "departed": Kind(
-        about="Slurm has taken a node out of the job.", fields={"node": _NODE, "slots": _SLOTS}
+        about="A node is not, or no longer, of the job.", fields={"node": _NODE, "slots": _SLOTS}
     ),
     "lost": Kind(
         about="An agent is gone, or was silent for too long.",

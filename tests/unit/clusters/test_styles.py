@@ -45,11 +45,29 @@ def test_an_elastic_torchrun_says_how_few_nodes_it_takes():
     assert '--nnodes="2:$SLURM_NNODES"' in text
 
 
+def test_the_driver_of_a_ray_cluster_gets_its_arguments_as_they_are():
+    """The rest of that script is the same for all, and tests/slurm/test_ray.py runs it."""
+    text = render_script(spec(script="a b.py", style="ray", args=["$(x)", "it's"], python="/p y"))
+    last = text.splitlines()[-3]
+    step, _, words = last.removesuffix(" {leash}>&-").partition(" $one ")
+    assert step.startswith("srun --nodes=1 ")
+    shown = subprocess.run(
+        ["bash", "-c", f"python='/p y'; printf '%s\\0' {words}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.split("\0")[:-1] == ["/p y", "a b.py", "$(x)", "it's"]
+
+
 # --- hostile values, through real bash --------------------------------------------------------
 
 # Stand-ins for what a batch script calls: they print what reached them.
 STUBS = {
-    "srun": """printf '%s\\0' "$@" > "$SEEN/argv"; env -0 > "$SEEN/env" """,
+    # For Ray's head it says that it is up, and stays as long as the script wants it.
+    "srun": """if [[ $* = *" bash head" ]]; then
+mkdir "$RAY_HOME/t"; echo 127.0.0.1:1 > "$RAY_HOME/t/ray_current_cluster"; exec cat; fi
+printf '%s\\0' "$@" > "$SEEN/argv"; env -0 > "$SEEN/env" """,
     "scontrol": "echo NodeAddr=127.0.0.1 x",
     # Asked for a port it prints one; as the launcher of style echelon it is what is started.
     "stub-python": """if [ "$2" = echelon ]; then printf '%s\\0' "$@" > "$SEEN/argv"
@@ -139,7 +157,8 @@ def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
     )
     assert done.returncode == 0, done.stderr
     argv = (seen / "argv").read_bytes().decode().split("\0")[:-1]
-    launched = argv[argv.index("3") + 1 :] if style == "echelon" else argv[argv.index("-c") + 3 :]
+    mark, skipped = {"echelon": ("3", 1), "ray": ("--unbuffered", 1)}.get(style, ("-c", 3))
+    launched = argv[argv.index(mark) + skipped :]
     expected = [script, *args]
     if style not in ("echelon", "static", "torchrun"):
         expected.insert(0, "stub-python")

@@ -14,7 +14,7 @@ from echelon.launch.controller import Controller
 from echelon.launch.crew import Stop
 from echelon.launch.muster import read_reason
 from echelon.launch.request import from_spec
-from echelon.launch.starting import LocalStarter
+from echelon.launch.starting import LocalStarter, Outlook
 from echelon.launch.succession import NoSuccession
 from echelon.readers import NodeCount
 from echelon.spec import JobSpec
@@ -32,15 +32,26 @@ class Crew:
             raise self._fails
 
     async def next(self, _deadline_s):
+        await asyncio.sleep(0)
         return self._script.pop(0) if self._script else None
+
+    def reject(self, hello):
+        self.unfit[hello.node] = hello
 
 
 class Recall:
     """Nobody comes back."""
 
-    departed = frozenset()
+    def __init__(self):
+        self.departed = set()
 
     def begin(self):
+        pass
+
+    def part_with(self, nodes):
+        self.departed |= nodes
+
+    async def find_departed(self, _nodes):
         pass
 
     def may_come(self, *, soon):  # noqa: ARG002
@@ -71,6 +82,54 @@ def test_where_agents_cannot_be_started_the_verdict_says_why(controller):
     failure = asyncio.run(controller._gather()).failure
     assert failure.cause == "start"
     assert "Unable to contact" in failure.message
+
+
+class Starter(LocalStarter):
+    """Says what is known of nodes, one outlook each time it is asked; the last one for ever."""
+
+    def __init__(self, *outlooks):
+        super().__init__(FakeShell(), 3)
+        self._outlooks = list(outlooks)
+
+    def outlook(self):
+        return self._outlooks.pop(0) if len(self._outlooks) > 1 else self._outlooks[0]
+
+
+@pytest.mark.parametrize(
+    ("outlook", "left"),
+    [
+        (Outlook(absent=frozenset({2})), {"departed": {2}}),
+        (Outlook(lost=frozenset({2})), {"departed": set()}),
+        (Outlook(faults={2: "sees nothing"}), {"unfit": "sees nothing"}),
+    ],
+    ids=["absent", "lost", "bad"],
+)
+def test_nodes_from_which_nobody_will_come_are_not_waited_for(controller, outlook, left):
+    controller._crew, controller._starter = Crew(0, 1), Starter(outlook)
+    assert asyncio.run(controller._gather()) is None
+    assert controller._recall.departed == left.get("departed", set())
+    assert [one.fault for one in controller._crew.unfit.values()] == (
+        [left["unfit"]] if "unfit" in left else []
+    )
+
+
+def test_a_bad_node_is_the_verdict_where_it_leaves_too_few(controller):
+    controller._crew = Crew(0)
+    lost = Outlook(absent=frozenset({2}), faults={1: "sees nothing"})
+    controller._starter = Starter(lost)
+    failure = asyncio.run(controller._gather()).failure
+    assert (failure.node, failure.message) == ("node1", "it failed its check: sees nothing")
+
+
+def test_only_a_wait_for_nodes_moves_the_deadline_and_it_is_said_once(controller, monkeypatch):
+    said = []
+    monkeypatch.setattr(controller._journal, "report", said.append)
+    monkeypatch.setattr("echelon.launch.controller.JOIN_S", 0.0)
+    waits = Outlook(waits="waiting for 3 nodes")
+    controller._crew, controller._starter = Crew(0), Starter(waits, waits, waits, Outlook())
+    failure = asyncio.run(controller._gather()).failure
+    assert failure.message.startswith("1 of 3 nodes came")
+    assert said == ["a: waiting for 3 nodes"]
 
 
 def test_who_hears_late_that_its_own_agents_have_ended_the_job_takes_nothing_from_the_queue(

@@ -5,10 +5,19 @@ import os
 
 import pytest
 
+from echelon.core.rundir import RunDir
 from echelon.launch.beacon import Beacon
 from echelon.launch.gpustat import Gpu
 from echelon.launch.nodestat import Counters
-from echelon.launch.telemetry import Look, RankLook, Waits, measure, read_clock, read_ranks
+from echelon.launch.telemetry import (
+    Look,
+    RankLook,
+    Waits,
+    main,
+    measure,
+    read_clock,
+    read_ranks,
+)
 
 
 def rank(number=0, *, pid=10, step=0, data_us=0, stall_us=0, comm_us=0):
@@ -121,3 +130,10 @@ def test_ranks_are_seen_through_their_beacons(tmp_path):
     (one,) = read_ranks(tmp_path)  # one is gone, one has not begun, one is none
     assert (one.rank, one.generation, one.step) == (0, 2, 40)
     assert one.mem > 1e6
+
+
+def test_it_ends_where_its_agent_was_gone_before_it_began(tmp_path, monkeypatch):
+    monkeypatch.setattr("echelon.launch.telemetry.EVERY_S", 0.0)
+    monkeypatch.setattr("echelon.launch.telemetry._NICE", 0)
+    run = RunDir.create(tmp_path, "a")
+    assert main([str(run.path), "1", "0", str(tmp_path), str(2**22 + 1)]) == 0

@@ -1,0 +1,133 @@
+"""Where runs are: what `--on` means, and where one was started."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echelon.cli import console
+from echelon.cli.completion import offer
+from echelon.errors import UsageError
+
+if TYPE_CHECKING:
+    from echelon.clusters.base import Cluster
+    from echelon.core.rundir import RunDir
+    from echelon.spec import JobSpec, Merged
+
+PLACES = ("auto", "local", "slurm", "ray")
+On = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="PLACE",
+        help="Where: local, slurm or ray.",
+        show_default=False,
+        autocompletion=offer(PLACES[1:]),
+    ),
+]
+NewAddress = Annotated[
+    str,
+    typer.Option(
+        "--address",
+        metavar="URL",
+        help="Of a run on Ray: where its cluster, or another, takes jobs now.",
+        show_default=False,
+    ),
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="Of --on ray: where it takes jobs, http://HEAD:8265.",
+        show_default=False,
+    ),
+]
+
+
+def choose_cluster(
+    place: str,
+    runs: Path,
+    *,
+    address: str = "",
+    tied: bool = False,
+    environ: Mapping[str, str] = os.environ,
+) -> "Cluster":
+    """Return the place where runs are to be: slurm, a Ray cluster, or here."""
+    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
+    from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    if place not in PLACES:
+        raise UsageError(f"--on {place} is no place", hint="write --on local, slurm or ray")
+    if address and place != "ray":
+        raise UsageError(f"--address {address} is for --on ray", hint="write --on ray as well")
+    if place == "ray":
+        from echelon.clusters.rayaddress import find_address  # noqa: PLC0415
+
+        return _ray_cluster(find_address(address, os.environ), runs)
+    if place == "slurm":
+        return SlurmCluster(LocalShell(), os.environ)
+    return LocalCluster(LocalShell(), environ, runs, tied=tied)
+
+
+def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
+    """Return a request as the place can take it, with the ranks' Python named."""
+    from echelon.clusters.ray import keep_what_ray_knows  # noqa: PLC0415
+    from echelon.clusters.runs import choose_python, name_python  # noqa: PLC0415
+
+    if place != "ray":
+        return choose_python(request.spec, environ)
+    spec, dropped = keep_what_ray_knows(request)
+    if dropped:
+        console.note(f"on Ray it goes without {', '.join(dropped)}: that is for Slurm")
+    return name_python(spec, environ)
+
+
+def cluster_of(run: "RunDir", *, address: str = "") -> "Cluster":
+    """Return the place where a run was started.
+
+    Args:
+        run: which.
+        address: where its Ray cluster, or another, takes jobs now.
+    """
+    return _find_place(run, address=address, glance=False)
+
+
+class Places:
+    """Where runs were started, for whoever only wants to know how they are.
+
+    Each place is asked under its own name once, and one that does not answer keeps nobody for long.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Cluster] = {}
+
+    def of(self, run: "RunDir") -> "Cluster":
+        found = _find_place(run, address="", glance=True)
+        return self._known.setdefault(f"{type(found)} {getattr(found, 'address', '')}", found)
+
+
+def _find_place(run: "RunDir", *, address: str, glance: bool) -> "Cluster":
+    from echelon.clusters import local, rayaddress  # noqa: PLC0415
+    from echelon.launch.attempts import attempts  # noqa: PLC0415
+
+    jobs = [attempt.job_id for attempt in attempts(run)]
+    runs = run.path.parent
+    if on_ray := [
+        rayaddress.parse_job_name(job) for job in jobs if job.startswith(rayaddress.PREFIX)
+    ]:
+        asked = rayaddress.find_address(address, {}) if address else on_ray[-1].address
+        return _ray_cluster(asked, runs, glance=glance)
+    if address:
+        raise UsageError(f"the run '{run.run_id}' is not on Ray", hint="leave out --address")
+    here = any(job.startswith(local.PREFIX) for job in jobs)
+    return choose_cluster("local" if here else "slurm", runs)
+
+
+def _ray_cluster(address: str, runs: Path, *, glance: bool = False) -> "Cluster":
+    from echelon.clusters.ray import RayCluster  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    return RayCluster(address, runs, os.environ, shell=LocalShell(), glance=glance)

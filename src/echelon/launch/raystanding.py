@@ -1,0 +1,128 @@
+"""How it is with a run's nodes on Ray: its keeper writes it down, controller and client read it."""
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+NODES = "nodes.json"
+"""The file, in the attempt's folder."""
+CANCELLED = "cancelled"
+"""Another one there: the user wants the end at once, which no signal of Ray's says."""
+_FRESH_S = 0.25
+"""For how long what was read is not read again, however many nodes are asked about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node of Ray's that has one of our places, or had it last."""
+
+    id: str
+    name: str
+    address: str
+    here: bool = True
+    """Whether it lives; if not, Ray looks for another."""
+    fault: str = ""
+    """Why no agent can be there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What the keeper says."""
+
+    pid: int
+    """The keeper: as long as it lives, it holds."""
+    waits: str = ""
+    """What it waits for; empty once it has nodes."""
+    places: Mapping[int, Place] = field(default_factory=dict)
+    """By place; all that there are to be, once it has nodes."""
+
+    def render(self) -> str:
+        return json.dumps(asdict(self)) + "\n"
+
+    def names(self) -> list[str]:
+        """Return what our nodes are called, in their order."""
+        return [self.places[node].name for node in sorted(self.places)]
+
+
+def parse_standing(text: str) -> Standing:
+    record = json.loads(text)
+    return Standing(
+        pid=int(record["pid"]),
+        waits=str(record["waits"]),
+        places={int(node): Place(**place) for node, place in record["places"].items()},
+    )
+
+
+def read_standing(folder: Path) -> Standing | None:
+    """Return what was last told in an attempt's folder; None before anything was."""
+    try:
+        return parse_standing((folder / NODES).read_text())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def is_current(standing: Standing) -> bool:
+    """Tell whether whoever said so is still there to say otherwise."""
+    with suppress(OSError):
+        os.kill(standing.pid, 0)
+        return True
+    return False
+
+
+class Outpost:
+    """Reads for a controller, which asks of each of its nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._standing: Standing | None = None
+        self._read_s = float("-inf")
+
+    def read(self) -> Standing | None:
+        if time.monotonic() - self._read_s > _FRESH_S:
+            self._standing, self._read_s = read_standing(self._folder), time.monotonic()
+        return self._standing
+
+
+# --- pure -------------------------------------------------------------------------------------
+
+
+def settle_places(
+    bundles: Mapping[int, str],
+    entries: Mapping[str, Mapping[str, Any]],
+    known: Mapping[int, Place],
+) -> dict[int, Place]:
+    """Return which node each place has now.
+
+    They are called what their users call them; several on one host, as in tests, are told apart. A
+    place keeps its name for as long as it keeps its node: agents and logs have it.
+
+    Args:
+        bundles: by place, the id of the node that Ray has given it; empty while it looks for one.
+        entries: what Ray says of each node, by id.
+        known: how it was before.
+    """
+    here = {node for node, one in bundles.items() if one in entries and entries[one]["Alive"]}
+    stayed = {node for node in here & known.keys() if known[node].id == bundles[node]}
+    moved = {node: entries[bundles[node]] for node in here - stayed}
+    plain = {node: _call(entry) for node, entry in moved.items()}
+    often = Counter([*plain.values(), *(known[node].name for node in stayed)])
+    found = {node: known[node] for node in stayed}
+    for node, entry in moved.items():
+        name = plain[node] if often[plain[node]] == 1 else f"{plain[node]}-{bundles[node][:6]}"
+        address = str(entry["NodeManagerAddress"])
+        found[node] = Place(id=bundles[node], name=name, address=address)
+    for node in bundles.keys() - here:
+        last = known.get(node, Place(id="", name=f"node{node}", address=""))
+        found[node] = Place(id=last.id, name=last.name, address=last.address, here=False)
+    return found
+
+
+def _call(entry: Mapping[str, Any]) -> str:
+    own, address = str(entry.get("NodeName", "")), str(entry["NodeManagerAddress"])
+    return own if own and own != address else str(entry["NodeManagerHostname"])

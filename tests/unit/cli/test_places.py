@@ -1,0 +1,86 @@
+"""Where runs are: also those whose Ray cluster is gone."""
+
+import json
+
+import pytest
+
+from echelon.cli import main
+from echelon.clusters.ray import RayCluster
+from echelon.clusters.runs import prepare_run
+from echelon.core.jobs import Job
+from echelon.core.rundir import write_atomic
+from echelon.launch.attempts import attempts
+from echelon.spec import JobSpec
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs whose cluster does not answer, and one that has left word of its end."""
+    found = {}
+    for name in ("one", "two", "ended"):
+        run, _ = prepare_run(JobSpec(script="x.py", name=name), tmp_path / "runs", tmp_path)
+        number = run.claim_attempt()
+        job = {"job_id": f"ray:{run.run_id}-1@{NOBODY}", "submitted": "2026", "after": ""}
+        write_atomic(run.attempt(number) / "job.json", json.dumps(job))
+        found[name] = run
+    write_atomic(found["ended"].outcome(1), '{"state": "FAILED", "exit_code": 3}')
+    return found
+
+
+def echelon(capsys, runs, *words):
+    folder = next(iter(runs.values())).path.parent
+    code = main.run([*words, f"--runs-dir={folder}"])
+    return code, *capsys.readouterr()
+
+
+def test_a_cluster_that_is_gone_keeps_nobody_from_seeing_all_runs(capsys, runs):
+    code, out, _ = echelon(capsys, runs, "ps", "--json")
+    assert code == 0
+    states = {row["run"].rpartition("-")[0]: row["state"] for row in json.loads(out)}
+    assert states == {"one": "UNKNOWN", "two": "UNKNOWN", "ended": "FAILED"}
+
+
+def test_status_and_why_say_that_nobody_answers(capsys, runs):
+    code, out, _ = echelon(capsys, runs, "status", "one", "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert told["state"] == "UNKNOWN"
+    assert told["reason"].startswith(f"no Ray cluster answers at {NOBODY}")
+    code, out, _ = echelon(capsys, runs, "why", "one")
+    assert code == 0
+    assert f"no Ray cluster answers at {NOBODY}" in out
+
+
+@pytest.mark.parametrize("command", ["resume", "stop", "cancel"])
+def test_what_acts_says_which_option_names_the_cluster(capsys, runs, command):
+    code, _, err = echelon(capsys, runs, command, "one")
+    assert code == 69
+    assert "--address http://HEAD:8265" in err
+    code, _, err = echelon(capsys, runs, command, "one", "--address=http://[::1")
+    assert (code, "no address of Ray's Jobs API" in err) == (2, True)
+
+
+def test_another_cluster_takes_a_run_over(capsys, runs, monkeypatch):
+    asked = []
+
+    def submit(cluster, *_, run_id, attempt, **__):
+        asked.append(cluster.address)
+        return f"ray:{run_id}-{attempt}@{cluster.address}"
+
+    monkeypatch.setattr(RayCluster, "submit", submit)
+    code, _, err = echelon(capsys, runs, "resume", "one", "--address=new:1")
+    assert code == 0, err
+    assert asked == ["http://new:1"]
+    assert [one.number for one in attempts(runs["one"])] == [1, 2]
+
+
+def test_a_run_that_still_is_where_it_was_is_not_taken_over(capsys, runs, monkeypatch):
+    living = lambda cluster, job_id, **_: Job(  # noqa: E731
+        id=job_id, state="RUNNING" if cluster.address == NOBODY else "UNKNOWN"
+    )
+    monkeypatch.setattr(RayCluster, "job", living)
+    code, _, err = echelon(capsys, runs, "resume", "one", "--address=new:1")
+    assert code == 73
+    assert "is not over" in err
