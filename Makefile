@@ -30,8 +30,9 @@ format: setup  ## put the code in form
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-docs: setup  ## renew docs/reference; the site, in build/site, or with ARGS=serve on this host
+docs: setup  ## renew docs/reference and docs/benchmarks.md; the site, in build/site, or with ARGS=serve on this host
 	@$(BIN)/python tools/reference.py
+	@$(BIN)/python tools/figures.py
 	@$(if $(filter serve,$(ARGS)),NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve,$(SITE))
 
 test: setup system  ## everything that CI runs: unit, local, real Slurm, browser
