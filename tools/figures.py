@@ -17,6 +17,8 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 ABOUT = {
     "launch": "How long it takes to get ranks going: 4 of them to their first all-reduce and out; "
     "and from `submit` to the first all-reduce, on 2 nodes of a sandbox.",
+    "raylaunch": "`submit --on ray` to the first all-reduce, on 2 nodes of one Ray cluster, beside "
+    "Ray Train.",
     "restart": "One of 4 ranks gets SIGKILL: until all step again.",
     "nodeloss": "One of 3 nodes of a sandbox is lost: until the others step again.",
     "rendezvous": "4,096 simulated agents and one controller.",
