@@ -117,6 +117,7 @@ def test_a_run_that_was_stopped_can_be_resumed(full, chain, undisturbed):
     code, said = run.wait()
     assert code == 143, said
     assert "echelon resume" in said
+    assert json.loads(run.command("status", "last", "--json").stdout)["state"] == "CANCELLED"
     assert wait_until(lambda: queue(full) == [], timeout_s=20, interval_s=0.2)  # nobody waits
     done = run.command("resume", "last", "--follow")
     assert done.returncode == 0, done.stderr

@@ -334,9 +334,12 @@ def current_job(run: RunDir, cluster: Cluster) -> Job:
 
 
 def _job_of(run: RunDir, attempt: Attempt, cluster: Cluster) -> Job:
-    """Return an attempt's job; once the cluster has forgotten it, as its controller saw it end."""
+    """Return an attempt's job; as its controller saw it end, where the cluster knows less.
+
+    It may have forgotten the job; and one that was asked to stop is to Slurm one that failed.
+    """
     job = cluster.job(attempt.job_id, run_id=run.run_id)
-    ended = outcome(run, attempt.number) if job.state == "UNKNOWN" else None
-    if ended is None:
+    ended = outcome(run, attempt.number) if job.state in ("UNKNOWN", "FAILED") else None
+    if ended is None or (job.state == "FAILED" and ended.state != "CANCELLED"):
         return job
     return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")

@@ -274,7 +274,7 @@ def advise(failure: Failure) -> str:
         "collective time-out": "some rank did not come: look at the logs of the others",
         "port taken": "try again; if it stays, set no MASTER_PORT of your own",
         "disk full": "make room, or write elsewhere",
-        "lost node": "allow fewer nodes (--nodes MIN:MAX), and the run goes on without it",
+        "lost node": "with --nodes MIN:MAX a run goes on without it, as long as MIN are left",
         "time limit": "ask for more time (--time)",
         "hang": "see where each rank waits: echelon why --json",
     }.get(failure.cause, "")

@@ -109,7 +109,7 @@ _SENTENCES = {
     ),
     STALL: (
         "checkpoints held {who} up {share} of the time",
-        "save less often (Trainer(save_every=…)), or where writing is faster (checkpoint_dir)",
+        "save less often (Trainer(save_every=…)), or where writing is faster (checkpoints=…)",
     ),
     REDONE: (
         "{share} of the work was done again after {restarts}",
@@ -176,7 +176,7 @@ def _uses(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             code="launch-bound",
             seen=f"GPUs were busy {_median(used):.0%} of the time, and hardly waited for data",
-            change='let whole steps be captured (Trainer(step="auto")), or use a larger batch',
+            change='let whole steps be captured (Trainer(step="captured")), or use a larger batch',
         )
     for node, share in sorted(throttled.items()):
         staff = "tell the cluster's staff" + _or_exclude(node, can=can_exclude)

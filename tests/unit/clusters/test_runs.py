@@ -238,6 +238,12 @@ def test_a_resumed_run_is_its_new_job(run):
     assert runs.current_job(run, Knows(j1="FAILED", j2="CANCELLED", j3="PENDING")).id == "3"
 
 
+@pytest.mark.parametrize(("ended", "state"), [("CANCELLED", "CANCELLED"), ("TIMEOUT", "FAILED")])
+def test_a_run_that_was_asked_to_stop_has_not_failed(run, ended, state):
+    attempt(run, owner="1.0", outcome={"state": ended, "exit_code": 143})
+    assert runs.current_job(run, Knows(j1="FAILED")).state == state
+
+
 @pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT"])
 def test_what_slurm_has_forgotten_is_as_its_controller_saw_it_end(run, state):
     attempt(run, owner="1.0", outcome={"state": state, "exit_code": 9})
