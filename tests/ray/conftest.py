@@ -13,7 +13,7 @@ from rig import do_without
 NODES = ("alpha", "beta")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its processes come and go: no company for other tests
 def _ray():
     try:
         version("ray")
