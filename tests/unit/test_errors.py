@@ -63,11 +63,9 @@ def test_every_error_that_is_raised_has_a_hint():
 
 def test_who_is_excused_is_still_there():
     found = trees()
+    names = family(found)
     bare = {
-        name
-        for tree in found.values()
-        for name, _, hint in makes(tree, family(found))
-        if is_empty(hint)
+        name for tree in found.values() for name, _, hint in makes(tree, names) if is_empty(hint)
     }
     # CommandError is made with its caller's hint, which may be empty.
     assert bare == {"MissingProgramError", "WireError"}

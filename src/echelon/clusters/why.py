@@ -21,8 +21,9 @@ def find_verdict(run: RunDir, job: Job) -> Verdict | None:
     if job.state == "COMPLETED" or job.state in WAITING:
         return None  # one that waits again is to be tried again, whatever ended it before
     own = _read(run)
-    if job.state in _STATES and (own is None or own.failure.cause in ("cancelled", "preemption")):
-        cause, message = _STATES[job.state]
+    cause, message = _STATES.get(job.state, ("", ""))
+    guessed = own is not None and own.failure.cause in {"cancelled", "preemption"} - {cause}
+    if cause and (own is None or guessed):
         return judge([Failure(cause=cause, message=message, exit_code=job.exit_code or 1)])
     if own is not None or not job.over:
         return own

@@ -27,3 +27,11 @@ def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, c
     run.verdict.write_text(json.dumps(to_record(own)))
     found = find_verdict(run, Job(id="7", state=state))
     assert (found.failure.cause if found else "") == cause
+
+
+def test_a_controller_that_knows_the_same_says_more(tmp_path):
+    run = RunDir.create(tmp_path, "one")
+    own = judge([Failure(cause="cancelled", message="all ranks stopped after step 8, and saved")])
+    run.verdict.write_text(json.dumps(to_record(own)))
+    found = find_verdict(run, Job(id="7", state="CANCELLED"))
+    assert found.failure.message == own.failure.message
