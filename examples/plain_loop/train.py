@@ -7,6 +7,7 @@ Slurm:   echelon submit --nodes 2 --gpus 4 examples/plain_loop/train.py
 import argparse
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch
@@ -24,8 +25,8 @@ from echelon.train.randomness import random_states, restore_random_states
 HERE = Path(__file__).parent
 
 
-def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
-    with echelon.init(local_rank=local_rank) as world:
+def train(local_rank: int | None, wanted: argparse.Namespace) -> None:  # noqa: C901, PLR0915
+    with echelon.init(local_rank=local_rank) as world, echelon.StopLine() as stop_line:
         torch.manual_seed(wanted.seed)
         net = nn.Sequential(
             *(nn.Flatten(), nn.Linear(784, 128), nn.ReLU()),
@@ -81,10 +82,14 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
                 optimizer.step()
                 batches.advance()
                 step += 1
-                if step % wanted.save_every == 0 or batches.over:
+                stop = stop_line.reached(step)  # before a time limit, say: the same on all ranks
+                if stop or step % wanted.save_every == 0 or batches.over:
                     state = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
                     state["batches"] = batches.state_dict()
                     checkpoints.save(state, step=step, own=random_states(world.device))
+                if stop:
+                    checkpoints.wait()
+                    sys.exit()
                 crash(step, wanted, world)
             accuracy = measure(net, test_data, world)
             if world.is_main:

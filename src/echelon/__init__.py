@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from echelon.train.process_group import Group, init
     from echelon.train.result import Result
     from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
+    from echelon.train.stopping import StopLine
     from echelon.train.trainer import Trainer
     from echelon.world import World, detect
 
@@ -32,6 +33,7 @@ __all__ = [
     "ImageTransform",
     "Result",
     "ResumableLoader",
+    "StopLine",
     "Trainer",
     "World",
     "__version__",
@@ -50,6 +52,7 @@ _HOME = {
     "ImageTransform": "echelon.train.images.transform",
     "ResumableLoader": "echelon.train.loading",
     "Result": "echelon.train.result",
+    "StopLine": "echelon.train.stopping",
     "Trainer": "echelon.train.trainer",
     "World": "echelon.world",
     "detect": "echelon.world",

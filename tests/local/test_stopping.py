@@ -47,6 +47,35 @@ with echelon.init() as world:
     Path(f"done-{world.rank}").touch()
 """
 
+LOOP = """\
+import sys, time
+from pathlib import Path
+import torch
+from torch import nn
+import echelon
+
+torch.set_num_threads(1)
+with echelon.init() as world, echelon.StopLine() as stop_line:
+    net = nn.Linear(4, 2)
+    checkpoints = echelon.Checkpointer(Path("checkpoints"))
+    found = checkpoints.load()
+    step = found.step if found else 0
+    while step < LAST:
+        time.sleep(0.02 * (1 + world.rank))
+        torch.distributed.all_reduce(torch.ones(1))
+        step += 1
+        Path(f"step-{world.rank}").write_text(str(step))
+        stop = stop_line.reached(step)
+        if stop or step == 10:
+            checkpoints.save({"model": net.state_dict()}, step=step)
+        if step == 15:
+            Path(f"ready-{world.rank}").touch()
+        if stop:
+            checkpoints.wait()
+            sys.exit()
+    print("went on from", found.step)
+"""
+
 
 def script(pace, epochs=10_000, *, evaluate=False):
     return SCRIPT.replace("@@@", repr((pace, epochs, evaluate)))
@@ -70,6 +99,22 @@ def test_all_ranks_stop_at_one_step_and_have_saved_it(tmp_path, pace):
         newest = max((tmp_path / "checkpoints").glob("step-*"))
         assert json.loads((newest / "manifest.json").read_text())["step"] == reached
         assert not (tmp_path / "done-0").exists()
+
+
+def test_a_loop_of_ones_own_stops_at_one_step_and_goes_on_there(tmp_path):
+    with live_run(tmp_path, LOOP.replace("LAST", "10_000")) as run:
+        assert wait_until(
+            lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(4)),
+            timeout_s=START_S,
+        ), run.output
+        os.kill(run.command.pid, signal.SIGINT)
+        assert run.wait() == 128 + signal.SIGINT, run.output
+        (reached,) = set(steps(tmp_path))
+        assert f"all ranks stopped after step {reached}, and saved" in run.output
+    with live_run(tmp_path, LOOP.replace("LAST", str(reached + 5))) as run:
+        assert run.wait() == 0, run.output
+        assert run.output.count(f"went on from {reached}\n") == 4
+        assert set(steps(tmp_path)) == {reached + 5}
 
 
 def test_it_stops_in_the_middle_of_a_validation(tmp_path):

@@ -7,8 +7,8 @@ import echelon
 def test_the_public_api_is_frozen():
     assert sorted(dir(echelon)) == [
         *("Checkpoint", "Checkpointer", "EchelonError", "ElasticIndexSampler", "ElasticSampler"),
-        *("Group", "ImageTransform", "Result", "ResumableLoader", "Trainer", "World"),
-        *("__version__", "detect", "init", "top_k"),
+        *("Group", "ImageTransform", "Result", "ResumableLoader", "StopLine", "Trainer"),
+        *("World", "__version__", "detect", "init", "top_k"),
     ]
     assert sorted(echelon.__all__) == sorted(dir(echelon))
 

@@ -43,6 +43,10 @@ class StopLine:
     Inside `with` the rank listens: what Slurm sends to every process of a job that is to end
     (SIGTERM, or the signal that `signal_lead` asks for) is held off, for the agent gets it too, and
     then all ranks stop at one place.
+
+    A loop of one's own asks `reached` after every step; the Trainer, which has more to tell and
+    stops in a validation too, uses what it is made of. Under other launchers nobody asks for a
+    stop, and it does nothing.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -68,6 +72,16 @@ class StopLine:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+
+    def reached(self, step: int) -> bool:
+        """Tell how many steps were taken, and return whether this is where all ranks stop.
+
+        Every rank calls it after every step. When it is true the loop saves and leaves, with
+        `sys.exit()` say, and the run goes on from there when it is started again.
+        """
+        self.begin(step)
+        self.tell(step)
+        return self.pass_by()
 
     def begin(self, step: int) -> None:
         """Tell the agent that all is ready, and how many steps had been taken before."""

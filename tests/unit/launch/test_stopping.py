@@ -132,7 +132,18 @@ def test_a_rank_that_has_passed_says_so(tmp_path):
     assert answer == Place(generation=0, proposed=2, furthest=4, waiting=False)
 
 
+def test_a_loop_of_ones_own_tells_its_steps_and_stops_where_all_do(tmp_path):
+    agent = Beacon.create(tmp_path / "beacon")
+    with StopLine({VARIABLE: str(tmp_path / "beacon")}) as line:
+        assert not line.reached(101)  # it had begun after step 100
+        assert not line.reached(102)
+        assert (agent.first, agent.step, agent.passed) == (101, 102, 2)
+        agent.proposed = agent.committed = 3
+        assert line.reached(103)
+
+
 def test_without_a_beacon_nobody_stops():
     line = StopLine({})
+    assert not line.reached(2)
     line.tell(3)
     assert not line.pass_by()
