@@ -76,6 +76,7 @@ install_venv() {
         return
     fi
     make_venv "$folder"
+    say "installing what it needs, torch among it: minutes, in which nothing is said"
     # constraints.txt pins every version; the build back-end comes from there too, hence no isolation.
     "$folder/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt pip setuptools
     "$folder/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt \

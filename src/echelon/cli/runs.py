@@ -192,9 +192,11 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
     from echelon.launch.attempts import attempts, is_of_use  # noqa: PLC0415
     from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
+    from echelon.monitor.reading import RunReader  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     job = current_job(found, Places().of(found))
+    seen = RunReader(found, first=1).read()
     facts = {
         "run": found.run_id,
         "state": job.state,
@@ -202,10 +204,11 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         "job": job.id,
         "attempts": sum(is_of_use(found, attempt) for attempt in attempts(found)),
         "nodes": job.nodes,
+        "step": seen.step if seen.step >= 0 else None,
         "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
         "directory": str(found.path.absolute()),
     }
-    accounts = account(read_attempts(found))
+    accounts = account(read_attempts(found), seen.seen_s)
     if as_json:
         effective = None if accounts.effective is None else round(accounts.effective, 4)
         console.print_json({**facts, "effective": effective, "time": accounts.seconds})

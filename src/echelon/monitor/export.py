@@ -17,7 +17,7 @@ from echelon.core.rundir import RunDir, replacing
 from echelon.core.series import Sample, read_series
 from echelon.monitor.accounting import QUEUE, Accounts, account, read_attempts
 from echelon.monitor.reading import RunReader
-from echelon.monitor.state import AttemptState, RunState, headline
+from echelon.monitor.state import AttemptState, RunState
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001  they count too
 """What a spreadsheet may take for the beginning of a formula."""
@@ -103,8 +103,6 @@ def tabulate_attempts(state: RunState) -> Table:
     """Return a row for each generation of ranks, and one for an attempt that had none."""
     columns = ("attempt", "generation", "job", "began", "ended", "ranks", "nodes", "outcome", "why")
     rows = [row for number in sorted(state.attempts) for row in _rows_of(state.attempts[number])]
-    if rows and not rows[-1][-1]:  # what ended the last one is what ended the run
-        rows[-1] = [*rows[-1][:-1], headline(state.verdict)]
     return Table(name="attempts.csv", columns=columns, rows=rows)
 
 
@@ -112,14 +110,14 @@ def _rows_of(attempt: AttemptState) -> Iterator[Row]:
     ended, end_s = attempt.outcome, attempt.ended_s
     if not attempt.generations:
         times = format_time(attempt.began_s), format_time(end_s)
-        yield [attempt.number, None, attempt.job_id, *times, None, None, ended, ""]
+        yield [attempt.number, None, attempt.job_id, *times, None, None, ended, attempt.why]
     for one in attempt.generations:
         last = one is attempt.generations[-1]
         over = format_time(end_s if last and one.ended_s is None else one.ended_s)
         times = format_time(one.began_s), over
         size = one.ranks, one.nodes
-        outcome = ended if last else ""
-        yield [attempt.number, one.number, attempt.job_id, *times, *size, outcome, one.why]
+        outcome, why = (ended, one.why or attempt.why) if last else ("", one.why)
+        yield [attempt.number, one.number, attempt.job_id, *times, *size, outcome, why]
 
 
 def tabulate_time(accounts: Accounts) -> Table:

@@ -18,7 +18,9 @@ from echelon.spec import JobSpec
 _MIB = 2**20
 _WORTH_SAYING = 0.005
 _MOST_RANKS = 16
-"""How many are told one by one."""
+"""How many are told one by one,"""
+_MOST_WRONG = 12
+"""and how much of what went wrong, the last of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,7 +182,10 @@ def render(report: Report) -> str:
         shares = [(name, us / whole) for name, us in spent if name != "queue"]
         told = [f"{name} {share:.0%}" for name, share in shares if share > _WORTH_SAYING]
         lines.append(f"  {', '.join(told)}")
-    lines += [f"  {text}" for text in failures(report.state)]
+    wrong = failures(report.state)
+    if len(wrong) > _MOST_WRONG:
+        lines.append(f"  {len(wrong) - _MOST_WRONG} things went wrong before these:")
+    lines += [f"  {text}" for text in wrong[-_MOST_WRONG:]]
     if used := [one for one in report.facts.ranks if one.gpu_util is not None]:
         told = [f"{one.rank}: {one.gpu_util:.0%}" for one in used[:_MOST_RANKS]]
         more = f", and {len(used) - _MOST_RANKS} more" if len(used) > _MOST_RANKS else ""
@@ -193,13 +198,17 @@ def render(report: Report) -> str:
 
 
 def failures(state: RunState) -> list[str]:
-    """Return what went wrong, a line each: why ranks were started anew, and why it ended."""
-    found = [
-        f"attempt {job.number}, started anew: {one.why}"
-        for job in state.attempts.values()
-        for one in job.generations
-        if one.why
-    ]
+    """Return what went wrong, a line each: why ranks were started anew, and why a job ended."""
+    found = []
+    for job in state.attempts.values():
+        name = f"job {job.job_id}" if job.job_id else f"attempt {job.number}"
+        found += [f"{name}, started anew: {one.why}" for one in job.generations if one.why]
+        if job is state.attempt:
+            continue
+        if not job.outcome:
+            found.append(f"{name} vanished, with the host of its controller")
+        elif job.why:
+            found.append(f"{name}, {job.outcome}: {job.why}")
     if state.verdict and (why := headline(state.verdict)):
         found.append(f"ended: {why}")
     return found

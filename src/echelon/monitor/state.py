@@ -68,6 +68,8 @@ class AttemptState:
     ended_s: float | None = None
     outcome: str = ""
     """COMPLETED, FAILED, TIMEOUT, …; empty as long as it lasts, or when nobody has said."""
+    why: str = ""
+    """What ended it, unless it was the end of the script."""
     generations: list[GenerationState] = field(default_factory=list)
 
 
@@ -128,7 +130,8 @@ class RunState:
 
     def _take_attempt(self, attempt: AttemptState, event: Event) -> None:
         attempt.job_id, attempt.began_s = str(event.data.get("job", "")), event.time_s
-        attempt.ended_s, attempt.outcome = None, ""  # a job may have been queued again
+        # A job may have been queued again.
+        attempt.ended_s, attempt.outcome, attempt.why = None, "", ""
         self.nodes, self.ranks, self.verdict = {}, {}, None
 
     def _take_joined(self, _attempt: AttemptState, event: Event) -> None:
@@ -153,7 +156,10 @@ class RunState:
         if attempt.generations:
             attempt.generations[-1].why = headline(event.data.get("verdict"))
 
-    def _take_verdict(self, _attempt: AttemptState, event: Event) -> None:
+    def _take_verdict(self, attempt: AttemptState, event: Event) -> None:
+        self.verdict, attempt.why = event.data, headline(event.data)
+
+    def _take_hang(self, _attempt: AttemptState, event: Event) -> None:
         self.verdict = event.data
 
     def _take_note(self, _attempt: AttemptState, event: Event) -> None:
@@ -219,7 +225,7 @@ _TAKES: Mapping[str, Callable[[RunState, AttemptState, Event], None]] = {
     "spent": RunState._take_spent,  # noqa: SLF001
     "restart": RunState._take_restart,  # noqa: SLF001
     "verdict": RunState._take_verdict,  # noqa: SLF001
-    "hang": RunState._take_verdict,  # noqa: SLF001
+    "hang": RunState._take_hang,  # noqa: SLF001
     "note": RunState._take_note,  # noqa: SLF001
     "ended": RunState._take_ended,  # noqa: SLF001
 }

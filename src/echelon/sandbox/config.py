@@ -250,9 +250,14 @@ StorageLoc=slurm
 
 
 def render_hosts(network: Network) -> str:
-    """Return the /etc/hosts that every host sees: names resolve both ways, without DNS."""
+    """Return the /etc/hosts that every host sees: names resolve both ways, without DNS.
+
+    A server that listens for IPv6 too, as torch's does, sees IPv4 peers by mapped addresses. DNS
+    would look up what is mapped; here they need lines, with names that lead nobody to them.
+    """
     lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
     lines += [f"{address}\t{host}" for host, address in network.addresses.items()]
+    lines += [f"::ffff:{address}\t{host}.mapped" for host, address in network.addresses.items()]
     if network.outside:
         lines.append(f"{network.outside}\t{network.machine}")
     return "\n".join(lines) + "\n"

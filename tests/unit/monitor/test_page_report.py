@@ -47,7 +47,7 @@ def test_it_holds_what_matters():
     for text in ("75% of 40 GPU-seconds", "productive", "launch", "rank 1", "leave out train"):
         assert text in page
     assert page.count("<svg") == 3  # time, GPUs, the one metric
-    assert "attempt 1, started anew: rank 1 on train: train" in page
+    assert "job train, started anew: rank 1 on train: train" in page
     assert "ended: rank 1 on train: train" in page
     assert "2001-09-09 01:46:40 UTC" in page
 

@@ -1,9 +1,10 @@
 """What a report is made of."""
 
+from echelon.core.events import Event
 from echelon.core.rundir import RunDir
 from echelon.core.series import Sample
 from echelon.monitor.accounting import account
-from echelon.monitor.report import _newest, _rank_figures, gather, make_report
+from echelon.monitor.report import _newest, _rank_figures, failures, gather, make_report
 from echelon.monitor.state import AttemptState, RunState
 from echelon.spec import JobSpec
 
@@ -45,3 +46,28 @@ def test_without_a_job_the_nodes_are_ones_own_machine():
     for job, cluster in (("42", True), ("", False)):
         state = RunState(run_id="r", attempts={1: AttemptState(number=1, job_id=job)})
         assert gather(state, account([]), {}, JobSpec()).cluster is cluster
+
+
+def test_each_job_of_a_run_says_why_it_was_not_the_last():
+    state = RunState(run_id="r")
+
+    def feed(number, kind, **data):
+        state.feed_event(number, Event(time_s=1.0, kind=kind, data=data))
+
+    verdict = {"failure": {"message": "the time limit is near", "rank": None, "node": ""}}
+    feed(1, "attempt", job="7")
+    feed(1, "generation", generation=0, world_size=2, nodes=1)
+    feed(1, "restart", generation=1, verdict={"failure": {"message": "bang", "rank": 1}})
+    feed(1, "verdict", **verdict)
+    feed(1, "ended", state="TIMEOUT")
+    feed(2, "attempt", job="8")  # its host is turned off
+    feed(4, "attempt", job="10")
+    told = [
+        "job 7, started anew: rank 1: bang",
+        "job 7, TIMEOUT: the time limit is near",
+        "job 8 vanished, with the host of its controller",
+    ]
+    assert failures(state) == told
+    feed(4, "verdict", **verdict)
+    feed(4, "ended", state="FAILED")
+    assert failures(state) == [*told, "ended: the time limit is near"]
