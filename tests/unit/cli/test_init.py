@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 import tomllib
@@ -133,6 +134,7 @@ def in_terminal(project, keys):
     """Type into the command, in a terminal; return its code and what was seen."""
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it puts behind
         os.execv(sys.executable, [sys.executable, "-m", "echelon", "init"])  # noqa: S606
     seen = ""
     for waited_for, typed in keys:
