@@ -281,9 +281,10 @@ def resume(
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show its output meanwhile.")] = False,
 ) -> None:
-    """Go on with a run that ended before its work was done: the same request, from what it saved.
+    """Go on with a run that ended before its work was done.
 
-    A run of this machine goes on here, in the foreground.
+    It is the same request, and begins with what was saved. A run of this machine goes on here, in
+    the foreground.
 
     Example: echelon resume last --follow
     """
@@ -346,7 +347,7 @@ def why(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a run failed: the first failure, its rank and node, and what it says.
+    """Say why a run failed: what came first, where, and what it says.
 
     Example: echelon why last
     """
