@@ -159,7 +159,7 @@ def _allocate(
     from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
-    if problems := SlurmCluster(LocalShell(), environ).problems(spec):
+    if problems := SlurmCluster(LocalShell(), environ, tell=tell).problems(spec):
         raise UsageError("; ".join(problems), hint="sinfo shows what there is")
     with hold_nodes(spec, LocalShell(), environ, tell=tell) as held:
         yield held
