@@ -214,13 +214,13 @@ class _Screen:
 
     def _show_jobs(self, *, over: bool) -> bool:
         """Show what the jobs themselves have written: what their controllers say."""
-        from echelon.launch.attempts import attempts  # noqa: PLC0415
+        from echelon.launch.attempts import attempts, find_output  # noqa: PLC0415
 
         found = False
         # Only the launcher writes ranks' logs; without it srun labels its tasks' lines.
         labelled = not self._run.launcher.exists()
         for attempt in attempts(self._run):
-            path = Path(attempt.output)
+            path = find_output(self._run, attempt)
             if attempt.output and path.is_file():
                 for _, text in self._jobs.setdefault(path, Tail(path)).read(over=over):
                     self._bar.hide()

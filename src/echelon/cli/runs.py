@@ -291,6 +291,7 @@ def resume(
     from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
     from echelon.clusters.runs import current_job, submit_run  # noqa: PLC0415
+    from echelon.clusters.whereabouts import settle_run  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
     # Asked for at another address it may still be where it was: if that answers, its word counts.
@@ -308,6 +309,8 @@ def resume(
     here = job.id.startswith(PREFIX)
     if here:
         cluster = choose_cluster("local", runs_dir, tied=True)
+    if (home := settle_run(found)) is not None:
+        console.note(f"{found.run_id} was moved here from {home}; its files name this place now")
     attempt = submit_run(found, cluster, os.environ)
     console.note(f"{found.run_id} goes on as job {attempt.job_id}")
     if here:
@@ -319,9 +322,11 @@ def resume(
 def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]:
     """Return a run that has a job, and its place."""
     from echelon.clusters.runs import find_run  # noqa: PLC0415
+    from echelon.clusters.whereabouts import check_original  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     found = find_run(runs_dir, name)
+    check_original(found)
     if not attempts(found):
         raise NotFoundError(
             f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
