@@ -8,9 +8,11 @@
 """
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).parents[1]
 sys.path[0] = str(ROOT / "tests")
@@ -19,14 +21,20 @@ from docs.catalogue import page_names, read_page  # noqa: E402  only now can it 
 from docs.page import Console, NotRun, PageError, parse_page  # noqa: E402
 from docs.running import render_renewed, run_page  # noqa: E402
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What somebody sends who wants us to go."""
+
 
 def main() -> int:
     """Do what was asked; return the exit code."""
+    for number in _ENDS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # what nohup ignores stays ignored
+            signal.signal(number, _leave)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["run", "update", "list"])
     parser.add_argument("pages", nargs="*", metavar="PAGE", type=_name)
     parser.add_argument("--once", action="store_true", help="update after one run, not two")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()
     if not asked.pages and asked.what != "list":
         parser.error("which page?")
     failed = 0
@@ -42,6 +50,13 @@ def main() -> int:
             print(error, file=sys.stderr)
             failed += 1
     return 1 if failed else 0
+
+
+def _leave(number: int, _frame: FrameType | None) -> None:
+    """Go by an exception, so that the page's folder, sandboxes and processes go too."""
+    for one in _ENDS:  # a second one would leave them
+        signal.signal(one, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _name(text: str) -> str:

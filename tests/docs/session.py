@@ -1,13 +1,13 @@
 """The commands of one page, in one bash, in a folder that goes with all that was started there."""
 
 import os
+import secrets
 import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +21,7 @@ from slurm.cluster import Cluster
 ROOT = Path(__file__).parents[2]
 PEERS = ROOT / ".venv-peers" / "bin"
 PROJECT = "project"
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NOT_OURS = (
     *("SLURM", "SBATCH", "PYTEST", "ECHELON", "TORCHELASTIC", "VIRTUAL_ENV", "XDG_", "PYTHON"),
     *("CI", "COLUMNS", "LINES", "LC_", "LANG", "MAKE", "MFLAGS"),
@@ -121,8 +122,9 @@ def start_session(page: Page) -> Iterator[Session]:
         require_root("nodes with networks of their own")
     if "peers" in page.needs and not PEERS.is_dir():
         do_without("needs .venv-peers: run `make peers`")
-    # A short path: sockets are made below it. Open, as a home on a cluster is.
-    home = Path(tempfile.mkdtemp(prefix="edoc-", dir="/var/tmp"))
+    # A short path: sockets are made below it. Named before it is made, so that whatever comes in
+    # between, it goes.
+    home = Path("/var/tmp", f"edoc-{secrets.token_hex(4)}")  # noqa: S108  nobody can guess it
     environ = _environment(home, PEERS if "peers" in page.needs else Path(sys.executable).parent)
     try:
         _furnish(home, Path(environ["VIRTUAL_ENV"]))
@@ -136,7 +138,12 @@ def start_session(page: Page) -> Iterator[Session]:
         finally:
             session.close()
     finally:
-        _clear(home, environ)
+        # Who ends us meanwhile has to wait: half of it would stay.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+        try:
+            _clear(home, environ)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _environment(home: Path, programs: Path) -> dict[str, str]:
@@ -164,7 +171,8 @@ def _environment(home: Path, programs: Path) -> dict[str, str]:
 
 
 def _furnish(home: Path, venv: Path) -> None:
-    home.chmod(0o755)
+    home.mkdir()
+    home.chmod(0o755)  # open, as a home on a cluster is, whatever the umask says
     for folder in (".bin", ".tmp", ".sandbox", PROJECT):
         (home / folder).mkdir()
     # Who runs the tests has the rights that they need; a password cannot be asked for.

@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 from echelon.core.waiting import wait_until
 from local.liverun import START_S, live_run
+from started import clean_environment, run_warm
 
 OPTIONS = ["--set=preload=", "--restarts=1"]
 PAUSE_S = 7
@@ -89,3 +91,30 @@ def test_a_second_start_of_a_job_is_the_next_attempt(tmp_path):
         ]
         assert states == ["FAILED", "COMPLETED"]
         assert not (run.path / "verdict.json").exists()
+
+
+def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "saved = Path(os.environ['ECHELON_RUN_DIR'], 'saved')\n"
+        "print('found', saved.exists(), flush=True)\n"
+        "if not saved.exists():\n    saved.touch()\n    raise ValueError('once')\n"
+    )
+    env = clean_environment()
+    ran = run_warm(tmp_path, "--set=preload=", "--restarts=0", "train.py", env=env)
+    assert ran.code == 1
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    words = ["resume", "--runs-dir=moved", "last"]
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", *words],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "0: found True\n" in done.stdout
+    assert "was moved here from" in done.stderr
+    assert not (tmp_path / "runs").exists()

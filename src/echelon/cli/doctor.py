@@ -45,7 +45,7 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what is broken, slow or odd: here, or on the nodes of a job.
+    """Look for what is broken, slow or odd: here, or on a job's nodes.
 
     With --nodes as a short job; inside an allocation on all its nodes; otherwise on this machine.
     Ends with 0 when all is well, 1 after warnings, 3 where something is not to be used.
@@ -159,7 +159,7 @@ def _allocate(
     from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
-    if problems := SlurmCluster(LocalShell(), environ).problems(spec):
+    if problems := SlurmCluster(LocalShell(), environ, tell=tell).problems(spec):
         raise UsageError("; ".join(problems), hint="sinfo shows what there is")
     with hold_nodes(spec, LocalShell(), environ, tell=tell) as held:
         yield held

@@ -201,19 +201,34 @@ class _Screen:
 
     def show(self, *, over: bool) -> bool:
         """Show what has come since the last time; return whether anything has."""
-        from echelon.launch.attempts import attempts  # noqa: PLC0415
-
         if over:
             self._bar.hide()
+        parts = [self._show_jobs, self._show_ranks]
+        if over and self._run.verdict.exists():
+            # The job's last word is why it failed: it stands below what ranks say of each other.
+            parts.reverse()
+        found = [part(over=over) for part in parts]
+        if not over:
+            self._bar.draw()
+        return any(found)
+
+    def _show_jobs(self, *, over: bool) -> bool:
+        """Show what the jobs themselves have written: what their controllers say."""
+        from echelon.launch.attempts import attempts, find_output  # noqa: PLC0415
+
         found = False
         # Only the launcher writes ranks' logs; without it srun labels its tasks' lines.
         labelled = not self._run.launcher.exists()
         for attempt in attempts(self._run):
-            path = Path(attempt.output)
+            path = find_output(self._run, attempt)
             if attempt.output and path.is_file():
                 for _, text in self._jobs.setdefault(path, Tail(path)).read(over=over):
                     self._bar.hide()
                     found |= _show_job(text, self._rank, labelled=labelled)
+        return found
+
+    def _show_ranks(self, *, over: bool) -> bool:
+        found = False
         # Lines that nobody has timed yet are the newest, whatever our own clock says.
         for line in self._logs.read(over=over, now_s=math.inf):
             self._bar.hide()
@@ -221,8 +236,6 @@ class _Screen:
             found = True
         if sys.stdout:  # None when it was closed (>&-)
             sys.stdout.flush()
-        if not over:
-            self._bar.draw()
         return found
 
 

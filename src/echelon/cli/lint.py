@@ -33,7 +33,7 @@ def lint(
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
 ) -> None:
-    """Say what will go wrong with job scripts and the Python that they start.
+    """Say what will go wrong with job scripts and their Python.
 
     No script is run. Ends with 1 when there is an error or a warning; a comment
     `# echelon: ignore CODE` silences one.

@@ -68,7 +68,7 @@ def choose_cluster(
 
         return _ray_cluster(find_address(address, os.environ), runs)
     if place == "slurm":
-        return SlurmCluster(LocalShell(), os.environ)
+        return SlurmCluster(LocalShell(), os.environ, tell=console.note)
     return LocalCluster(LocalShell(), environ, runs, tied=tied)
 
 

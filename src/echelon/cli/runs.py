@@ -284,15 +284,17 @@ def resume(
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show its output meanwhile.")] = False,
 ) -> None:
-    """Go on with a run that ended before its work was done: the same request, from what it saved.
+    """Go on with a run that ended before its work was done.
 
-    A run of this machine goes on here, in the foreground.
+    It is the same request, and begins with what was saved. A run of this machine goes on here, in
+    the foreground.
 
     Example: echelon resume last --follow
     """
     from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
     from echelon.clusters.runs import current_job, submit_run  # noqa: PLC0415
+    from echelon.clusters.whereabouts import settle_run  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
     # Asked for at another address it may still be where it was: if that answers, its word counts.
@@ -310,6 +312,8 @@ def resume(
     here = job.id.startswith(PREFIX)
     if here:
         cluster = choose_cluster("local", runs_dir, tied=True)
+    if (home := settle_run(found)) is not None:
+        console.note(f"{found.run_id} was moved here from {home}; its files name this place now")
     attempt = submit_run(found, cluster, os.environ)
     console.note(f"{found.run_id} goes on as job {attempt.job_id}")
     if here:
@@ -321,9 +325,11 @@ def resume(
 def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]:
     """Return a run that has a job, and its place."""
     from echelon.clusters.runs import find_run  # noqa: PLC0415
+    from echelon.clusters.whereabouts import check_original  # noqa: PLC0415
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     found = find_run(runs_dir, name)
+    check_original(found)
     if not attempts(found):
         raise NotFoundError(
             f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
@@ -349,7 +355,7 @@ def why(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a run failed: the first failure, its rank and node, and what it says.
+    """Say why a run failed: what came first, where, and what it says.
 
     Example: echelon why last
     """

@@ -4,9 +4,12 @@ Where scontrol has JSON (from 23.02 on) a job is read from that, else from text.
 22.05, whose output the tests hold; what newer ones say was only read about (`slurm_json.py`).
 """
 
+import itertools
 import re
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from echelon.core.jobs import WAITING, Job
@@ -42,8 +45,12 @@ _VARIABLES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SACCT_"),
     *("SCANCEL_", "SCONTROL_", "SPRIO_", "SSTAT_"),
 )
-_PAUSES_S = (0.5, 1, 2, 4, 8, 15, 15, 15)
-"""Between tries: a slurmctld that is started anew may be away for a minute."""
+PATIENCE_S = 120.0
+"""How long it is tried: a slurmctld that is started anew may be away for a minute or more."""
+QUIET_S = 2.0
+"""After how long somebody is told that there is no answer: a command waits ten seconds for one."""
+_PAUSES_S = (0.5, 1, 2, 4, 8, 15)
+"""Between tries; the last one again and again."""
 
 
 class Slurm:
@@ -54,11 +61,22 @@ class Slurm:
         shell: Shell,
         environ: Mapping[str, str],
         *,
+        tell: Callable[[str], None] | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """See the class.
+
+        Args:
+            shell: runs Slurm's commands.
+            environ: their variables.
+            tell: hears, once, that slurmctld keeps whoever asks waiting; None where nobody reads.
+            sleep: waits between tries.
+            clock: in seconds; tells how long it has been tried.
+        """
         self._shell = shell
         self._environ = scrub(environ)
-        self._sleep = sleep
+        self._tell, self._sleep, self._clock = tell, sleep, clock
         self._has_json = True  # until scontrol shows that it has none
 
     def submit(
@@ -94,20 +112,19 @@ class Slurm:
             options += [f"--dependency=afternotok:{after}", "--kill-on-invalid-dep=yes"]
         own = ["--parsable", f"--comment={comment}"]
         argv = ["sbatch", *own, *options, str(script), str(attempt)]
-        for pause_s in (*_PAUSES_S, None):
-            done = self._run(argv, scrub(environ), timeout_s=120)
-            if done.code == 0:
-                return done.stdout.strip().partition(";")[0]
-            if not _AWAY.search(done.stderr):
-                hint = f"the script is {script}; try it yourself: sbatch --test-only {script}"
-                if exclude:  # it may be that too few are left
-                    hint = f"it is kept away from {exclude}; echelon nodes says why"
-                raise UsageError(f"Slurm refuses the job: {_last_line(done.stderr)}", hint=hint)
-            if pause_s is not None:
-                self._sleep(pause_s)
-            if found := self._find(comment):
-                return found
-        raise self._away(done)
+        with self._telling() as began_s:
+            for tries in itertools.count():
+                done = self._run(argv, scrub(environ), timeout_s=120)
+                if done.code == 0:
+                    return done.stdout.strip().partition(";")[0]
+                if not _AWAY.search(done.stderr):
+                    raise _refusal(done, script, exclude)
+                again = self._pause(tries, began_s)
+                if found := self._find(comment):
+                    return found
+                if not again:
+                    break
+        raise _away(done)
 
     def _find(self, comment: str) -> str:
         # In text on purpose: in JSON squeue lists all there are, whatever it is asked for (22.05).
@@ -118,6 +135,10 @@ class Slurm:
         return next((job for job, _, said in jobs if said.strip() == comment), "")
 
     def job(self, job_id: str, *, run_id: str) -> Job:
+        with self._telling():
+            return self._look(job_id, run_id)
+
+    def _look(self, job_id: str, run_id: str) -> Job:
         if found := self._in_json(job_id, run_id):
             return found
         try:
@@ -187,13 +208,44 @@ class Slurm:
 
     def ask(self, argv: Sequence[str]) -> Result:
         """Run a command that changes nothing, or nothing twice, until slurmctld answers."""
-        for pause_s in (*_PAUSES_S, None):
-            done = self._run(argv, self._environ, timeout_s=60)
-            if done.code == 0 or not _AWAY.search(done.stderr):
-                return done.check()
-            if pause_s is not None:
-                self._sleep(pause_s)
-        raise self._away(done)
+        with self._telling() as began_s:
+            for tries in itertools.count():
+                done = self._run(argv, self._environ, timeout_s=60)
+                if done.code == 0 or not _AWAY.search(done.stderr):
+                    return done.check()
+                if not self._pause(tries, began_s):
+                    break
+        raise _away(done)
+
+    def _pause(self, tries: int, began_s: float) -> bool:
+        """Wait before it is tried again; tell whether there is still time for that."""
+        pause_s = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
+        if self._clock() - began_s + pause_s > PATIENCE_S:
+            return False
+        self._sleep(pause_s)
+        return True
+
+    @contextmanager
+    def _telling(self) -> Iterator[float]:
+        """Have it told, by another thread, when the block takes long; return when it began."""
+        began_s, tell = self._clock(), self._tell
+        if tell is None:
+            yield began_s
+            return
+
+        def say() -> None:
+            self._tell = None
+            limit = f"waiting up to {PATIENCE_S:g} s for it"
+            tell(f"slurmctld does not answer yet; {limit}; Ctrl-C gives up")
+
+        timer = threading.Timer(QUIET_S, say)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield began_s
+        finally:
+            timer.cancel()
+            timer.join()  # what it may be saying comes before whatever is said next
 
     def _run(self, argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float) -> Result:
         """Run one of Slurm's commands, where it is installed and knows its cluster."""
@@ -208,11 +260,19 @@ class Slurm:
             )
         return done
 
-    def _away(self, done: Result) -> UnavailableError:
-        return UnavailableError(
-            f"slurmctld did not answer for {sum(_PAUSES_S):g} s: {_last_line(done.stderr)}",
-            hint="try again later; scontrol ping tells whether it is back",
-        )
+
+def _refusal(done: Result, script: Path, exclude: str) -> UsageError:
+    hint = f"the script is {script}; try it yourself: sbatch --test-only {script}"
+    if exclude:  # it may be that too few are left
+        hint = f"it is kept away from {exclude}; echelon nodes says why"
+    return UsageError(f"Slurm refuses the job: {_last_line(done.stderr)}", hint=hint)
+
+
+def _away(done: Result) -> UnavailableError:
+    return UnavailableError(
+        f"slurmctld did not answer for {PATIENCE_S:g} s: {_last_line(done.stderr)}",
+        hint="try again later; scontrol ping tells whether it is back",
+    )
 
 
 def _is_of(comment: str, run_id: str) -> bool:

@@ -61,6 +61,14 @@ def attempts(run: RunDir) -> list[Attempt]:
     return found
 
 
+def find_output(run: RunDir, attempt: Attempt) -> Path:
+    """Return where an attempt's job writes; in the run's own folder, also when that was moved."""
+    path = Path(attempt.output)
+    if path.parts[-3:-1] == (run.run_id, run.logs.name):
+        return run.logs / path.name
+    return path
+
+
 def outcome(run: RunDir, number: int) -> Outcome | None:
     """Return how an attempt ended; None while it has not, or when nobody was left to say."""
     record = _read(run, number, run.outcome(number).name)

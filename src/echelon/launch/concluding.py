@@ -141,7 +141,8 @@ class Conclusion:
         if cause in RESUMABLE and saved >= 0:
             verdict = replace(verdict, advice=f"go on with: echelon resume {name}")
         self._journal.leave_verdict(verdict)
-        self._journal.report(f"{name} failed\n{render(verdict, run=self._run.path)}")
+        ended = "was stopped" if cause in RESUMABLE else "failed"
+        self._journal.report(f"{name} {ended}\n{render(verdict, run=self._run.path)}")
 
     def _exclusions(self) -> str:
         """Return the nodes that a next attempt shall not have, by what is known now."""

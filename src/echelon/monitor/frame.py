@@ -110,14 +110,19 @@ def _rank(rank: RankState, nodes: Mapping[int, NodeState]) -> str:
     where = node.name if node else ""
     if rank.failed or not rank.alive:
         return f"{rank.rank:>5} {where:<10} {'failed' if rank.failed else 'ended':>8}"
-    line = f"{rank.rank:>5} {where:<10} {int(told.get('step', -1)):>8,} "
-    line += f"{told.get('steps', 0.0):>8.2f} {told.get('data', 0.0):>5.0%} "
-    line += f"{told.get('comm', 0.0):>5.0%} {told.get('mem', 0.0) / _GIB:>6.1f}G"
+    line = f"{rank.rank:>5} {where:<10} {_known(told.get('step'), ',.0f'):>8} "
+    line += f"{_known(told.get('steps'), '.2f'):>8} {_known(told.get('data'), '.0%'):>5} "
+    line += f"{_known(told.get('comm'), '.0%'):>5} {told.get('mem', 0.0) / _GIB:>6.1f}G"
     if node and (gpu := node.gpus.get(int(told.get("gpu", -1)))):
         memory = f"{gpu.get('mem', 0) / _GIB:.0f}/{gpu.get('mem_size', 0) / _GIB:.0f}G"
         line += f" {int(told['gpu']):>3} {gpu.get('util', 0.0):>5.0%} {memory:>8}"
         line += f" {gpu.get('power', 0.0):>4.0f} W"
     return line
+
+
+def _known(value: float | None, form: str) -> str:
+    """Return a number, or a dash where the rank's script does not tell it."""
+    return "-" if value is None else format(value, form)
 
 
 def sparkline(values: Sequence[float], room: int, *, most: float | None = None) -> str:

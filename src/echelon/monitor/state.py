@@ -145,7 +145,8 @@ class RunState:
     def _take_exited(self, _attempt: AttemptState, event: Event) -> None:
         if rank := self.ranks.get(_int(event.data, "rank")):
             rank.alive = False
-            rank.numbers["step"] = max(_int(event.data, "step"), rank.numbers.get("step", -1))
+            if (step := _int(event.data, "step")) >= 0:
+                rank.numbers["step"] = max(step, rank.numbers.get("step", -1))
             rank.failed = bool(event.data.get("code") or event.data.get("signal"))
 
     def _take_spent(self, attempt: AttemptState, event: Event) -> None:
@@ -196,7 +197,8 @@ class RunState:
         # The file may be behind the controller's, and speak of ranks that were before.
         if rank and sample.lasts.get(f"rank{number}.generation") == rank.generation:
             rank.node = node
-            rank.numbers[what] = value
+            if what != "step" or value >= 0:  # a script that uses no library speaks of no steps
+                rank.numbers[what] = value
 
     def feed_metric(self, event: Event) -> None:
         """Take in a line of what the training measured."""

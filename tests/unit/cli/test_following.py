@@ -1,7 +1,10 @@
 """Watching a run, with a cluster and a clock of the tests' own."""
 
 import errno
+import io
+import json
 import shutil
+import sys
 import time
 
 import pytest
@@ -127,3 +130,31 @@ def test_what_waits_is_stopped_before_what_runs(tmp_path):
     submit_attempt(run, lambda _: "8", cluster.job, after="7")
     following.stop_all(run, cluster)
     assert stopped == ["8", "7"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "lines"),
+    [
+        (True, ["0: closed by peer", "1: ValueError", "train failed"]),
+        # Of one that goes on, or is done, the ranks' newest lines are what one looks for.
+        (False, ["train failed", "0: closed by peer", "1: ValueError"]),
+    ],
+)
+def test_why_a_run_failed_stands_below_what_its_ranks_say(tmp_path, monkeypatch, failed, lines):
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    output = run.logs / "job-1.out"
+    output.write_text("train failed\n")
+    record = {"job_id": "7", "output": str(output)}
+    run.claim_attempt()
+    (run.attempt(1) / "job.json").write_text(json.dumps(record))
+    for rank, text in enumerate(("closed by peer", "ValueError")):
+        log = run.rank_log(attempt=1, generation=0, rank=rank)
+        log.parent.mkdir(exist_ok=True)
+        log.write_text(f"{text}\n")
+    if failed:
+        run.verdict.write_text("{}")
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(sys, "stderr", shown)
+    assert following.print_logs(run, rank=None)
+    assert shown.getvalue().splitlines() == lines

@@ -52,6 +52,11 @@ def test_the_example_is_a_right_call_of_that_command(path, help_text):
         assert context.params
 
 
+def test_no_summary_of_a_command_is_cut(help_text):
+    listed = help_text.partition("\nCommands:\n")[2]
+    assert not [line for line in listed.splitlines() if line.endswith(("...", "…"))]
+
+
 def test_summaries_of_commands_are_sentences(path):
     first = (ALL[path].help or "").split("\n\n")[0]
     assert first.endswith(".")

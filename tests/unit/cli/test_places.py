@@ -84,3 +84,15 @@ def test_a_run_that_still_is_where_it_was_is_not_taken_over(capsys, runs, monkey
     code, _, err = echelon(capsys, runs, "resume", "one", "--address=new:1")
     assert code == 73
     assert "is not over" in err
+
+
+def test_who_waits_for_slurm_is_told_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("echelon.core.slurm.QUIET_S", 0.01)
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nsleep 0.5\necho Invalid job id >&2\nexit 1\n")
+    scontrol.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    (tmp_path / "train.py").touch()
+    request = ["--chdir", str(tmp_path), "--python", "/bin/sh", "train.py"]
+    main.run(["submit", f"--runs-dir={tmp_path}/runs", *request])
+    assert capsys.readouterr().err.startswith("slurmctld does not answer yet; ")

@@ -1,3 +1,6 @@
+import queue
+import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +29,8 @@ def in_turn(*results):
 
 
 def cluster(shell, slept=None):
-    return SlurmCluster(shell, {}, sleep=(slept if slept is not None else []).append)
+    slept = [] if slept is None else slept
+    return SlurmCluster(shell, {}, sleep=slept.append, clock=lambda: sum(slept))
 
 
 def submit(shell, slept=None):
@@ -79,9 +83,51 @@ def test_a_submission_whose_answer_was_lost_is_not_made_twice():
 
 def test_a_controller_that_stays_away_is_told():
     slept = []
-    with pytest.raises(UnavailableError, match="did not answer for 60"):
+    with pytest.raises(UnavailableError, match="did not answer for 120 s"):
         submit(FakeShell(answers={"sbatch": failed(AWAY), "squeue": failed(AWAY)}), slept)
-    assert sum(slept) > 30
+    assert 100 < sum(slept) <= 120
+
+
+def test_time_that_commands_wait_themselves_counts():
+    """Each of Slurm's waits for ten seconds, so that pauses alone say nothing."""
+    past_s = [0.0]
+
+    def wait(seconds):
+        past_s[0] += seconds
+
+    def answer(_argv):
+        wait(10)
+        return failed(AWAY)
+
+    shell = FakeShell(answers={"scontrol": answer})
+    slurm = SlurmCluster(shell, {}, sleep=wait, clock=lambda: past_s[0])
+    with pytest.raises(UnavailableError, match="did not answer for 120 s"):
+        slurm.ask(["scontrol", "ping"])
+    assert 100 < past_s[0] <= 130
+
+
+def test_who_waits_for_an_answer_is_told_once_while_it_does_not_come(monkeypatch):
+    monkeypatch.setattr("echelon.core.slurm.QUIET_S", 0.01)
+    told = queue.Queue()
+    heard = []
+
+    def answer(_argv):
+        """Take as long as it takes until somebody was told, or would be once more."""
+        with suppress(queue.Empty):
+            heard.append(told.get(timeout=0.2 if heard else 10))
+        return Result(argv=(), stdout="")
+
+    slurm = SlurmCluster(FakeShell(answers={"scontrol": answer}), {}, tell=told.put)
+    for _ in range(2):
+        slurm.ask(["scontrol", "ping"])
+    said = "slurmctld does not answer yet; waiting up to 120 s for it; Ctrl-C gives up"
+    assert heard == [said]
+
+
+def test_nobody_is_told_anything_where_the_answer_comes_at_once():
+    told = []
+    SlurmCluster(FakeShell(answers={"scontrol": ""}), {}, tell=told.append).ask(["scontrol"])
+    assert (told, threading.active_count()) == ([], 1)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,8 @@ def read(name):
 
 
 def cluster(shell, slept=None):
-    return SlurmCluster(shell, {}, sleep=(slept if slept is not None else []).append)
+    slept = [] if slept is None else slept
+    return SlurmCluster(shell, {}, sleep=slept.append, clock=lambda: sum(slept))
 
 
 def alone(job):

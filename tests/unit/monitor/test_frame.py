@@ -38,7 +38,19 @@ def test_a_run_that_trains():
     assert lines[-1] == "0: hello"
     assert [line.split()[0] for line in lines if "node" in line][1:3] == ["node1", "node2"]
     (slowest,) = [line for line in lines if line.startswith("    0 ")]
-    assert slowest.split() == ["0", "node1", "1,200", "9.00", "50%", "0%", "0.0G"]
+    assert slowest.split() == ["0", "node1", "1,200", "9.00", "50%", "-", "0.0G"]
+
+
+def test_a_script_that_tells_no_steps_has_a_dash_for_them():
+    state = make_state(ranks=1, nodes=1)
+    state.feed_event(
+        1, Event(time_s=30, kind="generation", data={"generation": 1, "world_size": 1})
+    )
+    lasts = {"rank0.step": -1, "rank0.generation": 1}
+    state.feed_sample(1, 0, Sample(time_s=31, lasts=lasts, peaks={"rank0.mem": 2**30}))
+    lines = frame(state)
+    assert "step" not in lines[0]
+    assert lines[-1].split() == ["0", "node1", "-", "-", "-", "-", "1.0G"]
 
 
 def test_one_that_waits_in_the_queue():

@@ -1,6 +1,10 @@
-"""What is sent of a run's metrics."""
+"""What is sent of a run."""
 
-from echelon.monitor.snapshot import Curves, draw_curve, render, shorten
+from echelon.core.events import Event
+from echelon.core.series import Sample
+from echelon.monitor.accounting import account
+from echelon.monitor.snapshot import RANK_FIELDS, Curves, describe, draw_curve, render, shorten
+from echelon.monitor.state import RunState
 
 
 def test_no_more_digits_than_are_seen():
@@ -41,3 +45,18 @@ def test_of_very_many_metrics_some_are_sent():
 
 def test_what_a_browser_cannot_read_is_cleaned():
     assert render({"a": [1.5, float("nan"), {"b": float("-inf")}]}) == '{"a":[1.5,null,{"b":null}]}'
+
+
+def test_of_a_script_that_tells_no_steps_none_are_sent():
+    state, at = RunState(run_id="r"), iter(range(10))
+    for kind, data in (
+        ("attempt", {"job": "7"}),
+        ("generation", {"generation": 0, "world_size": 2, "nodes": 1}),
+        ("exited", {"rank": 1, "code": 0, "step": -1}),
+    ):
+        state.feed_event(1, Event(time_s=next(at), kind=kind, data=data))
+    lasts = {"rank0.step": -1, "rank0.generation": 0}
+    state.feed_sample(1, 0, Sample(time_s=next(at), lasts=lasts))
+    sent = describe(state, account([]))
+    assert sent["head"]["step"] == -1
+    assert [rank[RANK_FIELDS.index("step")] for rank in sent["ranks"]] == [None, None]
