@@ -18,12 +18,13 @@ from echelon.launch.attempts import is_left_behind, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
 from echelon.launch.contract import job_in
-from echelon.launch.crew import Agent, Crew, Gone, Stop
+from echelon.launch.crew import Crew
+from echelon.launch.entries import Agent, Gone, Stop, StopError
 from echelon.launch.generation import Generation
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.journal import Journal
-from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
+from echelon.launch.meeting import MeetingError, MeetingPlace
 from echelon.launch.messages import Hello
 from echelon.launch.muster import read_reason
 from echelon.launch.nodecheck import COMMAND_S, judge_checks

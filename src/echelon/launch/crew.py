@@ -13,12 +13,13 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from echelon.launch.contract import CONTROLLER, FILES, KEY, REPLACES
+from echelon.launch.entries import Agent, Entry, Gone, Lost, Stop
 from echelon.launch.hang import HangWatch
 from echelon.launch.link import PULSE_S, SILENCE_S, Link, sleep_a_pulse
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse, Signalled
@@ -39,41 +40,6 @@ ALIVE_S = 60.0
 else says until when it was there."""
 
 
-@dataclass(slots=True)
-class Agent:
-    """One that has joined."""
-
-    hello: Hello
-    link: Link
-    pace: list[int] = field(default_factory=list)
-    """Of the last pulse with ranks: see `Pulse.pace`."""
-    held: bool = False
-    """Whether storage holds one of its ranks: not even a kill ends that before storage is back."""
-
-    @property
-    def node(self) -> int:
-        return self.hello.node
-
-    @property
-    def name(self) -> str:
-        return self.hello.name
-
-    @property
-    def save_s(self) -> float:
-        """How long its ranks took to save, at most."""
-        return max(0, self.pace[0]) / 1e6 if self.pace else 0.0
-
-    @property
-    def way_s(self) -> float:
-        """How long they went, at most, between two places where they could stop."""
-        return max(0, self.pace[1]) / 1e6 if self.pace else 0.0
-
-    @property
-    def trains_unsaved(self) -> bool:
-        """Whether they train with the library, and one of them has saved nothing yet."""
-        return bool(self.pace) and self.pace[1] >= 0 > self.pace[2]
-
-
 @dataclass(frozen=True, slots=True)
 class Home:
     """Where a node's last agent was."""
@@ -81,39 +47,6 @@ class Home:
     address: str
     pid: int
     gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """An agent is gone."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A process that brings up agents has ended."""
-
-    started: Started
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Somebody wants the run to stop."""
-
-    cause: str
-    message: str
-    exit_code: int
-    at_once: bool = False
-    """Whether ranks get no time to react."""
-    told: bool = False
-    """Whether whoever wants it has signalled the ranks already."""
-    deadline_s: float | None = None
-    """When all of it has to be over, by `time.monotonic`; None where nobody says."""
-
-
-Entry = tuple[Agent | None, Any]
-"""Who says it, if an agent does, and what has happened."""
 
 
 class NoteTaker(Protocol):

@@ -13,7 +13,7 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.launch import addresses
 from echelon.launch.allocation import View
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 from echelon.launch.rayplan import Plan, bundle_of
 from echelon.launch.raystanding import CANCELLED, Outpost, is_current
 from echelon.launch.request import LaunchRequest

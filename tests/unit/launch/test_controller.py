@@ -11,7 +11,7 @@ from echelon.errors import CommandError
 from echelon.launch.allocation import OwnMachine
 from echelon.launch.attempts import orphan
 from echelon.launch.controller import Controller
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 from echelon.launch.muster import read_reason
 from echelon.launch.request import from_spec
 from echelon.launch.starting import LocalStarter, Outlook

@@ -15,7 +15,7 @@ from echelon.core.waiting import wait_until
 from echelon.launch import nodecheck
 from echelon.launch.allocation import OwnMachine
 from echelon.launch.controller import Controller
-from echelon.launch.crew import Agent
+from echelon.launch.entries import Agent
 from echelon.launch.messages import Hello
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places, judge_checks
 from echelon.launch.request import from_spec
