@@ -17,8 +17,8 @@ from echelon.cli.options import takes_keys
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.core.nodes import expand
 from echelon.errors import UsageError
+from echelon.merging import Merged
 from echelon.readers import NodeCount
-from echelon.spec import Merged
 
 if TYPE_CHECKING:
     from echelon.launch.doctor.record import Examined, Finding

@@ -29,7 +29,8 @@ from echelon.launch.contract import HERE, ON_RAY
 from echelon.launch.raystanding import CANCELLED, read_standing
 from echelon.launch.rayversion import SHOWN, is_too_old
 from echelon.launch.request import LaunchRequest, read_request
-from echelon.spec import KEYS, JobSpec, Merged, show_value
+from echelon.merging import Merged
+from echelon.spec import KEYS, JobSpec, show_value
 
 _STATES = {
     "PENDING": "PENDING",
