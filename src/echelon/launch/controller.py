@@ -29,7 +29,8 @@ from echelon.launch.notifying import Notifier
 from echelon.launch.preflight import fly
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
-from echelon.launch.starting import Starter, agent_command
+from echelon.launch.roles import role_command
+from echelon.launch.starting import Starter
 from echelon.launch.succession import Succession
 from echelon.launch.verdict import (
     Failure,
@@ -226,7 +227,7 @@ class Controller:
 
     async def _gather(self) -> Verdict | None:
         """Have agents started, and wait for them; return why there are not enough, if so."""
-        argv = agent_command(self._run.path, self._attempt)
+        argv = role_command("agent", self._run.path, self._attempt)
         try:
             await self._fly()
             await self._crew.start(argv, self._run.attempt(self._attempt), self._environ)
