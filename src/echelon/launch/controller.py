@@ -266,7 +266,6 @@ class Controller:
             why_not = self._decide_retry(verdict.failure, nodes=self._starter.nodes)
             if not why_not:  # else nobody needs them
                 await self._joining.await_missing()
-                self._joining.leave_out_unfit()
                 why_not = self._decide_retry(verdict.failure, nodes=len(self._crew.agents))
             if why_not:
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
@@ -313,7 +312,7 @@ class Controller:
             crew=self._crew,
             watch=self._watch,
             explain=self._explain,
-            recall=self._recall.begin,
+            recall=self._joining.look_about,
         )
         try:
             meeting = await self._place.find(agents, number)

@@ -61,12 +61,12 @@ class Joining:
         """
         await self._await_first()
         if self.has_enough():
-            self.leave_out_unfit()
+            self._leave_out_unfit()
             return []
         return self._judge_unfit() or [self._tell_absence()]
 
     async def await_missing(self) -> None:
-        """Give nodes that were lost the time to come back.
+        """Give nodes that were lost the time to come back, and do without those that are not fit.
 
         Raises:
             StopError: the run is to stop.
@@ -80,18 +80,19 @@ class Joining:
                 wait_s = 0.0  # what has happened is taken in all the same
             match await self._crew.next(began_s + wait_s):
                 case None:
+                    self._leave_out_unfit()
                     return
                 case (_, Stop() as stop):
                     raise StopError(stop)
 
+    def look_about(self) -> None:
+        """Have those brought back that are missing while ranks run, and see who is not fit."""
+        self._recall.begin()
+        self._leave_out_unfit()
+
     def has_enough(self) -> bool:
         """Tell whether the run can go on with the nodes that are here."""
         return len(self._crew.agents) >= self._low
-
-    def leave_out_unfit(self) -> None:
-        """Say which nodes the run does without, for they have failed their check."""
-        for failure in self._judge_unfit():
-            self._journal.report(f"{failure.node} is left out: {failure.message}")
 
     async def _await_first(self) -> None:
         """Wait until each node's agent is here, or will not be."""
@@ -131,6 +132,12 @@ class Joining:
         gone = self._recall.departed | self._crew.unfit.keys()
         enough = len(awaited - gone - outlook.lost) >= self._low
         return gone | outlook.lost if enough else gone
+
+    def _leave_out_unfit(self) -> None:
+        """Say which nodes the run does without, for they have failed their check."""
+        for failure in self._judge_unfit():
+            who = f"{failure.node} is left out: " if failure.node else ""
+            self._journal.report(f"{who}{failure.message}")
 
     def _judge_unfit(self) -> list[Failure]:
         """Return the failures of nodes that have failed their check since we last looked."""

@@ -128,7 +128,7 @@ def test_a_node_that_has_failed_is_not_waited_for_and_is_blamed_once(join, said,
     joining = join(crew)
     failures = asyncio.run(joining.await_all())
     assert [failure.node for failure in failures] == ([] if len(nodes) == 2 else ["node1", "node2"])
-    joining.leave_out_unfit()
+    joining.look_about()
     assert blamed == [f"node{node}" for node in unfit]
     joining._journal.close()
     told = [f"{node} is left out: it failed its check: no disk" for node in blamed]
@@ -151,6 +151,29 @@ def test_a_stop_that_comes_meanwhile_is_heard(join, wait):
     with pytest.raises(StopError) as caught:
         asyncio.run(wait(join(Crew(0, 1, script=[(None, None), (None, stop)]))))
     assert caught.value.stop is stop
+
+
+@pytest.mark.parametrize("when", ["while ranks run", "between generations"])
+def test_one_that_comes_back_unfit_is_told_of_and_remembered(join, said, blamed, when):
+    crew = Crew(0, 1, 2)
+    joining = join(crew)
+    assert asyncio.run(joining.await_all()) == []
+    del crew.agents[2]
+    crew.reject(Hello(node=2, name="node2", host="h", addresses=[], fault="no disk"))
+    if when == "while ranks run":
+        joining.look_about()
+    else:
+        asyncio.run(joining.await_missing())
+    assert blamed == ["node2"]
+    joining._journal.close()
+    assert said == ["node2 is left out: it failed its check: no disk"]
+
+
+def test_where_nobody_is_left_no_node_is_named(join, said):
+    joining = join(Crew(unfit=[2]))
+    joining.look_about()
+    joining._journal.close()
+    assert said == ["no node passed its check (node2); node2: no disk"]
 
 
 def test_where_nobody_may_come_back_there_is_no_waiting(join):
