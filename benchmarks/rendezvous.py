@@ -50,7 +50,7 @@ class PretendingStarter:
     def candidates(self):
         return ["127.0.0.1"]
 
-    def start(self, _argv, env, _logs):
+    def start(self, _nodes, _argv, env, _logs):
         log = self._folder / "agents.log"
         argv = [sys.executable, __file__, "--play-agents", str(self.nodes), str(self._folder)]
         pid = LocalShell().start(argv, log=log, env=env)
@@ -60,8 +60,8 @@ class PretendingStarter:
 async def gather(agents, folder):
     """Return seconds until all agents have said hello, those of several barriers, and CPU time."""
     with EventWriter(folder / "events.jsonl", clock=time.time) as events:
-        crew = Crew(PretendingStarter(agents, folder), HangWatch(0), events.write)
-        await crew.start(folder, 1, folder, os.environ)
+        crew = Crew(PretendingStarter(agents, folder), HangWatch(0), events.write, sys.stderr.write)
+        await crew.start([], folder, os.environ)
         try:
             while len(crew.agents) < agents:
                 assert await crew.next(time.monotonic() + 60), (folder / "agents.log").read_text()

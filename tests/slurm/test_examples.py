@@ -11,7 +11,8 @@ import pytest
 
 from digits import write_digits
 from echelon.clusters.styles import PLACEHOLDER, render_script
-from echelon.spec import STYLES, Layer, merge
+from echelon.merging import Layer, merge
+from echelon.spec import STYLES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NODES, PROCS = 2, 2

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.clusters.runs import prepare_run
-from echelon.spec import Layer, merge
+from echelon.merging import Layer, merge
 
 PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 

@@ -11,7 +11,7 @@ import pytest
 
 from echelon.clusters.styles import render_script
 from echelon.core.waiting import wait_until
-from echelon.spec import Layer, merge
+from echelon.merging import Layer, merge
 from kernel import all_pids, cmdline, environ_of
 from rig import do_without
 

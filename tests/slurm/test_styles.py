@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from echelon.clusters.styles import PLACEHOLDER, render_script
-from echelon.spec import STYLES, Layer, merge
+from echelon.merging import Layer, merge
+from echelon.spec import STYLES
 
 # What a user's script does, without Echelon: join, sum, leave. `detect` is asked beside it.
 PROBE = """\

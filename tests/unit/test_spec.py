@@ -1,93 +1,11 @@
 import pytest
 
-from echelon.errors import UsageError
-from echelon.readers import NodeCount
-from echelon.spec import KEYS, JobSpec, Layer, merge, show_value
+from echelon.merging import Layer, merge
+from echelon.spec import KEYS, JobSpec, show_value
 
 
 def spec(**values):
     return merge([Layer(source="test", values=values)]).spec
-
-
-def test_later_layers_win_and_are_remembered():
-    merged = merge(
-        [
-            Layer(
-                source="profile",
-                values={"partition": "gpu", "nodes": 1, "env": {"A": "1", "B": "1"}},
-            ),
-            Layer(source="echelon.toml", values={"nodes": "2:4", "style": "torchrun"}),
-            Layer(source="flags", values={"gpus": "4", "env": {"B": "2"}}),
-        ]
-    )
-    assert merged.spec.nodes == NodeCount(2, 4)
-    assert merged.spec.gpus == 4
-    assert merged.spec.env == {"A": "1", "B": "2"}
-    assert merged.origins["partition"] == "profile"
-    assert merged.origins["nodes"] == "echelon.toml"
-    assert merged.origins["gpus"] == "flags"
-    assert merged.origins["qos"] == "default"
-
-
-def test_every_problem_is_told_at_once_with_where_it_stands():
-    with pytest.raises(UsageError) as caught:
-        merge(
-            [
-                Layer(source="echelon.toml", values={"partitoin": "gpu", "mem": "16Go"}),
-                Layer(source="flags", values={"style": "trochrun", "nodes": "0"}),
-            ]
-        )
-    message, hint = caught.value.message, caught.value.hint
-    assert "echelon.toml: unknown key 'partitoin'" in message
-    assert "echelon.toml: mem: '16Go' is not a memory size" in message
-    assert "flags: style: 'trochrun' is not one of" in message
-    assert "flags: nodes: '0' is not a number of nodes" in message
-    assert "did you mean 'partition'?" in hint
-    assert "did you mean 'torchrun'?" in hint
-
-
-@pytest.mark.parametrize(
-    ("values", "problem"),
-    [
-        ({"mem": "1G", "mem_per_cpu": "1G"}, "mem and mem_per_cpu exclude each other"),
-        ({"gpus": 1, "cpus_per_task": 1, "cpus_per_gpu": 1}, "exclude each other"),
-        ({"gpu_type": "a100"}, "gpu_type needs gpus"),
-        ({"gpus": 2, "procs": 4}, "procs is 4, but a node has only 2 GPUs"),
-        ({"nodes": "2:4", "style": "srun"}, "style 'srun' needs a fixed number of nodes"),
-        ({"gpus": 3, "procs": 2, "gpu_option": "gpus-per-task"}, "cannot be shared evenly"),
-        ({"env": {"RANK": "1"}}, "the variable RANK is the job's own"),
-        ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes is a key of the request"),
-        ({"module": True, "script": "cuda/12.1"}, "is loaded with --load cuda/12.1"),
-        ({"slurm.extra": {"array": "0-2"}}, "submit in a loop instead"),
-        ({"slurm.extra": {"arr": "0-2"}}, "or use --style srun"),
-        ({"mem": "0"}, "0 means all of a node's memory"),
-        ({"style": "torchrun", "signal_lead": 60}, "does not hand a signal on"),
-        ({"time": "1m", "signal_lead": 60}, "a time of 00:01:00 leaves none to work"),
-        ({"time": "1m", "grace": 50, "hand_over": "always"}, "its end is told 60 s before"),
-        ({"env": {"A B": "1"}}, "'A B' cannot be the name of a variable"),
-        ({"slurm.extra": {"a b": "1"}}, "'a b' is not an sbatch option"),
-        ({"mail_type": "END,NEVER"}, "'NEVER' is not one of"),
-        ({"mail": "me@example.org", "mail_user": "you"}, "mail and mail_user exclude each other"),
-        ({"mail": "me@example.org", "mail_type": "ALL"}, "mail and mail_type exclude each other"),
-        ({"mail": "me"}, "'me' is not an address"),
-        ({"mail": "me@example.org,you@example.org"}, "is not an address"),
-        ({"mail": "me@a b"}, "is not an address"),
-        ({"mail": "-oQ/tmp@example.org"}, "is not an address"),
-        ({"mail": "me@example.org\n#SBATCH --x"}, "is not an address"),
-        ({"mail": ["me@example.org"]}, "is not an address"),
-        ({"signal_lead": "UNLIMITED"}, "cannot be unlimited"),
-        ({"wait_all_nodes": "maybe"}, "neither true nor false"),
-        ({"nodelist": "n[1-"}, "at character 5"),
-        ({"gpus": -1}, "not a whole number"),
-        ({"gpus": True}, "not a whole number"),
-        ({"partition": ["a"]}, "not a text"),
-        ({"env": "A=1"}, "not a table"),
-    ],
-)
-def test_what_cannot_be_is_refused(values, problem):
-    with pytest.raises(UsageError) as caught:
-        spec(**values)
-    assert problem in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -151,34 +69,3 @@ def test_values_are_shown_as_they_are_written():
         "wait_all_nodes": "true",
     }
     assert all(show_value(key, JobSpec()) in USUAL for key in KEYS)
-
-
-def test_a_hang_is_counted_in_seconds_and_the_hint_says_so():
-    with pytest.raises(UsageError) as caught:
-        merge([Layer(source="flags", values={"hang_timeout": "x"})])
-    assert "90 (seconds)" in f"{caught.value.message} {caught.value.hint}"
-    assert merge([Layer(source="flags", values={"hang_timeout": "90"})]).spec.hang_timeout_s == 90
-
-
-def test_a_style_of_one_job_after_another_takes_no_array_and_plain_ones_do():
-    extra = {"array": "0-2", "reservation": "r"}
-    assert spec(style="srun", **{"slurm.extra": extra}).slurm_extra == extra
-    with pytest.raises(UsageError, match="use --style srun"):
-        spec(**{"slurm.extra": extra})
-
-
-def test_what_is_replaced_may_be_wrong():
-    """A script with a slip in it can be used all the same, with the right value as a flag."""
-    script = Layer(source="job.sh", values={"mem": "16Go", "env": {"A": "1"}})
-    assert merge([script, Layer(source="flags", values={"mem": "16G"})]).spec.mem_mib == 16384
-    with pytest.raises(UsageError, match="mem: '16Go' is not a memory size"):
-        merge([script, Layer(source="flags", values={"env": {"B": "2"}})])
-    with pytest.raises(UsageError, match="env: "):
-        merge([Layer(source="job.sh", values={"env": 3}), script])
-
-
-def test_a_name_that_nobody_knows_is_told_of_every_layer():
-    layers = [Layer(source=name, values={"nods": 2}) for name in ("echelon.toml", "--set")]
-    with pytest.raises(UsageError) as caught:
-        merge(layers)
-    assert "echelon.toml: unknown key 'nods'; --set: unknown key" in caught.value.message

@@ -17,8 +17,8 @@ from echelon.cli.options import takes_keys
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.core.nodes import expand
 from echelon.errors import UsageError
+from echelon.merging import Merged
 from echelon.readers import NodeCount
-from echelon.spec import Merged
 
 if TYPE_CHECKING:
     from echelon.launch.doctor.record import Examined, Finding
@@ -73,7 +73,7 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
     from echelon.launch.doctor.judge import judge  # noqa: PLC0415
     from echelon.launch.doctor.place import Place  # noqa: PLC0415
-    from echelon.launch.meeting import StopError  # noqa: PLC0415
+    from echelon.launch.entries import StopError  # noqa: PLC0415
     from echelon.launch.starting import LocalStarter, choose_starter  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)

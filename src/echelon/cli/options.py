@@ -14,8 +14,9 @@ import typer
 
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.errors import UsageError
+from echelon.merging import Layer, Merged, merge
 from echelon.readers import OneOf
-from echelon.spec import KEYS, Key, Layer, Merged, merge
+from echelon.spec import KEYS, Key
 
 PROJECT = "echelon.toml"
 PYPROJECT = "pyproject.toml"

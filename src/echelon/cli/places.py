@@ -14,7 +14,8 @@ from echelon.errors import UsageError
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
     from echelon.core.rundir import RunDir
-    from echelon.spec import JobSpec, Merged
+    from echelon.merging import Merged
+    from echelon.spec import JobSpec
 
 PLACES = ("auto", "local", "slurm", "ray")
 On = Annotated[

@@ -8,7 +8,8 @@ import typer
 from echelon.cli import console
 from echelon.cli.options import takes_request
 from echelon.errors import UsageError
-from echelon.spec import KEYS, Merged, show_value
+from echelon.merging import Merged
+from echelon.spec import KEYS, show_value
 
 app = typer.Typer(rich_markup_mode=None)
 

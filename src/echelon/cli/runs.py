@@ -21,7 +21,7 @@ from echelon.cli.places import (
 )
 from echelon.cli.request import UNTIL_SCRIPT
 from echelon.errors import ConflictError, NotFoundError, UsageError
-from echelon.spec import Merged
+from echelon.merging import Merged
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster

@@ -71,14 +71,14 @@ class LocalCluster:
         argv = ["bash", str(script.absolute()), str(attempt)]
         if not run.launcher.exists():  # a plain style has no controller to say how it ended
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
-        pid = self._shell.start(argv, log=_output(run, attempt), env=env)
+        pid = self._shell.start(argv, log=run.job_log(attempt), env=env)
         return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"
 
     def job(self, job_id: str, *, run_id: str) -> Job:
         run = RunDir.open(self._runs / run_id)
         attempt, outcome = _attempt_of(run, job_id)
         host, pid, start = job_id.removeprefix(PREFIX).split(":")
-        job = Job(id=job_id, state="RUNNING", nodes=host, output=str(_output(run, attempt)))
+        job = Job(id=job_id, state="RUNNING", nodes=host, output=str(run.job_log(attempt)))
         if not outcome and host == os.uname().nodename:
             # Without a start it was gone before anybody could look.
             if start and _start_time(int(pid)) == start:
@@ -136,10 +136,6 @@ def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) ->
             hint=f"leave --nodes out to use all {count}",
         )
     return replace(spec, nodes=NodeCount(spec.nodes.low if asked else count, count))
-
-
-def _output(run: RunDir, attempt: int) -> Path:
-    return run.logs / f"job-{attempt}.out"
 
 
 def _attempt_of(run: RunDir, job_id: str) -> tuple[int, dict[str, Any]]:

@@ -29,7 +29,8 @@ from echelon.launch.contract import HERE, ON_RAY
 from echelon.launch.raystanding import CANCELLED, read_standing
 from echelon.launch.rayversion import SHOWN, is_too_old
 from echelon.launch.request import LaunchRequest, read_request
-from echelon.spec import KEYS, JobSpec, Merged, show_value
+from echelon.merging import Merged
+from echelon.spec import KEYS, JobSpec, show_value
 
 _STATES = {
     "PENDING": "PENDING",
@@ -177,7 +178,7 @@ class RayCluster:
         run = RunDir.open(script.absolute().parent)
         grace_s = read_request(run).grace_s
         job = {
-            "entrypoint": render_entrypoint(run.path, attempt, _output(run, attempt)),
+            "entrypoint": render_entrypoint(run.path, attempt, run.job_log(attempt)),
             "submission_id": submission,
             "metadata": {"echelon_run": run_id, "job_name": submission},
             "runtime_env": {
@@ -211,7 +212,7 @@ class RayCluster:
             id=job_id,
             state="UNKNOWN",
             nodes=",".join(standing.names()) if standing else "",
-            output=str(_output(run, attempt)),
+            output=str(run.job_log(attempt)),
             reason=standing.waits if standing else "",
         )
         ended = outcome(run, attempt)
@@ -325,7 +326,3 @@ def parse_job(job: Job, record: Mapping[str, Any]) -> Job:
         reason=reason,
         exit_code=code if isinstance(code, int) else 0 if state == "COMPLETED" else failed,
     )
-
-
-def _output(run: RunDir, attempt: int) -> Path:
-    return run.logs / f"job-{attempt}.out"

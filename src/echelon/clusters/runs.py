@@ -171,8 +171,8 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str) -> JobSpec:
 
 
 _SHIPPED = (
-    *("__init__", "_version", "errors", "readers", "spec", "world", "core", "launch"),
-    *("launch/doctor", "train/probe"),
+    *("__init__", "_version", "errors", "readers", "spec", "conflicts", "merging", "world"),
+    *("core", "launch", "launch/doctor", "train/probe"),
 )
 """What the programs inside an allocation consist of."""
 _NVML = "pynvml"

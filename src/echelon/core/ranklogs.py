@@ -151,8 +151,7 @@ class RankLog:
 
     def __init__(self, path: Path, *, recent: int | None = None) -> None:
         """Read a log; of what is there already, so many bytes, or all of it when None."""
-        match = re.search(r"rank-(\d+)\.log$", path.name)
-        self.rank = int(match[1]) if match else -1
+        self.rank = parse_rank(path)
         self._tail = Tail(path, start=line_start(path, recent))
         self._times = _Times(path, recent=recent)
         self._number = 0
@@ -197,7 +196,7 @@ class RunLogs:
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return what came since the last call, a generation after the other."""
-        folders = sorted(self._folder.glob("*.*/"), key=_generation)
+        folders = sorted(self._folder.glob("*.*/"), key=parse_generation)
         for folder in folders:
             if folder in self._done:
                 continue
@@ -236,7 +235,14 @@ def _sizes(folder: Path) -> list[tuple[str, int]]:
         return []  # it was taken away meanwhile
 
 
-def _generation(folder: Path) -> tuple[int, int]:
+def parse_rank(log: Path) -> int:
+    """Return whose log it is, by its name; -1 where that is none of ours."""
+    match = re.search(r"rank-(\d+)\.log$", log.name)
+    return int(match[1]) if match else -1
+
+
+def parse_generation(folder: Path) -> tuple[int, int]:
+    """Return of which attempt and generation the logs in a folder are, by its name."""
     attempt, _, generation = folder.name.partition(".")
     try:
         return int(attempt), int(generation)

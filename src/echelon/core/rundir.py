@@ -201,6 +201,10 @@ class RunDir:
         found = {match.groups() for name in names if (match := _MEASURED.fullmatch(name))}
         return sorted((int(attempt), int(node)) for attempt, node in found)
 
+    def job_log(self, attempt: int) -> Path:
+        """Return what an attempt's job prints to; Slurm's files are called by its own numbers."""
+        return self.logs / f"job-{attempt}.out"
+
     def rank_log(self, *, attempt: int, generation: int, rank: int) -> Path:
         return self.logs / f"{attempt}.{generation}" / f"rank-{rank:05}.log"
 

@@ -3,17 +3,7 @@
 import importlib
 import sys
 
-ROLES = {
-    "controller": "echelon.launch.beginning",
-    "agent": "echelon.launch.agent",
-    "zygote": "echelon.launch.zygote",
-    "ray-keeper": "echelon.launch.raykeeper",
-    "ray-call": "echelon.launch.rayorders",
-    "telemetry": "echelon.launch.telemetry",
-    "doctor": "echelon.launch.doctor.short",
-    "doctor-probe": "echelon.launch.doctor.probe",
-}
-"""Who one can be, and where that is written."""
+from echelon.launch.roles import ROLES
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub, word
 from echelon.errors import EchelonError
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 
 LOOK_S = 30.0
 """How often the cluster is asked whether anything has changed."""

@@ -7,8 +7,7 @@ another when that makes sense; leave a verdict and an outcome.
 import asyncio
 import contextlib
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 
 from echelon.core.rundir import RunDir
@@ -18,20 +17,20 @@ from echelon.launch.attempts import is_left_behind, is_superseded
 from echelon.launch.badnodes import NodeRecord, cluster_name, record_path
 from echelon.launch.concluding import Conclusion
 from echelon.launch.contract import job_in
-from echelon.launch.crew import Agent, Crew, Gone, Stop
+from echelon.launch.crew import Crew
+from echelon.launch.entries import Agent, Stop, StopError
 from echelon.launch.generation import Generation
 from echelon.launch.hang import HangWatch
 from echelon.launch.history import newest_checkpoint, read_history
+from echelon.launch.joining import Joining
 from echelon.launch.journal import Journal
-from echelon.launch.meeting import MeetingError, MeetingPlace, StopError
-from echelon.launch.messages import Hello
-from echelon.launch.muster import read_reason
-from echelon.launch.nodecheck import COMMAND_S, judge_checks
+from echelon.launch.meeting import MeetingError, MeetingPlace
 from echelon.launch.notifying import Notifier
 from echelon.launch.preflight import fly
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
-from echelon.launch.starting import Outlook, Starter, agent_command
+from echelon.launch.roles import role_command
+from echelon.launch.starting import Starter
 from echelon.launch.succession import Succession
 from echelon.launch.verdict import (
     Failure,
@@ -42,16 +41,6 @@ from echelon.launch.verdict import (
     to_record,
 )
 
-JOIN_S = 120.0
-"""How long agents may take to come; on a large cluster some start late."""
-GLANCE_S = 0.5
-"""After how long without one we look what is known of those that are missing,"""
-LATE_S = 10.0
-"""and how often we ask whether they are still ours."""
-SOON_S = 3.0
-"""How long a run that can go on with fewer nodes waits for one that may be back at once,"""
-NEEDED_S = 30.0
-"""and how long one that cannot."""
 _FENCE_S = 5.0
 """How often we look whether another attempt has begun."""
 
@@ -84,10 +73,6 @@ class Controller:
         """Of the whole run: what cost a restart."""
         self._saved = newest_checkpoint(run)
         """When this attempt began."""
-        self._awaited = ""
-        """What was said last that nodes are waited for."""
-        self._unfit: set[int] = set()
-        """Nodes that have failed their check, and were judged."""
         self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
         self._conclusion = Conclusion(
             run=run,
@@ -104,6 +89,14 @@ class Controller:
             allocation,
             departed=self._note_departed,
             tell_fault=self._tell_fault,
+        )
+        self._joining = Joining(
+            self._crew,
+            starter,
+            self._recall,
+            request=request,
+            journal=self._journal,
+            blame=self._record.blame,
         )
 
     async def run(self) -> int:
@@ -128,9 +121,9 @@ class Controller:
         for task in watching:
             task.add_done_callback(self._tell_fault)
         try:
-            verdict = await self._gather()
-            journal.note("slots", slots=self._slots())
-            verdict = verdict or await self._run_generations()
+            verdict = await self._gather() or await self._run_generations()
+        except StopError as error:  # while nodes were waited for
+            verdict = judge([_stopped(await self._explain(error.stop))])
         finally:
             for task in watching:
                 task.cancel()
@@ -230,20 +223,20 @@ class Controller:
     def nodes(self) -> list[str]:
         return [agent.name for agent in self._crew.agents.values()]
 
-    # --- joining --------------------------------------------------------------------------------
+    # --- the beginning --------------------------------------------------------------------------
 
     async def _gather(self) -> Verdict | None:
         """Have agents started, and wait for them; return why there are not enough, if so."""
-        folder = self._run.attempt(self._attempt)
+        argv = role_command("agent", self._run.path, self._attempt)
         try:
             await self._fly()
-            argv = agent_command(self._run.path, self._attempt)
-            await self._crew.start(argv, folder, self._environ)
-        except StopError as error:
-            return judge([_stopped(await self._explain(error.stop))])
+            await self._crew.start(argv, self._run.attempt(self._attempt), self._environ)
+            failures = await self._joining.await_all()
         except EchelonError as error:  # Slurm does not answer, say
-            return judge([Failure(cause="start", message=error.message, exit_code=69)])
-        return await self._join()
+            failures = [Failure(cause="start", message=error.message, exit_code=69)]
+        finally:
+            self._journal.note("slots", slots=self._slots())
+        return judge(failures) if failures else None
 
     async def _fly(self) -> None:
         """Have nodes examined where that is wanted; of one's own machine none can be left out."""
@@ -251,67 +244,6 @@ class Controller:
             hosts = [self._starter.host(node) for node in range(self._starter.nodes)]
             left_s = await self._allocation.left_s()
             await fly(self._crew, self._journal, hosts, environ=self._environ, left_s=left_s)
-
-    async def _join(self) -> Verdict | None:
-        """Wait for the agents; return a verdict when too few come."""
-        patience_s = JOIN_S + (COMMAND_S if self._request.node_check else 0.0)
-        deadline = time.monotonic() + patience_s
-        late_s = time.monotonic() + LATE_S
-        awaited = set(range(self._starter.nodes))
-        while missing := awaited - self._crew.agents.keys() - self._crew.unfit.keys():
-            match await self._crew.next(min(deadline, time.monotonic() + GLANCE_S)):
-                case None:
-                    outlook = await asyncio.to_thread(self._starter.outlook)
-                    if outlook.waits:
-                        deadline = time.monotonic() + patience_s
-                    elif time.monotonic() >= deadline:
-                        break
-                    if time.monotonic() >= late_s:
-                        await self._recall.find_departed(missing)
-                        late_s = time.monotonic() + LATE_S
-                    awaited -= self._heed(outlook, awaited)
-                case (_, Stop() as stop):
-                    return judge([_stopped(await self._explain(stop))])
-                case (_, Gone() as gone):
-                    awaited -= gone.started.nodes
-        failures = self._judge_unfit()
-        if len(self._crew.agents) >= self._request.low:
-            self._leave_out(failures)
-            return None
-        if failures:
-            return judge(failures)
-        said = " ".join(read_reason(started.log) for started in self._crew.started).strip()
-        came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
-        return judge([Failure(cause="start", message=f"{came}: {said}", exit_code=69)])
-
-    def _heed(self, outlook: Outlook, awaited: set[int]) -> set[int]:
-        """Say what is waited for; return nodes from which no agent will come, or none soon."""
-        if outlook.waits and outlook.waits != self._awaited:
-            self._journal.note("waiting", reason=outlook.waits)
-            self._journal.report(f"{self._run.run_id}: {outlook.waits}")
-        self._awaited = outlook.waits
-        self._recall.part_with(outlook.absent)
-        for node in sorted(outlook.faults.keys() - self._crew.unfit.keys()):
-            name, fault = self._starter.host(node), outlook.faults[node]
-            self._crew.reject(
-                Hello(node=node, name=name, host="", addresses=[], fault=fault, fault_own=True)
-            )
-        gone = self._recall.departed | self._crew.unfit.keys()
-        enough = len(awaited - gone - outlook.lost) >= self._request.low
-        return gone | outlook.lost if enough else gone
-
-    def _judge_unfit(self) -> list[Failure]:
-        """Return the failures of nodes that have failed their check since we last looked."""
-        unfit = [self._crew.unfit[node] for node in sorted(self._crew.unfit.keys() - self._unfit)]
-        self._unfit |= self._crew.unfit.keys()
-        failures = judge_checks(unfit, passed=len(self._crew.agents))
-        for failure in failures:
-            self._record.blame(failure)
-        return failures
-
-    def _leave_out(self, failures: Sequence[Failure]) -> None:
-        for failure in failures:
-            self._journal.report(f"{failure.node} is left out: {failure.message}")
 
     # --- generations ----------------------------------------------------------------------------
 
@@ -333,9 +265,7 @@ class Controller:
             await self._blame(verdict.failure)
             why_not = self._decide_retry(verdict.failure, nodes=self._starter.nodes)
             if not why_not:  # else nobody needs them
-                if stop := await self._await_missing():
-                    return judge([_stopped(stop)])
-                self._leave_out(self._judge_unfit())
+                await self._joining.await_missing()
                 why_not = self._decide_retry(verdict.failure, nodes=len(self._crew.agents))
             if why_not:
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
@@ -348,11 +278,10 @@ class Controller:
 
     async def _welcome(self) -> Verdict | None:
         """Go on with more nodes than before, which cost no restart; return why not, if so."""
-        if stop := await self._await_missing():
-            return judge([_stopped(stop)])
-        nodes, low = len(self._crew.agents), self._request.low
-        if nodes < low:
-            message = f"{nodes} nodes are left, and it needs {low}"
+        await self._joining.await_missing()
+        nodes = len(self._crew.agents)
+        if not self._joining.has_enough():
+            message = f"{nodes} nodes are left, and it needs {self._request.low}"
             return judge([Failure(cause="lost node", message=message)])
         self._journal.report(f"{self._run.run_id} goes on with {nodes} nodes")
         return None
@@ -367,22 +296,6 @@ class Controller:
             low=self._request.low,
             stop_on_hang=self._request.on_hang == "stop",
         )
-
-    async def _await_missing(self) -> Stop | None:
-        """Give nodes that were lost the time to come back; return why to stop instead."""
-        began_s = time.monotonic()
-        needed_s = NEEDED_S + (COMMAND_S if self._request.node_check else 0.0)
-        while True:
-            self._recall.begin()
-            enough = len(self._crew.agents) >= self._request.low
-            wait_s = SOON_S if enough else needed_s
-            if not self._recall.may_come(soon=enough):
-                wait_s = 0.0  # what has happened is taken in all the same
-            match await self._crew.next(began_s + wait_s):
-                case None:
-                    return None
-                case (_, Stop() as stop):
-                    return await self._explain(stop)
 
     async def _blame(self, failure: Failure) -> None:
         """Write down what is a node's fault; who cannot reach the cluster itself blames nobody."""
@@ -399,7 +312,7 @@ class Controller:
             crew=self._crew,
             watch=self._watch,
             explain=self._explain,
-            recall=self._recall.begin,
+            recall=self._joining.look_about,
         )
         try:
             meeting = await self._place.find(agents, number)

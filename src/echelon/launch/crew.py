@@ -8,21 +8,21 @@ import asyncio
 import contextlib
 import math
 import resource
-import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 from echelon.launch.contract import CONTROLLER, FILES, KEY, REPLACES
+from echelon.launch.entries import Agent, Entry, Gone, Lost, Stop
 from echelon.launch.hang import HangWatch
-from echelon.launch.link import PULSE_S, SILENCE_S, Link, sleep_a_pulse
+from echelon.launch.journal import NoteTaker
+from echelon.launch.link import PULSE_S, SILENCE_S, sleep_a_pulse
 from echelon.launch.messages import Hello, Leave, Message, Note, Pulse, Signalled
 from echelon.launch.muster import Muster
+from echelon.launch.reception import Reception
 from echelon.launch.starting import Started, Starter
 from echelon.launch.verdict import OUR_PAUSE
 
@@ -30,48 +30,9 @@ LEAVE_S = 5.0
 """How long agents may take to go, once they are told to."""
 LOST_S = 1.0
 """How long, where some are lost."""
-STRANGERS = 64
-"""Connections beyond one per node that may be without a handshake. With more the oldest is dropped:
-else whoever opens enough of them would take all the files that a process may have open."""
-_BACKLOG = 4096
 ALIVE_S = 60.0
 """How often it is written down that the run goes on: of one that vanishes with its host, nothing
 else says until when it was there."""
-
-
-@dataclass(slots=True)
-class Agent:
-    """One that has joined."""
-
-    hello: Hello
-    link: Link
-    pace: list[int] = field(default_factory=list)
-    """Of the last pulse with ranks: see `Pulse.pace`."""
-    held: bool = False
-    """Whether storage holds one of its ranks: not even a kill ends that before storage is back."""
-
-    @property
-    def node(self) -> int:
-        return self.hello.node
-
-    @property
-    def name(self) -> str:
-        return self.hello.name
-
-    @property
-    def save_s(self) -> float:
-        """How long its ranks took to save, at most."""
-        return max(0, self.pace[0]) / 1e6 if self.pace else 0.0
-
-    @property
-    def way_s(self) -> float:
-        """How long they went, at most, between two places where they could stop."""
-        return max(0, self.pace[1]) / 1e6 if self.pace else 0.0
-
-    @property
-    def trains_unsaved(self) -> bool:
-        """Whether they train with the library, and one of them has saved nothing yet."""
-        return bool(self.pace) and self.pace[1] >= 0 > self.pace[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,45 +42,6 @@ class Home:
     address: str
     pid: int
     gpus: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """An agent is gone."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Gone:
-    """A process that brings up agents has ended."""
-
-    started: Started
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Somebody wants the run to stop."""
-
-    cause: str
-    message: str
-    exit_code: int
-    at_once: bool = False
-    """Whether ranks get no time to react."""
-    told: bool = False
-    """Whether whoever wants it has signalled the ranks already."""
-    deadline_s: float | None = None
-    """When all of it has to be over, by `time.monotonic`; None where nobody says."""
-
-
-Entry = tuple[Agent | None, Any]
-"""Who says it, if an agent does, and what has happened."""
-
-
-class NoteTaker(Protocol):
-    """Writes an event down."""
-
-    def __call__(self, kind: str, **data: Any) -> None: ...
 
 
 class Crew:
@@ -140,15 +62,11 @@ class Crew:
         """By node; of those that ever came."""
         self._starter, self._watch, self._note, self._report = starter, watch, note, report
         self._muster = Muster(starter, self._tell_gone)
-        self._key = secrets.token_bytes(32)
+        self._reception = Reception(starter.nodes, received=self._hear, lost=self._lose, note=note)
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
-        self._servers: list[asyncio.Server] = []
         self._pulse: asyncio.Task[None] | None = None
-        self._unknown: dict[Link, None] = {}
-        """Who has connected and not shown that it knows the key, the oldest first."""
         self._furthest = (0, -1)
         """The newest generation, and the step that it has come to."""
-        self._strangers = 0
         self._lost: set[int] = set()
         """Nodes whose agents are gone, and have not come back."""
         self._signals = 0
@@ -175,21 +93,9 @@ class Crew:
         loop = asyncio.get_running_loop()
         self.hear_signals()
         loop.add_signal_handler(signal.SIGCHLD, self._muster.reap)
-        heard = []
-        for address in self._starter.candidates():
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            try:
-                listener.bind((address, 0))
-            except OSError:
-                listener.close()
-                continue
-            heard.append(f"{address}:{listener.getsockname()[1]}")
-            # asyncio accepts as many at once as the backlog says, before it does anything else.
-            server = await loop.create_server(self._make_link, sock=listener, backlog=STRANGERS)
-            listener.listen(_BACKLOG)
-            self._servers.append(server)
+        heard = await self._reception.open(self._starter.candidates())
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        private = {KEY: self._key.hex(), CONTROLLER: ",".join(heard), FILES: str(few)}
+        private = {KEY: self._reception.key.hex(), CONTROLLER: ",".join(heard), FILES: str(few)}
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
         self._muster.call_all(fit, argv, {**env, **private}, folder)
         _allow_many_files()
@@ -291,8 +197,7 @@ class Crew:
         self._muster.end()
         # What dies from here on may do so when the loop has closed the pipe that would tell.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-        for server in self._servers:
-            server.close()
+        self._reception.close()
 
     def _dismiss_late(self) -> None:
         """Send away who comes only now: a run may be stopped while its agents still start."""
@@ -303,47 +208,18 @@ class Crew:
 
     # --- what becomes an entry ------------------------------------------------------------------
 
-    def _make_link(self) -> Link:
-        agent: Agent | None = None
+    def _hear(self, agent: Agent, message: Message) -> None:
+        if not isinstance(message, Pulse):
+            self._queue.put_nowait((agent, message))
+            return
+        self._feel(message)
+        agent.pace = message.pace or agent.pace
+        agent.held = any(seen[2] == "D" for seen in message.ranks)
 
-        def received(link: Link, message: Message) -> None:
-            nonlocal agent
-            if agent is None and isinstance(message, Hello):
-                agent = Agent(hello=message, link=link)
-            if isinstance(message, Pulse):
-                self._feel(message)
-                if agent is not None:
-                    agent.pace = message.pace or agent.pace
-                    agent.held = any(seen[2] == "D" for seen in message.ranks)
-            elif agent is not None:
-                self._queue.put_nowait((agent, message))
-
-        def lost(link: Link, reason: str) -> None:
-            self._know(link)
-            if agent is not None:
-                if time.monotonic() - self._resumed_s < SILENCE_S:
-                    reason = f"it left {OUR_PAUSE} for {self._paused_s:.0f} s"
-                self._queue.put_nowait((agent, Lost(reason)))
-            else:
-                self._turn_away(link, reason)
-
-        link = Link(self._key, "controller", opened=self._know, received=received, lost=lost)
-        self._unknown[link] = None
-        if len(self._unknown) > self._starter.nodes + STRANGERS:
-            oldest = next(iter(self._unknown))
-            del self._unknown[oldest]
-            oldest.drop("too many have connected and said nothing")
-        return link
-
-    def _know(self, link: Link) -> None:
-        """Forget that it was unknown: it has shown the key, or is gone."""
-        self._unknown.pop(link, None)
-
-    def _turn_away(self, link: Link, reason: str) -> None:
-        """Log the first stranger, and then every thousandth: one who floods us fills no disk."""
-        self._strangers += 1
-        if self._strangers == 1 or self._strangers % 1000 == 0:
-            self._note("stranger", address=link.peer_address, reason=reason, count=self._strangers)
+    def _lose(self, agent: Agent, reason: str) -> None:
+        if time.monotonic() - self._resumed_s < SILENCE_S:
+            reason = f"it left {OUR_PAUSE} for {self._paused_s:.0f} s"
+        self._queue.put_nowait((agent, Lost(reason)))
 
     def _feel(self, pulse: Pulse) -> None:
         for rank, step, state, cpu_s in pulse.ranks:

@@ -3,7 +3,7 @@
 import math
 import signal
 
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 from echelon.launch.messages import End
 from echelon.launch.request import LaunchRequest
 

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.launch.crew import Agent, Crew, Entry, Lost, Stop
+from echelon.launch.crew import Crew
 from echelon.launch.ending import order_end
+from echelon.launch.entries import Agent, Entry, Lost, Stop, StopError
 from echelon.launch.failures import (
     from_exit,
     from_hang,
@@ -22,7 +23,7 @@ from echelon.launch.failures import (
 )
 from echelon.launch.hang import Hang, HangWatch, script_frames
 from echelon.launch.journal import Journal
-from echelon.launch.meeting import Meeting, MeetingError, StopError, collect
+from echelon.launch.meeting import Meeting, MeetingError, collect
 from echelon.launch.messages import (
     Commit,
     Dump,

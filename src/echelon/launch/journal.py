@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from echelon.core.events import EventLog
 from echelon.core.rundir import RunDir, write_atomic
@@ -27,6 +27,12 @@ _FIRST_S = 1.0
 """How long words for people wait for what they are about."""
 _SAY_S = 5.0
 """How long whoever reads the job's output may keep us."""
+
+
+class NoteTaker(Protocol):
+    """Writes an event down."""
+
+    def __call__(self, kind: str, **data: Any) -> None: ...
 
 
 class Journal:

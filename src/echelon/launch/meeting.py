@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from echelon.launch import addresses
-from echelon.launch.crew import Agent, Crew, Lost, Stop
+from echelon.launch.crew import Crew
+from echelon.launch.entries import Agent, Lost, Stop, StopError
 from echelon.launch.failures import from_lost_agent
 from echelon.launch.messages import Message, Open, Opened, Probe, Reached
 from echelon.launch.verdict import Failure
@@ -30,14 +31,6 @@ class MeetingError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-class StopError(Exception):
-    """Somebody wants the run to stop, while something else was waited for."""
-
-    def __init__(self, stop: Stop) -> None:
-        super().__init__(stop.message)
-        self.stop = stop
 
 
 M = TypeVar("M", bound=Message)

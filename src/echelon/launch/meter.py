@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,13 +11,13 @@ from echelon.core.shell import Shell
 from echelon.errors import EchelonError
 from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
+from echelon.launch.roles import role_command
 
 SAID = "said"
 """The file in the agent's folder where telemetry puts what users should hear."""
 CLOCK = "clock"
 """The file there from which it has the controller's time, as an offset to the monotonic clock."""
 _MOST = 4096
-_LAUNCHER = Path(__file__).resolve().parents[2]
 
 
 class Meter:
@@ -43,8 +42,7 @@ class Meter:
 
     async def start(self) -> None:
         log = self._run.logs / "telemetry.log"
-        argv = [sys.executable, str(_LAUNCHER), "telemetry", str(self._run.path)]
-        argv += [*self._place, str(self._scratch), str(os.getpid())]
+        argv = role_command("telemetry", self._run.path, *self._place, self._scratch, os.getpid())
         try:
             self._pid = await self._files.insist(
                 lambda: self._shell.start(argv, log=log, env=self._env)

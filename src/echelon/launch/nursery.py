@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from echelon.core.shell import Shell
 from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
 from echelon.launch.rank import Program
+from echelon.launch.roles import role_command
 from echelon.launch.zygote import MESSAGE_SIZE
 
 _FORGIVEN = 2
@@ -52,7 +52,6 @@ class Nursery:
     ) -> None:
         self._program, self._preload, self._log = program, preload, log
         self._shell, self._guard, self._files = shell, guard, files
-        self._launcher = Path(__file__).resolve().parents[2]
         self._env = env
         self._socket: socket.socket | None = None
         self._pid = 0
@@ -67,8 +66,8 @@ class Nursery:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preload = self._preload if self._stillborn < _FORGIVEN else ()
-        argv = [sys.executable, str(self._launcher), "zygote", str(theirs.fileno())]
-        argv += [self._program.kind, ",".join(preload), *self._program.argv]
+        program = (self._program.kind, ",".join(preload), *self._program.argv)
+        argv = role_command("zygote", theirs.fileno(), *program)
         self._pid, self._status = 0, None
         self._pid = await self._files.insist(
             lambda: self._shell.start(argv, log=self._log, env=self._env, keep=[theirs.fileno()])

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -23,8 +22,8 @@ from echelon.launch.doctor.programs import GRACE_S, run_program
 from echelon.launch.doctor.record import Finding
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
+from echelon.launch.roles import role_command
 
-_LAUNCHER = Path(__file__).resolve().parents[2]
 LIMIT_S = 600.0
 """After so long a run does without it,"""
 SHARE = 0.1
@@ -62,7 +61,7 @@ async def fly(
     crew.hear_signals()
     run, attempt = journal.run, journal.attempt
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
-    argv = [sys.executable, str(_LAUNCHER), "doctor", str(run.path), str(attempt), str(scratch)]
+    argv = role_command("doctor", run.path, attempt, scratch)
     log = run.logs / f"preflight-{attempt}.log"
     with contextlib.suppress(FileNotFoundError):
         run.preflight(attempt).unlink()

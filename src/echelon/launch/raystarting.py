@@ -5,7 +5,6 @@ Ray itself is asked by a process of its own (raykeeper.py), which writes down wh
 
 import asyncio
 import signal
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.launch import addresses
 from echelon.launch.allocation import View
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 from echelon.launch.rayplan import Plan, bundle_of
 from echelon.launch.raystanding import CANCELLED, Outpost, is_current
 from echelon.launch.request import LaunchRequest
+from echelon.launch.roles import role_command
 from echelon.launch.starting import Outlook, Started
 
-_LAUNCHER = Path(__file__).resolve().parents[2]
 _LOOK_S = 0.5
 """How often we look whether the user wants the end at once."""
 
@@ -80,14 +79,14 @@ class RayStarter:
             argv=list(argv),
         )
         log = logs / "ray.log"
-        keeper = [sys.executable, str(_LAUNCHER), "ray-keeper", plan.render()]
+        keeper = role_command("ray-keeper", plan.render())
         self._keeper = self._shell.start(keeper, log=log, env=env)
         return Started(pid=self._keeper, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
 
     def _call(self, node: int, env: Mapping[str, str], logs: Path) -> Started:
         log = logs / f"ray-{node}.log"
-        folder = str(self._run.attempt(self._attempt))
-        argv = [sys.executable, str(_LAUNCHER), "ray-call", folder, str(node), str(self._keeper)]
+        folder = self._run.attempt(self._attempt)
+        argv = role_command("ray-call", folder, node, self._keeper)
         pid = self._shell.start(argv, log=log, env=env)
         return Started(pid=pid, nodes=frozenset({node}), log=log)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 
 
 class Reason:

@@ -7,7 +7,8 @@ from pathlib import Path
 from echelon.core.rundir import RunDir
 from echelon.errors import UnavailableError
 from echelon.launch.rank import Program
-from echelon.spec import JobSpec, Layer, merge
+from echelon.merging import Layer, merge
+from echelon.spec import JobSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 """How a controller gets one agent onto every node: by itself, or through srun in an allocation."""
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -191,8 +190,3 @@ def choose_starter(shell: Shell, environ: Mapping[str, str], *, nodes: int) -> S
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
         return SlurmStarter(shell, environ)
     return LocalStarter(shell, nodes)
-
-
-def agent_command(run: Path, attempt: int) -> list[str]:
-    launcher = Path(__file__).resolve().parents[2]
-    return [sys.executable, str(launcher), "agent", str(run), str(attempt)]

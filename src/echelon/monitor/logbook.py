@@ -3,7 +3,6 @@
 Both are bounded: a thousand ranks may have printed for weeks.
 """
 
-import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echelon.core.ranklogs import RunLogs, line_start
+from echelon.core.ranklogs import RunLogs, line_start, parse_generation, parse_rank
 
 HELD = 5000
 """How many of the newest lines are held."""
@@ -94,7 +93,7 @@ def search(
     """
     found: list[tuple[int, str]] = []
     whole = True
-    for folder in sorted(logs.glob("*.*/"), key=_generation, reverse=True):
+    for folder in sorted(logs.glob("*.*/"), key=parse_generation, reverse=True):
         if budget <= 0 or len(found) > SHOWN:
             return found, False
         paths = [path for path in folder.glob("rank-*.log") if _is_wanted(path, wanted.rank)]
@@ -130,7 +129,7 @@ def _search_file(
         if line and needle in text.lower():
             at = bisect_left(sizes, place)
             time_s = notes[at][1] if at < len(notes) else float("inf")
-            yield time_s, _rank(path), place, text[:LONGEST]
+            yield time_s, parse_rank(path), place, text[:LONGEST]
 
 
 def _read_notes(log: Path) -> list[tuple[int, float]]:
@@ -147,18 +146,5 @@ def _read_notes(log: Path) -> list[tuple[int, float]]:
     return notes
 
 
-def _rank(path: Path) -> int:
-    match = re.search(r"rank-(\d+)\.log$", path.name)
-    return int(match[1]) if match else -1
-
-
 def _is_wanted(path: Path, rank: int | None) -> bool:
-    return rank is None or _rank(path) == rank
-
-
-def _generation(folder: Path) -> tuple[int, int]:
-    attempt, _, generation = folder.name.partition(".")
-    try:
-        return int(attempt), int(generation)
-    except ValueError:
-        return 0, 0
+    return rank is None or parse_rank(path) == rank

@@ -14,7 +14,7 @@ from echelon.clusters.proposal import (
     render_file,
 )
 from echelon.clusters.survey import Membership, NodeKind, Partition, Survey
-from echelon.spec import Layer, merge
+from echelon.merging import Layer, merge
 
 HERE = Machine(cpus=12, gpus=2)
 CPU = Partition(name="cpu", default=True, kinds=(NodeKind(count=90, cpus=64),))

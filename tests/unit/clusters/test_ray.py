@@ -23,7 +23,8 @@ from echelon.core.rundir import write_atomic
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
 from echelon.launch.raystanding import NODES, Standing
-from echelon.spec import JobSpec, Layer, merge
+from echelon.merging import Layer, merge
+from echelon.spec import JobSpec
 
 VERSION = (200, '{"ray_version": "2.60.0"}')
 

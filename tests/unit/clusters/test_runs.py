@@ -11,7 +11,7 @@ from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.launch.request import read_spec
-from echelon.spec import Layer, merge
+from echelon.merging import Layer, merge
 
 
 class FakeCluster:

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from echelon.clusters.sbatch import parse_directives, render_directives
 from echelon.errors import UsageError
+from echelon.merging import Layer, merge
 from echelon.readers import MAIL_TYPES
-from echelon.spec import GPU_OPTIONS, JobSpec, Layer, merge
+from echelon.spec import GPU_OPTIONS, JobSpec
 
 SEEDS = Path(__file__).parents[2] / "golden" / "directives"
 

@@ -11,7 +11,7 @@ from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, Result
 from echelon.core.slurm import parse_job, scrub
 from echelon.errors import UnavailableError, UsageError
-from echelon.spec import Layer, merge
+from echelon.merging import Layer, merge
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm-22.05"
 AWAY = "sbatch: error: Unable to contact slurm controller (connect failure)\n"

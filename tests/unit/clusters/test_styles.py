@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from echelon.clusters.styles import PLACEHOLDER, render_script
-from echelon.spec import STYLES, Layer, merge
+from echelon.merging import Layer, merge
+from echelon.spec import STYLES
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "scripts"
 

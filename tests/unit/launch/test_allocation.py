@@ -15,7 +15,7 @@ from echelon.launch.allocation import (
     find_drained,
     parse_time,
 )
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 
 ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_CONF": "/x"}
 

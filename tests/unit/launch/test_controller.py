@@ -1,7 +1,9 @@
-"""How an attempt begins, and what follows where agents cannot be had."""
+"""How an attempt goes from one generation to the next, and what follows from a stop."""
 
 import asyncio
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,51 +13,47 @@ from echelon.errors import CommandError
 from echelon.launch.allocation import OwnMachine
 from echelon.launch.attempts import orphan
 from echelon.launch.controller import Controller
-from echelon.launch.crew import Stop
-from echelon.launch.muster import read_reason
+from echelon.launch.entries import Stop, StopError
 from echelon.launch.request import from_spec
-from echelon.launch.starting import LocalStarter, Outlook
+from echelon.launch.starting import LocalStarter
 from echelon.launch.succession import NoSuccession
+from echelon.launch.verdict import Failure
 from echelon.readers import NodeCount
 from echelon.spec import JobSpec
 
 
 class Crew:
-    """Has the nodes it is given; what happens is in a script."""
+    """Has the nodes it is given, and may not be able to start any."""
 
-    def __init__(self, *nodes, script=(), fails=None):
-        self.agents, self.unfit = dict.fromkeys(nodes, "agent"), {}
-        self.started, self._script, self._fails = [], list(script), fails
+    def __init__(self, *nodes, fails=None):
+        self.agents = dict.fromkeys(nodes, SimpleNamespace(pace=[]))
+        self.homes, self._fails = {}, fails
 
     async def start(self, *_):
         if self._fails:
             raise self._fails
 
-    async def next(self, _deadline_s):
-        await asyncio.sleep(0)
-        return self._script.pop(0) if self._script else None
-
-    def reject(self, hello):
-        self.unfit[hello.node] = hello
-
-
-class Recall:
-    """Nobody comes back."""
-
-    def __init__(self):
-        self.departed = set()
-
-    def begin(self):
+    async def leave(self):
         pass
 
-    def part_with(self, nodes):
-        self.departed |= nodes
-
-    async def find_departed(self, _nodes):
+    def post(self, _stop):
         pass
 
-    def may_come(self, *, soon):  # noqa: ARG002
-        return False
+
+class Joining:
+    """Whoever waits hears of a stop, if there is one."""
+
+    def __init__(self, *, stop=None, enough=True):
+        self._stop, self._enough = stop, enough
+
+    async def await_missing(self):
+        if self._stop:
+            raise StopError(self._stop)
+
+    await_all = await_missing
+
+    def has_enough(self):
+        return self._enough
 
 
 @pytest.fixture
@@ -71,7 +69,6 @@ def controller(tmp_path):
         environ={},
         say=lambda _: None,
     )
-    one._recall = Recall()
     yield one
     one._journal.close()
 
@@ -82,54 +79,6 @@ def test_where_agents_cannot_be_started_the_verdict_says_why(controller):
     failure = asyncio.run(controller._gather()).failure
     assert failure.cause == "start"
     assert "Unable to contact" in failure.message
-
-
-class Starter(LocalStarter):
-    """Says what is known of nodes, one outlook each time it is asked; the last one for ever."""
-
-    def __init__(self, *outlooks):
-        super().__init__(FakeShell(), 3)
-        self._outlooks = list(outlooks)
-
-    def outlook(self):
-        return self._outlooks.pop(0) if len(self._outlooks) > 1 else self._outlooks[0]
-
-
-@pytest.mark.parametrize(
-    ("outlook", "left"),
-    [
-        (Outlook(absent=frozenset({2})), {"departed": {2}}),
-        (Outlook(lost=frozenset({2})), {"departed": set()}),
-        (Outlook(faults={2: "sees nothing"}), {"unfit": "sees nothing"}),
-    ],
-    ids=["absent", "lost", "bad"],
-)
-def test_nodes_from_which_nobody_will_come_are_not_waited_for(controller, outlook, left):
-    controller._crew, controller._starter = Crew(0, 1), Starter(outlook)
-    assert asyncio.run(controller._gather()) is None
-    assert controller._recall.departed == left.get("departed", set())
-    assert [one.fault for one in controller._crew.unfit.values()] == (
-        [left["unfit"]] if "unfit" in left else []
-    )
-
-
-def test_a_bad_node_is_the_verdict_where_it_leaves_too_few(controller):
-    controller._crew = Crew(0)
-    lost = Outlook(absent=frozenset({2}), faults={1: "sees nothing"})
-    controller._starter = Starter(lost)
-    failure = asyncio.run(controller._gather()).failure
-    assert (failure.node, failure.message) == ("node1", "it failed its check: sees nothing")
-
-
-def test_only_a_wait_for_nodes_moves_the_deadline_and_it_is_said_once(controller, monkeypatch):
-    said = []
-    monkeypatch.setattr(controller._journal, "report", said.append)
-    monkeypatch.setattr("echelon.launch.controller.JOIN_S", 0.0)
-    waits = Outlook(waits="waiting for 3 nodes")
-    controller._crew, controller._starter = Crew(0), Starter(waits, waits, waits, Outlook())
-    failure = asyncio.run(controller._gather()).failure
-    assert failure.message.startswith("1 of 3 nodes came")
-    assert said == ["a: waiting for 3 nodes"]
 
 
 def test_who_hears_late_that_its_own_agents_have_ended_the_job_takes_nothing_from_the_queue(
@@ -163,39 +112,32 @@ def test_a_signal_that_slurm_explains_late_is_understood_in_the_end(controller):
 
 
 def test_more_nodes_than_before_cost_nothing(controller):
-    controller._crew = Crew(0, 1, 2)
+    controller._crew, controller._joining = Crew(0, 1, 2), Joining()
     assert asyncio.run(controller._welcome()) is None
     assert controller._failures == []
 
 
 def test_when_others_were_lost_meanwhile_too_few_may_be_left(controller):
-    controller._crew = Crew(0)
+    controller._crew, controller._joining = Crew(0), Joining(enough=False)
     failure = asyncio.run(controller._welcome()).failure
     assert (failure.cause, failure.message) == ("lost node", "1 nodes are left, and it needs 2")
 
 
-def test_a_stop_that_comes_meanwhile_counts(controller):
-    stop = Stop("cancelled", "it was cancelled", 143)
-    controller._crew = Crew(0, 1, 2, script=[(None, None), (None, stop)])
-    assert asyncio.run(controller._welcome()).failure.cause == "cancelled"
+@pytest.mark.parametrize("when", ["at the beginning", "after a failure", "after room was made"])
+def test_a_stop_that_comes_while_nodes_are_waited_for_is_how_it_ends(controller, when):
+    async def run_generation(_number):
+        failures = [Failure(cause="lost node", message="it is gone", node="node1")]
+        room = when == "after room was made"
+        return SimpleNamespace(stop=None, made_room=room, failures=[] if room else failures)
 
+    async def gather():
+        return None
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("", ""),
-        ("Traceback …\nModuleNotFoundError: no module\n\n", "ModuleNotFoundError: no module"),
-        (
-            (
-                "srun: error: Task launch failed on node node2: Communication connection failure\n"
-                "srun: Job step aborted: Waiting up to 32 seconds\n"
-                "srun: error: node1: task 0: Killed\n"
-            ),
-            "srun: error: Task launch failed on node node2: Communication connection failure",
-        ),
-    ],
-)
-def test_why_agents_did_not_come_is_what_was_said_first(tmp_path, text, reason):
-    (tmp_path / "log").write_text(text)
-    assert read_reason(tmp_path / "log") == reason
-    assert read_reason(tmp_path / "none") == ""
+    controller._run.claim_attempt()
+    controller._run_generation = run_generation
+    controller._crew = Crew(0, 1)
+    controller._joining = Joining(stop=Stop("cancelled", "it was cancelled", 143))
+    if when != "at the beginning":
+        controller._gather = gather
+    assert asyncio.run(controller.run()) == 143
+    assert json.loads(controller._run.outcome(1).read_text())["state"] == "CANCELLED"

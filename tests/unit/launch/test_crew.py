@@ -30,7 +30,7 @@ def crew(noted):
 
 
 async def join(crew):
-    link = crew._make_link()
+    link = crew._reception.make_link()
     link._received(link, HELLO)
     agent, _ = await crew.next()
     return agent

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from echelon.launch import generation as module
-from echelon.launch.crew import Agent, Lost, Stop
+from echelon.launch.entries import Agent, Lost, Stop
 from echelon.launch.generation import Generation
 from echelon.launch.hang import HangWatch
 from echelon.launch.meeting import Meeting

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.launch.muster import Muster
+from echelon.launch.muster import Muster, read_reason
 from echelon.launch.starting import Started
 
 
@@ -130,3 +130,24 @@ def test_one_that_nobody_wants_any_more_is_ended(starter, when):
 
     run(scenario())
     assert wait_until(lambda: not is_there(starter.pids[1]), timeout_s=30)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", ""),
+        ("Traceback …\nModuleNotFoundError: no module\n\n", "ModuleNotFoundError: no module"),
+        (
+            (
+                "srun: error: Task launch failed on node node2: Communication connection failure\n"
+                "srun: Job step aborted: Waiting up to 32 seconds\n"
+                "srun: error: node1: task 0: Killed\n"
+            ),
+            "srun: error: Task launch failed on node node2: Communication connection failure",
+        ),
+    ],
+)
+def test_why_agents_did_not_come_is_what_was_said_first(tmp_path, text, reason):
+    (tmp_path / "log").write_text(text)
+    assert read_reason(tmp_path / "log") == reason
+    assert read_reason(tmp_path / "none") == ""

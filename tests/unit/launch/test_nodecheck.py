@@ -9,20 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core.rundir import RunDir
-from echelon.core.shell import FakeShell, LocalShell
+from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch import nodecheck
-from echelon.launch.allocation import OwnMachine
-from echelon.launch.controller import Controller
-from echelon.launch.crew import Agent
 from echelon.launch.messages import Hello
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places, judge_checks
-from echelon.launch.request import from_spec
-from echelon.launch.starting import LocalStarter
-from echelon.launch.succession import NoSuccession
-from echelon.readers import NodeCount
-from echelon.spec import JobSpec
 
 
 class FakeGuard:
@@ -176,35 +167,3 @@ def test_of_a_single_node_its_gpus_are_its_own():
 
 def test_where_all_passed_there_is_nothing_to_say():
     assert judged([], 2) == judged([], 0) == []
-
-
-class GatheredCrew:
-    """One node is fit and one is not, and nothing more will happen."""
-
-    def __init__(self):
-        self.agents = {0: Agent(hello=hello("node0", ""), link=None)}
-        self.unfit = {1: hello("node1")}
-        self.started = []
-
-    async def next(self, _deadline_s):
-        raise AssertionError("nobody is left to wait for")
-
-
-@pytest.mark.parametrize("low", [1, 2])
-def test_a_controller_does_not_wait_for_a_node_that_has_failed(tmp_path, low):
-    """With srun one process brings up all agents: its end tells of no single one."""
-    controller = Controller(
-        run=RunDir.create(tmp_path, "a"),
-        attempt=1,
-        request=from_spec(JobSpec(script="train.py", nodes=NodeCount(low, 2))),
-        starter=LocalStarter(FakeShell(), 2),
-        allocation=OwnMachine(),
-        succession=NoSuccession(),
-        notifier=None,
-        environ={},
-        say=lambda _: None,
-    )
-    controller._crew = GatheredCrew()
-    verdict = asyncio.run(controller._join())
-    controller._journal.close()
-    assert (verdict.failure.node if verdict else "") == ("" if low == 1 else "node1")

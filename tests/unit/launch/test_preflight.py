@@ -13,9 +13,9 @@ from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch import preflight
 from echelon.launch.crew import Crew
+from echelon.launch.entries import StopError
 from echelon.launch.hang import HangWatch
 from echelon.launch.journal import Journal
-from echelon.launch.meeting import StopError
 from echelon.launch.preflight import find_unfit, fly, limit_of
 from echelon.launch.starting import LocalStarter
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.launch.crew import Stop
+from echelon.launch.entries import Stop
 from echelon.launch.reason import Reason
 
 LIMIT = Stop("time limit", "its time is over", 75, deadline_s=9.0)

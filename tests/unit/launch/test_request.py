@@ -5,7 +5,7 @@ import pytest
 from echelon.core.rundir import RunDir
 from echelon.launch.rank import Program
 from echelon.launch.request import from_spec, read_request
-from echelon.spec import Layer, merge
+from echelon.merging import Layer, merge
 
 
 def request(**values):

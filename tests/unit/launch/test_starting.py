@@ -1,6 +1,5 @@
 """Getting one agent onto every node, whatever shape the job has."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from echelon.launch.starting import (
     LocalStarter,
     SlurmStarter,
     Started,
-    agent_command,
     choose_starter,
     parse_granted,
 )
@@ -168,10 +166,3 @@ def test_on_one_machine_each_agent_plays_a_node():
 def test_an_allocation_is_used_if_we_are_in_one():
     assert choose_starter(FakeShell(), JOB, nodes=5).nodes == 2
     assert choose_starter(FakeShell(), {}, nodes=5).nodes == 5
-
-
-def test_an_agent_is_started_from_the_runs_own_copy():
-    argv = agent_command(Path("/runs/x"), 3)
-    assert argv[0] == sys.executable
-    assert argv[2:] == ["agent", "/runs/x", "3"]
-    assert Path(argv[1], "echelon", "launch", "agent.py").exists()

@@ -6,7 +6,7 @@ finding, not an end.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.checks.lint.words import Word
 from echelon.clusters.sbatch import KNOWN_OPTIONS, parse_options, split_directive
@@ -173,14 +173,7 @@ def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]
 
 def _part(word: Word, text: str) -> Word:
     """Return a word whose text is a part of another's."""
-    return Word(
-        text=text,
-        line=word.line,
-        known=word.known,
-        quoted=word.quoted,
-        uses=word.uses,
-        commands=word.commands,
-    )
+    return replace(word, text=text, text_line=0)
 
 
 # --- values ---------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from echelon.errors import EchelonError
-from echelon.launch.crew import Agent, Crew, Gone, Lost, Stop
-from echelon.launch.meeting import StopError
+from echelon.launch.crew import Crew
+from echelon.launch.entries import Agent, Gone, Lost, Stop, StopError
 from echelon.launch.messages import Answer, Ask
 from echelon.launch.muster import read_reason
 

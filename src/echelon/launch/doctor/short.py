@@ -18,8 +18,8 @@ from echelon.core.shell import LocalShell
 from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.place import Place
+from echelon.launch.entries import StopError
 from echelon.launch.journal import write_error
-from echelon.launch.meeting import StopError
 from echelon.launch.starting import choose_starter
 
 

@@ -12,7 +12,8 @@ import pytest
 from echelon.checks.lint.files import DiskFiles
 from echelon.checks.lint.linting import lint
 from echelon.clusters.styles import render_script
-from echelon.spec import STYLES, Layer, merge
+from echelon.merging import Layer, merge
+from echelon.spec import STYLES
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 GOOD = sorted((GOLDEN / "lint/good").glob("*.*"))

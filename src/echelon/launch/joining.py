@@ -1,0 +1,155 @@
+"""How nodes come to take part: all of them at the beginning, lost ones between generations.
+
+Nobody is waited for in vain: one that is gone, or not fit, counts as such once that is known.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from echelon.launch.crew import Crew
+from echelon.launch.entries import Gone, Stop, StopError
+from echelon.launch.journal import Journal
+from echelon.launch.messages import Hello
+from echelon.launch.muster import read_reason
+from echelon.launch.nodecheck import COMMAND_S, judge_checks
+from echelon.launch.recall import Recall
+from echelon.launch.request import LaunchRequest
+from echelon.launch.starting import Outlook, Starter
+from echelon.launch.verdict import Failure
+
+JOIN_S = 120.0
+"""How long agents may take to come; on a large cluster some start late."""
+GLANCE_S = 0.5
+"""After how long without one we look what is known of those that are missing,"""
+LATE_S = 10.0
+"""and how often we ask whether they are still ours."""
+SOON_S = 3.0
+"""How long a run that can go on with fewer nodes waits for one that may be back at once,"""
+NEEDED_S = 30.0
+"""and how long one that cannot."""
+
+
+class Joining:
+    """See the module."""
+
+    def __init__(
+        self,
+        crew: Crew,
+        starter: Starter,
+        recall: Recall,
+        *,
+        request: LaunchRequest,
+        journal: Journal,
+        blame: Callable[[Failure], None],
+    ) -> None:
+        self._crew, self._starter, self._recall = crew, starter, recall
+        self._journal, self._blame = journal, blame
+        self._low = request.low
+        self._check_s = COMMAND_S if request.node_check else 0.0
+        """What the user's own check may take, before an agent comes."""
+        self._awaited = ""
+        """What was said last that nodes are waited for."""
+        self._judged: set[int] = set()
+        """Nodes that have failed their check, and were judged."""
+
+    async def await_all(self) -> list[Failure]:
+        """Wait for the agents that were started; return why too few have come, if so.
+
+        Raises:
+            StopError: the run is to stop.
+        """
+        await self._await_first()
+        if self.has_enough():
+            self._leave_out_unfit()
+            return []
+        return self._judge_unfit() or [self._tell_absence()]
+
+    async def await_missing(self) -> None:
+        """Give nodes that were lost the time to come back, and do without those that are not fit.
+
+        Raises:
+            StopError: the run is to stop.
+        """
+        began_s = time.monotonic()
+        while True:
+            self._recall.begin()
+            enough = self.has_enough()
+            wait_s = SOON_S if enough else NEEDED_S + self._check_s
+            if not self._recall.may_come(soon=enough):
+                wait_s = 0.0  # what has happened is taken in all the same
+            match await self._crew.next(began_s + wait_s):
+                case None:
+                    self._leave_out_unfit()
+                    return
+                case (_, Stop() as stop):
+                    raise StopError(stop)
+
+    def look_about(self) -> None:
+        """Have those brought back that are missing while ranks run, and see who is not fit."""
+        self._recall.begin()
+        self._leave_out_unfit()
+
+    def has_enough(self) -> bool:
+        """Tell whether the run can go on with the nodes that are here."""
+        return len(self._crew.agents) >= self._low
+
+    async def _await_first(self) -> None:
+        """Wait until each node's agent is here, or will not be."""
+        patience_s = JOIN_S + self._check_s
+        deadline = time.monotonic() + patience_s
+        late_s = time.monotonic() + LATE_S
+        awaited = set(range(self._starter.nodes))
+        while missing := awaited - self._crew.agents.keys() - self._crew.unfit.keys():
+            match await self._crew.next(min(deadline, time.monotonic() + GLANCE_S)):
+                case None:
+                    outlook = await asyncio.to_thread(self._starter.outlook)
+                    if outlook.waits:
+                        deadline = time.monotonic() + patience_s
+                    elif time.monotonic() >= deadline:
+                        return
+                    if time.monotonic() >= late_s:
+                        await self._recall.find_departed(missing)
+                        late_s = time.monotonic() + LATE_S
+                    awaited -= self._heed(outlook, awaited)
+                case (_, Stop() as stop):
+                    raise StopError(stop)
+                case (_, Gone() as gone):
+                    awaited -= gone.started.nodes
+
+    def _heed(self, outlook: Outlook, awaited: set[int]) -> set[int]:
+        """Say what is waited for; return nodes from which no agent will come, or none soon."""
+        if outlook.waits and outlook.waits != self._awaited:
+            self._journal.note("waiting", reason=outlook.waits)
+            self._journal.report(f"{self._journal.run.run_id}: {outlook.waits}")
+        self._awaited = outlook.waits
+        self._recall.part_with(outlook.absent)
+        for node in sorted(outlook.faults.keys() - self._crew.unfit.keys()):
+            name, fault = self._starter.host(node), outlook.faults[node]
+            self._crew.reject(
+                Hello(node=node, name=name, host="", addresses=[], fault=fault, fault_own=True)
+            )
+        gone = self._recall.departed | self._crew.unfit.keys()
+        enough = len(awaited - gone - outlook.lost) >= self._low
+        return gone | outlook.lost if enough else gone
+
+    def _leave_out_unfit(self) -> None:
+        """Say which nodes the run does without, for they have failed their check."""
+        for failure in self._judge_unfit():
+            who = f"{failure.node} is left out: " if failure.node else ""
+            self._journal.report(f"{who}{failure.message}")
+
+    def _judge_unfit(self) -> list[Failure]:
+        """Return the failures of nodes that have failed their check since we last looked."""
+        unfit = [self._crew.unfit[node] for node in sorted(self._crew.unfit.keys() - self._judged)]
+        self._judged |= self._crew.unfit.keys()
+        failures = judge_checks(unfit, passed=len(self._crew.agents))
+        for failure in failures:
+            self._blame(failure)
+        return failures
+
+    def _tell_absence(self) -> Failure:
+        """Return that agents did not come, in the words of what was to bring them."""
+        said = " ".join(read_reason(started.log) for started in self._crew.started).strip()
+        came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
+        return Failure(cause="start", message=f"{came}: {said}", exit_code=69)
