@@ -13,7 +13,7 @@ from echelon.core.rundir import RunDir
 from echelon.errors import ConflictError, UsageError
 from echelon.launch.attempts import attempts, find_output
 from echelon.launch.request import read_spec
-from echelon.spec import Layer, merge
+from echelon.merging import Layer, merge
 
 
 @pytest.fixture(params=["echelon", "srun"])
