@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from echelon.launch.crew import Crew
-from echelon.launch.entries import Gone, Stop, StopError
+from echelon.launch.entries import Agent, Gone, Lost, Stop, StopError
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
 from echelon.launch.muster import read_reason
@@ -116,6 +116,8 @@ class Joining:
                     raise StopError(stop)
                 case (_, Gone() as gone):
                     awaited -= gone.started.nodes
+                case (Agent() as agent, Lost()):  # nobody else would bring it again
+                    self._recall.begin([agent.node])
 
     def _heed(self, outlook: Outlook, awaited: set[int]) -> set[int]:
         """Say what is waited for; return nodes from which no agent will come, or none soon."""

@@ -50,9 +50,10 @@ class Recall:
         self._looking = asyncio.Lock()
         self._looked_s = float("-inf")
 
-    def begin(self) -> None:
-        """Start to bring back whoever is missing, if nobody is at it."""
-        missing = set(range(self._starter.nodes)) - self._crew.agents.keys()
+    def begin(self, nodes: Iterable[int] | None = None) -> None:
+        """Start to bring back whoever is missing, or is of these nodes, if nobody is at it."""
+        among = set(range(self._starter.nodes)) if nodes is None else set(nodes)
+        missing = among - self._crew.agents.keys()
         for node in sorted(missing - self._crew.unfit.keys() - self.departed - self._tasks.keys()):
             self._near.add(node)
             task = asyncio.get_running_loop().create_task(self._bring_back(node))

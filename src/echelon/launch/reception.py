@@ -9,6 +9,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 
+from echelon.errors import UnavailableError
 from echelon.launch.entries import Agent
 from echelon.launch.journal import NoteTaker
 from echelon.launch.link import Link
@@ -42,7 +43,11 @@ class Reception:
         self._strangers = 0
 
     async def open(self, addresses: Sequence[str]) -> list[str]:
-        """Listen at those of our addresses where that can be done; return them with their ports."""
+        """Listen at those of our addresses where that can be done; return them with their ports.
+
+        Raises:
+            UnavailableError: there is none.
+        """
         heard = []
         for address in addresses:
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -58,6 +63,11 @@ class Reception:
             )
             listener.listen(_BACKLOG)
             self._servers.append(server)
+        if not heard:
+            raise UnavailableError(
+                f"the controller can listen at none of {', '.join(addresses) or 'no address'}",
+                hint="see what this host has: ip address; Echelon takes the one that others reach",
+            )
         return heard
 
     def close(self) -> None:

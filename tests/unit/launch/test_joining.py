@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell
-from echelon.launch.entries import Stop, StopError
+from echelon.launch.entries import Agent, Lost, Stop, StopError
 from echelon.launch.joining import Joining
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
@@ -39,10 +39,10 @@ class Recall:
     """Nobody comes back."""
 
     def __init__(self):
-        self.departed = set()
+        self.departed, self.begun = set(), []
 
-    def begin(self):
-        pass
+    def begin(self, nodes=None):
+        self.begun.append(nodes)
 
     def part_with(self, nodes):
         self.departed |= nodes
@@ -111,6 +111,14 @@ def test_nodes_from_which_nobody_will_come_are_not_waited_for(join, outlook, lef
     assert [one.fault for one in crew.unfit.values()] == (
         [left["unfit"]] if "unfit" in left else []
     )
+
+
+def test_an_agent_that_is_lost_while_others_come_is_brought_back(join):
+    lost = Agent(hello=Hello(node=2, name="node2", host="h", addresses=[]), link=None)
+    crew = Crew(0, 1, script=[(lost, Lost("it hung up"))])
+    joining = join(crew, Outlook(lost=frozenset({2})))
+    assert asyncio.run(joining.await_all()) == []
+    assert joining._recall.begun == [[2]]
 
 
 def test_a_bad_node_is_why_where_it_leaves_too_few(join):

@@ -1,7 +1,10 @@
 """Who is let in by a controller, and what becomes of others; with real sockets: tests/local."""
 
+import asyncio
+
 import pytest
 
+from echelon.errors import UnavailableError
 from echelon.launch.messages import Hello, Note, Pulse
 from echelon.launch.reception import STRANGERS, Reception
 
@@ -45,3 +48,8 @@ def test_the_oldest_stranger_goes_where_too_many_wait_and_no_agent_does(receptio
     agent._opened(agent)
     strangers += [reception.make_link() for _ in range(3)]
     assert dropped == strangers[:2]
+
+
+def test_where_none_of_our_addresses_is_ours_that_is_said(reception):
+    with pytest.raises(UnavailableError, match=r"at none of 192\.0\.2\.1"):
+        asyncio.run(reception.open(["192.0.2.1"]))
