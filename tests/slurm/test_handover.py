@@ -62,7 +62,8 @@ def test_a_time_limit_is_outlived(full, chain, undisturbed):
     run = chain(*SHAPE, *SHORT)
     check_end(full, run, undisturbed, jobs=2)
     first = run.outcomes()[0]
-    assert first == {"state": "TIMEOUT", "exit_code": 75, "next": "standby"}
+    assert (first["state"], first["exit_code"], first["next"]) == ("TIMEOUT", 75, "standby")
+    assert "time limit" in first["why"]
 
 
 def test_a_preempted_run_goes_on_when_the_nodes_are_free_again(full, chain, tmp_path, undisturbed):

@@ -37,8 +37,16 @@ _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 
 def new_run_id(spec: JobSpec) -> str:
     """Return a name for a run: the job's own, and four letters that make it unique."""
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", spec.job_name).strip("-.")[:40] or "run"
-    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+    return f"{_stem(spec)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+
+
+def may_be_named(name: str, spec: JobSpec) -> bool:
+    """Tell whether a run with this request may have been given this name."""
+    return re.fullmatch(rf"{re.escape(_stem(spec))}-[{_LETTERS}]{{4}}", name) is not None
+
+
+def _stem(spec: JobSpec) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", spec.job_name).strip("-.")[:40] or "run"
 
 
 def check_files(spec: JobSpec, folder: Path) -> list[str]:

@@ -5,12 +5,13 @@ beside its original stays one to look at: both would have the same jobs, and the
 would start the original's controller.
 """
 
+import os
 import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.clusters.runs import check_files
+from echelon.clusters.runs import check_files, may_be_named
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.errors import ConflictError, UsageError
 from echelon.launch.request import read_spec
@@ -30,8 +31,10 @@ def find_home(run: RunDir) -> Path:
     except (OSError, ValueError):
         pass  # whoever needs the script will say what is wrong with it
     output = read_spec(run).output  # of a style without a controller it is all that names it
-    if output.endswith(_OUTPUT):
-        return Path(output.removesuffix(_OUTPUT).replace("%%", "%"))
+    home = Path(output.removesuffix(_OUTPUT).replace("%%", "%"))
+    # A user may want output elsewhere, in a folder that looks like one of ours.
+    if output.endswith(_OUTPUT) and may_be_named(home.name, read_spec(run)):
+        return home
     return run.path.absolute()
 
 
@@ -44,15 +47,17 @@ def check_original(run: RunDir) -> None:
     home = find_home(run)
     if _is(home, run.path):
         return
-    if (home / run.spec.name).exists():
+    if _exists(home / run.spec.name):
+        where = shlex.quote(str(home.parent))
         raise ConflictError(
             f"{run.path} is a copy: the run itself is in {home}",
-            hint=f"name that one: --runs-dir {home.parent}; a copy can only be looked at",
+            hint=f"name that one: --runs-dir {where}; a copy can only be looked at",
         )
     if home.name != run.run_id:
+        mend = ["mv", str(run.path), str(run.path.with_name(home.name))]
         raise ConflictError(
             f"the run in {run.path} was called '{home.name}', and its jobs know no other name",
-            hint=f"rename it: mv {run.path} {run.path.parent / home.name}",
+            hint=f"rename it: {shlex.join(mend)}",
         )
 
 
@@ -67,7 +72,7 @@ def settle_run(run: RunDir) -> Path | None:
         UsageError: its script is no longer where it was.
     """
     check_original(run)
-    home, here = find_home(run), run.path.absolute()
+    home, here = find_home(run), Path(os.path.normpath(run.path.absolute()))
     if _is(home, here):
         return None
     if not all(_PLAIN.fullmatch(str(path)) for path in (home, here)):
@@ -92,4 +97,12 @@ def settle_run(run: RunDir) -> Path | None:
 
 def _is(home: Path, path: Path) -> bool:
     """Tell whether two names are one folder's: of a link, or of a mount, there are several."""
-    return home == path.absolute() or (home.exists() and home.samefile(path))
+    return home == path.absolute() or (_exists(home) and home.samefile(path))
+
+
+def _exists(path: Path) -> bool:
+    """Tell whether something is there, as far as one may look."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -45,8 +45,8 @@ _VARIABLES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SACCT_"),
     *("SCANCEL_", "SCONTROL_", "SPRIO_", "SSTAT_"),
 )
-PATIENCE_S = 120.0
-"""How long it is tried: a slurmctld that is started anew may be away for a minute or more."""
+PATIENCE_S = 60.0
+"""How long it is tried: a slurmctld that is started anew may be away for a minute."""
 QUIET_S = 2.0
 """After how long somebody is told that there is no answer: a command waits ten seconds for one."""
 _PAUSES_S = (0.5, 1, 2, 4, 8, 15)
@@ -219,24 +219,24 @@ class Slurm:
 
     def _pause(self, tries: int, began_s: float) -> bool:
         """Wait before it is tried again; tell whether there is still time for that."""
-        pause_s = _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]
-        if self._clock() - began_s + pause_s > PATIENCE_S:
+        left_s = PATIENCE_S - (self._clock() - began_s)
+        if left_s <= 0:
             return False
-        self._sleep(pause_s)
+        self._sleep(min(left_s, _PAUSES_S[min(tries, len(_PAUSES_S) - 1)]))
         return True
 
     @contextmanager
     def _telling(self) -> Iterator[float]:
         """Have it told, by another thread, when the block takes long; return when it began."""
-        began_s, tell = self._clock(), self._tell
-        if tell is None:
+        began_s = self._clock()
+        if self._tell is None:
             yield began_s
             return
 
         def say() -> None:
-            self._tell = None
-            limit = f"waiting up to {PATIENCE_S:g} s for it"
-            tell(f"slurmctld does not answer yet; {limit}; Ctrl-C gives up")
+            tell, self._tell = self._tell, None
+            if tell:  # and nobody has been told by an outer block
+                tell("Slurm does not answer yet; still asking")
 
         timer = threading.Timer(QUIET_S, say)
         timer.daemon = True

@@ -46,6 +46,8 @@ class Outcome:
     next: str = ""
     """Who goes on: `standby`, a job that waits; `requeue`, the same job; `wanted`: somebody has to
     submit one; empty when the run is at its end."""
+    why: str = ""
+    """What ended it, in a line; empty when the work is done."""
 
 
 def attempts(run: RunDir) -> list[Attempt]:
@@ -77,6 +79,7 @@ def outcome(run: RunDir, number: int) -> Outcome | None:
             state=str(record["state"]),
             exit_code=int(record["exit_code"]),
             next=str(record.get("next", "")),
+            why=str(record.get("why", "")),
         )
     except (KeyError, TypeError, ValueError):
         return None

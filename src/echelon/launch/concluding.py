@@ -89,7 +89,8 @@ class Conclusion:
             await self._succession.conclude(wanted=False)
             return Outcome(state="COMPLETED", exit_code=0)
         if verdict.failure.cause == "superseded":
-            return Outcome(state="CANCELLED", exit_code=STOPPED_IN_TIME, next="standby")
+            why = verdict.failure.message
+            return Outcome(state="CANCELLED", exit_code=STOPPED_IN_TIME, next="standby", why=why)
         too_few = nodes < self._request.low
         why_not = decide_hand_over(
             verdict.failure,
@@ -110,7 +111,10 @@ class Conclusion:
         else:
             self._tell_end(verdict, why_not, saved)
         state = _STATES.get(verdict.failure.cause, "FAILED")
-        return Outcome(state=state, exit_code=verdict.failure.exit_code or 1, next=followed)
+        code, why = verdict.failure.exit_code or 1, verdict.failure.message
+        if verdict.failure.node:
+            why = headline(verdict.failure)
+        return Outcome(state=state, exit_code=code, next=followed, why=why)
 
     def notify(self, outcome: Outcome, verdict: Verdict | None) -> None:
         """Run the user's command, unless another job goes on by itself.

@@ -172,6 +172,7 @@ CONTROLLER: Mapping[str, Kind] = {
             "state": "a word of Slurm's: `COMPLETED`, `FAILED`, `CANCELLED`, `TIMEOUT`, …",
             "exit_code": "the job's",
             "next": "who goes on: `standby`, `requeue`, `wanted` (somebody has to), or nobody",
+            "why": "what ended it, in a line; empty when the work is done",
         },
     ),
     "notified": Kind(

@@ -202,15 +202,16 @@ def failures(state: RunState) -> list[str]:
     found = []
     for job in state.attempts.values():
         name = f"job {job.job_id}" if job.job_id else f"attempt {job.number}"
-        found += [f"{name}, started anew: {one.why}" for one in job.generations if one.why]
+        # Ranks after which another job went on were not started anew: how that job ended says why.
+        ranks = job.generations[:-1] if job.outcome else job.generations
+        found += [f"{name}, started anew: {one.why}" for one in ranks if one.why]
         if job is state.attempt:
-            continue
-        if not job.outcome:
-            found.append(f"{name} vanished, with the host of its controller")
+            now = headline(state.verdict) if not job.outcome else job.why  # a hang, if it goes on
+            found += [f"{'ended' if job.outcome else 'now'}: {now}"] if now else []
+        elif not job.outcome:
+            found.append(f"{name} ended without a word: its controller was killed, or its host")
         elif job.why:
             found.append(f"{name}, {job.outcome}: {job.why}")
-    if state.verdict and (why := headline(state.verdict)):
-        found.append(f"ended: {why}")
     return found
 
 

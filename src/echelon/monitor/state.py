@@ -157,10 +157,7 @@ class RunState:
         if attempt.generations:
             attempt.generations[-1].why = headline(event.data.get("verdict"))
 
-    def _take_verdict(self, attempt: AttemptState, event: Event) -> None:
-        self.verdict, attempt.why = event.data, headline(event.data)
-
-    def _take_hang(self, _attempt: AttemptState, event: Event) -> None:
+    def _take_verdict(self, _attempt: AttemptState, event: Event) -> None:
         self.verdict = event.data
 
     def _take_note(self, _attempt: AttemptState, event: Event) -> None:
@@ -168,6 +165,7 @@ class RunState:
 
     def _take_ended(self, attempt: AttemptState, event: Event) -> None:
         attempt.ended_s, attempt.outcome = event.time_s, str(event.data.get("state", ""))
+        attempt.why = str(event.data.get("why", ""))
 
     def _take_generation(self, attempt: AttemptState, event: Event) -> None:
         number, ranks = _int(event.data, "generation"), _int(event.data, "world_size")
@@ -227,7 +225,7 @@ _TAKES: Mapping[str, Callable[[RunState, AttemptState, Event], None]] = {
     "spent": RunState._take_spent,  # noqa: SLF001
     "restart": RunState._take_restart,  # noqa: SLF001
     "verdict": RunState._take_verdict,  # noqa: SLF001
-    "hang": RunState._take_hang,  # noqa: SLF001
+    "hang": RunState._take_verdict,  # noqa: SLF001
     "note": RunState._take_note,  # noqa: SLF001
     "ended": RunState._take_ended,  # noqa: SLF001
 }

@@ -79,7 +79,7 @@ class StopLine:
         Every rank calls it after every step. When it is true the loop saves and leaves, with
         `sys.exit()` say, and the run goes on from there when it is started again.
         """
-        self.begin(step)
+        self.begin(step - 1)  # this one was the first
         self.tell(step)
         return self.pass_by()
 

@@ -130,3 +130,20 @@ def test_nobody_speaks_for_a_runs_jobs_by_a_copy_of_it(run, tmp_path, capsys, co
     assert f"is a copy: the run itself is in {run.path}" in capsys.readouterr().err
     assert main.run(["status", run.run_id, f"--runs-dir={tmp_path}/copies"]) == 0
     assert [one.name for one in run.attempts.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("folder", ["/any", ".", "my-runs"])
+def test_output_elsewhere_does_not_make_a_run_one_that_was_moved(tmp_path, style, folder):
+    run = make(tmp_path, style=style, output=f"{folder}/logs/job-%j.out")
+    check_original(run)
+    assert settle_run(run) is None
+
+
+def test_a_home_that_one_may_not_enter_is_as_if_it_were_gone(run, tmp_path, monkeypatch):
+    run = moved(run, tmp_path / "new")
+
+    def refuse(_path):
+        raise PermissionError
+
+    monkeypatch.setattr("echelon.clusters.whereabouts.Path.exists", refuse)
+    check_original(run)

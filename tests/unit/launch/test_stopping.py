@@ -137,7 +137,7 @@ def test_a_loop_of_ones_own_tells_its_steps_and_stops_where_all_do(tmp_path):
     with StopLine({VARIABLE: str(tmp_path / "beacon")}) as line:
         assert not line.reached(101)  # it had begun after step 100
         assert not line.reached(102)
-        assert (agent.first, agent.step, agent.passed) == (101, 102, 2)
+        assert (agent.first, agent.step, agent.passed) == (100, 102, 2)
         agent.proposed = agent.committed = 3
         assert line.reached(103)
 

@@ -109,16 +109,16 @@ def test_attempts_are_a_row_for_each_set_of_ranks():
         (1, "spent", {"generation": 0}),
         (1, "restart", {"verdict": VERDICT}),
         (1, "generation", {"generation": 1, "world_size": 2, "nodes": 1}),
-        (1, "ended", {"state": "TIMEOUT"}),
+        (1, "ended", {"state": "TIMEOUT", "why": "the time limit is near"}),
         (2, "attempt", {"job": "8"}),
         (2, "verdict", VERDICT),
-        (2, "ended", {"state": "FAILED"}),
+        (2, "ended", {"state": "FAILED", "why": "rank 1 on node1: ValueError: =x"}),
     ]:
         state.feed_event(number, Event(time_s=BEGAN_S, kind=kind, data=data))
     when, why = "2023-11-14 22:13:20.000", "rank 1 on node1: ValueError: =x"
     assert tabulate_attempts(state).rows == [
         [1, 0, "7", when, when, 4, 2, "", why],
-        [1, 1, "7", when, when, 2, 1, "TIMEOUT", ""],
+        [1, 1, "7", when, when, 2, 1, "TIMEOUT", "the time limit is near"],
         [2, None, "8", when, when, None, None, "FAILED", why],
     ]
 

@@ -25,7 +25,7 @@ def make(*, text="train"):
     state.feed_event(1, event("generation", 16, generation=1, world_size=2, nodes=1))
     state.feed_event(1, event("exited", 30, rank=0, generation=1, code=1, signal=0, step=41))
     state.feed_event(1, event("verdict", 30, **why))
-    state.feed_event(1, event("ended", 31, state=text))
+    state.feed_event(1, event("ended", 31, state=text, why=f"rank 1 on {text}: {text}"))
     for step in range(3):
         state.feed_metric(event("step", 20, step=step, metrics={text: 1.0 / (1 + step)}))
     ranks = [

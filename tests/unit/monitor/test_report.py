@@ -54,20 +54,27 @@ def test_each_job_of_a_run_says_why_it_was_not_the_last():
     def feed(number, kind, **data):
         state.feed_event(number, Event(time_s=1.0, kind=kind, data=data))
 
-    verdict = {"failure": {"message": "the time limit is near", "rank": None, "node": ""}}
     feed(1, "attempt", job="7")
     feed(1, "generation", generation=0, world_size=2, nodes=1)
     feed(1, "restart", generation=1, verdict={"failure": {"message": "bang", "rank": 1}})
-    feed(1, "verdict", **verdict)
-    feed(1, "ended", state="TIMEOUT")
+    feed(1, "generation", generation=1, world_size=2, nodes=1)
+    feed(1, "hang", failure={"message": "no rank moved"})
+    feed(1, "verdict", failure={"message": "no rank moved"})
+    feed(1, "ended", state="TIMEOUT", why="the time limit is near")
     feed(2, "attempt", job="8")  # its host is turned off
     feed(4, "attempt", job="10")
+    feed(4, "generation", generation=0, world_size=2, nodes=1)
+    feed(4, "restart", verdict={"failure": {"message": "node2 is gone"}})  # in another job
+    feed(4, "ended", state="NODE_FAIL", why="node2 is gone")
+    feed(5, "attempt", job="11")
     told = [
         "job 7, started anew: rank 1: bang",
         "job 7, TIMEOUT: the time limit is near",
-        "job 8 vanished, with the host of its controller",
+        "job 8 ended without a word: its controller was killed, or its host",
+        "job 10, NODE_FAIL: node2 is gone",
     ]
     assert failures(state) == told
-    feed(4, "verdict", **verdict)
-    feed(4, "ended", state="FAILED")
-    assert failures(state) == [*told, "ended: the time limit is near"]
+    feed(5, "verdict", failure={"message": "no rank moved"})
+    assert failures(state) == [*told, "now: no rank moved"]
+    feed(5, "ended", state="FAILED", why="ValueError: 3")
+    assert failures(state) == [*told, "ended: ValueError: 3"]
