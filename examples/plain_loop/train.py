@@ -25,20 +25,10 @@ from echelon.train.randomness import random_states, restore_random_states
 HERE = Path(__file__).parent
 
 
-def train(local_rank: int | None, wanted: argparse.Namespace) -> None:  # noqa: C901, PLR0915
+def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
     with echelon.init(local_rank=local_rank) as world, echelon.StopLine() as stop_line:
-        torch.manual_seed(wanted.seed)
-        net = nn.Sequential(
-            *(nn.Flatten(), nn.Linear(784, 128), nn.ReLU()),
-            *(nn.Dropout(wanted.dropout), nn.Linear(128, 10)),
-        ).to(world.device)
+        net, model = make_model(wanted, world)
         optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9)
-        model = net
-        if world.world_size > 1:
-            model = DistributedDataParallel(net)
-            # After its first pass DDP arranges gradients anew, and sums in another order differ in
-            # the last bit. That pass is this one, which does not count, after a restart too.
-            model(torch.zeros(1, 784, device=world.device)).sum().backward()
 
         # The order of samples, the same on any number of ranks. `batches` counts what was consumed.
         data, test_data = (load_mnist(wanted.data_dir, train=train) for train in (True, False))
@@ -95,6 +85,22 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:  # noqa: 
             if world.is_main:
                 print(f"epoch {epoch + 1}: test accuracy {accuracy:.2%} after {step} steps")
         checkpoints.wait()
+
+
+def make_model(wanted: argparse.Namespace, world: echelon.Group) -> tuple[nn.Module, nn.Module]:
+    """Return the model, and what trains it on all ranks."""
+    torch.manual_seed(wanted.seed)
+    net = nn.Sequential(
+        *(nn.Flatten(), nn.Linear(784, 128), nn.ReLU()),
+        *(nn.Dropout(wanted.dropout), nn.Linear(128, 10)),
+    ).to(world.device)
+    if world.world_size == 1:
+        return net, net
+    model = DistributedDataParallel(net)
+    # After its first pass DDP arranges gradients anew, and sums in another order differ in the
+    # last bit. That pass is this one, which does not count, after a restart too.
+    model(torch.zeros(1, 784, device=world.device)).sum().backward()
+    return net, model
 
 
 @torch.no_grad()

@@ -52,6 +52,8 @@ Run = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
+_MOST_NODES = 32
+"""Of how many nodes it is looked up how far their ranks are: nobody waits long for that."""
 
 
 def _start(
@@ -196,7 +198,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     found = find_run(runs_dir, run)
     job = current_job(found, Places().of(found))
-    seen = RunReader(found, first=1).read()
+    seen = RunReader(found, first=1, most_nodes=_MOST_NODES, metrics=False).read()
     facts = {
         "run": found.run_id,
         "state": job.state,

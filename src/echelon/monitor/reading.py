@@ -58,9 +58,20 @@ class RunReader:
         seen: Callable[[Sample], None] = lambda _: None,
         *,
         first: int = HISTORY,
+        most_nodes: int | None = None,
+        metrics: bool = True,
     ) -> None:
-        """Follow a run; of each node, so many of the newest samples are read at first, and kept."""
+        """Follow a run.
+
+        Args:
+            run: which.
+            seen: hears of each sample.
+            first: of each node, how many of the newest samples are read at first, and kept.
+            most_nodes: of how many nodes samples are read; None for all.
+            metrics: whether what the training measured is read; of a long run that is much.
+        """
         self._run, self._tell_seen, self._first = run, seen, first
+        self._most_nodes, self._wants_metrics = most_nodes, metrics
         self.state = RunState(run_id=run.run_id)
         self.history: dict[int, deque[Sample]] = {}
         """By node of the newest attempt: its last samples."""
@@ -76,7 +87,7 @@ class RunReader:
             )
             for event in reader.read():
                 self.state.feed_event(number, event)
-        for event in self._metrics.read():
+        for event in self._metrics.read() if self._wants_metrics else ():
             self.state.feed_metric(event)
         self._read_samples()
         return self.state
@@ -85,7 +96,7 @@ class RunReader:
         attempt = self.state.attempt
         if attempt is None:
             return
-        for node in self.state.nodes:
+        for node in list(self.state.nodes)[: self._most_nodes]:
             place = attempt.number, node
             if place not in self._samples:
                 self._samples[place] = _SampleTail(self._run.telemetry(*place, 0), self._first)
