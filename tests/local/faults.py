@@ -474,7 +474,7 @@ train()
         cause="out of memory",
         ranks=rank(1),
         code=1,
-        says="can't allocate memory",
+        says="allocate",
     ),
     Fault(
         name="a full disk",

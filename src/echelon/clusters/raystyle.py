@@ -42,6 +42,8 @@ unset RAY_JOB_CONFIG_JSON_ENV_VAR
 # Its token is new for each job, and in no file. Whoever does not have it is refused.
 RAY_AUTH_TOKEN=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
+# On busy nodes and slow storage the thirty seconds that Ray gives a node to join may be too few.
+export RAY_raylet_start_wait_time_s="${RAY_raylet_start_wait_time_s:-120}"
 # Ray opens its own folder to all users: it lies in one that is open to nobody. The names of sockets
 # in it may have 107 letters, 69 of which are Ray's: where TMPDIR is too long for that, it is /tmp.
 make_home() {

@@ -1,18 +1,22 @@
-"""Gloo's process groups stay until their process is over, though a script has destroyed them.
+"""Gloo's process groups stay for a moment longer, though a script has destroyed them.
 
 The last to hold a group is mostly DistributedDataParallel. When it goes, torch waits for a thread
 of the group's, with Python's lock in its hands; and the thread may want that lock to let go of its
 last work. Then a script that has done everything well hangs in its last line, under any launcher.
-Ranks end without being taken apart, so here nobody has to wait.
+Here the group outlives that line. Most ranks are over by then, and end without being taken apart;
+of one that stays, peers that still wait for it have to hear, so its groups go in the end: a thread
+that has had nothing to do for so long wants no lock.
 """
 
 import contextlib
 import functools
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
-_kept: dict[int, Any] = {}
+KEEP_S = 5.0
+"""For how long."""
 
 
 def keep_gloo_groups() -> None:
@@ -26,8 +30,12 @@ def keep_gloo_groups() -> None:
 
     @functools.wraps(destroy)
     def keep_and_destroy(*args: Any, **options: Any) -> None:
-        _kept.update((id(one), one) for one in _find(c10d, gloo, torch.device("cpu")))
+        kept = list(_find(c10d, gloo, torch.device("cpu")))
         destroy(*args, **options)
+        if kept:
+            ending = threading.Timer(KEEP_S, kept.clear)  # torch lets go of Python's lock for that
+            ending.daemon = True
+            ending.start()
 
     for module in (c10d, sys.modules["torch.distributed"]):
         module.destroy_process_group = keep_and_destroy  # type: ignore[attr-defined]

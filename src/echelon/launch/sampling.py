@@ -7,7 +7,9 @@ from pathlib import Path
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TAIL = 1 << 16
 """When NCCL aborts a process, what it says is followed by every thread's stack, twice."""
-_RECENT_S = 5.0
+_RECENT_S = 30.0
+"""How long a kill for memory explains a death: a large process takes its time to go, and a
+DataLoader looks for dead workers every five seconds."""
 
 
 def sample_process(pid: int) -> tuple[str, float]:

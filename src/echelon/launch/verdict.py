@@ -57,7 +57,11 @@ _PATTERNS = (
         ),
     ),
     ("cuda out of memory", r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
-    ("out of memory", r"^MemoryError|can't allocate memory|\[Errno 12\]"),
+    # torch's allocator says the first on x86, the second elsewhere.
+    (
+        "out of memory",
+        r"^MemoryError|can't allocate memory|CPUAllocator: not enough memory|\[Errno 12\]",
+    ),
     ("disk full", r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
     ("port taken", r"EADDRINUSE|Address already in use"),
     (

@@ -78,8 +78,8 @@ def test_a_kill_for_memory_explains_deaths_of_the_moment(counter):
     assert not watch.happened(0)
     counter.write_text("low 0\noom 2\noom_kill 4\n")
     assert watch.happened(1)
-    assert watch.happened(3)  # another rank of the node may be slower to notice its dead worker
-    assert not watch.happened(20)
+    assert watch.happened(12)  # another rank of the node may be slower to notice its dead worker
+    assert not watch.happened(40)
 
 
 def test_one_that_was_survived_long_ago_does_not(counter):
