@@ -44,6 +44,13 @@ class RayNodes:
             "RAY_health_check_timeout_ms": "10000",  # one that is only slow lives
             "RAY_health_check_failure_threshold": "3",
         }
+        try:
+            self._start_head()
+        except BaseException:
+            self.down()
+            raise
+
+    def _start_head(self):
         port = _free_port()
         # Left alone, it would serve Ray Client on a port that somebody else may have.
         client = [f"--ray-client-server-port={_free_port()}"] if find_spec("grpc") else []
@@ -57,7 +64,10 @@ class RayNodes:
         options = [*head, f"--dashboard-port={port}", "--num-cpus=0"]
         assert any(self.start("head", options) for _ in range(3)), self.output("head")
         self.api = f"http://127.0.0.1:{port}"
-        self.gcs = (self.home / "t" / "ray_current_cluster").read_text().strip()
+        # It is written a moment after Ray has said that it runs.
+        named = self.home / "t" / "ray_current_cluster"
+        assert wait_until(lambda: named.exists() and named.read_text(), timeout_s=START_S)
+        self.gcs = named.read_text().strip()
         assert wait_until(self._serves, timeout_s=START_S, interval_s=0.2), self.output("head")
 
     def _serves(self):
