@@ -195,8 +195,11 @@ class RunState:
         # The file may be behind the controller's, and speak of ranks that were before.
         if rank and sample.lasts.get(f"rank{number}.generation") == rank.generation:
             rank.node = node
-            if what != "step" or value >= 0:  # a script that uses no library speaks of no steps
+            if what != "step":
                 rank.numbers[what] = value
+            elif value >= 0:  # a script that uses no library speaks of no steps
+                # What was measured last may be older than what the rank said when it went.
+                rank.numbers[what] = max(value, rank.numbers.get(what, value))
 
     def feed_metric(self, event: Event) -> None:
         """Take in a line of what the training measured."""

@@ -92,3 +92,16 @@ def test_metrics_by_their_names():
 def test_records_that_are_none_change_nothing():
     one = state(*RUNNING, at(1, "joined"), at(1, "exited", rank="x"), at(1, "restart", verdict=3))
     assert one.phase == "RUNNING"
+
+
+def test_a_sample_that_is_older_than_a_ranks_last_word_takes_nothing_back():
+    state = RunState(run_id="r")
+    for kind, data in [
+        ("attempt", {"job": "7"}),
+        ("generation", {"generation": 0, "world_size": 1, "nodes": 1}),
+        ("exited", {"rank": 0, "generation": 0, "code": 0, "signal": 0, "step": 469}),
+    ]:
+        state.feed_event(1, Event(time_s=1.0, kind=kind, data=data))
+    lasts = {"rank0.generation": 0, "rank0.step": 428}
+    state.feed_sample(1, 0, Sample(time_s=0.5, lasts=lasts))
+    assert state.step == 469
