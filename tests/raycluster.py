@@ -38,8 +38,8 @@ class RayNodes:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_USAGE_STATS_ENABLED": "0",
-            # A node that is killed is noticed in a second or two, not in fifteen.
             "RAY_raylet_start_wait_time_s": "120",  # a busy machine takes longer than thirty
+            # A node that is killed is noticed in a second or two, not in fifteen.
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_timeout_ms": "10000",  # one that is only slow lives
             "RAY_health_check_failure_threshold": "3",

@@ -81,6 +81,14 @@ def script(pace, epochs=10_000, *, evaluate=False):
     return SCRIPT.replace("@@@", repr((pace, epochs, evaluate)))
 
 
+def interrupt(run, folder, mark):
+    """Send Ctrl-C once each of four ranks has left its mark; the run ends by that."""
+    marks = [folder / f"{mark}-{rank}" for rank in range(4)]
+    assert wait_until(lambda: all(one.exists() for one in marks), timeout_s=START_S), run.output
+    os.kill(run.command.pid, signal.SIGINT)
+    assert run.wait() == 128 + signal.SIGINT, run.output
+
+
 def steps(folder):
     return [int((folder / f"step-{rank}").read_text()) for rank in range(4)]
 
@@ -88,12 +96,7 @@ def steps(folder):
 @pytest.mark.parametrize("pace", [0.0, 0.02])
 def test_all_ranks_stop_at_one_step_and_have_saved_it(tmp_path, pace):
     with live_run(tmp_path, script(pace)) as run:
-        assert wait_until(
-            lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(4)),
-            timeout_s=START_S,
-        ), run.output
-        os.kill(run.command.pid, signal.SIGINT)
-        assert run.wait() == 128 + signal.SIGINT, run.output
+        interrupt(run, tmp_path, "ready")
         (reached,) = set(steps(tmp_path))
         assert f"all ranks stopped after step {reached}, and saved" in run.output
         newest = max((tmp_path / "checkpoints").glob("step-*"))
@@ -103,12 +106,7 @@ def test_all_ranks_stop_at_one_step_and_have_saved_it(tmp_path, pace):
 
 def test_a_loop_of_ones_own_stops_at_one_step_and_goes_on_there(tmp_path):
     with live_run(tmp_path, LOOP.replace("LAST", "10_000")) as run:
-        assert wait_until(
-            lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(4)),
-            timeout_s=START_S,
-        ), run.output
-        os.kill(run.command.pid, signal.SIGINT)
-        assert run.wait() == 128 + signal.SIGINT, run.output
+        interrupt(run, tmp_path, "ready")
         (reached,) = set(steps(tmp_path))
         assert f"all ranks stopped after step {reached}, and saved" in run.output
     with live_run(tmp_path, LOOP.replace("LAST", str(reached + 5))) as run:
@@ -119,11 +117,6 @@ def test_a_loop_of_ones_own_stops_at_one_step_and_goes_on_there(tmp_path):
 
 def test_it_stops_in_the_middle_of_a_validation(tmp_path):
     with live_run(tmp_path, script(0.2, evaluate=True)) as run:
-        assert wait_until(
-            lambda: all((tmp_path / f"measuring-{rank}").exists() for rank in range(4)),
-            timeout_s=START_S,
-        ), run.output
-        os.kill(run.command.pid, signal.SIGINT)
-        assert run.wait() == 128 + signal.SIGINT, run.output
+        interrupt(run, tmp_path, "measuring")
         assert set(steps(tmp_path)) == {8}
         assert "all ranks stopped after step 8, and saved" in run.output

@@ -32,8 +32,8 @@ _LOOK_S = 0.05
 """How often files are looked at."""
 _ASK_S = 1.0
 """How often Slurm is asked."""
-_MOST_NODES = 32
-"""Of how many nodes telemetry is read for the last line: nobody waits long for that."""
+MOST_NODES = 32
+"""Of how many nodes telemetry is read for a line or two: nobody waits long for that."""
 _EAGER_S = 5.0
 """For how long it is asked all the time once a controller has left its outcome."""
 
@@ -120,7 +120,7 @@ def _sum_up(run: "RunDir") -> None:
     from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
 
     with suppress(Exception):  # it is over, and has its exit code; this is an extra
-        if text := render_short(make_report(run, most_nodes=_MOST_NODES)):
+        if text := render_short(make_report(run, most_nodes=MOST_NODES)):
             console.note(text)
 
 

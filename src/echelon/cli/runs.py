@@ -52,8 +52,6 @@ Run = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
 RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
-_MOST_NODES = 32
-"""Of how many nodes it is looked up how far their ranks are: nobody waits long for that."""
 
 
 def _start(
@@ -191,6 +189,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     Example: echelon status last
     """
+    from echelon.cli.following import MOST_NODES  # noqa: PLC0415
     from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
     from echelon.launch.attempts import attempts, is_of_use  # noqa: PLC0415
     from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
@@ -198,7 +197,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     found = find_run(runs_dir, run)
     job = current_job(found, Places().of(found))
-    seen = RunReader(found, first=1, most_nodes=_MOST_NODES, metrics=False).read()
+    seen = RunReader(found, first=1, most_nodes=MOST_NODES, metrics=False).read()
     facts = {
         "run": found.run_id,
         "state": job.state,
