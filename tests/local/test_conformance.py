@@ -96,7 +96,7 @@ TORCH_FACTS = [
     Fact("threads of numpy's algebra", "len(os.listdir('/proc/self/task'))"),
     Fact("a loader that forks", "list(DataLoader(range(6), num_workers=2, batch_size=2))"),
 ]
-# Beside torchrun's: docs/control-plane.md.
+# Beside torchrun's: docs/reference/environment.md.
 RANK_VARIABLES = {
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),

@@ -1,7 +1,7 @@
 """The rank contract: the variables that every rank sees, whatever started it. Pure.
 
 They are torchrun's, so that scripts written for it run unmodified; Slurm's own are rewritten to the
-rank's, so that scripts which read those do too. docs/control-plane.md lists them.
+rank's, so that scripts which read those do too. docs/reference/environment.md lists them.
 """
 
 from collections.abc import Mapping
