@@ -1,11 +1,12 @@
-"""Makes docs/benchmarks.md from what was measured, benchmarks/results/; `make docs` calls it.
+"""Generates docs/benchmarks.md from benchmarks/results/. `make docs` calls it.
 
-.venv/bin/python tools/figures.py            writes the page where it has changed
-.venv/bin/python tools/figures.py --check    only says so, and ends with 1
+.venv/bin/python tools/figures.py            writes the page if it has changed
+.venv/bin/python tools/figures.py --check    exits with 1 if the page is out of date
 """
 
 import json
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,64 +16,76 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 
 ABOUT = {
-    "launch": "How long it takes to get ranks going: 4 of them to their first all-reduce and out; "
-    "and from `submit` to the first all-reduce, on 2 nodes of a sandbox.",
-    "raylaunch": "`submit --on ray` to the first all-reduce, on 2 nodes of one Ray cluster, beside "
-    "Ray Train.",
-    "restart": "One of 4 ranks gets SIGKILL: until all step again.",
-    "nodeloss": "One of 3 nodes of a sandbox is lost: until the others step again.",
-    "rendezvous": "4,096 simulated agents and one controller.",
-    "idle": "What runs beside 2 × 2 ranks that step: share of a core, memory.",
-    "checkpoint": "A save of 300 MB in 800 tensors: how long it holds up the loop, and how fast "
-    "the loop is while it is written.",
-    "overhead": "What a framework adds to a step of `Linear(784, 10)`: the shortest of its turns, "
-    "and the median.",
-    "loader": "Images of 64 × 64 per second and core.",
-    "page": "The web page, with a made-up run of 1,000 ranks, in chromium.",
-    "lint": "`echelon lint` of one script, its start included.",
-    "sandbox": "The sandbox, beside what Slurm does with its own defaults.",
+    "launch": "Time to start 4 ranks, run a first all-reduce and exit. Also, time from `submit` to "
+    "the first all-reduce on 2 nodes of a sandbox.",
+    "raylaunch": "Time from `submit --on ray` to the first all-reduce on 2 nodes of a Ray cluster, "
+    "compared with Ray Train.",
+    "restart": "One of 4 ranks is killed with SIGKILL. Time until all ranks step again.",
+    "nodeloss": "One of 3 nodes of a sandbox is lost. Time until the others step again.",
+    "rendezvous": "4,096 simulated agents join one controller.",
+    "idle": "CPU and memory used by Echelon's own processes while 2 × 2 ranks train, with "
+    "torchrun's agent for comparison.",
+    "checkpoint": "A save of 300 MB in 800 tensors: how long it blocks the loop, and how much "
+    "slower the loop is while the file is written.",
+    "overhead": "Time that a framework adds to a step of `Linear(784, 10)`: the shortest of all "
+    "turns, and the median.",
+    "loader": "Images of 64 × 64 loaded per second and core.",
+    "page": "The web page with a simulated run of 1,000 ranks, in Chromium.",
+    "lint": "`echelon lint` on one script, including its start.",
+    "sandbox": "The sandbox, compared with Slurm's own defaults.",
 }
-"""What each file is about; those of another form have a section of their own."""
+"""The introduction to each section; files with another layout have functions of their own."""
 APART = ("faultmatrix", "leftovers", "gpu", "soak")
 
 MISSED = {
-    ("checkpoint", "stall of a save, ms"): "The copy of 300 MB within memory takes that long on "
-    "this machine. From a GPU it is made while the loop goes on: see `gpu`.",
-    ("checkpoint", "a step while writing, percent slower"): "A writer of nothing, measured for "
-    "comparison, was off by as much as the goal allows: nothing can be said, so it counts as "
-    "missed.",
-    ("launch", "submit, ours / srun"): "Close to it: controller and agents start before the first "
-    "rank does.",
-    ("lint", "one script, seconds"): "The slowest script, beside other work; of the median half is "
-    "a bare start of the command.",
-    ("lint", "one script, CPU seconds"): "The slowest script, without what others took.",
-    ("overhead", "Echelon over the raw loop, µs per step"): "Counting, the bar and the files cost "
-    "more than was aimed at. With a user's data, where the raw loop has a DataLoader, the whole "
-    "step is shorter than there.",
-    ("limit", "longest gap between steps of two jobs, s"): "Ten trainings at once on two cores, "
-    "beside other work. On an idle machine it is met: the rows `limit, idle`.",
+    ("checkpoint", "stall of a save, ms"): "Copying 300 MB within memory takes this long on this "
+    "machine. From a GPU the copy overlaps with the loop; see `gpu`.",
+    (
+        "checkpoint",
+        "a step while writing, percent slower",
+    ): "A writer that writes nothing, measured "
+    "for comparison, varied by as much as the goal allows. The result is inconclusive and counts "
+    "as missed.",
+    (
+        "launch",
+        "submit, ours / srun",
+    ): "Narrowly missed: controller and agents have to start before the first rank.",
+    ("lint", "one script, seconds"): "The slowest script, on a busy machine. A bare start of the "
+    "command is about 40 % of the median.",
+    ("lint", "one script, CPU seconds"): "The slowest script, without the time of other processes.",
+    (
+        "overhead",
+        "Echelon over the raw loop, µs per step",
+    ): "Counting, the progress bar and the log "
+    "files cost more than planned. With real data, where the raw loop uses a DataLoader, the whole "
+    "step is shorter than the raw loop's.",
+    (
+        "limit",
+        "longest gap between steps of two jobs, s",
+    ): "Ten trainings at once on two busy cores. "
+    "On an idle machine the goal is met; see the rows `limit, idle`.",
     (
         "storm of ranks",
         "effective training time, percent",
-    ): "By a stopwatch, beside other work that "
-    "slowed steps too. By the accounting of slots it is met.",
+    ): "Measured by a stopwatch, while other work slowed the steps as well. By the accounting of "
+    "slots the goal is met.",
 }
-"""Why a goal was missed, as far as somebody has looked."""
+"""Why a goal was missed, where the cause is known."""
 
 _HEAD = """\
 # Benchmarks
 <!-- made by tools/figures.py: measure, then `make docs` -->
 
-All figures that were measured, with the goals that they were measured against. Both sides of a
-comparison are measured in one run and take turns: trust ratios rather than seconds. The machine was
-seldom quite idle. [benchmarks/](../benchmarks/README.md) says how each is measured.
+This page shows all measurements and the goals they were compared with. Both sides of a comparison
+are measured alternately in one run, so trust ratios rather than seconds: the machine was seldom
+idle. [benchmarks/](../benchmarks/README.md) describes how each benchmark works.
 
 <!-- not run: they take an hour, three hours, and a GPU -->
 ```console
 $ make bench                                              # all but the next two
-$ make soak                                               # survival on Slurm
-$ .venv/bin/python benchmarks/gpu.py                      # on a machine with a GPU
-$ .venv/bin/python benchmarks/restart.py --trials 20      # one alone; --help has its lengths
+$ make soak                                               # long reliability tests on Slurm
+$ .venv/bin/python benchmarks/gpu.py                      # needs a GPU
+$ .venv/bin/python benchmarks/restart.py --trials 20      # a single benchmark; see its --help
 ```"""
 
 
@@ -80,11 +93,11 @@ def render() -> str:
     """Return the page.
 
     Raises:
-        ValueError: a file has no section here, or a section no file.
+        ValueError: a result file has no section, or a section has no result file.
     """
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     if unknown := results.keys() ^ {*ABOUT, *APART}:
-        raise ValueError(f"ABOUT in tools/figures.py: not there, or not measured: {unknown}")
+        raise ValueError(f"ABOUT in tools/figures.py does not match {RESULTS}: {unknown}")
     parts = [_HEAD, _goals(results)]
     parts += [_section(name, about, results[name]) for name, about in ABOUT.items()]
     parts += [_faults(results), _gpu(results["gpu"]), _soak(results["soak"])]
@@ -100,15 +113,15 @@ def _goals(results: Mapping[str, Any]) -> str:
         for part, measured in result.items() if name == "soak" else [(name, result)]:
             for goal, judged in measured.get("goals", {}).items():
                 limit = judged.get("goal") or f"≤ {_number(judged['limit'])}"
-                value = "nothing sure" if judged["value"] is None else _number(judged["value"])
+                value = "inconclusive" if judged["value"] is None else _number(judged["value"])
                 rows.append([part, goal, limit, value, "yes" if judged["met"] else "**no**"])
                 missed += [] if judged["met"] else [(part, goal)]
     met = sum(row[-1] == "yes" for row in rows)
-    text = f"\n## Goals\n{met} of {len(rows)} are met.\n\n"
-    text += _table(["of", "what", "goal", "measured", "met"], rows)
+    text = f"\n## Goals\n{met} of {len(rows)} goals are met.\n\n"
+    text += _table(["benchmark", "what", "goal", "measured", "met"], rows)
     if missed:
-        reasons = [[*one, MISSED.get(one, "nobody has looked into it yet")] for one in missed]
-        text += "\n\n### What was missed\n" + _table(["of", "what", "why"], reasons)
+        reasons = [[*one, MISSED.get(one, "not investigated yet")] for one in missed]
+        text += "\n\n### Missed goals\n" + _table(["benchmark", "what", "why"], reasons)
     return text + "\n"
 
 
@@ -116,7 +129,7 @@ def _goals(results: Mapping[str, Any]) -> str:
 
 
 def _section(name: str, about: str, result: Mapping[str, Any]) -> str:
-    return f"## {name}\n{about}\n\n{_measured(name, result)}\n\n{_rows(result['rows'])}\n"
+    return f"## {name}\n{_wrap(about)}\n\n{_measured(name, result)}\n\n{_rows(result['rows'])}\n"
 
 
 def _measured(name: str, result: Mapping[str, Any]) -> str:
@@ -134,7 +147,7 @@ def _measured(name: str, result: Mapping[str, Any]) -> str:
 
 
 def _rows(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return tables: rows of which the same was measured stand in one, else in one after it."""
+    """Return tables; rows with the same measurements share one."""
     tables: list[tuple[list[str], list[list[str]]]] = []
     for name, row in rows.items():
         keys = next((keys for keys, _ in tables if row.keys() & set(keys) - {"trials"}), None)
@@ -156,16 +169,21 @@ def _faults(results: Mapping[str, Any]) -> str:
     trials = len(matrix["rows"]) * matrix["trials_of_each"]
     causes = sorted({row["cause"] for row in matrix["rows"].values()} - {"none"})
     theirs = left["torchrun"]
+    about_faults = (
+        f"Each fault is injected into a run, and the verdict is compared with it. Cause and rank "
+        f"were correct {hits} of {trials} times ({matrix['faults']} faults, "
+        f"{matrix['trials_of_each']} times each; {matrix['mean_s']} s on average). Causes: "
+        f"{', '.join(causes)}."
+    )
+    about_left = (
+        f"A process of a run is killed. Processes were still running {_number(left['after_s'])} s "
+        f"later in {left['with_leftovers']} of {left['trials']} trials. When torchrun itself is "
+        f"killed: {theirs['with_leftovers']} of {theirs['trials']} trials, "
+        f"{_number(theirs['median_left'])} processes (median)."
+    )
     return (
-        f"## faultmatrix\nA fault is made, and the verdict compared with what was done: cause and "
-        f"rank were right {hits} of {trials} times ({matrix['faults']} faults, "
-        f"{matrix['trials_of_each']} times each; {matrix['mean_s']} s each). Causes: "
-        f"{', '.join(causes)}.\n\n{_measured('faultmatrix', matrix)}\n\n"
-        f"## leftovers\nA process of a run is killed: is anything left "
-        f"{_number(left['after_s'])} s later? {left['with_leftovers']} of {left['trials']} times. "
-        f"When torchrun itself is killed: "
-        f"{theirs['with_leftovers']} of {theirs['trials']} times, "
-        f"{_number(theirs['median_left'])} processes.\n\n{_measured('leftovers', left)}\n\n"
+        f"## faultmatrix\n{_wrap(about_faults)}\n\n{_measured('faultmatrix', matrix)}\n\n"
+        f"## leftovers\n{_wrap(about_left)}\n\n{_measured('leftovers', left)}\n\n"
         f"{_rows(left['killed'])}\n"
     )
 
@@ -190,16 +208,21 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
     for side in ("Echelon", "DCP async"):
         first, *later = save[f"{side}: stalls, ms"]
         stalls.append([side, _number(first), ", ".join(map(_number, later))])
-    return (
-        "## gpu\nEnd to end from the data set's file, 64 × 64 images, batch 64 where nothing else "
-        "is said. Each row adds one thing to the one above it. Several GPUs are unmeasured.\n\n"
-        f"{_measured('gpu', gpu)}\n\n{_table(['', *heads], rows)}\n\n"
+    about = (
+        "End to end from the data set's file, with images of 64 × 64 and batch 64 unless noted. "
+        "Each `+` row adds one feature to the row above. Several GPUs were not measured."
+    )
+    more = (
         f"MNIST reaches {reach['accuracy']:.2%} in epoch {reach['epoch']}, after "
-        f"{_number(reach['seconds'])} s. A rank with a CUDA context that is killed steps again "
-        f"after {_number(restart['Echelon, s'])} s, with torchrun after "
-        f"{_number(restart['torchrun, s'])} s. A save of 2 GB holds up the loop:\n\n"
-        f"{_table(stalls[0], stalls[1:])}\n\n"
-        f"While it is written a step takes {_number(save['slower while writing, %'])} % longer.\n"
+        f"{_number(reach['seconds'])} s. A killed rank with a CUDA context steps again after "
+        f"{_number(restart['Echelon, s'])} s, with torchrun after "
+        f"{_number(restart['torchrun, s'])} s. A save of 2 GB blocks the loop for:"
+    )
+    slower = _number(save["slower while writing, %"])
+    return (
+        f"## gpu\n{_wrap(about)}\n\n{_measured('gpu', gpu)}\n\n{_table(['', *heads], rows)}\n\n"
+        f"{_wrap(more)}\n\n{_table(stalls[0], stalls[1:])}\n\n"
+        f"While the file is written, the time of a step changes by {slower} %.\n"
     )
 
 
@@ -209,10 +232,13 @@ def _soak(soak: Mapping[str, Any]) -> str:
         for name, result in soak.items()
     ]
     machines = sorted({result["machine"] for result in soak.values()})
+    about = (
+        "Long reliability tests on a real Slurm in a sandbox. "
+        "[What a run survives](reliability.md#what-was-measured) has the figures and describes "
+        "each test. The goals are in the table above."
+    )
     return (
-        "## soak\nThe long tests of survival, on a real Slurm in a sandbox. "
-        "[What a run survives](reliability.md#what-was-measured) has their figures and what each "
-        "does, line by line; the goals are in the table above.\n\n"
+        f"## soak\n{_wrap(about)}\n\n"
         f"{'; '.join(machines)}; [soak.json](../benchmarks/results/soak.json); `make soak`.\n\n"
         f"{_table(['scene', 'date', 'took', 'note'], rows)}\n"
     )
@@ -238,25 +264,29 @@ def _number(value: float | str) -> str:
     return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"  # no more than was measured
 
 
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def out_of_date() -> bool:
-    """Tell whether the page is not what it has to be."""
+    """Tell whether the page differs from what the results would generate."""
     return not PAGE.is_file() or PAGE.read_text() != render()
 
 
 def main() -> int:
-    """Write the page where it has changed, or say so."""
+    """Write the page if it has changed, or only check it."""
     if not out_of_date():
         return 0
     if "--check" in sys.argv[1:]:
-        print("docs/benchmarks.md is out of date: make docs", file=sys.stderr)
+        print("docs/benchmarks.md is out of date\nhint: make docs", file=sys.stderr)
         return 1
     PAGE.write_text(render())
-    print("docs/benchmarks.md is renewed")
+    print("docs/benchmarks.md updated")
     return 0
 
 

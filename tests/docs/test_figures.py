@@ -33,7 +33,7 @@ def test_a_goal_that_is_missed_is_said_to_be_with_or_without_a_reason(figures, t
     results(tmp_path, figures, launch=launch)
     text = figures["render"]()
     assert "| launch | something new | ≤ 1 | 1.5 | **no** |" in text
-    assert "| launch | something new | nobody has looked into it yet |" in text
+    assert "| launch | something new | not investigated yet |" in text
 
 
 def test_another_figure_makes_another_page(figures, tmp_path):
