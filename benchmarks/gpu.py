@@ -258,11 +258,11 @@ def measure(work, model):
 
 
 LADDER = {
-    "data on the device, fp32, eager": {"step": "eager", "precision": "fp32"},
-    "+ bf16": {"step": "eager"},
+    "data on the device, fp32, eager": {"capture": "never", "precision": "fp32"},
+    "+ bf16": {"capture": "never"},
     "+ CUDA graph": {"compiled": False},
     "+ torch.compile": {"compiled": True},
-    "the same with DDP inside": {"compiled": True, "step": "captured", "ddp": True},
+    "the same with DDP inside": {"compiled": True, "capture": "always", "ddp": True},
 }
 
 

@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
-    with echelon.init(local_rank=local_rank) as world, echelon.StopLine() as stop_line:
+    with echelon.init(local_rank=local_rank) as world, echelon.StopBarrier() as stop_barrier:
         net, model = make_model(wanted, world)
         optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9)
 
@@ -72,7 +72,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
                 optimizer.step()
                 batches.advance()
                 step += 1
-                stop = stop_line.reached(step)  # before a time limit, say: the same on all ranks
+                stop = stop_barrier.reached(step)  # before a time limit, say: the same on all ranks
                 if stop or step % wanted.save_every == 0 or batches.over:
                     state = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
                     state["batches"] = batches.state_dict()

@@ -6,6 +6,7 @@ pulls in torch.
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+from warnings import warn
 
 from echelon._version import __version__
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from echelon.train.process_group import Group, init
     from echelon.train.result import Result
     from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
-    from echelon.train.stopping import StopLine
+    from echelon.train.stopping import StopBarrier
     from echelon.train.trainer import Trainer
     from echelon.world import World, detect
 
@@ -33,7 +34,7 @@ __all__ = [
     "ImageTransform",
     "Result",
     "ResumableLoader",
-    "StopLine",
+    "StopBarrier",
     "Trainer",
     "World",
     "__version__",
@@ -52,7 +53,7 @@ _HOME = {
     "ImageTransform": "echelon.train.images.transform",
     "ResumableLoader": "echelon.train.loading",
     "Result": "echelon.train.result",
-    "StopLine": "echelon.train.stopping",
+    "StopBarrier": "echelon.train.stopping",
     "Trainer": "echelon.train.trainer",
     "World": "echelon.world",
     "detect": "echelon.world",
@@ -60,8 +61,14 @@ _HOME = {
     "top_k": "echelon.train.metrics",
 }
 
+_RENAMED = {"StopLine": "StopBarrier"}
+"""Old names that work for one more release."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        warn(f"echelon.{name} is now echelon.{_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _HOME:
         try:
             return getattr(import_module(_HOME[name]), name)

@@ -94,15 +94,15 @@ def test_captured_and_eager_agree(optimizer, options, capsys):
         return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.9)
 
     found = {}
-    for step in ("eager", "captured"):
-        made = trainer(optimizer=optimizer, step=step, scheduler=schedule, **options)
+    for capture in ("never", "always"):
+        made = trainer(optimizer=optimizer, capture=capture, scheduler=schedule, **options)
         result = made.fit(images(), images())
-        found[step] = (weights(made), result.metrics)
+        found[capture] = (weights(made), result.metrics)
         assert made.step == 21
     assert captured(made).why_not == ""
     assert len(captured(made)._graphs) == 2  # of full batches, and of the last
-    assert_same(found["eager"][0], found["captured"][0], rtol=2e-3, atol=2e-4)
-    assert found["eager"][1]["loss"] == pytest.approx(found["captured"][1]["loss"], rel=1e-3)
+    assert_same(found["never"][0], found["always"][0], rtol=2e-3, atol=2e-4)
+    assert found["never"][1]["loss"] == pytest.approx(found["always"][1]["loss"], rel=1e-3)
     assert "not captured" not in capsys.readouterr().err
 
 
@@ -110,7 +110,7 @@ def test_one_gpu_is_captured_by_default_and_one_argument_switches_it_off():
     made = trainer()
     made.fit(images())
     assert captured(made)._graphs
-    made = trainer(step="eager")
+    made = trainer(capture="never")
     made.fit(images())
     assert not hasattr(captured(made), "_graphs")
 
@@ -138,10 +138,10 @@ def test_workers_feed_it_too():
 
 def test_a_loader_of_the_users_own_feeds_it_too():
     found = []
-    for step in ("eager", "captured"):
+    for capture in ("never", "always"):
         draw = torch.Generator().manual_seed(2)
         loader = DataLoader(images(), batch_size=16, shuffle=True, num_workers=2, generator=draw)
-        made = trainer(step=step)
+        made = trainer(capture=capture)
         made.fit(loader)
         found.append(weights(made))
     assert made.step == 21
@@ -226,7 +226,7 @@ def test_what_cannot_be_captured_is_taken_eagerly_and_said_once(capsys):
 
     made = trainer(loss=None, train_step=step)
     made.fit(images())
-    usual = trainer(step="eager")
+    usual = trainer(capture="never")
     usual.fit(images())
     assert_same(weights(usual), weights(made), rtol=1e-3, atol=1e-4)
     trainer(loss=None, train_step=step, model=net(dropout=0.5)).fit(images())
@@ -254,8 +254,8 @@ def test_a_learning_rate_that_a_callback_replaces_is_followed():
                 group["lr"] = 0.02 / (trainer.epoch + 1)
 
     found = []
-    for step in ("eager", "captured"):
-        made = trainer(step=step, callbacks=[Lower()])
+    for capture in ("never", "always"):
+        made = trainer(capture=capture, callbacks=[Lower()])
         made.fit(images())
         found.append(weights(made))
     unchanged = trainer()
@@ -273,8 +273,8 @@ def test_a_schedule_of_more_than_the_learning_rate_is_not_captured(capsys):
         return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=21)
 
     found = []
-    for step in ("eager", "captured"):
-        made = trainer(step=step, scheduler=cycle, schedule_steps=True)
+    for capture in ("never", "always"):
+        made = trainer(capture=capture, scheduler=cycle, schedule_steps=True)
         made.fit(images())
         found.append(weights(made))
     assert "settings change" in captured(made).why_not
@@ -305,7 +305,7 @@ def test_the_host_waits_for_nothing_between_two_lines(kind):
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_and_eager_agree():
     found = []
-    for options in ({"step": "eager"}, {"compiled": True}):
+    for options in ({"capture": "never"}, {"compiled": True}):
         made = trainer(optimizer="adadelta", **options)
         made.fit(images())
         found.append(weights(made))
@@ -315,10 +315,10 @@ def test_compiled_and_eager_agree():
 
 def test_metrics_are_those_of_all_steps(tmp_path):
     found = []
-    for step in ("eager", "captured"):
-        made = trainer(step=step, log_every=7, log_dir=tmp_path / step)
+    for capture in ("never", "always"):
+        made = trainer(capture=capture, log_every=7, log_dir=tmp_path / capture)
         made.fit(images())
-        lines = (tmp_path / step / "metrics.jsonl").read_text().splitlines()
+        lines = (tmp_path / capture / "metrics.jsonl").read_text().splitlines()
         found.append([json.loads(line)["metrics"]["loss"] for line in lines])
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
@@ -329,7 +329,7 @@ def test_ddp_can_be_inside(capsys):
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=WORLD.device)
     try:
         found = []
-        for options in ({"step": "eager"}, {"step": "captured", "ddp": True}):
+        for options in ({"capture": "never"}, {"capture": "always", "ddp": True}):
             made = trainer(**options)
             made.fit(images())
             found.append(weights(made))

@@ -55,7 +55,7 @@ from torch import nn
 import echelon
 
 torch.set_num_threads(1)
-with echelon.init() as world, echelon.StopLine() as stop_line:
+with echelon.init() as world, echelon.StopBarrier() as stop_barrier:
     net = nn.Linear(4, 2)
     checkpoints = echelon.Checkpointer(Path("checkpoints"))
     found = checkpoints.load()
@@ -65,7 +65,7 @@ with echelon.init() as world, echelon.StopLine() as stop_line:
         torch.distributed.all_reduce(torch.ones(1))
         step += 1
         Path(f"step-{world.rank}").write_text(str(step))
-        stop = stop_line.reached(step)
+        stop = stop_barrier.reached(step)
         if stop or step == 10:
             checkpoints.save({"model": net.state_dict()}, step=step)
         if step == 15:

@@ -1,13 +1,15 @@
 import subprocess
 import sys
 
+import pytest
+
 import echelon
 
 
 def test_the_public_api_is_frozen():
     assert sorted(dir(echelon)) == [
         *("Checkpoint", "Checkpointer", "EchelonError", "ElasticIndexSampler", "ElasticSampler"),
-        *("Group", "ImageTransform", "Result", "ResumableLoader", "StopLine", "Trainer"),
+        *("Group", "ImageTransform", "Result", "ResumableLoader", "StopBarrier", "Trainer"),
         *("World", "__version__", "detect", "init", "top_k"),
     ]
     assert sorted(echelon.__all__) == sorted(dir(echelon))
@@ -26,3 +28,8 @@ def test_importing_it_loads_nothing_else():
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "['echelon', 'echelon._version']"
+
+
+def test_an_old_name_still_works_and_names_the_new_one():
+    with pytest.warns(DeprecationWarning, match=r"echelon\.StopLine is now echelon\.StopBarrier"):
+        assert echelon.StopLine is echelon.StopBarrier

@@ -30,7 +30,7 @@ from echelon.train.randomness import (
 )
 from echelon.train.step import EagerStep, Objective, Transform
 
-WAYS = ("auto", "eager", "captured")
+CAPTURE = ("auto", "always", "never")
 _RANKS = 1 << 40
 """Ranks' random numbers are keyed like those of epochs that never come."""
 COMPILE_PAYS_S = 600.0
@@ -53,22 +53,27 @@ class Learner:
         clip_norm: float | None,
         accumulate: int,
         precision: str,
-        way: str,
+        capture: str,
         compiled: bool | None,
         ddp: bool | None,
         exact_layers: bool,
         seed: int,
     ) -> None:
-        if way not in WAYS:
-            raise UsageError(f"step='{way}'", hint=f"use one of: {', '.join(WAYS)}")
-        if way == "captured" and world.device.type != "cuda":
-            raise UsageError("steps are captured on GPUs alone", hint="use step='auto'")
+        if capture not in CAPTURE:
+            raise UsageError(
+                f"invalid value for capture: '{capture}'", hint=f"use one of: {', '.join(CAPTURE)}"
+            )
+        if capture == "always" and world.device.type != "cuda":
+            raise UsageError(
+                f"capture='always' needs a GPU; the device is {world.device}",
+                hint="use capture='auto'",
+            )
         self._world, self._seed = world, seed
-        self._way, self._compiled = way, compiled
+        self._capture, self._compiled = capture, compiled
         self._seed_rank(seed)
         self.module = _place(model, world.device)
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
-        self._stream = _recording_stream(world.device) if way == "captured" else None
+        self._stream = _recording_stream(world.device) if capture == "always" else None
         self.model = self.module
         if not is_alone() if ddp is None else ddp:
             with torch.cuda.stream(self._stream):
@@ -119,8 +124,8 @@ class Learner:
     def begin(self, tell: Callable[[str], None]) -> None:
         """Choose how steps are taken: the same way on every rank, and after every restart."""
         # With several ranks it is to be asked for: no machine with two GPUs has shown it yet.
-        alone = self._way == "auto" and is_alone() and self._world.device.type == "cuda"
-        if alone or self._way == "captured":
+        alone = self._capture == "auto" and is_alone() and self._world.device.type == "cuda"
+        if alone or self._capture == "always":
             self._step = CapturedStep(
                 self._eager,
                 self._world.device,

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from echelon.train.stopping import StopLine
+from echelon.train.stopping import StopBarrier
 
 _TELL_S = 0.5
 """How often the agent is told: the node is measured once a second."""
@@ -12,8 +12,8 @@ _TELL_S = 0.5
 class Pace:
     """Measures a stretch of steps after another: those between two lines of the log."""
 
-    def __init__(self, stop_line: StopLine, peer_wait_s: Callable[[], float]) -> None:
-        self._stop_line, self._peer_wait_s = stop_line, peer_wait_s
+    def __init__(self, stop_barrier: StopBarrier, peer_wait_s: Callable[[], float]) -> None:
+        self._stop_barrier, self._peer_wait_s = stop_barrier, peer_wait_s
         self._waited_s = self._told_s = self._before_s = 0.0
         """How long data were waited for: in all, as far as told, and before this stretch."""
         self._due_s = 0.0
@@ -44,6 +44,6 @@ class Pace:
         self.begin(step)
 
     def _tell(self) -> None:
-        self._stop_line.wait_for_data(self._waited_s - self._told_s)
-        self._stop_line.wait_for_peers(self._peer_wait_s())
+        self._stop_barrier.wait_for_data(self._waited_s - self._told_s)
+        self._stop_barrier.wait_for_peers(self._peer_wait_s())
         self._told_s = self._waited_s

@@ -1,20 +1,22 @@
-"""Where a training stops, when somebody wants it to: at one step, the same on all ranks.
+"""Stopping at the same step on all ranks, when a stop was requested.
 
-The controller proposes a step and commits to it when every rank waits there (docs/control-plane.md
-has the two phases). A rank looks at its beacon, which costs nothing, after every step.
+The controller proposes a step, and commits to it when every rank waits there
+(docs/control-plane.md describes the two phases). After every step a rank looks at its shared
+memory, which costs next to nothing.
 """
 
 import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
 from echelon.launch.beacon import find_beacon
 
 _LOOK_S = 0.002
-"""How often a rank that waits for the commit looks."""
+"""Poll interval of a rank that waits for the commit."""
 
 
 _DEAF = -1
@@ -22,14 +24,14 @@ _HELD_OFF = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def _hold_off(_number: int, _frame: object) -> None:
-    """Do nothing: a handler, for what is ignored would stay so in programs that we start."""
+    """Do nothing. A handler, because an ignored signal stays ignored in child processes."""
 
 
 class StoppedRun(SystemExit):
-    """The training was asked to stop, has saved, and goes on with the next start of the run.
+    """The training was asked to stop and has saved; the next start of the run resumes it.
 
-    It ends the script as `sys.exit` would: what comes after the training must not run on a model
-    that is half trained.
+    It ends the script as `sys.exit` does, because code after the training must not run on a model
+    that is only half trained.
     """
 
     def __init__(self, step: int) -> None:
@@ -37,15 +39,14 @@ class StoppedRun(SystemExit):
         self.step = step
 
 
-class StopLine:
-    """A rank's side of agreeing where to stop, and its word of how far it is.
+class StopBarrier:
+    """A rank's side of the agreed stop: all ranks stop after the same step.
 
-    Inside `with` the rank listens: what Slurm sends to every process of a job that is to end
-    (SIGTERM, or the signal that `signal_lead` asks for) is held off, for the agent gets it too, and
-    then all ranks stop at one place.
+    While it is open the rank takes part: SIGTERM and the warning signal that `signal_lead` asks
+    for are held off, because the agent gets them too and then has all ranks stop at one step.
 
-    A loop of one's own asks `reached` after every step; the Trainer, which has more to tell and
-    stops in a validation too, uses what it is made of. Under other launchers nobody asks for a
+    A loop of your own calls `reached` after every step. The Trainer calls the parts that it is
+    made of, because it can also stop during a validation. Under other launchers nobody asks for a
     stop, and it does nothing.
     """
 
@@ -53,19 +54,20 @@ class StopLine:
         self._beacon = find_beacon(os.environ if environ is None else environ)
         self._passed = 0
         self._before: dict[int, Any] = {}
-        """What was done about each signal that is held off."""
+        """The handlers of the signals that are held off, from before."""
         self._came_s, self._longest_s = float("inf"), 0.0
-        """When it last came by, and the longest time between two such."""
+        """When the rank last arrived, and the longest time between two arrivals."""
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
+        """Take part in agreed stops from now on."""
         if self._beacon is not None:
             self._beacon.passed = self._passed
             self._beacon.began_us = max(self._beacon.began_us, 0)
             if threading.current_thread() is threading.main_thread():
                 self._before = {number: signal.signal(number, _hold_off) for number in _HELD_OFF}
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Take part no longer; signals do again what they did before."""
         self._came_s = float("inf")
         if self._beacon is not None:
             self._beacon.passed = _DEAF
@@ -73,41 +75,53 @@ class StopLine:
             signal.signal(number, handler)
         self._before = {}
 
-    def reached(self, step: int) -> bool:
-        """Tell how many steps were taken, and return whether this is where all ranks stop.
+    def __enter__(self) -> Self:
+        self.open()
+        return self
 
-        Every rank calls it after every step. When it is true the loop saves and leaves, with
-        `sys.exit()` say, and the run goes on from there when it is started again.
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def reached(self, step: int) -> bool:
+        """Report how many steps were taken, and return whether all ranks stop after this one.
+
+        Every rank calls it after every step. When it returns true, save and leave the loop, for
+        example with `sys.exit()`: the run resumes from there when it is started again.
         """
         self.begin(step - 1)  # this one was the first
         self.tell(step)
-        return self.pass_by()
+        return self.arrive()
 
     def begin(self, step: int) -> None:
-        """Tell the agent that all is ready, and how many steps had been taken before."""
+        """Report that training begins, and how many steps were taken before."""
         if self._beacon is not None and self._beacon.began_us <= 0:
             self._beacon.first = step
             self._beacon.began_us = self._beacon.elapsed_us()
 
     def wait_for_data(self, waited_s: float) -> None:
-        """Tell the agent for how long the loop has waited for data since the last word of it."""
+        """Report how long the loop has waited for data since the last report."""
         if self._beacon is not None:
             self._beacon.data_us = max(0, self._beacon.data_us) + int(waited_s * 1e6)
 
     def wait_for_peers(self, waited_s: float) -> None:
-        """Tell the agent for how long it has waited for other ranks, all in all."""
+        """Report how long the loop has waited for other ranks in total."""
         if self._beacon is not None:
             self._beacon.comm_us = int(waited_s * 1e6)
 
     def tell(self, step: int) -> None:
-        """Tell the agent how far the training is."""
+        """Report how many steps were taken."""
         if self._beacon is not None:
             self._beacon.step = step
 
     def pass_by(self) -> bool:
-        """Return whether to stop here; waits for the word when here is where it may be.
+        """Do what `arrive` does; the old name, for one release."""
+        warnings.warn("StopBarrier.pass_by is now arrive", DeprecationWarning, stacklevel=2)
+        return self.arrive()
 
-        Every rank comes by here equally often: after each step, and each batch of a validation.
+    def arrive(self) -> bool:
+        """Return whether to stop here; waits for the controller where all ranks may stop.
+
+        Every rank calls it equally often: after each step, and each batch of a validation.
         """
         beacon = self._beacon
         if beacon is None:

@@ -7,9 +7,10 @@ that sees each sample exactly once. examples/plain_loop is the same without it.
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -17,7 +18,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from echelon.core.progressbar import render_time
 from echelon.errors import UsageError
-from echelon.train.callbacks import Callback, collect_calls
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import Checkpoint
 from echelon.train.learner import Learner
@@ -30,18 +30,36 @@ from echelon.train.randomness import be_deterministic
 from echelon.train.result import Result, peak_memory_mib
 from echelon.train.sources import open_source
 from echelon.train.step import Objective, Transform, objective_of_loss, objective_of_step
-from echelon.train.stopping import StopLine, StoppedRun
+from echelon.train.stopping import StopBarrier, StoppedRun
 from echelon.train.validation import evaluate, measure_of_loss
 
 
+class Callback(Protocol):
+    """An object of yours that is called during the training; every method is optional."""
+
+    def step_ended(self, trainer: "Trainer") -> None: ...
+
+    def logged(self, trainer: "Trainer", means: Mapping[str, float]) -> None: ...
+
+    def epoch_ended(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None: ...
+
+
+_OLD_STEPS = {"auto": "auto", "captured": "always", "eager": "never"}
+"""Values of `step`, as `capture` was called before."""
+
+
 class Trainer:
-    """See the module. Pass functions, or override `train_step` and `measure`."""
+    """Trains a model on all ranks of a run; see `Trainer.__init__` for its options.
+
+    Pass functions, or override `train_step` and `measure`.
+    """
 
     def __init__(
         self,
         world: Group,
         model: nn.Module,
         *,
+        # the training
         optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
         scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
         schedule_steps: bool = False,
@@ -49,68 +67,91 @@ class Trainer:
         metrics: Metrics | None = None,
         train_step: Step | None = None,
         measure: Step | None = None,
-        transform: Transform | None = None,
-        global_batch: int = 64,
-        eval_batch: int = 1000,
         epochs: int = 1,
         max_steps: int | None = None,
         clip_norm: float | None = None,
-        accumulate: int = 1,
+        seed: int = 0,
+        # data
+        global_batch: int = 64,
+        eval_batch: int = 1000,
+        drop_last: bool = False,
+        workers: int = 0,
+        transform: Transform | None = None,
+        # precision and capture
         precision: str = "auto",
-        step: str = "auto",
+        accumulate: int = 1,
+        capture: str = "auto",
         compiled: bool | None = None,
         ddp: bool | None = None,
-        seed: int = 0,
         deterministic: bool = False,
         exact_layers: bool = False,
+        # checkpoints
         checkpoints: Checkpointer | Path | None = None,
         save_every: int = 0,
-        workers: int = 0,
-        drop_last: bool = False,
+        # logging
         log_every: int = 10,
         log_dir: Path | None = None,
         quiet: bool = False,
         callbacks: Sequence[Callback] = (),
+        # old names
+        step: str | None = None,
     ) -> None:
         """Prepare a training.
 
-        Args:
-            world: from `echelon.init()`.
-            model: it is moved to the rank's device, and wrapped in DDP if there are several ranks.
-            optimizer: makes one from the model's parameters.
-            scheduler: makes one from the optimiser; it is stepped after every epoch,
-            schedule_steps: or after every step.
-            loss: mean loss of outputs and targets; for data of (inputs, targets).
-            metrics: with a loss, what is counted beside it in training; validation counts the
-                accuracy besides.
-            train_step: instead of a loss, for anything else: model and batch → sums over its
-                samples, of which `loss` is made small and `count` says how many there were.
-            measure: the same, for validation.
-            transform: makes a batch ready, on the device.
-            global_batch: samples of one step, over all ranks.
-            eval_batch: samples of one batch of a validation, on each rank.
-            epochs: how often all data are seen.
-            max_steps: end after so many steps, if that comes first.
-            clip_norm: largest norm of the gradient.
-            accumulate: into how many parts a rank's batch is divided, to need less memory.
-            precision: `fp32`, `bf16`, `fp16`, or `auto` for bf16 where the GPU has it.
-            step: `captured` as a CUDA graph, `eager`, or `auto`: captured on one GPU.
-            compiled: whether torch.compile makes what is captured; when None, if the training
-                lasts long enough for that to pay.
-            ddp: whether the model is wrapped in DDP; when None, if there are several ranks.
-            seed: decides the order of samples, and random numbers where nothing else does.
+        The training:
+            world: the result of `echelon.init()`.
+            model: moved to the rank's device, and wrapped in DDP if there are several ranks.
+            optimizer: creates the optimizer from the model's parameters.
+            scheduler: creates the scheduler from the optimizer; stepped after every epoch.
+            schedule_steps: step the scheduler after every step instead.
+            loss: mean loss of outputs and targets, for data of (inputs, targets).
+            metrics: with a loss, what else to count in training. Validation also counts accuracy.
+            train_step: replaces `loss` for anything else: model and batch → sums over the batch's
+                samples. `loss` is minimised, `count` is the number of samples.
+            measure: the same for validation.
+            epochs: passes over the data.
+            max_steps: stop after this many steps if that comes first.
+            clip_norm: maximum norm of the gradient.
+            seed: determines the order of samples, and random numbers that nothing else seeds.
+
+        Data:
+            global_batch: samples per step over all ranks.
+            eval_batch: samples per validation batch on each rank.
+            drop_last: skip the last batch of an epoch if it is smaller.
+            workers: loader processes per rank.
+            transform: prepares a batch on the device.
+
+        Precision and capture:
+            precision: `fp32`, `bf16`, `fp16`, or `auto` for bf16 where the GPU supports it.
+            accumulate: split a rank's batch into this many parts to save memory.
+            capture: record the step as a CUDA graph: `always`, `never`, or `auto` for on one GPU.
+            compiled: use torch.compile for the captured step; None decides by how long the
+                training will take.
+            ddp: wrap the model in DDP; None does so if there are several ranks.
             deterministic: choose algorithms that give the same bits every time, on a GPU too.
-            exact_layers: compute BatchNorm over the global batch, and dropout by sample, so that
-                the number of ranks makes no difference (docs/exactness.md).
-            checkpoints: where they go; the run's own folder when None, if there is a run.
-            save_every: steps between checkpoints, beside the one after each epoch; 0 for none.
-            workers: processes of each rank that load data.
-            drop_last: leave out the last batch of an epoch if it is smaller.
-            log_every: steps between two lines about the training.
-            log_dir: where metrics.jsonl and TensorBoard's files go; the run's folder when None.
-            quiet: show no bar and no lines about the steps, because a callback of yours does.
-            callbacks: things of yours to call.
+            exact_layers: compute BatchNorm over the global batch and dropout per sample, so that
+                results do not depend on the number of ranks (docs/exactness.md).
+
+        Checkpoints:
+            checkpoints: where to save; None uses the run's own folder, if there is a run.
+            save_every: steps between checkpoints, besides the one after each epoch; 0 for none.
+
+        Logging:
+            log_every: steps between two progress lines.
+            log_dir: folder for metrics.jsonl and TensorBoard files; None uses the run's folder.
+            quiet: show no progress bar and no lines about steps.
+            callbacks: objects of yours to call during the training.
+
+        Deprecated:
+            step: the former name of `capture`, with the values `captured` and `eager`.
         """
+        if step is not None:
+            warnings.warn(
+                "Trainer(step=...) is now capture='always', 'never' or 'auto'",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+            capture = _OLD_STEPS.get(step, step)
         if log_every < 1:
             raise UsageError(f"log_every={log_every}", hint="use 1 or more")
         if deterministic:
@@ -127,7 +168,7 @@ class Trainer:
             clip_norm=clip_norm,
             accumulate=accumulate,
             precision=precision,
-            way=step,
+            capture=capture,
             compiled=False if deterministic and compiled is None else compiled,
             ddp=ddp,
             exact_layers=exact_layers,
@@ -141,7 +182,7 @@ class Trainer:
         self._global_batch, self._eval_batch, self._drop_last = global_batch, eval_batch, drop_last
         self._seed, self._workers, self._save_every = seed, workers, save_every
         self._log_every, self._quiet = log_every, quiet
-        self._calls = collect_calls(callbacks)
+        self._calls = _collect_calls(callbacks)
         run = os.environ.get("ECHELON_RUN_DIR")
         self._log_dir = log_dir or (Path(run) if run else None)
         if checkpoints is None and run:
@@ -149,8 +190,8 @@ class Trainer:
         self.checkpointer = (
             Checkpointer(checkpoints) if isinstance(checkpoints, Path) else checkpoints
         )
-        self._stop_line = StopLine()
-        self._pace = Pace(self._stop_line, self._learner.peer_wait_s)
+        self._stop_barrier = StopBarrier()
+        self._pace = Pace(self._stop_barrier, self._learner.peer_wait_s)
         self._source: Source | None = None
         """Only while `fit` is at work."""
         self.epoch = 0
@@ -219,7 +260,7 @@ class Trainer:
         Raises:
             StoppedRun: the run was asked to stop; everything is saved.
         """
-        with self._stop_line:
+        with self._stop_barrier:
             return self._fit(self._make_source(data), validation, start)
 
     def _fit(self, source: Source, validation: Any, start: Checkpoint | None) -> Result:
@@ -242,7 +283,7 @@ class Trainer:
             self.module.train()
         if self._is_over(source):
             progress.tell("there is nothing left to train")
-        self._stop_line.begin(self.step)
+        self._stop_barrier.begin(self.step)
         while not self._is_over(source):
             source.order.set_epoch(self.epoch)
             self._train_epoch(source, progress)
@@ -295,7 +336,7 @@ class Trainer:
                 self._log(source, progress)
             if not over and self._save_every and self.step % self._save_every == 0:
                 self.save()
-            self._pass_by()
+            self._stop_if_agreed()
 
     def _is_over(self, source: Source) -> bool:
         """Tell whether nothing is left: at the end of an epoch there is still its validation."""
@@ -306,7 +347,7 @@ class Trainer:
         return self.max_steps is not None and self.step >= self.max_steps
 
     def _after_step(self) -> None:
-        self._stop_line.tell(self.step)
+        self._stop_barrier.tell(self.step)
         for ended in self._calls["step_ended"]:
             ended(self)
 
@@ -338,9 +379,9 @@ class Trainer:
             ended(self, metrics)
         return metrics
 
-    def _pass_by(self) -> None:
+    def _stop_if_agreed(self) -> None:
         """Stop here if all ranks do."""
-        if self._source is not None and self._stop_line.pass_by():
+        if self._source is not None and self._stop_barrier.arrive():
             self.save()
             if self.checkpointer:
                 self.checkpointer.wait()
@@ -369,7 +410,7 @@ class Trainer:
             world=self.world,
             batch=self._eval_batch,
             workers=self._workers,
-            passed=self._pass_by,
+            passed=self._stop_if_agreed,
         )
 
     # --- checkpoints ----------------------------------------------------------------------------
@@ -398,3 +439,11 @@ class Trainer:
         self.epoch = int(found.state["epoch"])
         self._told = dict(found.metrics)
         return True
+
+
+def _collect_calls(callbacks: Sequence[Callback]) -> dict[str, list[Callable[..., Any]]]:
+    """Return whom to call at each occasion: the callbacks that have a method for it."""
+    return {
+        name: [getattr(callback, name) for callback in callbacks if hasattr(callback, name)]
+        for name in ("step_ended", "logged", "epoch_ended")
+    }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from echelon.launch.beacon import VARIABLE, Beacon
 from echelon.launch.messages import RankExited
 from echelon.launch.spending import PHASES, Motion, Spending, read_pace, read_spent, split
-from echelon.train.stopping import StopLine
+from echelon.train.stopping import StopBarrier
 
 S = 1_000_000
 TRAINED = {
@@ -84,7 +84,7 @@ def test_every_microsecond_goes_to_one_phase(spent, step, code):
 def test_the_numbers_are_those_of_the_beacon(tmp_path):
     agent = Beacon.create(tmp_path / "beacon")
     agent.started_us -= 3 * S
-    with StopLine({VARIABLE: str(tmp_path / "beacon")}) as line:
+    with StopBarrier({VARIABLE: str(tmp_path / "beacon")}) as line:
         assert agent.began_us == 0
         line.begin(12)
         line.begin(99)  # another training of the same process
@@ -105,12 +105,12 @@ def test_the_longest_way_between_two_places_is_known(tmp_path, monkeypatch):
     agent = Beacon.create(tmp_path / "beacon")
     now_s = [100.0]
     monkeypatch.setattr("echelon.train.stopping.time.monotonic", lambda: now_s[0])
-    line = StopLine({VARIABLE: str(tmp_path / "beacon")})
+    line = StopBarrier({VARIABLE: str(tmp_path / "beacon")})
     for _ in range(2):
         with line:
             for pause_s in (50.0, 1.0, 2.5, 1.0):  # the first step may be slow, and is only one
                 now_s[0] += pause_s
-                line.pass_by()
+                line.arrive()
     assert agent.pass_us == 2_500_000
 
 

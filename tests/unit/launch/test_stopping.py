@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from echelon.launch.beacon import VARIABLE, Beacon
 from echelon.launch.messages import Commit, Place, Propose
 from echelon.launch.stopping import Accord, await_place
-from echelon.train.stopping import StopLine
+from echelon.train.stopping import StopBarrier
 
 
 class Node:
@@ -91,17 +91,17 @@ def test_answers_to_an_earlier_question_do_not_count():
 
 def test_a_rank_waits_at_the_place_until_the_word_comes(tmp_path):
     agent = Beacon.create(tmp_path / "beacon")
-    line = StopLine({VARIABLE: str(tmp_path / "beacon")})
+    line = StopBarrier({VARIABLE: str(tmp_path / "beacon")})
     assert agent.passed == -1
     with line:
         assert agent.passed == 0
         os.kill(os.getpid(), signal.SIGTERM)  # held off
     assert agent.passed == -1
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert not line.pass_by()
+    assert not line.arrive()
     agent.proposed = 2
     if (child := os.fork()) == 0:
-        os._exit(10 + line.pass_by())
+        os._exit(10 + line.arrive())
     answer = asyncio.run(await_place(lambda: [agent], 0, 2))
     assert answer == Place(generation=0, proposed=2, furthest=2, waiting=True)
     agent.committed = 2
@@ -110,10 +110,10 @@ def test_a_rank_waits_at_the_place_until_the_word_comes(tmp_path):
 
 def test_a_rank_that_waits_goes_on_to_a_later_place(tmp_path):
     agent = Beacon.create(tmp_path / "beacon")
-    line = StopLine({VARIABLE: str(tmp_path / "beacon")})
+    line = StopBarrier({VARIABLE: str(tmp_path / "beacon")})
     agent.proposed = 1
     if (child := os.fork()) == 0:
-        os._exit(10 + line.pass_by() + line.pass_by() * 2)
+        os._exit(10 + line.arrive() + line.arrive() * 2)
     asyncio.run(await_place(lambda: [agent], 0, 1))
     agent.proposed = 2
     asyncio.run(await_place(lambda: [agent], 0, 2))
@@ -123,18 +123,18 @@ def test_a_rank_that_waits_goes_on_to_a_later_place(tmp_path):
 
 def test_a_rank_that_has_passed_says_so(tmp_path):
     agent = Beacon.create(tmp_path / "beacon")
-    line = StopLine({VARIABLE: str(tmp_path / "beacon")})
+    line = StopBarrier({VARIABLE: str(tmp_path / "beacon")})
     for _ in range(3):
-        assert not line.pass_by()
+        assert not line.arrive()
     agent.proposed = 2
-    assert not line.pass_by()
+    assert not line.arrive()
     answer = asyncio.run(await_place(lambda: [agent], 0, 2))
     assert answer == Place(generation=0, proposed=2, furthest=4, waiting=False)
 
 
 def test_a_loop_of_ones_own_tells_its_steps_and_stops_where_all_do(tmp_path):
     agent = Beacon.create(tmp_path / "beacon")
-    with StopLine({VARIABLE: str(tmp_path / "beacon")}) as line:
+    with StopBarrier({VARIABLE: str(tmp_path / "beacon")}) as line:
         assert not line.reached(101)  # it had begun after step 100
         assert not line.reached(102)
         assert (agent.first, agent.step, agent.passed) == (100, 102, 2)
@@ -143,7 +143,7 @@ def test_a_loop_of_ones_own_tells_its_steps_and_stops_where_all_do(tmp_path):
 
 
 def test_without_a_beacon_nobody_stops():
-    line = StopLine({})
+    line = StopBarrier({})
     assert not line.reached(2)
     line.tell(3)
-    assert not line.pass_by()
+    assert not line.arrive()

@@ -412,3 +412,14 @@ def test_what_the_optimiser_does_not_move_does_not_count_in_the_norm():
         found.append(weights(made))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_the_old_option_for_capturing_works_with_a_warning():
+    with pytest.warns(DeprecationWarning, match="capture='always', 'never' or 'auto'"):
+        trainer(step="eager")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_old_option_means_what_it_meant():
+    with pytest.raises(UsageError, match="capture='always' needs a GPU"):
+        trainer(step="captured")
