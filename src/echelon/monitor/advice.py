@@ -176,7 +176,7 @@ def _uses(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             code="launch-bound",
             seen=f"GPUs were busy {_median(used):.0%} of the time, and hardly waited for data",
-            change='let whole steps be captured (Trainer(step="captured")), or use a larger batch',
+            change='let whole steps be captured (Trainer(capture="always")), or use a larger batch',
         )
     for node, share in sorted(throttled.items()):
         staff = "tell the cluster's staff" + _or_exclude(node, can=can_exclude)
