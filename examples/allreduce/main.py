@@ -1,4 +1,4 @@
-"""Random numbers, summed over all ranks: the smallest thing that shows that they can talk.
+"""Sum random numbers over all ranks: the smallest test that ranks can communicate.
 
 laptop:  echelon run --procs 4 examples/allreduce/main.py
 Slurm:   echelon submit --nodes 2 --gpus 4 examples/allreduce/main.py --size 100000000
@@ -19,21 +19,21 @@ import echelon
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", type=int, default=1_000_000, help="numbers of each rank")
-    parser.add_argument("--repeat", type=int, default=10, help="sums that are timed")
-    parser.add_argument("--spawn", action="store_true", help="start this node's ranks from here")
+    parser.add_argument("--size", type=int, default=1_000_000, help="numbers per rank")
+    parser.add_argument("--repeat", type=int, default=10, help="number of timed all-reduces")
+    parser.add_argument("--spawn", action="store_true", help="spawn the ranks of this node")
     wanted = parser.parse_args()
     for name in ("size", "repeat"):
         if getattr(wanted, name) < 1:
             parser.error(f"--{name} {getattr(wanted, name)}: use 1 or more")
     if wanted.spawn and "LOCAL_WORLD_SIZE" not in os.environ:
-        parser.error("--spawn is for one task per node that is told LOCAL_WORLD_SIZE: style spawn")
+        parser.error("--spawn needs LOCAL_WORLD_SIZE, which --style spawn sets")
     return wanted
 
 
 def sum_over_ranks(numbers: torch.Tensor) -> torch.Tensor:
     total = numbers.clone()
-    if dist.is_initialized():  # without a launcher there is one rank, and no group
+    if dist.is_initialized():  # without a launcher there is one rank and no process group
         dist.all_reduce(total)
     return total
 
@@ -47,12 +47,12 @@ def gather(numbers: torch.Tensor) -> list[torch.Tensor]:
 
 
 def measure_gbps(numbers: torch.Tensor, repeat: int) -> float:
-    """Return how many gigabytes of each rank are summed in a second."""
+    """Return how many gigabytes per rank are summed in a second."""
     total, took_s = numbers.clone(), 0.0
     for _ in range(repeat):
         began_s = time.perf_counter()
         dist.all_reduce(total)
-        if total.is_cuda:  # the call returns before the GPU has done it
+        if total.is_cuda:  # the call returns before the GPU is done
             torch.cuda.synchronize()
         took_s += time.perf_counter() - began_s
         total.copy_(numbers)
@@ -61,7 +61,7 @@ def measure_gbps(numbers: torch.Tensor, repeat: int) -> float:
 
 def work(local_rank: int | None, wanted: argparse.Namespace) -> None:
     with echelon.init(local_rank=local_rank) as world:
-        # Where ranks share a GPU or have none, gloo sums on the CPU.
+        # If ranks share a GPU or have none, gloo sums on the CPU.
         device = world.device if world.backend == "nccl" else torch.device("cpu")
         numbers = torch.rand(wanted.size, device=device)
         total = sum_over_ranks(numbers)
@@ -74,7 +74,7 @@ def work(local_rank: int | None, wanted: argparse.Namespace) -> None:
         if world.world_size > 1:
             gbps = measure_gbps(numbers, wanted.repeat)
         if world.world_size > 1 and world.is_main:
-            over_bus = 2 * (world.world_size - 1) / world.world_size  # what a ring sends and gets
+            over_bus = 2 * (world.world_size - 1) / world.world_size  # traffic of a ring all-reduce
             print(
                 f"{numbers.nbytes / 1e6:g} MB per rank in {numbers.nbytes / gbps / 1e6:.3f} ms: "
                 f"{gbps:.3f} GB/s, bus {gbps * over_bus:.3f} GB/s ({world.backend})"

@@ -1,4 +1,4 @@
-"""MNIST with the CNN that everybody knows, on any number of ranks.
+"""Train the well-known MNIST CNN on any number of ranks.
 
 laptop:  echelon run --procs 4 examples/mnist/train.py --epochs 2
 Slurm:   echelon submit --nodes 2 --gpus 4 examples/mnist/train.py --epochs 14
@@ -38,7 +38,7 @@ class Net(nn.Module):
 
 
 class Crash:
-    """Kills the last rank once, as a bad night would."""
+    """Kills the last rank once, to show a restart."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -57,18 +57,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--test-batch-size", type=int, default=1000)
     parser.add_argument("--epochs", type=int, default=14)
     parser.add_argument("--lr", type=float, default=1.0)
-    parser.add_argument("--gamma", type=float, default=0.7, help="of the learning rate, per epoch")
+    parser.add_argument("--gamma", type=float, default=0.7, help="learning rate decay per epoch")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--log-interval", type=int, default=10, help="steps")
-    parser.add_argument("--dry-run", action="store_true", help="one step, to see that it works")
-    parser.add_argument("--save-model", action="store_true", help="as mnist_cnn.safetensors")
+    parser.add_argument("--dry-run", action="store_true", help="run a single step")
+    parser.add_argument("--save-model", action="store_true", help="write mnist_cnn.safetensors")
     parser.add_argument("--no-cuda", action="store_true")
-    parser.add_argument("--crash-at", type=int, default=0, help="step, to see a restart")
+    parser.add_argument("--crash-at", type=int, default=0, help="kill a rank once, at this step")
     parser.add_argument("--data-dir", type=Path, default=HERE / "data")
-    parser.add_argument("--spawn", action="store_true", help="start this node's ranks from here")
+    parser.add_argument("--spawn", action="store_true", help="spawn the ranks of this node")
     wanted = parser.parse_args()
     if wanted.spawn and "LOCAL_WORLD_SIZE" not in os.environ:
-        parser.error("--spawn is for one task per node that is told LOCAL_WORLD_SIZE: style spawn")
+        parser.error("--spawn needs LOCAL_WORLD_SIZE, which --style spawn sets")
     return wanted
 
 
@@ -95,7 +95,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
         )
         data, test_data = (load_mnist(wanted.data_dir, train=train) for train in (True, False))
         result = trainer.fit(data, test_data)
-        if world.is_main and "accuracy" in result.metrics:  # a dry run does not get to test
+        if world.is_main and "accuracy" in result.metrics:  # a dry run does not validate
             print(
                 f"test accuracy {result.metrics['accuracy']:.2%} after {result.step} steps "
                 f"on {world.world_size} ranks, {result.train_s:.1f} s"

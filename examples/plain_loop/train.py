@@ -1,4 +1,4 @@
-"""A training loop written by hand: what the Trainer does, in the open. MNIST, no Trainer.
+"""Train on MNIST with a hand-written loop: what the Trainer does, step by step.
 
 laptop:  echelon run --procs 2 examples/plain_loop/train.py --crash-at 250
 Slurm:   echelon submit --nodes 2 --gpus 4 examples/plain_loop/train.py
@@ -30,10 +30,10 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
         net, model = make_model(wanted, world)
         optimizer = torch.optim.SGD(net.parameters(), lr=wanted.lr, momentum=0.9)
 
-        # The order of samples, the same on any number of ranks. `batches` counts what was consumed.
+        # The same order of samples on any number of ranks. `batches` counts the trained samples.
         data, test_data = (load_mnist(wanted.data_dir, train=train) for train in (True, False))
         place = {"rank": world.rank, "world_size": world.world_size, "seed": wanted.seed}
-        # Left to itself a loader draws from the generator that dropout draws from.
+        # By default a loader draws from the same generator as dropout. Give it its own.
         plain = {"num_workers": wanted.workers, "generator": torch.Generator()}
         if wanted.plain_sampler:
             sampler = echelon.ElasticIndexSampler(data, batch_size=wanted.batch_size, **place)
@@ -44,7 +44,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             batches = echelon.ElasticSampler(data, global_batch=together, **place)
             loader = DataLoader(data, batch_sampler=batches, **plain)
 
-        # A restart finds what the ranks before it have saved, and goes on there.
+        # After a restart, resume from the newest checkpoint of the run.
         checkpoints = echelon.Checkpointer(wanted.checkpoints)
         step = 0
         if (found := checkpoints.load()) is not None:
@@ -52,7 +52,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             optimizer.load_state_dict(found.state["optimizer"])
             batches.load_state_dict(found.state["batches"])
             step = found.step
-            if found.own is not None:  # saved by as many ranks: each has its random numbers back
+            if found.own is not None:  # saved by the same number of ranks
                 restore_random_states(found.own, world.device)
             if world.is_main:
                 print(f"resumed at step {step}, at sample {batches.cursor} of its epoch")
@@ -60,9 +60,9 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
         for epoch in range(batches.epoch, wanted.epochs):
             batches.set_epoch(epoch)
             for images, labels in loader:
-                # DDP takes the mean over ranks. So that it is the mean over the samples, of which
-                # ranks have more and fewer at the end of an epoch, each rank gives its sum over
-                # total/ranks; one that has no sample left counts nothing.
+                # DDP averages over ranks, but shares are uneven at the end of an epoch. To get the
+                # mean over samples, each rank divides its sum by total/ranks. A rank without
+                # samples has weight 0.
                 share = batches.share()
                 outputs = model(images.to(world.device).float() / 255)
                 loss = cross_entropy(outputs, labels.to(world.device), reduction="sum")
@@ -72,7 +72,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
                 optimizer.step()
                 batches.advance()
                 step += 1
-                stop = stop_barrier.reached(step)  # before a time limit, say: the same on all ranks
+                stop = stop_barrier.reached(step)  # true on all ranks at the same step
                 if stop or step % wanted.save_every == 0 or batches.over:
                     state = {"model": net.state_dict(), "optimizer": optimizer.state_dict()}
                     state["batches"] = batches.state_dict()
@@ -88,7 +88,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
 
 
 def make_model(wanted: argparse.Namespace, world: echelon.Group) -> tuple[nn.Module, nn.Module]:
-    """Return the model, and what trains it on all ranks."""
+    """Return the model, and its DDP wrapper if there are several ranks."""
     torch.manual_seed(wanted.seed)
     net = nn.Sequential(
         *(nn.Flatten(), nn.Linear(784, 128), nn.ReLU()),
@@ -97,15 +97,15 @@ def make_model(wanted: argparse.Namespace, world: echelon.Group) -> tuple[nn.Mod
     if world.world_size == 1:
         return net, net
     model = DistributedDataParallel(net)
-    # After its first pass DDP arranges gradients anew, and sums in another order differ in the
-    # last bit. That pass is this one, which does not count, after a restart too.
+    # DDP reorders its gradient buckets after the first pass, and sums in a different order differ
+    # in the last bit. This extra pass makes it reorder before training, also after a restart.
     model(torch.zeros(1, 784, device=world.device)).sum().backward()
     return net, model
 
 
 @torch.no_grad()
 def measure(net: nn.Module, data: Dataset, world: echelon.Group) -> float:
-    """Return the accuracy on all data, of which each rank measures its part."""
+    """Return the accuracy on all data. Each rank measures its part."""
     net.eval()
     mine = range(world.rank, len(data), world.world_size)
     hits = torch.zeros(1, device=world.device)
@@ -119,7 +119,7 @@ def measure(net: nn.Module, data: Dataset, world: echelon.Group) -> float:
 
 
 def crash(step: int, wanted: argparse.Namespace, world: echelon.Group) -> None:
-    """Kill the last rank once, as a bad night would."""
+    """Kill the last rank once, to show a restart."""
     first_time = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if first_time and step == wanted.crash_at and world.rank == world.world_size - 1:
         print(f"rank {world.rank} kills itself at step {step}", flush=True)
@@ -134,16 +134,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--dropout", type=float, default=0.2)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=0, help="processes per rank that load data")
+    parser.add_argument("--workers", type=int, default=0, help="loader processes per rank")
     parser.add_argument("--save-every", type=int, default=100, help="steps")
     parser.add_argument("--checkpoints", type=Path, default=run / "checkpoints")
     parser.add_argument("--data-dir", type=Path, default=HERE.parent / "mnist" / "data")
     parser.add_argument("--plain-sampler", action="store_true", help="DataLoader(…, sampler=…)")
-    parser.add_argument("--crash-at", type=int, default=0, help="step, to see a restart")
-    parser.add_argument("--spawn", action="store_true", help="start this node's ranks from here")
+    parser.add_argument("--crash-at", type=int, default=0, help="kill a rank once, at this step")
+    parser.add_argument("--spawn", action="store_true", help="spawn the ranks of this node")
     wanted = parser.parse_args()
     if wanted.spawn and "LOCAL_WORLD_SIZE" not in os.environ:
-        parser.error("--spawn is for one task per node that is told LOCAL_WORLD_SIZE: style spawn")
+        parser.error("--spawn needs LOCAL_WORLD_SIZE, which --style spawn sets")
     return wanted
 
 

@@ -1,4 +1,4 @@
-"""A training with the flags and the meters that everybody knows, which resumes. MNIST, small nets.
+"""Train on MNIST with the flags and meters of the PyTorch ImageNet example, and resume.
 
 laptop:  python examples/resume/main.py -a mlp --epochs 2 --multiprocessing-distributed
 Slurm:   echelon submit --nodes 2 --gpus 4 examples/resume/main.py -a cnn --epochs 90
@@ -27,9 +27,9 @@ from echelon.train.data import MNIST_MEAN, MNIST_STD, load_mnist
 
 HERE = Path(__file__).parent
 DECAY_EPOCHS = 30
-"""After so many epochs the learning rate is a tenth."""
+"""The learning rate drops to a tenth every this many epochs."""
 
-# --- what is trained ----------------------------------------------------------------------------
+# --- models -------------------------------------------------------------------------------------
 
 
 def linear() -> nn.Module:
@@ -50,11 +50,11 @@ def cnn() -> nn.Module:
 
 ARCHITECTURES = {"linear": linear, "mlp": mlp, "cnn": cnn}
 
-# --- what is shown ------------------------------------------------------------------------------
+# --- output -------------------------------------------------------------------------------------
 
 
 class Meters:
-    """Prints how it goes: the mean since the last line and, in brackets, of the epoch so far."""
+    """Prints each value as the mean since the last line and, in brackets, of the epoch so far."""
 
     def __init__(self, samples: int, batch: int) -> None:
         self.batch = batch
@@ -66,7 +66,7 @@ class Meters:
         self.samples, self.sums = 0, dict.fromkeys(("Time", "Data", "Loss", "Acc@1", "Acc@5"), 0.0)
 
     def step_ended(self, trainer: echelon.Trainer) -> None:
-        if self.last_done is None:  # the first step, perhaps in the middle of an epoch
+        if self.last_done is None:  # the first step, possibly in the middle of an epoch
             self.last_done = max(0, trainer.done - self.batch)
 
     def logged(self, trainer: echelon.Trainer, means: Mapping[str, float]) -> None:
@@ -101,14 +101,14 @@ def tell(world: echelon.Group, text: str) -> None:
         print(text, flush=True)
 
 
-# --- where it begins ----------------------------------------------------------------------------
+# --- where training starts ----------------------------------------------------------------------
 
 
 def find_start(named: str, own: Path) -> Path:
-    """Return the checkpoint, or the file of `torch.save`, that --resume names.
+    """Return the checkpoint, or the `torch.save` file, that --resume names.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: it does not exist.
     """
     path = checkpoint_path(own, int(named)) if named.isdecimal() else Path(named)
     if path.is_dir() and step_of(path) is None:
@@ -117,29 +117,29 @@ def find_start(named: str, own: Path) -> Path:
     if not path.exists():
         raise NotFoundError(
             f"there is no checkpoint {path}",
-            hint="name a folder of checkpoints, one of them, a step, or a file of torch.save",
+            hint="name a folder of checkpoints, one of them, a step, or a torch.save file",
         )
     return path
 
 
 def begin_at(trainer: echelon.Trainer, epoch: int, wanted: argparse.Namespace) -> None:
-    """Have a training begin with an epoch that is not its first."""
+    """Start the training at the given epoch."""
     trainer.epoch = trainer.scheduler.last_epoch = epoch
     for group in trainer.optimizer.param_groups:
         group["lr"] = wanted.lr * 0.1 ** (epoch // DECAY_EPOCHS)
 
 
 def load_others(trainer: echelon.Trainer, path: Path, wanted: argparse.Namespace) -> None:
-    """Load what another script saved: a state_dict alone, or among others in a dictionary.
+    """Load a file of another script: a state_dict, or a dictionary that contains one.
 
     Raises:
-        UsageError: it is something else, or of another net.
+        UsageError: it contains something else, or the weights of another network.
     """
     found = load_foreign(path)
     weights = found.get("state_dict", found) if isinstance(found, Mapping) else found
     if not isinstance(weights, Mapping):
         raise UsageError(f"{path} holds a {type(weights).__name__}", hint="save a state_dict()")
-    # DDP's names begin with module.
+    # DDP prefixes names with `module.`.
     load_weights(trainer, {n.removeprefix("module."): w for n, w in weights.items()}, path, wanted)
     if "epoch" in found:
         begin_at(trainer, int(found["epoch"]), wanted)
@@ -157,7 +157,7 @@ def load_weights(
     except RuntimeError as error:
         raise UsageError(
             f"{path} does not fit -a {wanted.arch}: {shorten(str(error), 200)}",
-            hint="name the net that it is of with -a",
+            hint="select the matching network with -a",
         ) from error
 
 
@@ -207,12 +207,12 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             tell(world, render_accuracy(trainer.evaluate(test_data)))
             return
         if wanted.start is not None and keeper.steps():
-            tell(world, f"{keeper.folder} has checkpoints: this training goes on with its newest")
+            tell(world, f"{keeper.folder} has checkpoints: resuming from the newest")
         trainer.fit(data, test_data, start=checkpoint)
         tell(world, f"best: {checkpoint_path(keeper.folder, keeper.best_step() or trainer.step)}")
 
 
-# --- how it is started --------------------------------------------------------------------------
+# --- arguments and processes --------------------------------------------------------------------
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -220,30 +220,30 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("-a", "--arch", choices=ARCHITECTURES, default="cnn")
-    add("-j", "--workers", type=int, default=4, help="processes of each rank that load data")
+    add("-j", "--workers", type=int, default=4, help="loader processes per rank")
     add("--epochs", type=int, default=90)
-    add("--start-epoch", type=int, default=0, help="if there is no checkpoint, counted from 0")
-    add("-b", "--batch-size", type=int, default=256, help="of all ranks together")
+    add("--start-epoch", type=int, default=0, help="used without a checkpoint; counted from 0")
+    add("-b", "--batch-size", type=int, default=256, help="over all ranks")
     add("--lr", type=float, default=0.1)
     add("--momentum", type=float, default=0.9)
     add("--wd", "--weight-decay", type=float, default=1e-4, dest="weight_decay")
     add("-p", "--print-freq", type=int, default=10, help="steps")
     add("--resume", nargs="?", default="", const="", metavar="PATH",
-        help="where to begin: a folder of checkpoints, one of them, a step, or a file of torch.save"
-        "; a training that has checkpoints of its own goes on with its newest")  # fmt: skip
-    add("-e", "--evaluate", action="store_true", help="measure what --resume names, or the newest")
-    add("--checkpoints", type=Path, default=run / "checkpoints", help="of this training")
+        help="start from a folder of checkpoints, one of them, a step, or a torch.save file; a "
+        "training with checkpoints of its own resumes from its newest")  # fmt: skip
+    add("-e", "--evaluate", action="store_true", help="evaluate --resume, or the newest")
+    add("--checkpoints", type=Path, default=run / "checkpoints", help="directory of this training")
     add("--data-dir", type=Path, default=HERE.parent / "mnist" / "data")
     add("--seed", type=int, default=0)
-    add("--gpu", type=int, help="use this one alone")
-    add("--dist-backend", choices=["nccl", "gloo"], default="", help="chosen for you if left out")
+    add("--gpu", type=int, help="use only this GPU")
+    add("--dist-backend", choices=["nccl", "gloo"], default="", help="automatic if omitted")
     add("--multiprocessing-distributed", action="store_true",
         help="start the ranks of this host: as many as the launcher says, or --world-size, or one "
-        "per GPU; without one, 2")  # fmt: skip
-    add("--world-size", type=int, help="processes; for those that no launcher starts")
-    add("--rank", type=int, help="of this process, likewise")
-    add("--dist-url", default="env://", help="where they meet, likewise: tcp://HOST:PORT")
-    add("--dist-file", type=Path, help="where they meet: a file that all hosts share")
+        "per GPU; 2 without a GPU")  # fmt: skip
+    add("--world-size", type=int, help="number of processes, without a launcher")
+    add("--rank", type=int, help="rank of this process, without a launcher")
+    add("--dist-url", default="env://", help="rendezvous without a launcher: tcp://HOST:PORT")
+    add("--dist-file", type=Path, help="rendezvous in a file that all hosts share")
     wanted = parser.parse_args()
     if problem := find_problem(wanted, os.environ):
         parser.error(problem)
@@ -256,7 +256,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def find_problem(wanted: argparse.Namespace, environ: Mapping[str, str]) -> str:
-    """Return what is wrong with the flags; nothing when they make sense."""
+    """Return what is wrong with the flags, or an empty string."""
     spawn, by_hand = wanted.multiprocessing_distributed, wanted.rank is not None
     meet = wanted.dist_file is not None or urlsplit(wanted.dist_url).scheme == "tcp"
     tasks = 1 if meet or "MASTER_ADDR" in environ else echelon.detect(environ).world_size
@@ -285,7 +285,7 @@ def find_problem(wanted: argparse.Namespace, environ: Mapping[str, str]) -> str:
 
 
 def tell_ranks(wanted: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the flags about ranks as the variables that echelon.init() reads."""
+    """Return the rank flags as the environment variables that echelon.init() reads."""
     told = {}
     if wanted.rank is not None:
         told |= {"RANK": str(wanted.rank), "WORLD_SIZE": str(wanted.world_size)}
@@ -295,7 +295,7 @@ def tell_ranks(wanted: argparse.Namespace, environ: Mapping[str, str]) -> dict[s
     if url.scheme == "tcp":
         told |= {"MASTER_ADDR": str(url.hostname), "MASTER_PORT": str(url.port)}
     if wanted.dist_file and f"file://{wanted.dist_file}" != environ.get("ECHELON_INIT_METHOD"):
-        # A file of an earlier start would let its ranks in.
+        # Use a new file for each start: an old one still holds the ranks of an earlier start.
         names = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
         start = [environ[name] for name in names if name in environ]
         told["ECHELON_INIT_METHOD"] = (
@@ -305,11 +305,11 @@ def tell_ranks(wanted: argparse.Namespace, environ: Mapping[str, str]) -> dict[s
 
 
 def spawn_ranks(wanted: argparse.Namespace) -> None:
-    """Start this host's ranks, and wait for them."""
+    """Start the ranks of this host, and wait for them."""
     count = wanted.world_size or torch.cuda.device_count() or 2
     count = int(os.environ.setdefault("LOCAL_WORLD_SIZE", str(count)))
     if not {"MASTER_ADDR", "ECHELON_INIT_METHOD"} & os.environ.keys():
-        # We listen ourselves: nobody can take the port before us, or reach it from outside.
+        # Bind the port here, on loopback: no other process can take it, or reach it from outside.
         listener = socket.create_server(("127.0.0.1", 0))
         host, port = listener.getsockname()
         descriptor = listener.detach()
@@ -321,13 +321,13 @@ def spawn_ranks(wanted: argparse.Namespace) -> None:
         os.environ |= {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"}
     try:
         mp.spawn(run_rank, args=(wanted,), nprocs=count)
-    except mp.ProcessExitedException as error:  # it has said why
+    except mp.ProcessExitedException as error:  # the rank has printed the reason
         sys.exit(error.exit_code)
 
 
 def run_rank(local_rank: int | None, wanted: argparse.Namespace) -> None:
     if local_rank is not None:
-        # Else a rank's loaders would be spawned as it was, and each import torch in every epoch.
+        # Otherwise loaders would be spawned too, and each would import torch in every epoch.
         mp.set_start_method("fork", force=True)
     try:
         train(local_rank, wanted)

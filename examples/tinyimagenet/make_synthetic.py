@@ -1,10 +1,10 @@
-"""A small stand-in for TinyImageNet, in its exact layout, for where the real one is not at hand.
+"""Create a small synthetic data set with the exact layout of TinyImageNet.
 
 python examples/tinyimagenet/make_synthetic.py --classes 10 --train-per-class 100 tiny
 
-Each class is a pattern of its own: stripes of one direction and width over two colours. Every image
-moves the pattern, changes its light and adds noise, so that a network has something to learn and
-chance is far away. The same seed makes the same files.
+Each class is a pattern: stripes of one direction and width in two colors. Every image shifts the
+pattern, changes its brightness and adds noise, so that a network has something to learn and clearly
+beats chance. The same seed gives the same files.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from PIL import Image
 SIDE = 64
 QUALITY = 75
 WNIDS = ("n01443537", "n01629819", "n01641577", "n01644900", "n01698640", "n01742172", "n01768244")
-"""How the real ones begin; further classes are numbered on."""
+"""The first real ones; further classes get consecutive numbers."""
 TESTS_PER_CLASS = 2
 
 
@@ -27,7 +27,7 @@ def name_class(number: int) -> str:
 
 
 def draw(number: int, classes: int, rng: np.random.Generator) -> Image.Image:
-    """Return an image of a class."""
+    """Return a random image of a class."""
     angle = math.pi * number / classes + rng.normal(0, 0.04)
     period = (6, 10, 16)[number % 3] * rng.uniform(0.9, 1.1)
     rows, columns = np.mgrid[0:SIDE, 0:SIDE]
@@ -45,7 +45,7 @@ def draw(number: int, classes: int, rng: np.random.Generator) -> Image.Image:
 
 def save(image: Image.Image, path: Path, rng: np.random.Generator) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The real set has a few grey images among the coloured ones, and files of about 2 kB.
+    # Like the real data set: a few gray images among the colored ones, files of about 2 kB.
     (image.convert("L") if rng.random() < 0.02 else image).save(path, "JPEG", quality=QUALITY)
 
 
@@ -65,7 +65,7 @@ def make_train(folder: Path, wnids: list[str], count: int, rng: np.random.Genera
 
 
 def make_val(folder: Path, wnids: list[str], count: int, rng: np.random.Generator) -> None:
-    """As in the real set, names say nothing about classes."""
+    """Create the validation split. As in the real one, file names do not show the class."""
     lines = []
     for k, number in enumerate(rng.permutation(np.repeat(np.arange(len(wnids)), count))):
         name = f"val_{k}.JPEG"
@@ -75,7 +75,7 @@ def make_val(folder: Path, wnids: list[str], count: int, rng: np.random.Generato
 
 
 def make_test(folder: Path, wnids: list[str], rng: np.random.Generator) -> None:
-    """Without labels."""
+    """Create the test split, without labels."""
     for k in range(TESTS_PER_CLASS * len(wnids)):
         image = draw(int(rng.integers(len(wnids))), len(wnids), rng)
         save(image, folder / "images" / f"test_{k}.JPEG", rng)
@@ -96,7 +96,7 @@ def main() -> None:
     make_train(options.folder / "train", wnids, options.train_per_class, rng)
     make_val(options.folder / "val", wnids, options.val_per_class, rng)
     make_test(options.folder / "test", wnids, rng)
-    # The real list is in no order either.
+    # The real list is not sorted either.
     listed = [wnids[number] for number in rng.permutation(len(wnids))]
     (options.folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in listed))
     words = [f"{wnid}\tstripes {number}, pattern\n" for number, wnid in enumerate(wnids)]

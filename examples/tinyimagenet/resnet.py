@@ -1,4 +1,4 @@
-"""ResNet-18 and ResNet-50, with the names of weights that torchvision gives them."""
+"""ResNet-18 and ResNet-50, with torchvision's parameter names."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Co
 
 
 class Basic(nn.Module):
-    """Two 3×3 convolutions and the way around them."""
+    """Two 3×3 convolutions with a skip connection."""
 
     widening = 1
 
@@ -27,7 +27,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A 3×3 convolution between two 1×1 ones, and the way around them."""
+    """A 3×3 convolution between two 1×1 convolutions, with a skip connection."""
 
     widening = 4
 
@@ -48,7 +48,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Four stages of blocks, each of half the resolution and twice the width of the last."""
+    """Four stages of blocks, each with half the resolution and twice the width of the last."""
 
     def __init__(self, block: type[Basic | Bottleneck], depths: list[int], classes: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""TinyImageNet with a ResNet, from its JPEG folders or, far faster, from packed files.
+"""Train a ResNet on TinyImageNet, from JPEG folders or, far faster, from packed files.
 
 laptop:  python examples/tinyimagenet/make_synthetic.py tiny && echelon pack tiny
          DATA_DIR=tiny echelon run --procs 2 examples/tinyimagenet/train.py --model resnet18
@@ -27,7 +27,7 @@ MODELS = {"resnet18": resnet18, "resnet50": resnet50}
 
 
 class Jpegs(Dataset):
-    """One split of the JPEG folders, decoded again in every epoch."""
+    """One split of the JPEG folders. Images are decoded in every epoch."""
 
     def __init__(self, folder: Path, split: str) -> None:
         self.listing = list_split(folder, split)
@@ -56,15 +56,15 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     parser.add_argument("--print-interval", type=int, default=10, help="steps")
-    parser.add_argument("--max-steps", type=int, help="end after so many, to see that it works")
+    parser.add_argument("--max-steps", type=int, help="stop after this many steps")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--spawn", action="store_true", help="start this node's ranks from here")
+    parser.add_argument("--spawn", action="store_true", help="spawn the ranks of this node")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("DATA_DIR"))
     wanted = parser.parse_args()
     if wanted.data_dir is None:
-        parser.error("say where the data are: set DATA_DIR, or give --data-dir")
+        parser.error("no data directory: set DATA_DIR or pass --data-dir")
     if wanted.spawn and "LOCAL_WORLD_SIZE" not in os.environ:
-        parser.error("--spawn is for one task per node that is told LOCAL_WORLD_SIZE: style spawn")
+        parser.error("--spawn needs LOCAL_WORLD_SIZE, which --style spawn sets")
     return wanted
 
 

@@ -86,7 +86,7 @@ def test_resume_begins_where_another_training_was_and_then_goes_on_by_itself(
     # What it was told to begin with is older than what it has itself.
     second = run(tmp_path, *argv, "--epochs=3")
     assert "resumed at step 16, in epoch 3" in second.stderr
-    assert "goes on with its newest" in second.stdout
+    assert "resuming from the newest" in second.stdout
     assert not (folder / "checkpoints/step-000000016").exists()
 
 
