@@ -59,7 +59,8 @@ def check_end(cluster, run, undisturbed, *, jobs):
 
 
 def test_a_time_limit_is_outlived(full, chain, undisturbed):
-    run = chain(*SHAPE, *SHORT)
+    """A script's own warning asks for the same as --signal-lead; it is not a request to stop."""
+    run = chain(*SHAPE, "--time=1m", "--slurm=signal=B:TERM@43")
     check_end(full, run, undisturbed, jobs=2)
     first = run.outcomes()[0]
     assert (first["state"], first["exit_code"], first["next"]) == ("TIMEOUT", 75, "standby")

@@ -8,6 +8,7 @@ from echelon.core.rundir import RunDir
 from echelon.errors import UnavailableError
 from echelon.launch.rank import Program
 from echelon.merging import Layer, merge
+from echelon.readers import LimitSignal
 from echelon.spec import JobSpec
 
 
@@ -38,6 +39,8 @@ class LaunchRequest:
     telemetry: bool
     lead_s: int
     """How long before the job's time limit they are told, at least."""
+    lead_signal: int
+    """By which signal, where they know nothing of Echelon."""
     grace_s: int
     """What ranks that know nothing of Echelon get between being asked to stop and being killed."""
     notify: str
@@ -92,7 +95,8 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         node_check=spec.node_check,
         preflight=spec.preflight,
         telemetry=spec.telemetry,
-        lead_s=spec.signal_lead_s,
+        lead_s=spec.limit_signal.lead_s if spec.limit_signal else 0,
+        lead_signal=(spec.limit_signal or LimitSignal()).number,
         grace_s=spec.grace_s,
         cpus=spec.procs_per_node * max(1, spec.cpus_per_rank),
         gpus=spec.gpus,
