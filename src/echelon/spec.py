@@ -83,6 +83,12 @@ class JobSpec:
     )
     telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
     node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
+    forgive_after_s: int = _key(
+        readers.seconds,
+        7 * 24 * 3600,
+        "how long a bad node is left out; 0: not at all",
+        key="forgive_after",
+    )
     preflight: bool = _key(
         readers.switch, False, "examine all nodes first, and leave out those that fail"
     )

@@ -32,6 +32,8 @@ class LaunchRequest:
     on_hang: str
     nodelist: str
     exclude: str
+    forgive_after_s: int
+    """For how long a node that this run finds to be bad is left out."""
     hand_over: str
     node_check: str
     preflight: bool
@@ -91,6 +93,7 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         on_hang=spec.on_hang,
         nodelist=spec.nodelist,
         exclude=spec.exclude,
+        forgive_after_s=spec.forgive_after_s,
         hand_over=spec.hand_over,
         node_check=spec.node_check,
         preflight=spec.preflight,
