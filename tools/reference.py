@@ -159,13 +159,13 @@ NCCL_DEBUG = "INFO"
 ```
 ```console
 $ echelon config | grep echelon.toml$
-nodes                    2:4              echelon.toml
-gpus                     4                echelon.toml
-mem                      64G              echelon.toml
-time                     1-12:00:00       echelon.toml
-hang_timeout             600              echelon.toml
-modules                  cuda/12.4,gcc    echelon.toml
-env                      NCCL_DEBUG=INFO  echelon.toml
+nodes                    2:4              /home/me/project/echelon.toml
+gpus                     4                /home/me/project/echelon.toml
+mem                      64G              /home/me/project/echelon.toml
+time                     1-12:00:00       /home/me/project/echelon.toml
+hang_timeout             600              /home/me/project/echelon.toml
+modules                  cuda/12.4,gcc    /home/me/project/echelon.toml
+env                      NCCL_DEBUG=INFO  /home/me/project/echelon.toml
 ```
 
 Besides, in a file: `cluster = "NAME"` chooses a profile, and `[clusters.NAME]` is one. `[env]` and

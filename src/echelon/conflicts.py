@@ -86,7 +86,7 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
     if spec.style == "echelon" and limit_s is not None and limit_s <= _warned_s(spec):
         found.append(
             f"a time of {spec.time} leaves none to work: its end is told {_warned_s(spec)} s "
-            "before (signal_lead, grace): ask for more time"
+            "before (signal_lead, --signal, grace): ask for more time"
         )
     return found
 
@@ -94,7 +94,8 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
 def _warned_s(spec: JobSpec) -> int:
     """Return how long before the end of a job its ranks are told, whatever they are."""
     saves = spec.hand_over in ("always", "requeue")
-    return max(spec.signal_lead_s, spec.grace_s + 10 if saves else 0)
+    lead_s = spec.limit_signal.lead_s if spec.limit_signal else 0
+    return max(lead_s, spec.grace_s + 10 if saves else 0)
 
 
 def _judge_style(spec: JobSpec) -> list[str]:

@@ -6,6 +6,7 @@ hint for what it cannot read.
 
 import difflib
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from echelon.errors import UsageError
 MAIL_TYPES = (
     *("NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT"),
     *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"),
+)
+_SIGNAL = re.compile(
+    r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z]+[12]?|[0-9]+)(?:@([0-9]{1,5}))?", re.IGNORECASE
 )
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -29,6 +33,17 @@ class NodeCount:
 
     def __str__(self) -> str:
         return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSignal:
+    """What sbatch's `--signal` asks for: a warning before the time limit."""
+
+    number: int = signal.SIGUSR1
+    lead_s: int = 60
+    """How long before; 60 s is Slurm's own default."""
+    reserved: bool = False
+    """Whether the job may start although a reservation begins before its end (`R:`)."""
 
 
 def text(raw: object) -> str:
@@ -157,6 +172,38 @@ def table(raw: object) -> dict[str, str]:
     if not isinstance(raw, Mapping):
         raise UsageError(f"{raw!r} is not a table", hint='write it as [env] and NAME = "value"')
     return {str(key): text(value) for key, value in raw.items()}
+
+
+def limit_signal(raw: str) -> LimitSignal:
+    """Read the value of sbatch's `--signal`: `USR1@90`, `B:TERM@120`, `15`."""
+    found = _SIGNAL.fullmatch(raw)
+    flags, name, lead_s = found.groups(default="") if found else ("", "", "")
+    named = signal.Signals.__members__.get(f"SIG{name.upper()}", 0)
+    number = int(name) if name.isdecimal() else int(named)
+    if number not in signal.valid_signals():
+        raise UsageError(
+            f"signal: {raw!r} is not a signal with a time",
+            hint="write USR1@90: the signal, and how many seconds before the time limit",
+        )
+    return LimitSignal(
+        number=number,
+        lead_s=int(lead_s or LimitSignal().lead_s),
+        reserved="R" in flags.upper(),
+    )
+
+
+def is_signal(option: str) -> bool:
+    """Tell whether an sbatch option is `--signal`, which may be shortened."""
+    return len(option) > 1 and "signal".startswith(option)
+
+
+def options(raw: object) -> dict[str, str]:
+    """Read sbatch options with their values."""
+    found = table(raw)
+    for name, value in found.items():
+        if is_signal(name):
+            limit_signal(value)
+    return found
 
 
 def nearest(wrong: str, right: Sequence[str]) -> str:

@@ -5,12 +5,12 @@ become one request in merging.py, and what cannot be together is in conflicts.py
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from echelon import readers
 from echelon.core.units import format_memory
-from echelon.readers import NodeCount
+from echelon.readers import LimitSignal, NodeCount
 
 STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
 """How ranks can be started: docs/styles.md."""
@@ -83,6 +83,12 @@ class JobSpec:
     )
     telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
     node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
+    forgive_after_s: int = _key(
+        readers.seconds,
+        7 * 24 * 3600,
+        "how long a bad node is left out; 0: not at all",
+        key="forgive_after",
+    )
     preflight: bool = _key(
         readers.switch, False, "examine all nodes first, and leave out those that fail"
     )
@@ -104,7 +110,7 @@ class JobSpec:
     prologue: tuple[str, ...] = _key(readers.lines, (), "lines of bash to run before")
     env: Mapping[str, str] = _key(readers.table, {}, "variables of every rank")
     slurm_extra: Mapping[str, str] = _key(
-        readers.table, {}, "any other sbatch option", key="slurm.extra"
+        readers.options, {}, "any other sbatch option", key="slurm.extra"
     )
 
     # Derived, never typed twice
@@ -151,6 +157,23 @@ class JobSpec:
     def loader_workers(self) -> int:
         """DataLoader workers suggested per rank: what the rank itself leaves over."""
         return max(0, self.cpus_per_rank - self.omp_threads)
+
+    @property
+    def limit_signal(self) -> LimitSignal | None:
+        """What ranks get before the time limit; None where nobody asked for it.
+
+        sbatch's own --signal and `signal_lead` ask for the same: the longer time counts.
+        """
+        asked = [
+            readers.limit_signal(value)
+            for name, value in self.slurm_extra.items()
+            if readers.is_signal(name)
+        ]
+        if self.signal_lead_s:
+            asked.append(LimitSignal(lead_s=self.signal_lead_s))
+        if not asked:
+            return None
+        return replace(asked[0], lead_s=max(one.lead_s for one in asked))
 
     @property
     def job_name(self) -> str:

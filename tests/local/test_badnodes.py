@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -45,7 +46,7 @@ def test_a_run_goes_on_without_a_node_that_fails_its_check(tmp_path, known):
         assert [event["name"] for event in noted(run, "bad node")] == ["node1"]
         assert [event["name"] for event in noted(run, "joined")] == ["node0"]
         assert (run.path / "logs" / "check-1-1.log").read_text() == "not today\n"
-    assert set(bad_nodes(known())) == {"node1"}
+    assert set(bad_nodes(known(), now_s=time.time())) == {"node1"}
 
 
 def test_a_node_that_fails_its_check_is_sent_away_at_once(tmp_path, known):
@@ -63,15 +64,15 @@ def test_a_node_that_fails_its_check_is_sent_away_at_once(tmp_path, known):
 
 
 def test_a_run_that_needs_the_node_names_it(tmp_path, known):
-    with live_run(tmp_path, SCRIPT, [*PLAIN, "--nodes=2", ONLY_0]) as run:
+    with live_run(tmp_path, SCRIPT, [*PLAIN, "--nodes=2", ONLY_0, "--forgive-after=2d"]) as run:
         assert run.wait() == 69, run.output
         failure = run.verdict()["failure"]
         assert (failure["cause"], failure["node"]) == ("start", "node1")
         said = "it failed its check: node_check ended with code 1: not today"
         assert failure["message"] == said
-    assert [(entry.kind, entry.node, entry.reason) for entry in known()] == [
-        ("excluded", "node1", said)
-    ]
+    (entry,) = known()
+    assert (entry.kind, entry.node, entry.reason) == ("excluded", "node1", said)
+    assert entry.keep_s == 2 * 24 * 3600
 
 
 def test_a_check_that_is_wrong_itself_makes_no_node_bad(tmp_path, known):
@@ -90,7 +91,7 @@ def test_a_node_that_kills_ranks_again_and_again_is_a_bad_one(tmp_path, known):
     assert [(entry.kind, entry.node, entry.cause) for entry in known()] == [
         ("mishap", "node1", "signal")
     ] * 2
-    assert set(bad_nodes(known())) == {"node1"}
+    assert set(bad_nodes(known(), now_s=time.time())) == {"node1"}
 
 
 def test_a_users_bug_makes_no_node_bad(tmp_path, known):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -64,6 +65,40 @@ def test_a_time_limit_is_outlived(full, chain, undisturbed):
     first = run.outcomes()[0]
     assert (first["state"], first["exit_code"], first["next"]) == ("TIMEOUT", 75, "standby")
     assert first["why"].startswith("the job's time is over in ")
+
+
+def test_a_signal_that_a_script_asks_for_before_the_limit_is_no_request_to_stop(full, tmp_path):
+    (tmp_path / "train.py").write_text("""\
+import pathlib, signal, sys
+
+saved = pathlib.Path("saved")
+
+def save(number, frame):
+    saved.write_text(str(number))
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+while not saved.exists():
+    signal.pause()
+""")
+    (tmp_path / "job.sh").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=1 --time=1 --signal=B:TERM@35\nsrun python train.py\n"
+    )
+    environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
+    command = [sys.executable, "-m", "echelon", "submit", "--follow", "--from=job.sh"]
+    command += ["--hand-over=always", "--grace=5", "--set=preload=", "train.py"]
+    try:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, timeout=200, check=False
+        )
+    finally:
+        full.calm()
+    (run,) = (tmp_path / "runs").iterdir()
+    ends = [json.loads(path.read_text()) for path in sorted(run.glob("attempts/*/outcome.json"))]
+    assert [one["state"] for one in ends] == ["TIMEOUT", "COMPLETED"], done
+    assert ends[0]["next"] == "standby"
+    assert (tmp_path / "saved").read_text() == str(int(signal.SIGTERM))
+    assert done.returncode == 0, done
 
 
 def test_a_preempted_run_goes_on_when_the_nodes_are_free_again(full, chain, tmp_path, undisturbed):

@@ -26,6 +26,7 @@ def spec(**values):
         ({"slurm.extra": {"arr": "0-2"}}, "or use --style srun"),
         ({"style": "torchrun", "signal_lead": 60}, "does not hand a signal on"),
         ({"time": "1m", "signal_lead": 60}, "a time of 00:01:00 leaves none to work"),
+        ({"time": "1m", "slurm.extra": {"signal": "B:TERM@60"}}, "leaves none to work"),
         ({"time": "1m", "grace": 50, "hand_over": "always"}, "its end is told 60 s before"),
         ({"env": {"A B": "1"}}, "'A B' cannot be the name of a variable"),
         ({"slurm.extra": {"a b": "1"}}, "'a b' is not an sbatch option"),

@@ -44,7 +44,21 @@ def test_a_job_is_named_after_its_script(values, name):
     assert spec(**values).job_name == name
 
 
-USUAL = ("", "1", "3", "30", "300", "auto", "echelon", "gres", "report", "torch", "false", "true")
+USUAL = (
+    "",
+    "1",
+    "3",
+    "30",
+    "300",
+    "604800",
+    "auto",
+    "echelon",
+    "gres",
+    "report",
+    "torch",
+    "false",
+    "true",
+)
 
 
 def test_values_are_shown_as_they_are_written():

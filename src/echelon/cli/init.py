@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
-from echelon.cli.options import PROJECT, PYPROJECT, has_project_table, read_text
+from echelon.cli.options import read_text
+from echelon.cli.project_file import PROJECT, PYPROJECT, has_project_table
+from echelon.core.ownership import find_intruder
 from echelon.errors import ConflictError, EchelonError, NotPermittedError
 from echelon.spec import show_value
 
@@ -67,13 +69,15 @@ def init(
         console.print_result(text.rstrip("\n"))
         return
     try:
-        write_atomic(folder / PROJECT, text, mode=0o666)
+        write_atomic(folder / PROJECT, text, mode=0o644)
     except OSError as error:
         raise NotPermittedError(
             f"cannot write {PROJECT} in {folder}: {error.strerror}",
             hint="go to a folder of yours, or only look: echelon init --dry-run",
         ) from error
     console.print_result(f"wrote {PROJECT}")
+    if why := find_intruder(folder / PROJECT):
+        console.note(f"warning: {why}, so commands use this file only with --config {PROJECT}")
     console.note(proposal.render_settings(made.settings, "  ").rstrip("\n") or "  nothing to set")
     console.note("next:")
     for command, purpose in proposal.next_commands(facts, made):

@@ -1,6 +1,7 @@
 """`echelon nodes`: nodes that runs are kept away from, why, and how to have them back."""
 
 import os
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,23 +30,25 @@ def nodes(
 ) -> None:
     """List the nodes that jobs are kept away from, and why.
 
-    A node is left out when it failed its start check, or twice cost one run its ranks.
+    A node is left out when it failed its start check, or twice cost one run its ranks. It is used
+    again after 7 days, or what the key forgive_after says.
 
     Example: echelon nodes --forgive node[3-4]
     """
     from echelon.launch.badnodes import bad_nodes, read_entries, record_path  # noqa: PLC0415
 
     bad = {
-        name: bad_nodes(read_entries(record_path(name, os.environ))) for name in _clusters(cluster)
+        name: bad_nodes(read_entries(record_path(name, os.environ)), now_s=time.time())
+        for name in _clusters(cluster)
     }
     if forgive:
         bad = _forgive(bad, forgive)
     rows = [
-        [one.node, name, _date(one.since_s), one.run, one.reason]
+        [one.node, name, _date(one.since_s), _date(one.until_s), one.run, one.reason]
         for name, found in bad.items()
         for one in found.values()
     ]
-    headings = ["node", "cluster", "since", "run", "reason"]
+    headings = ["node", "cluster", "since", "until", "run", "reason"]
     if as_json:
         console.print_json([dict(zip(headings, row, strict=True)) for row in rows])
     elif forgive:

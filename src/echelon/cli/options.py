@@ -12,14 +12,14 @@ from typing import Annotated, Any
 
 import typer
 
+from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
+from echelon.cli.project_file import PROJECT, read_own, read_project, take_table
 from echelon.errors import UsageError
 from echelon.merging import Layer, Merged, merge
 from echelon.readers import OneOf
 from echelon.spec import KEYS, Key
 
-PROJECT = "echelon.toml"
-PYPROJECT = "pyproject.toml"
 POSITIONAL = ("script", "args")
 REPEATED = {
     "env": "NAME=VALUE",
@@ -44,7 +44,7 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
 def takes_keys(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command flags for some keys, and no script; files still say what else they like."""
-    wanted = {name.replace(".", "_") for name in names} | {"cluster", "setting"}
+    wanted = {name.replace(".", "_") for name in names} | {"config", "cluster", "setting"}
     return lambda command: _take(command, [p for p in _parameters() if p.name in wanted])
 
 
@@ -96,6 +96,16 @@ def _parameters() -> list[inspect.Parameter]:
         found.append(
             inspect.Parameter(name, kind, default=None, annotation=Annotated[value, option])
         )
+    config = Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="FILE",
+            envvar="ECHELON_CONFIG",
+            help="Use this project file, whoever owns it, and search for no other.",
+            show_default=False,
+        ),
+    ]
     cluster = Annotated[str, typer.Option(help="Profile to use.", show_default=False)]
     setting = Annotated[
         list[str] | None,
@@ -106,6 +116,7 @@ def _parameters() -> list[inspect.Parameter]:
         typer.Option("--from", metavar="FILE", help="Take the #SBATCH lines of a script."),
     ]
     found.append(inspect.Parameter("source", kind, default=None, annotation=source))
+    found.append(inspect.Parameter("config", kind, default=None, annotation=config))
     found.append(inspect.Parameter("cluster", kind, default="", annotation=cluster))
     found.append(inspect.Parameter("setting", kind, default=None, annotation=setting))
     return found
@@ -123,42 +134,36 @@ def _sentence(text: str) -> str:
 
 def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
     """Merge all that was said, wherever it was said."""
-    return _merge(flags, _read_project(folder), environ)
+    project = read_project(folder, environ, console.note, named=flags.get("config"))
+    return _merge(flags, project, environ)
 
 
 def read_text(text: str, environ: Mapping[str, str]) -> Merged:
     """Merge a project file that is not written yet with the user's own settings."""
-    import tomllib  # noqa: PLC0415  as below
+    import tomllib  # noqa: PLC0415
 
     return _merge({}, Layer(source=PROJECT, values=tomllib.loads(text)), environ)
 
 
 def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str]) -> Merged:
-    own = _read_toml(_config_home(environ) / "echelon" / "config.toml")
-    mine, ours = dict(own), dict(project.values)
-    profiles = {**_table(mine, "clusters"), **_table(ours, "clusters")}
+    own = read_own(environ)
+    mine, ours = dict(own.values), dict(project.values)
+    profiles = {
+        name: Layer(source=f"cluster {name} in {layer.source}", values={name: profile})
+        for layer, values in ((own, mine), (project, ours))
+        for name, profile in take_table(values, "clusters").items()
+    }
     chosen = (flags.get("cluster"), ours.pop("cluster", ""), mine.pop("cluster", ""))
     name = next((str(choice) for choice in chosen if choice), "")
-    layers = [Layer(source="~/.config/echelon/config.toml", values=_flatten(mine))]
+    layers = [Layer(source=own.source, values=_flatten(mine))]
     if name:
-        layers.append(Layer(source=f"cluster {name}", values=_flatten(_profile(name, profiles))))
+        layers.append(_choose_profile(name, profiles))
     layers.append(Layer(source=project.source, values=_flatten(ours)))
     if source := flags.get("source"):
-        layers.append(Layer(source=str(source), values=_from_script(source)))
+        layers.append(Layer(source=str(source.absolute()), values=_from_script(source)))
     layers.append(Layer(source="flags", values=_from_flags(flags)))
     layers.append(Layer(source="--set", values=_from_settings(flags.get("setting") or [])))
     return merge(layers)
-
-
-def _table(values: dict[str, Any], name: str, *, header: str = "") -> Mapping[str, Any]:
-    """Take a table out of a file's values."""
-    table = values.pop(name, {})
-    if not isinstance(table, Mapping):
-        raise UsageError(
-            f"'{name}' is not a table",
-            hint=f"write it as [{header or f'{name}.NAME'}], with its keys below",
-        )
-    return table
 
 
 def _from_script(path: Path) -> dict[str, object]:
@@ -173,57 +178,16 @@ def _from_script(path: Path) -> dict[str, object]:
         ) from error
 
 
-def _config_home(environ: Mapping[str, str]) -> Path:
-    return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
-
-
-def _read_project(folder: Path) -> Layer:
-    """Return the nearest echelon.toml, or [tool.echelon] of a pyproject.toml."""
-    for place in (folder, *folder.parents):
-        if (path := place / PROJECT).is_file():
-            return Layer(source=PROJECT, values=_read_toml(path))
-        if has_project_table(place):
-            tool = _table(_read_toml(place / PYPROJECT), "tool")
-            values = _table(dict(tool), "echelon", header="tool.echelon")
-            return Layer(source=PYPROJECT, values=values)
-    return Layer(source=PROJECT, values={})
-
-
-def has_project_table(folder: Path) -> bool:
-    """Tell whether a folder's pyproject.toml has a table [tool.echelon]."""
-    path = folder / PYPROJECT
-    return path.is_file() and "echelon" in _table(_read_toml(path), "tool")
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    import tomllib  # noqa: PLC0415
-
-    try:
-        return tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(
-            f"{path} is not TOML: {error}",
-            hint='mend that place: a line is KEY = 4, or KEY = "text" (https://toml.io)',
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
-            hint="write it anew: echelon init --force"
-            if path.name == PROJECT
-            else f"iconv -f latin1 -t utf-8 {path}, if it is in another encoding",
-        ) from error
-
-
-def _profile(name: str, profiles: Mapping[str, Any]) -> Mapping[str, Any]:
+def _choose_profile(name: str, profiles: Mapping[str, Layer]) -> Layer:
     if name not in profiles:
         known = ", ".join(profiles) or "none"
         raise UsageError(
             f"there is no profile for a cluster '{name}'; known: {known}",
             hint=f"add [clusters.{name}] to echelon.toml",
         )
-    return _table(dict(profiles), name, header=f"clusters.{name}")
+    chosen = profiles[name]
+    values = take_table(dict(chosen.values), name, header=f"clusters.{name}")
+    return Layer(source=chosen.source, values=_flatten(values))
 
 
 def _flatten(values: Mapping[str, Any]) -> dict[str, object]:

@@ -42,7 +42,7 @@ _STATES = {
 _SLURM_ONLY = (
     *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency", "time"),
     *("gpu_type", "gpu_option", "wait_all_nodes", "signal_lead", "preflight", "output"),
-    *("mail", "mail_user", "mail_type", "slurm.extra"),
+    *("forgive_after", "mail", "mail_user", "mail_type", "slurm.extra"),
 )
 """Keys that Ray has no word for."""
 _TYPED = ("flags", "--set")

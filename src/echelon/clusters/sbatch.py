@@ -10,6 +10,7 @@ from echelon.clusters.shape import take_shape
 from echelon.core.slurm import OVER
 from echelon.core.units import format_memory
 from echelon.errors import UsageError
+from echelon.readers import is_signal
 from echelon.spec import JobSpec
 
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./&|*\[\]()!~^-]+")
@@ -150,6 +151,12 @@ def render_options(spec: JobSpec) -> dict[str, str]:
     }
     options = {name: value for name, value in options.items() if value}
     extra = dict(spec.slurm_extra)
+    if spec.style == "echelon" and spec.limit_signal:
+        extra = {name: value for name, value in extra.items() if not is_signal(name)}
+        if spec.limit_signal.reserved:
+            # Without it Slurm would not start the job before a reservation. It goes to the
+            # controller alone, which only notes it.
+            extra["signal"] = f"RB:USR1@{spec.limit_signal.lead_s}"
     if spec.hand_over in _REQUEUE:  # else it is the cluster's habit, or ours
         extra[_REQUEUE[spec.hand_over]] = ""
     if "gres" in extra and "gres" in options:

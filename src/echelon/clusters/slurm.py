@@ -1,6 +1,7 @@
 """Runs as jobs of Slurm."""
 
 import os
+import time
 from collections.abc import Mapping
 
 from echelon.clusters.survey import parse_cluster_name
@@ -28,6 +29,7 @@ class SlurmCluster(Slurm):
             os.environ,
             nodelist=request.nodelist,
             exclude=request.exclude,
+            now_s=time.time(),
         )
 
     def problems(self, spec: JobSpec) -> list[str]:

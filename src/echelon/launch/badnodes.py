@@ -18,7 +18,10 @@ from pathlib import Path
 from echelon.core.events import EventReader, EventWriter
 from echelon.core.nodes import compress, expand
 from echelon.launch.verdict import OUR_PAUSE, Failure
+from echelon.spec import JobSpec
 
+KEEP_S = JobSpec().forgive_after_s
+"""For how long a bad node is left out, unless the request says otherwise."""
 ENOUGH = 2
 """Mishaps of a node within one run that make it a bad one."""
 WRITE_S = 2.0
@@ -43,7 +46,9 @@ class Entry:
     cause: str = ""
     reason: str = ""
     time_s: float = 0.0
-    """Seconds since the epoch, by the writer's clock: for people. The order is the lines'."""
+    """Seconds since the epoch, by the writer's clock. The order is the lines'."""
+    keep_s: float = KEEP_S
+    """For how long it counts against the node, in seconds: as the run's request said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +57,8 @@ class BadNode:
 
     node: str
     since_s: float
+    until_s: float
+    """When it may be used again, in seconds since the epoch."""
     reason: str
     run: str
 
@@ -73,41 +80,56 @@ def blames_node(failure: Failure) -> bool:
             return failure.cause in ("gpu fault", "start")
 
 
-def bad_nodes(entries: Sequence[Entry]) -> dict[str, BadNode]:
+def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
     """Return the nodes to leave out, by name.
 
     One failed start check is enough; so are two mishaps in one run, for a node that died twice in
     different weeks may be as good as any. Ranks that are killed everywhere are killed by something
-    else: such a node has to stand out from the others of its run.
+    else: such a node has to stand out from the others of its run. A node whose time is over begins
+    anew, as one that was forgiven does.
     """
     harm: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in entries:
         harm[entry.run][entry.node] += entry.kind == "mishap"
     found: dict[str, BadNode] = {}
     for node in sorted({entry.node for entry in entries}):
-        own = _unforgiven([entry for entry in entries if entry.node == node])
-        for entry in own:
-            if entry.kind == "excluded":
-                found.setdefault(node, _bad(entry, entry.reason))
+        own: list[Entry] = []
+        bad: BadNode | None = None
+        for entry in (entry for entry in entries if entry.node == node):
+            if entry.kind == "forgiven" or (bad and bad.until_s <= entry.time_s):
+                own, bad = [], None
+            if entry.kind == "forgiven":
                 continue
-            same = [e for e in own if e.kind == "mishap" and e.run == entry.run]
-            sure = sum(mishap.cause != "signal" for mishap in same) >= ENOUGH
+            own.append(entry)
             others = max((n for name, n in harm[entry.run].items() if name != node), default=0)
-            if sure or (len(same) >= ENOUGH and len(same) > 2 * others):
-                last = same[ENOUGH - 1]
-                found.setdefault(node, _bad(last, f"{len(same)} mishaps in one run: {last.reason}"))
+            if reason := _condemn(own, others):
+                bad = BadNode(
+                    node=node,
+                    since_s=bad.since_s if bad else entry.time_s,
+                    until_s=entry.time_s + entry.keep_s,
+                    reason=reason,
+                    run=entry.run,
+                )
+        if bad and now_s < bad.until_s:
+            found[node] = bad
     return found
 
 
-def _unforgiven(entries: Sequence[Entry]) -> list[Entry]:
-    own: list[Entry] = []
-    for entry in entries:
-        own = [] if entry.kind == "forgiven" else [*own, entry]
-    return own
+def _condemn(own: Sequence[Entry], others: int) -> str:
+    """Return why a node's last entry, after all before it, makes it a bad one; or nothing.
 
-
-def _bad(entry: Entry, reason: str) -> BadNode:
-    return BadNode(node=entry.node, since_s=entry.time_s, reason=reason, run=entry.run)
+    Args:
+        own: what is known of the node.
+        others: the most mishaps that another node had in the same run.
+    """
+    last = own[-1]
+    if last.kind == "excluded":
+        return last.reason or "it failed its check"
+    same = [entry for entry in own if entry.kind == "mishap" and entry.run == last.run]
+    sure = sum(mishap.cause != "signal" for mishap in same) >= ENOUGH
+    if sure or (len(same) >= ENOUGH and len(same) > 2 * others):
+        return f"{len(same)} mishaps in one run: {last.reason}"
+    return ""
 
 
 def add_bad(nodelist: str, exclude: str, bad: Iterable[str]) -> str:
@@ -165,8 +187,16 @@ def read_entries(path: Path | None) -> list[Entry]:
             }
             known = event.kind in _KINDS and 0 <= event.time_s < _LATEST_S
             if known and _NAME.fullmatch(facts["node"]):
-                found.append(Entry(kind=event.kind, time_s=event.time_s, **facts))
+                keep_s = _read_keep_s(event.data.get("keep_s"))
+                found.append(Entry(kind=event.kind, time_s=event.time_s, keep_s=keep_s, **facts))
     return found
+
+
+def _read_keep_s(raw: object) -> float:
+    """Return how long an entry counts; older versions wrote nothing about it."""
+    if isinstance(raw, int | float) and raw >= 0:
+        return min(raw, _LATEST_S)
+    return KEEP_S
 
 
 def append_entries(path: Path, entries: Iterable[Entry]) -> None:
@@ -184,12 +214,16 @@ def append_entries(path: Path, entries: Iterable[Entry]) -> None:
                 run=entry.run,
                 cause=entry.cause,
                 reason=entry.reason[:_LONGEST],
+                keep_s=entry.keep_s,
             )
 
 
-def exclusions(cluster: str, environ: Mapping[str, str], *, nodelist: str, exclude: str) -> str:
+def exclusions(
+    cluster: str, environ: Mapping[str, str], *, nodelist: str, exclude: str, now_s: float
+) -> str:
     """Return the host list that a job on a cluster is not to get, by what is known of it now."""
-    return add_bad(nodelist, exclude, bad_nodes(read_entries(record_path(cluster, environ))))
+    entries = read_entries(record_path(cluster, environ))
+    return add_bad(nodelist, exclude, bad_nodes(entries, now_s=now_s))
 
 
 class NodeRecord:
@@ -198,8 +232,8 @@ class NodeRecord:
     A home may be slow or away: a thread writes, for which nobody waits but the end, a moment.
     """
 
-    def __init__(self, path: Path | None, run_id: str) -> None:
-        self._path, self._run_id = path, run_id
+    def __init__(self, path: Path | None, run_id: str, *, keep_s: float = KEEP_S) -> None:
+        self._path, self._run_id, self._keep_s = path, run_id, keep_s
         self._threads: list[threading.Thread] = []
         self._trouble = ""
 
@@ -214,6 +248,7 @@ class NodeRecord:
             run=self._run_id,
             cause=failure.cause,
             reason=failure.message,
+            keep_s=self._keep_s,
         )
         thread = threading.Thread(target=self._write, args=(self._path, entry), daemon=True)
         self._threads.append(thread)

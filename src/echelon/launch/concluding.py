@@ -4,6 +4,7 @@ The decisions are pure (handover.py), and the ways to a next job are another's (
 """
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -156,4 +157,5 @@ class Conclusion:
             self._environ,
             nodelist=request.nodelist,
             exclude=request.exclude,
+            now_s=time.time(),
         )

@@ -73,7 +73,9 @@ class Controller:
         """Of the whole run: what cost a restart."""
         self._saved = newest_checkpoint(run)
         """When this attempt began."""
-        self._record = NodeRecord(record_path(cluster_name(environ), environ), run.run_id)
+        self._record = NodeRecord(
+            record_path(cluster_name(environ), environ), run.run_id, keep_s=request.forgive_after_s
+        )
         self._conclusion = Conclusion(
             run=run,
             request=request,

@@ -30,5 +30,5 @@ def order_end(
     grace_s, ask = float(deaf.grace_s) if deaf else KILL_S, signal.SIGTERM
     if deaf and deaf.lead_s and stop.cause == "time limit":
         # It wants to be warned, and what it does with the time that is left is its own affair.
-        grace_s, ask = max(grace_s, deaf.lead_s), signal.SIGUSR1
+        grace_s, ask = max(grace_s, deaf.lead_s), signal.Signals(deaf.lead_signal)
     return End(generation=generation, grace_s=min(grace_s, left_s), signal=0 if stop.told else ask)

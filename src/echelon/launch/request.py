@@ -8,6 +8,7 @@ from echelon.core.rundir import RunDir
 from echelon.errors import UnavailableError
 from echelon.launch.rank import Program
 from echelon.merging import Layer, merge
+from echelon.readers import LimitSignal
 from echelon.spec import JobSpec
 
 
@@ -31,6 +32,8 @@ class LaunchRequest:
     on_hang: str
     nodelist: str
     exclude: str
+    forgive_after_s: int
+    """For how long a node that this run finds to be bad is left out."""
     hand_over: str
     node_check: str
     preflight: bool
@@ -38,6 +41,8 @@ class LaunchRequest:
     telemetry: bool
     lead_s: int
     """How long before the job's time limit they are told, at least."""
+    lead_signal: int
+    """By which signal, where they know nothing of Echelon."""
     grace_s: int
     """What ranks that know nothing of Echelon get between being asked to stop and being killed."""
     notify: str
@@ -88,11 +93,13 @@ def from_spec(spec: JobSpec) -> LaunchRequest:
         on_hang=spec.on_hang,
         nodelist=spec.nodelist,
         exclude=spec.exclude,
+        forgive_after_s=spec.forgive_after_s,
         hand_over=spec.hand_over,
         node_check=spec.node_check,
         preflight=spec.preflight,
         telemetry=spec.telemetry,
-        lead_s=spec.signal_lead_s,
+        lead_s=spec.limit_signal.lead_s if spec.limit_signal else 0,
+        lead_signal=(spec.limit_signal or LimitSignal()).number,
         grace_s=spec.grace_s,
         cpus=spec.procs_per_node * max(1, spec.cpus_per_rank),
         gpus=spec.gpus,

@@ -64,7 +64,8 @@ def test_the_file_is_of_use_at_once(project, capsys):
     assert "  echelon submit --follow " in err
     assert written(project) == {"script": "train.py", "gpus": 4, "cpus_per_task": 4}
     assert main.run(["config", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["gpus"] == {"value": "4", "from": "echelon.toml"}
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["gpus"] == {"value": "4", "from": str(project / "echelon.toml")}
     assert main.run(["script"]) == 0
     assert "#SBATCH --gres=gpu:4\n" in capsys.readouterr().out
 
@@ -208,3 +209,15 @@ def test_files_that_cannot_be_read_are_no_scripts(tmp_path):
     (tmp_path / "train.py").mkdir()
     (tmp_path / "main.py").write_bytes(b"import torch\n\xff\n")
     assert look(tmp_path).scripts == ("main.py",)
+
+
+def test_a_file_that_others_could_replace_is_written_with_a_warning(project, capsys):
+    project.chmod(0o777)
+    before = os.umask(0)
+    try:
+        assert main.run(["init", "--yes"]) == 0
+    finally:
+        os.umask(before)
+    assert (project / "echelon.toml").stat().st_mode & 0o777 == 0o644
+    err = capsys.readouterr().err
+    assert f"warning: everybody may write to {project}, so commands use this file only" in err

@@ -111,7 +111,11 @@ def test_a_mistake_is_told_with_what_to_do(place, capsys, call, expected):
     [
         (b"nodes = \n", "echelon.toml is not TOML: Invalid value (at line 1", "mend that place"),
         (b"\xff\n", "no text in UTF-8: byte 1 is 0xff", "echelon init --force"),
-        (b'mem = "1G"\nmem_per_cpu = "1G"\n', "keep one of them", "mem is from echelon.toml"),
+        (
+            b'mem = "1G"\nmem_per_cpu = "1G"\n',
+            "keep one of them",
+            "/echelon.toml, mem_per_cpu is from /",
+        ),
         (b"gpus = [1]\n", "echelon.toml: gpus: [1] is not a whole number", "for example 4"),
         (b"gpsu = 1\n", "unknown key 'gpsu'", "did you mean 'gpus'?"),
         (b'cluster = "x"\n[clusters]\nx = 3\n', "'x' is not a table", "[clusters.x]"),

@@ -1,4 +1,5 @@
 import json
+from datetime import datetime
 
 import pytest
 
@@ -37,7 +38,7 @@ def test_where_all_is_well(capsys, environ):
 
 def test_the_list_says_since_when_and_why(capsys, two_clusters):
     lines = told(capsys).out.splitlines()
-    assert lines[0].split() == ["node", "cluster", "since", "run", "reason"]
+    assert lines[0].split() == ["node", "cluster", "since", "until", "run", "reason"]
     assert [line.split()[:2] for line in lines[1:]] == [
         ["node3", "alpha"],
         ["node4", "alpha"],
@@ -45,6 +46,17 @@ def test_the_list_says_since_when_and_why(capsys, two_clusters):
     ]
     assert all(line.endswith("a-x  no GPU") for line in lines[1:])
     assert left_out(capsys, "--cluster", "beta") == [("beta", "node3")]
+
+
+def test_the_list_says_until_when(capsys, environ):
+    lasts = {"node3": 7 * 24 * 3600, "node4": 3600, "node5": 0}
+    entries = [Entry(kind="excluded", node=node, keep_s=keep_s) for node, keep_s in lasts.items()]
+    append_entries(record_path("alpha", environ), entries)
+    rows = json.loads(told(capsys, "--json").out)
+    assert [row["node"] for row in rows] == ["node3", "node4"]
+    for row in rows:
+        since, until = map(datetime.fromisoformat, (row["since"], row["until"]))
+        assert (until - since).total_seconds() == lasts[row["node"]]
 
 
 def test_one_node_is_forgiven_on_one_cluster(capsys, two_clusters):

@@ -33,9 +33,10 @@ def test_layers_come_in_the_order_of_the_documentation(project):
     assert (spec.account, spec.partition, spec.qos) == ("me", "profile", "project")
     assert (spec.gpus, str(spec.nodes)) == (2, "3")
     assert (spec.env, spec.slurm_extra) == ({"A": "1"}, {"reservation": "r"})
-    assert merged.origins["partition"] == "cluster big"
-    assert merged.origins["account"] == "~/.config/echelon/config.toml"
-    assert merged.origins["qos"] == "echelon.toml"
+    own = str(project / "home/.config/echelon/config.toml")
+    assert merged.origins["partition"] == f"cluster big in {own}"
+    assert merged.origins["account"] == own
+    assert merged.origins["qos"] == str(project / "echelon.toml")
     assert merged.origins["gpus"] == "flags"
     assert merged.origins["nodes"] == "--set"
 
@@ -46,7 +47,7 @@ def test_pyproject_is_a_project_file_too_and_parents_count(project):
     below.mkdir(parents=True)
     merged = read(below)
     assert merged.spec.gpus == 4
-    assert merged.origins["gpus"] == "pyproject.toml"
+    assert merged.origins["gpus"] == str(project / "pyproject.toml")
 
 
 def test_a_flag_chooses_another_profile_than_the_project_s(project):
@@ -110,7 +111,7 @@ def test_config_tells_values_and_origins(project, capsys):
     (project / "echelon.toml").write_text("gpus = 4\n")
     assert main.run(["config", "--json", "--nodes", "2", "--cpus-per-task", "8"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    assert shown["gpus"] == {"value": "4", "from": "echelon.toml"}
+    assert shown["gpus"] == {"value": "4", "from": str(project / "echelon.toml")}
     assert shown["nodes"] == {"value": "2", "from": "flags"}
     assert shown["world size"] == {"value": "8", "from": "derived"}
     assert shown["OMP_NUM_THREADS"] == {"value": "4", "from": "derived"}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.clusters.sbatch import parse_directives, render_directives
+from echelon.clusters.sbatch import parse_directives, render_directives, render_options
 from echelon.errors import UsageError
 from echelon.merging import Layer, merge
 from echelon.readers import MAIL_TYPES
@@ -272,3 +272,19 @@ def test_slurm_hears_that_nobody_is_to_go_on(style, mode, word):
     """Where a cluster requeues jobs by habit, silence would mean yes."""
     lines = render_directives(JobSpec(script="a.py", style=style, hand_over=mode)).split("\n")
     assert f"#SBATCH {word}" in lines
+
+
+@pytest.mark.parametrize("option", ["B:TERM@90", "SIGTERM@90", "B:USR2@90", "HUP@90"])
+def test_a_warning_before_the_limit_does_not_reach_the_controller(option):
+    """There a signal of Slurm's would be a user's wish to stop; the limit is known without it."""
+    values = parse_directives(f"#!/bin/bash\n#SBATCH --signal={option} --licenses=a\n")
+    ours = merge([Layer(source="test", values=values)]).spec
+    assert render_options(ours)["licenses"] == "a"
+    assert "signal" not in render_options(ours)
+    plain = merge([Layer(source="test", values={**values, "style": "srun"})]).spec
+    assert render_options(plain)["signal"] == option
+
+
+def test_a_job_that_may_overlap_a_reservation_still_may():
+    spec = merge([Layer(source="test", values={"slurm.extra": {"signal": "R:TERM@90"}})]).spec
+    assert render_options(spec)["signal"] == "RB:USR1@90"

@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from echelon.launch.badnodes import (
+    KEEP_S,
     BadNode,
     Entry,
     NodeRecord,
@@ -25,6 +26,10 @@ from echelon.launch.verdict import CAUSES, OUR_PAUSE, Failure
 
 def failure(cause, *, node="node3", message="", exit_code=1):
     return Failure(cause=cause, message=message, node=node, exit_code=exit_code)
+
+
+def bad(entries, now_s=100.0):
+    return bad_nodes(entries, now_s=now_s)
 
 
 def mishap(node="node3", run="a", cause="lost node", time_s=0.0):
@@ -56,11 +61,12 @@ def test_a_node_that_was_lost_by_our_own_doing_is_not_to_blame():
 
 
 def test_two_mishaps_in_one_run_make_a_bad_node():
-    found = bad_nodes([mishap(time_s=10), mishap("node1", time_s=11), mishap(time_s=12)])
+    found = bad([mishap(time_s=10), mishap("node1", time_s=11), mishap(time_s=12)])
     assert found == {
         "node3": BadNode(
             node="node3",
             since_s=12,
+            until_s=12 + KEEP_S,
             run="a",
             reason="2 mishaps in one run: its agent is gone",
         )
@@ -68,38 +74,76 @@ def test_two_mishaps_in_one_run_make_a_bad_node():
 
 
 def test_two_mishaps_in_different_runs_do_not():
-    assert bad_nodes([mishap(run="a"), mishap(run="b"), mishap(run="c")]) == {}
+    assert bad([mishap(run="a"), mishap(run="b"), mishap(run="c")]) == {}
 
 
 def test_one_failed_check_is_enough():
     check = Entry(kind="excluded", node="node3", run="a", reason="nvidia-smi -L ended", time_s=5)
-    found = bad_nodes([mishap("node1"), check])
+    found = bad([mishap("node1"), check])
     assert found == {
-        "node3": BadNode(node="node3", since_s=5, run="a", reason="nvidia-smi -L ended")
+        "node3": BadNode(
+            node="node3", since_s=5, until_s=5 + KEEP_S, run="a", reason="nvidia-smi -L ended"
+        )
     }
 
 
 def test_what_was_forgiven_counts_no_more():
     forgiven = Entry(kind="forgiven", node="node3")
-    assert bad_nodes([mishap(), mishap(), forgiven]) == {}
-    assert bad_nodes([mishap(), forgiven, mishap()]) == {}
-    assert set(bad_nodes([mishap(), mishap(), forgiven, mishap(), mishap()])) == {"node3"}
+    assert bad([mishap(), mishap(), forgiven]) == {}
+    assert bad([mishap(), forgiven, mishap()]) == {}
+    assert set(bad([mishap(), mishap(), forgiven, mishap(), mishap()])) == {"node3"}
     other = Entry(kind="forgiven", node="node1")
-    assert set(bad_nodes([mishap(), mishap(), other])) == {"node3"}
+    assert set(bad([mishap(), mishap(), other])) == {"node3"}
 
 
 def test_ranks_that_are_killed_everywhere_are_nobodys_fault():
     """Somebody's script, or a limit that all nodes have."""
 
     def killed(*nodes):
-        return set(bad_nodes([mishap(node, cause="signal") for node in nodes]))
+        return set(bad([mishap(node, cause="signal") for node in nodes]))
 
     assert killed("node1", "node1") == {"node1"}
     assert killed("node1", "node1", "node2") == set()
     assert killed("node1", "node1", "node1", "node2") == {"node1"}
     assert killed(*["node1", "node2", "node3"] * 4) == set()
     twice_lost = [mishap("node1"), mishap("node1"), *[mishap("node2", cause="signal")] * 2]
-    assert set(bad_nodes(twice_lost)) == {"node1"}
+    assert set(bad(twice_lost)) == {"node1"}
+
+
+def failed_check(time_s, keep_s=KEEP_S):
+    return Entry(kind="excluded", node="node3", run="a", time_s=time_s, keep_s=keep_s)
+
+
+def until(entries, now_s):
+    return {name: one.until_s for name, one in bad(entries, now_s).items()}
+
+
+def test_a_bad_node_comes_back_after_its_time():
+    assert KEEP_S == 7 * 24 * 3600
+    for entries in ([failed_check(10)], [mishap(time_s=2), mishap(time_s=10)]):
+        assert until(entries, 10 + KEEP_S - 1) == {"node3": 10 + KEEP_S}
+        assert until(entries, 10 + KEEP_S) == {}
+
+
+def test_how_long_is_for_the_run_to_say():
+    assert until([failed_check(10, keep_s=60)], 69) == {"node3": 70}
+    assert until([failed_check(10, keep_s=60)], 70) == {}
+    assert until([failed_check(10, keep_s=0)], 10) == {}
+
+
+def test_a_node_that_fails_once_more_stays_out_for_longer():
+    entries = [failed_check(10, keep_s=60), failed_check(50, keep_s=60)]
+    assert until(entries, 100) == {"node3": 110}
+    assert bad(entries, 100)["node3"].since_s == 10
+
+
+def test_a_node_that_has_come_back_begins_anew():
+    entries = [failed_check(10, keep_s=60), failed_check(500, keep_s=60)]
+    assert until(entries, 510) == {"node3": 560}
+    assert bad(entries, 510)["node3"].since_s == 500
+    twice = [mishap(time_s=1), mishap(time_s=2)]
+    assert bad([*twice, mishap(time_s=KEEP_S + 3)], KEEP_S + 4) == {}
+    assert bad([*twice, *(mishap(time_s=KEEP_S + n) for n in (3, 4))], KEEP_S + 5)
 
 
 # --- the files ----------------------------------------------------------------------------------
@@ -164,6 +208,26 @@ for number in range(300):
 """
 
 
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('"keep_s": 60', 60),
+        ('"keep_s": 0', 0),
+        ('"x": 1', KEEP_S),  # of an older version
+        ('"keep_s": "x"', KEEP_S),
+        ('"keep_s": -1', KEEP_S),
+        ('"keep_s": NaN', KEEP_S),
+        ('"keep_s": null', KEEP_S),
+        ('"keep_s": Infinity', 1e11),  # no date is later
+        (f'"keep_s": 1{"0" * 400}', 1e11),
+    ],
+)
+def test_how_long_an_entry_counts_is_read_from_its_line(tmp_path, written, expected):
+    path = tmp_path / "alpha.jsonl"
+    path.write_text(f'{{"time": 5, "kind": "excluded", "node": "node3", {written}}}\n')
+    assert [entry.keep_s for entry in read_entries(path)] == [expected]
+
+
 def test_several_write_at_once_and_nothing_is_lost(tmp_path):
     path = tmp_path / "nodes" / "alpha.jsonl"
     names = ["node1", "node2", "node3"]
@@ -195,13 +259,14 @@ def test_several_write_at_once_and_nothing_is_lost(tmp_path):
 
 def test_a_controller_writes_down_what_is_a_nodes_fault(tmp_path):
     path = tmp_path / "alpha.jsonl"
-    record = NodeRecord(path, "train-abcd")
+    record = NodeRecord(path, "train-abcd", keep_s=60)
     record.blame(failure("lost node", message="its agent is gone"))
     record.blame(failure("exception", message="ValueError"))
     record.blame(failure("start", node="node4", message="x" * 10_000))
     assert record.close() == ""
     found = {entry.node: entry for entry in read_entries(path)}
     assert (found["node3"].kind, found["node3"].run) == ("mishap", "train-abcd")
+    assert found["node3"].keep_s == 60
     assert (found["node4"].kind, len(found["node4"].reason)) == ("excluded", 500)
 
 

@@ -1,6 +1,15 @@
 """Which nodes a next job is not to get."""
 
-from echelon.launch.badnodes import Entry, add_bad, append_entries, exclusions, record_path
+import time
+
+from echelon.launch.badnodes import (
+    KEEP_S,
+    Entry,
+    add_bad,
+    append_entries,
+    exclusions,
+    record_path,
+)
 
 
 def test_bad_nodes_are_added_to_those_that_the_user_excludes():
@@ -18,11 +27,12 @@ def test_a_node_that_the_user_names_is_used_all_the_same():
 def test_they_are_read_from_the_clusters_own_file(tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path)}
 
-    def known(cluster, variables):
-        return exclusions(cluster, variables, nodelist="", exclude="")
+    def known(cluster, variables, later_s=0):
+        return exclusions(cluster, variables, nodelist="", exclude="", now_s=time.time() + later_s)
 
     assert known("alpha", environ) == ""
     append_entries(record_path("alpha", environ), [Entry(kind="excluded", node="node3")])
     assert known("alpha", environ) == "node3"
     assert known("beta", environ) == ""
     assert known("alpha", {}) == ""
+    assert known("alpha", environ, later_s=KEEP_S + 1) == ""

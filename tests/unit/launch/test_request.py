@@ -1,8 +1,12 @@
 """What the launcher makes of a run's frozen request."""
 
+import signal
+
 import pytest
 
 from echelon.core.rundir import RunDir
+from echelon.launch.ending import order_end
+from echelon.launch.entries import Stop
 from echelon.launch.rank import Program
 from echelon.launch.request import from_spec, read_request
 from echelon.merging import Layer, merge
@@ -74,3 +78,22 @@ def test_how_a_program_is_started_plainly():
 def test_cpus_of_a_rank_are_known_where_they_were_asked_for_as_such():
     assert request(script="a.py", cpus_per_task="3", gpus="2").cpus_per_task == 3
     assert request(script="a.py", cpus_per_gpu="3", gpus="2").cpus_per_task == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "lead_s", "number"),
+    [
+        ({}, 0, signal.SIGUSR1),
+        ({"signal_lead": 30}, 30, signal.SIGUSR1),
+        ({"slurm.extra": {"signal": "B:TERM@90"}}, 90, signal.SIGTERM),
+        ({"slurm.extra": {"sig": "B:TERM@90"}}, 90, signal.SIGTERM),
+        ({"signal_lead": 120, "slurm.extra": {"signal": "HUP@90"}}, 120, signal.SIGHUP),
+    ],
+)
+def test_a_warning_before_the_limit_is_ours_to_give(values, lead_s, number):
+    found = request(script="a.py", **values)
+    assert (found.lead_s, found.lead_signal) == (lead_s, number)
+    stop = Stop("time limit", "", 75)
+    # A program that knows nothing of Echelon gets the signal that its author chose.
+    asked = order_end(1, stop, found, now_s=0).signal
+    assert asked == (number if lead_s else signal.SIGTERM)

@@ -1,0 +1,214 @@
+"""Which echelon.toml, or [tool.echelon] of a pyproject.toml, a command reads.
+
+A request can name commands to run (`prologue`, `notify`, `python`). A file that is found, rather
+than named by the user, is therefore read only if no other user could have put it there; any other
+file is not even parsed.
+"""
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from echelon.core.ownership import current_user, find_intruder
+from echelon.errors import NotPermittedError, UsageError
+from echelon.merging import Layer
+
+PROJECT = "echelon.toml"
+PYPROJECT = "pyproject.toml"
+_HEADER = re.compile(rb"^\s*\[\s*tool\s*\.\s*echelon\b", re.MULTILINE)
+_LOOK = 1 << 20
+"""How much of another user's pyproject.toml is searched for our table, in bytes."""
+
+
+def read_project(
+    folder: Path, environ: Mapping[str, str], warn: Callable[[str], None], *, named: Path | None
+) -> Layer:
+    """Return the values of the file that was named, or else of the nearest one that is trusted.
+
+    Args:
+        folder: the working folder, where the search begins.
+        environ: HOME tells where it ends.
+        warn: receives one line for each file in a parent folder that is ignored.
+        named: the file of --config, read whoever owns it.
+
+    Raises:
+        NotPermittedError: another user could replace the file in the working folder.
+        UsageError: a file is not valid.
+    """
+    if named is not None:
+        return _read_named(folder / named)
+    for place in list_places(folder, environ.get("HOME", "")):
+        for path in (place / PROJECT, place / PYPROJECT):
+            why = _find_objection(path)
+            if why and place == folder:
+                raise NotPermittedError(f"{path} is not trusted: {why}", hint=_suggest(path, why))
+            if why:
+                warn(f"warning: ignored {path}: {why}; to use it: --config {_quote(path)}")
+                continue
+            try:
+                values = _read_trusted(path)
+            except PermissionError:
+                if path == folder / PROJECT:
+                    raise
+                warn(f"warning: ignored {path}: permission denied")
+                continue
+            if values is not None:
+                return Layer(source=str(path), values=values)
+    return Layer(source=PROJECT, values={})
+
+
+def read_own(environ: Mapping[str, str]) -> Layer:
+    """Return the user's own settings, which hold for every project.
+
+    Raises:
+        NotPermittedError: another user could replace the file.
+        UsageError: it is not valid.
+    """
+    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/"), ".config")
+    path = Path(home, "echelon", "config.toml").absolute()
+    if why := _find_objection(path):
+        raise NotPermittedError(
+            f"{path} is not trusted: {why}",
+            hint=_suggest_chmod(path, why)
+            or "move it to a folder that only you can write to, and set XDG_CONFIG_HOME to that",
+        )
+    return Layer(source=str(path), values=_read_trusted(path) or {})
+
+
+def has_project_table(folder: Path) -> bool:
+    """Tell whether a folder's pyproject.toml has a table [tool.echelon] that counts."""
+    return _read_trusted(folder / PYPROJECT) is not None
+
+
+def list_places(folder: Path, home: str) -> list[Path]:
+    """Return the folders to search, nearest first.
+
+    The last is the repository's root, the home folder or a mount point, whichever comes first.
+    """
+    places = [folder]
+    while not _ends_search(places[-1], home):
+        places.append(places[-1].parent)
+    return places
+
+
+def _ends_search(place: Path, home: str) -> bool:
+    if place == place.parent or os.path.lexists(place / ".git"):
+        return True
+    try:
+        if place.stat().st_dev != place.parent.stat().st_dev:
+            return True
+    except OSError:  # the parent folder may not be entered
+        return True
+    try:
+        return bool(home) and place.samefile(home)
+    except OSError:  # there is no such home
+        return False
+
+
+# --- trust ------------------------------------------------------------------------------------
+
+
+def _find_objection(path: Path) -> str:
+    """Return why a file that exists is not trusted; empty where there is nothing to tell."""
+    if not os.path.lexists(path) or not (why := find_intruder(path)):
+        return ""
+    # Most files named pyproject.toml hold nothing for us that could be ignored.
+    return why if path.name != PYPROJECT or _has_header(path) else ""
+
+
+def _has_header(path: Path) -> bool:
+    """Tell whether a file has our table, neither parsing it nor waiting for what it may be."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    with os.fdopen(handle, "rb") as file:
+        regular = stat.S_ISREG(os.fstat(handle).st_mode)
+        return regular and bool(_HEADER.search(file.read(_LOOK)))
+
+
+def _suggest(path: Path, why: str) -> str:
+    fix = _suggest_chmod(path, why)
+    return f"{fix}{', or ' if fix else ''}read it and, if you trust it, add: --config {path.name}"
+
+
+def _suggest_chmod(path: Path, why: str) -> str:
+    """Return the command that keeps other users out; empty where it takes more than that."""
+    own = current_user().uid
+    for step in (path, *path.parents):
+        if why.endswith(f" may write to {step}") and step.stat().st_uid == own:
+            return f"chmod go-w {_quote(step)}"
+    return ""
+
+
+def _quote(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def _read_trusted(path: Path) -> Mapping[str, Any] | None:
+    """Return what a file says; None where it says nothing to us, or is not trusted."""
+    return _read_values(path) if path.is_file() and not find_intruder(path) else None
+
+
+def _read_named(path: Path) -> Layer:
+    if path == Path(os.devnull):  # a usual way to say: no file at all
+        return Layer(source=str(path), values={})
+    hint = "name an echelon.toml, or a pyproject.toml with a table [tool.echelon]"
+    if not path.is_file():
+        what = "is not a file" if path.exists() else "does not exist"
+        raise UsageError(f"--config {path} {what}", hint=hint)
+    values = _read_values(path)
+    if values is None:
+        raise UsageError(f"--config {path} has no table [tool.echelon]", hint=hint)
+    return Layer(source=str(path), values=values)
+
+
+def _read_values(path: Path) -> Mapping[str, Any] | None:
+    """Return a file's values; None for a pyproject.toml without our table."""
+    values = _read_toml(path)
+    if path.name != PYPROJECT:
+        return values
+    tool = dict(take_table(values, "tool"))
+    return take_table(tool, "echelon", header="tool.echelon") if "echelon" in tool else None
+
+
+def take_table(values: dict[str, Any], name: str, *, header: str = "") -> Mapping[str, Any]:
+    """Take a table out of a file's values."""
+    table = values.pop(name, {})
+    if not isinstance(table, Mapping):
+        raise UsageError(
+            f"'{name}' is not a table",
+            hint=f"write it as [{header or f'{name}.NAME'}], with its keys below",
+        )
+    return table
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    import tomllib  # noqa: PLC0415
+
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(
+            f"{path} is not TOML: {error}",
+            hint='mend that place: a line is KEY = 4, or KEY = "text" (https://toml.io)',
+        ) from error
+    except RecursionError as error:
+        raise UsageError(
+            f"{path} is not valid: its values are nested too deeply",
+            hint="no key needs more than one table with a list in it",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
+            hint="write it anew: echelon init --force"
+            if path.name == PROJECT
+            else f"iconv -f latin1 -t utf-8 {path}, if it is in another encoding",
+        ) from error
