@@ -18,6 +18,7 @@ def make_host() -> type:
             mark: tuple[str, str],
             argv: list[str],
             env: dict[str, str],
+            stdin: bytes,
             folder: str,
             log: str,
         ) -> str:
@@ -28,6 +29,7 @@ def make_host() -> type:
                 mark: a file that is on all nodes, and what is in it.
                 argv: the agent: its Python, the launcher, and more.
                 env: its variables.
+                stdin: what it is to read.
                 folder: where ranks run.
                 log: what it says goes there.
 
@@ -64,7 +66,7 @@ def make_host() -> type:
             # Ray blocks signals in its workers, and a child would inherit that.
             blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
             try:
-                self.pid = LocalShell().start(argv, log=self.log, env=full)
+                self.pid = LocalShell().start(argv, log=self.log, env=full, stdin=stdin)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return ""
