@@ -92,7 +92,9 @@ def test_a_users_secrets_reach_the_ranks_and_nobody_else(full, tmp_path):
     seen = {pid: cmdline(pid) for pid in all_pids()}
     holders = [pid for pid in seen if canary.encode() in environ_of(pid)]
     assert len(holders) >= 10, "controller, srun, and on each node agent, zygote and two ranks"
-    ours = re.compile(rb"[^\0]*python[^\0]*\0[^\0]*/launcher\0")  # srun itself listens everywhere
+    ours = re.compile(
+        rb"[^\0]*python[^\0]*\0-c\0[^\0]*\0[0-9a-f]{64}\0[^\0]*/launcher\0"
+    )  # srun itself listens everywhere
     launched = [pid for pid in holders if ours.match(cmdline(pid))]
     found = [(cmdline(pid), pair) for pid in launched for pair in listeners(pid)]
     assert found, "the controller listens"

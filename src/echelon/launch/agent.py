@@ -314,7 +314,7 @@ def _replace(pid: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`agent RUN ATTEMPT`, with the rest in variables, and the key on standard input."""
+    """`agent RUN ATTEMPT REQUEST`, with the rest in variables, and the key on standard input."""
     run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
     environ = dict(os.environ)
     if CONTROLLER not in environ:
@@ -327,7 +327,7 @@ def main(arguments: list[str]) -> int:
     _replace(environ.get(REPLACES, ""))
     shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it
     place = shared if os.access(shared, os.W_OK) else None
-    request = read_request(run)
+    request = read_request(run, arguments[2])
 
     async def serve() -> int:
         # Only now: until the agent has its guard, nobody would remove it.

@@ -30,7 +30,9 @@ ON_RAY = "ECHELON_ON_RAY"
 """Holds the id of the job of Ray that was submitted for this run."""
 ENVIRON = "ECHELON_ENVIRON"
 """Holds the number of a file from which the variables of the job's first moment can be read."""
-PRIVATE = (CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON)
+SCRIPT = "ECHELON_SCRIPT"
+"""Holds the number of a file from which the job's own script can be read, as Slurm keeps it."""
+PRIVATE = (CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON, SCRIPT)
 """Between our own processes; no rank sees them."""
 
 

@@ -290,7 +290,9 @@ def test_on_ray_somebody_else_submits_the_next_job(run):
     shell = FakeShell()
 
     def choose(mode):
-        return choose_succession(mode, run, shell, environ, environ, owns_job=False, mail=False)
+        return choose_succession(
+            mode, run, shell, environ, environ, script=b"", owns_job=False, mail=False
+        )
 
     succession = choose("auto")
     assert isinstance(succession, OthersSuccession)
