@@ -45,7 +45,7 @@ def our_processes(command):
         if process.status() == psutil.STATUS_ZOMBIE:
             continue  # one that is over, and about to be reaped
         words = process.cmdline()
-        role = words[2] if len(words) > 2 and words[1].endswith("/launcher") else ""
+        role = words[5] if len(words) > 5 and words[4].endswith("/launcher") else ""
         if role == "agent":
             kind = "guard" if process.parent().cmdline() == words else "agent"
             number = sum(name.startswith(kind) for name in found)

@@ -19,6 +19,18 @@ def _variables():
     return {key: value for key, value in os.environ.items() if not key.startswith(others)}
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _own_state(tmp_path_factory):
+    """Keep what commands remember out of the developer's home."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    yield
+    if before is None:
+        del os.environ["XDG_STATE_HOME"]
+    else:
+        os.environ["XDG_STATE_HOME"] = before
+
+
 @pytest.fixture(autouse=True)
 def _no_leaks(request):
     """Fail a test that leaves variables or threads behind: the next one would inherit them."""

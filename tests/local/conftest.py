@@ -14,6 +14,7 @@ import pytest
 
 from echelon.core.waiting import wait_until
 from kernel import all_pids, cmdline, environ_of, listeners
+from rig import record_key
 
 SCRIPT = """\
 import json, os, pathlib, time
@@ -124,8 +125,8 @@ def starter():
     folder.chmod(0o755)
     runs = []
 
-    def start(**environ):
-        runs.append(LocalRun(folder, environ))
+    def start(*, record=False, **environ):
+        runs.append(LocalRun(folder, {**environ, **(record_key(folder) if record else {})}))
         return runs[-1]
 
     try:

@@ -18,6 +18,7 @@ from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.place import Place
 from echelon.launch.doctor.torchworker import TorchWorker
+from echelon.launch.roles import launcher_command
 from echelon.launch.starting import LocalStarter
 from kernel import all_pids, cmdline, environ_of
 from started import clean_environment
@@ -26,9 +27,10 @@ from started import clean_environment
 @pytest.fixture
 def place(tmp_path):
     (tmp_path / "scratch").mkdir()
-    ship_launcher(tmp_path / "launcher")
+    launcher = tmp_path / "launcher"
+    digest = ship_launcher(launcher)
     return Place(
-        launcher=tmp_path / "launcher",
+        probe=launcher_command(sys.executable, digest, launcher, "doctor-probe"),
         folder=tmp_path,
         python=sys.executable,
         scratch=tmp_path / "scratch",
@@ -72,7 +74,7 @@ def test_nodes_that_are_played_here(place):
 @pytest.mark.parametrize("node", [0, 2])
 def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeypatch, node):
     monkeypatch.setattr(reducing, "LIMIT_S", 5.0)
-    launcher, mark = str(place.launcher).encode(), f"ECHELON_NODE={node}".encode()
+    launcher, mark = str(place.folder / "launcher").encode(), f"ECHELON_NODE={node}".encode()
 
     def kill(text):
         if text == "all-reduce by pairs, round 2 of 3":

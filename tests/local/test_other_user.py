@@ -75,10 +75,12 @@ def test_the_other_user_is_another_user_and_could_read_what_is_open(run):
     """Else everything below would hold for the wrong reason."""
     assert as_other(lambda: [os.getuid(), os.getgid(), os.getgroups()]) == [OTHER, OTHER, []]
     assert as_other((run.folder / "wait.py").read_text).startswith("import")
-    assert as_other(lambda: outcome(os.listdir, run.folder / "runs")) == ""
+    assert as_other(lambda: outcome(os.listdir, run.folder)) == ""
 
 
 def test_nothing_of_a_run_is_readable(run):
+    assert as_other(lambda: outcome(os.listdir, run.path.parent)) == "EACCES"
+    run.path.parent.chmod(0o755)  # else the rest would hold because of that alone
     entries = sorted(run.path.rglob("*"))
     files = [path for path in entries if path.is_file()]
     assert {"spec.toml", "job.sbatch", "controller-1.jsonl"} <= {path.name for path in files}

@@ -14,6 +14,7 @@ import pytest
 
 from echelon.launch.wire import GREETING, Channel
 from kernel import cmdline, environ_of, listeners
+from rig import recorded_key
 
 VERSION = b"echelon wire 2\n"
 OVERSIZED = GREETING + bytes(64) + struct.pack(">I", 0xFFFFFFFF)
@@ -56,13 +57,6 @@ def handshake(strangers, key):
     return said
 
 
-def key_of(run):
-    """The run's key: in the agents' variables, which only their owner can read."""
-    (agent, *_forks) = run.role("agent")
-    pairs = (pair.partition(b"=") for pair in environ_of(agent).split(b"\0"))
-    return bytes.fromhex({name: value for name, _, value in pairs}[b"ECHELON_KEY"].decode())
-
-
 def check_log(run):
     """One line for the first stranger, and then for every thousandth."""
     counts = [event["count"] for event in run.events("stranger")]
@@ -72,7 +66,7 @@ def check_log(run):
 
 
 def test_a_run_among_strangers_ends_well(start_run):
-    run = start_run()
+    run = start_run(record=True)
     with ExitStack() as stack:
         strangers = Strangers(run.await_listening(), stack)
         # While the agents are still on their way.
@@ -84,7 +78,7 @@ def test_a_run_among_strangers_ends_well(start_run):
         for byte in GREETING:
             slow.sendall(bytes([byte]))
             time.sleep(0.05)
-        answer = handshake(strangers, key_of(run))
+        answer = handshake(strangers, recorded_key(run.folder))
         attacks = [secrets.token_bytes(4096), VERSION, OVERSIZED, answer, GREETING + answer]
         for link in [*early, *(strangers.connect(data) for data in attacks)]:
             over, said = ended(link)
@@ -149,9 +143,9 @@ def files_below(*folders):
 @pytest.mark.parametrize("which", ["canary", "key"])
 def test_a_secret_is_in_no_argument_and_no_file(start_run, which):
     canary = secrets.token_hex(16)
-    run = start_run(CANARY_SECRET=canary)
+    run = start_run(record=True, CANARY_SECRET=canary)
     run.await_ranks()
-    key = key_of(run)
+    key = recorded_key(run.folder)
     forms = [canary.encode()] if which == "canary" else [key, key.hex().encode()]
     seen = [json.loads((run.folder / f"ready-{rank}").read_text()) for rank in range(run.RANKS)]
     (scratch,) = {Path(variables["ECHELON_BEACON"]).parent for variables in seen}
@@ -166,10 +160,10 @@ def test_a_secret_is_in_no_argument_and_no_file(start_run, which):
     check(run.pids(), run.path, scratch)
     for variables in seen:
         assert variables["CANARY_SECRET"] == canary, "what the user sets, ranks do see"
-        assert not {"ECHELON_KEY", "ECHELON_CONTROLLER"} & variables.keys()
+        assert "ECHELON_CONTROLLER" not in variables
         assert key.hex() not in variables.values()
-    for pid in run.ranks():
-        assert environ_of(pid)
-        assert key.hex().encode() not in environ_of(pid)
+    environs = [environ_of(pid) for pid in run.pids()]
+    assert all(environs)
+    assert not any(key in text or key.hex().encode() in text for text in environs)
     run.finish()
     check([], run.path)

@@ -15,7 +15,7 @@ from echelon.clusters.ray import render_entrypoint
 from echelon.core.waiting import wait_until
 from kernel import cmdline, environ_of
 from raycluster import START_S, TOKEN, events
-from rig import require, require_root
+from rig import record_key, recorded_key, require, require_root
 from slurm.survival import SURVIVOR, Chain, check_samples
 
 MNIST = Path(__file__).parents[2] / "examples" / "mnist" / "train.py"
@@ -59,16 +59,17 @@ def worlds(chain, attempt=1):
 
 
 def check_secrets(cluster, chain):
-    """Neither the cluster's token nor the agents' key is in an argument or a file of the run."""
-    pids = cluster.pids()
-    words = [word for pid in pids for word in environ_of(pid).split(b"\0")]
-    keys = {word.partition(b"=")[2] for word in words if word.startswith(b"ECHELON_KEY=")}
+    """Neither the cluster's token nor the run's key is in an argument or a file of the run.
+
+    The key is in no variable either.
+    """
+    pids, key = cluster.pids(), recorded_key(chain.folder).hex().encode()
     files = b"".join(path.read_bytes() for path in chain.run.rglob("*") if path.is_file())
     shown = b"".join(cmdline(pid) for pid in pids)
-    assert len(keys) == 1
-    for secret in (TOKEN.encode(), *keys):
+    for secret in (TOKEN.encode(), key):
         assert secret not in shown
         assert secret not in files
+    assert not any(key in environ_of(pid) for pid in pids)
 
 
 def test_mnist_survives_a_killed_rank_and_a_removed_node(cluster, folder):
@@ -113,7 +114,8 @@ def test_a_run_stops_where_all_ranks_are_and_goes_on_later(cluster, folder):
 def test_a_run_that_is_cancelled_is_gone_at_once_even_while_it_stops(cluster, folder):
     script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + ENDLESS
     (folder / "deaf.py").write_text(script)
-    chain = submit(cluster, folder, "--nodes=2", "--procs=1", "deaf.py")
+    record = [f"--set=env.{name}={value}" for name, value in record_key(folder).items()]
+    chain = submit(cluster, folder, "--nodes=2", "--procs=1", *record, "deaf.py")
     ranks = [event["pid"] for event in await_events(chain, "rank", 2)]
     check_secrets(cluster, chain)
     assert chain.command("stop", "last").returncode == 0  # they would have thirty seconds
@@ -225,7 +227,7 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, folder):
 
 
 def test_a_head_that_does_not_see_the_folder_says_so(folder):
-    command = render_entrypoint(folder / "nowhere", 1, folder / "nowhere" / "log")
+    command = render_entrypoint(folder / "nowhere", 1, folder / "nowhere" / "log", b"")
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 69
     assert done.stderr.startswith("echelon: the head of the Ray cluster, "), done.stderr

@@ -9,6 +9,7 @@ import sys
 
 from echelon.core.waiting import wait_until
 from kernel import all_pids, cmdline, environ_of, listeners
+from rig import record_key, recorded_key
 
 WAIT = """\
 import os, pathlib, time
@@ -74,6 +75,7 @@ def test_a_users_secrets_reach_the_ranks_and_nobody_else(full, tmp_path):
             "SLURM_CONF": str(full.box.layout.slurm_conf),
             "HOME": str(tmp_path),
             "CANARY_SECRET": canary,
+            **record_key(tmp_path),
         },
         capture_output=True,
         text=True,
@@ -90,13 +92,15 @@ def test_a_users_secrets_reach_the_ranks_and_nobody_else(full, tmp_path):
     seen = {pid: cmdline(pid) for pid in all_pids()}
     holders = [pid for pid in seen if canary.encode() in environ_of(pid)]
     assert len(holders) >= 10, "controller, srun, and on each node agent, zygote and two ranks"
-    ours = re.compile(rb"[^\0]*python[^\0]*\0[^\0]*/launcher\0")  # srun itself listens everywhere
+    ours = re.compile(
+        rb"[^\0]*python[^\0]*\0-c\0[^\0]*\0[0-9a-f]{64}\0[^\0]*/launcher\0"
+    )  # srun itself listens everywhere
     launched = [pid for pid in holders if ours.match(cmdline(pid))]
     found = [(cmdline(pid), pair) for pid in launched for pair in listeners(pid)]
     assert found, "the controller listens"
     assert [pair for pair in found if ipaddress.ip_address(pair[1][0]).is_unspecified] == []
-    agents = [environ_of(pid) for pid in launched if b"/launcher\0agent\0" in cmdline(pid)]
-    (key,) = {re.search(rb"\0ECHELON_KEY=([0-9a-f]{64})\0", b"\0" + own)[1] for own in agents}
+    key = recorded_key(tmp_path).hex().encode()
+    assert [cmdline(pid) for pid in seen if key in environ_of(pid)] == []
     seen |= {
         " ".join(argv): full.exec(*argv).encode()
         for argv in (

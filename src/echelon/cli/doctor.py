@@ -74,14 +74,16 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     from echelon.launch.doctor.judge import judge  # noqa: PLC0415
     from echelon.launch.doctor.place import Place  # noqa: PLC0415
     from echelon.launch.entries import StopError  # noqa: PLC0415
+    from echelon.launch.roles import launcher_command  # noqa: PLC0415
     from echelon.launch.starting import LocalStarter, choose_starter  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
-    with _place(runs) as (folder, scratch), _nodes(request, os.environ) as environ:
+    with _place(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
         starter = choose_starter(shell, environ, nodes=1)
         if isinstance(starter, LocalStarter):
             starter = LocalStarter(shell, 1, name=os.uname().nodename)
-        place = Place(launcher=folder / "launcher", folder=folder, python=python, scratch=scratch)
+        probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
+        place = Place(probe=probe, folder=folder, python=python, scratch=scratch)
         try:
             examined = asyncio.run(
                 Examination(
@@ -104,17 +106,20 @@ def _progress(text: str) -> None:
 
 
 @contextlib.contextmanager
-def _place(runs: Path) -> Iterator[tuple[Path, Path]]:
-    """Make a folder where runs are kept, with our programs in it, and one of this host's own."""
+def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
+    """Make a folder where runs are kept, with our programs in it, and one of this host's own.
+
+    The third is the digest of our programs.
+    """
     from echelon.clusters.runs import ship_launcher  # noqa: PLC0415
+    from echelon.core.rundir import make_private  # noqa: PLC0415
 
     made = not runs.exists()
-    runs.mkdir(parents=True, exist_ok=True)
+    make_private(runs)
     folder = Path(tempfile.mkdtemp(prefix=".doctor-", dir=runs))
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
     try:
-        ship_launcher(folder / "launcher")
-        yield folder, scratch
+        yield folder, scratch, ship_launcher(folder / "launcher")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(scratch, ignore_errors=True)

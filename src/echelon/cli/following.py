@@ -72,12 +72,13 @@ def follow_run(
 def _go_on(run: "RunDir", cluster: "Cluster") -> bool:
     """Queue another attempt if the last one has asked for that; tell whether there is one."""
     from echelon.clusters.runs import submit_run  # noqa: PLC0415
+    from echelon.clusters.trust import read_script  # noqa: PLC0415
     from echelon.launch.attempts import attempts, outcome  # noqa: PLC0415
 
     ended = outcome(run, attempts(run)[-1].number)
     if ended is None or ended.next != "wanted":
         return False
-    attempt = submit_run(run, cluster, os.environ)
+    attempt = submit_run(run, cluster, os.environ, read_script(run, os.environ))
     console.note(f"{run.run_id} goes on as job {attempt.job_id}")
     return True
 

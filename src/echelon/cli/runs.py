@@ -59,14 +59,30 @@ def _start(
 ) -> tuple["RunDir", str]:
     """Make a run and start it; return it and its job's id."""
     from echelon.clusters.runs import prepare_run, submit_run  # noqa: PLC0415
+    from echelon.core.ownership import find_intruder  # noqa: PLC0415
 
     folder = Path(spec.chdir or Path.cwd()).absolute()
     run, _ = prepare_run(spec, runs.absolute(), folder, conda_exe=environ.get("CONDA_EXE", ""))
+    script = run.script.read_bytes()
+    if why := find_intruder(run.path):
+        console.note(
+            f"warning: others could replace the folders of your runs: {why}; Slurm and Ray jobs "
+            "start only what was submitted, but logs and checkpoints are not protected (--runs-dir)"
+        )
+    _remember(run, script)
     try:
-        return run, submit_run(run, cluster, environ).job_id
+        return run, submit_run(run, cluster, environ, script).job_id
     except UsageError:
         shutil.rmtree(run.path)  # it was refused: there is no run
         raise
+
+
+def _remember(run: "RunDir", script: bytes) -> None:
+    """Write down that a script is the user's own, so that the run can be resumed."""
+    from echelon.clusters.trust import remember_script  # noqa: PLC0415
+
+    if why := remember_script(script, os.environ):
+        console.note(f"warning: echelon resume {run.run_id} will need --trust: {why}")
 
 
 def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
@@ -284,17 +300,25 @@ def resume(
         bool, typer.Option("--wait", help="Return when it is over, with its code.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show its output meanwhile.")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="Execute the run's files even if they are not what you submitted."
+        ),
+    ] = False,
 ) -> None:
     """Go on with a run that ended before its work was done.
 
     It is the same request, and begins with what was saved. A run of this machine goes on here, in
-    the foreground.
+    the foreground. A run directory that somebody else made, or that was changed since it was
+    submitted, is executed only with --trust.
 
     Example: echelon resume last --follow
     """
     from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
     from echelon.clusters.runs import current_job, submit_run  # noqa: PLC0415
+    from echelon.clusters.trust import read_script  # noqa: PLC0415
     from echelon.clusters.whereabouts import settle_run  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
@@ -313,9 +337,13 @@ def resume(
     here = job.id.startswith(PREFIX)
     if here:
         cluster = choose_cluster("local", runs_dir, tied=True)
-    if (home := settle_run(found)) is not None:
+    script = read_script(found, os.environ, trust=trust)
+    script, home = settle_run(found, script)
+    if home is not None:
         console.note(f"{found.run_id} was moved here from {home}; its files name this place now")
-    attempt = submit_run(found, cluster, os.environ)
+    if trust or home is not None:
+        _remember(found, script)
+    attempt = submit_run(found, cluster, os.environ, script)
     console.note(f"{found.run_id} goes on as job {attempt.job_id}")
     if here:
         raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))

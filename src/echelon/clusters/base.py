@@ -22,12 +22,23 @@ class Cluster(Protocol):
         self,
         script: Path,
         *,
+        content: bytes,
         run_id: str,
         attempt: int,
         environ: Mapping[str, str],
         exclude: str = "",
     ) -> str:
-        """Queue a script and return the job's id; never twice, whatever the network does."""
+        """Queue a script and return the job's id; never twice, whatever the network does.
+
+        Args:
+            script: where it lies.
+            content: what was in it when it was checked: nothing else is executed, where the
+                cluster keeps a copy.
+            run_id: whose it is.
+            attempt: its argument.
+            environ: its variables.
+            exclude: nodes that it shall not have.
+        """
 
     def job(self, job_id: str, *, run_id: str) -> Job:
         """Return what has become of a run's job; UNKNOWN when the id is another's by now."""

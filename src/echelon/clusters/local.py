@@ -59,6 +59,7 @@ class LocalCluster:
         self,
         script: Path,
         *,
+        content: bytes,  # noqa: ARG002  it is started at once
         run_id: str,
         attempt: int,
         environ: Mapping[str, str],

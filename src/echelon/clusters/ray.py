@@ -4,6 +4,7 @@ A job is the same script that Slurm would run, started on the cluster's head; it
 asks Ray for nodes. The run's folder is on a file system that all of them share.
 """
 
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping
@@ -78,17 +79,27 @@ def _slurm_keys(spec: JobSpec) -> list[str]:
     return [key for key, name in names if getattr(spec, name) != getattr(plain, name)]
 
 
-def render_entrypoint(run: Path, attempt: int, output: Path) -> str:
-    """Return the command that is a job: it says so where the run's folder cannot be seen. Pure."""
+def render_entrypoint(run: Path, attempt: int, output: Path, content: bytes) -> str:
+    """Return the command that is a job: it says so where the run's folder cannot be seen. Pure.
+
+    Ray keeps the command, not the script: so the command has the script's digest, and executes what
+    it has compared.
+    """
     script = shlex.quote(str(run / "job.sbatch"))
     blind = (
         f"{_MARK}the head of the Ray cluster, $(hostname), does not see the run's folder {run}, "
         "or as another user: runs have to be kept where all nodes see them (--runs-dir)"
     )
     quoted = f'"{blind}"' if not set(str(run)) & set('"$`\\!') else shlex.quote(blind)
+    # As $(…) returns it, without the line breaks at its end.
+    digest = hashlib.sha256(content.rstrip(b"\n")).hexdigest()
+    changed = shlex.quote(f"{_MARK}refused to start: {run}/job.sbatch is not what was submitted")
     return (
         f"if [ ! -O {script} ]; then echo {quoted} >&2; exit 69; fi; "
-        f"exec bash {script} {attempt} >> {shlex.quote(str(output))} 2>&1"
+        f"script=$(cat {script}); "
+        f'if [ "$(printf %s "$script" | sha256sum)" != \'{digest}  -\' ]; '
+        f"then echo {changed} >&2; exit 77; fi; "
+        f'exec bash -c "$script" {script} {attempt} >> {shlex.quote(str(output))} 2>&1'
     )
 
 
@@ -169,6 +180,7 @@ class RayCluster:
         self,
         script: Path,
         *,
+        content: bytes,
         run_id: str,
         attempt: int,
         environ: Mapping[str, str],  # noqa: ARG002  it would lie open in Ray's list of jobs
@@ -178,7 +190,7 @@ class RayCluster:
         run = RunDir.open(script.absolute().parent)
         grace_s = read_request(run).grace_s
         job = {
-            "entrypoint": render_entrypoint(run.path, attempt, run.job_log(attempt)),
+            "entrypoint": render_entrypoint(run.path, attempt, run.job_log(attempt), content),
             "submission_id": submission,
             "metadata": {"echelon_run": run_id, "job_name": submission},
             "runtime_env": {

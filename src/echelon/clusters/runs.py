@@ -1,20 +1,25 @@
 """Runs by name: make one, find one, say how it is."""
 
+import hashlib
 import importlib.util
+import io
 import json
+import marshal
 import re
 import secrets
 import shutil
 import sys
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import echelon
 from echelon.clusters.base import Cluster
-from echelon.clusters.styles import render_script
+from echelon.clusters.styles import Shipped, render_script
 from echelon.core.jobs import RUNNING, Job
-from echelon.core.rundir import RunDir, write_atomic
+from echelon.core.rundir import RunDir, encode, write_atomic
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UsageError
 from echelon.launch.attempts import (
@@ -168,12 +173,19 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str) -> JobSpec:
         # Slurm reads % in the folder's name as well.
         output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
     )
+    launcher = ""
     if spec.style == "echelon":
-        ship_launcher(run.launcher)
+        launcher = ship_launcher(run.launcher)
     else:  # every line says which task it is from
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
-    write_atomic(run.spec, render_spec(frozen))
-    script = render_script(frozen, run=str(run.path.absolute()), conda_exe=conda_exe)
+    request = encode(render_spec(frozen))
+    write_atomic(run.spec, request)
+    shipped = Shipped(
+        run=str(run.path.absolute()),
+        launcher=launcher,
+        request=hashlib.sha256(request).hexdigest(),
+    )
+    script = render_script(frozen, shipped=shipped, conda_exe=conda_exe)
     write_atomic(run.script, script, mode=0o700)
     return frozen
 
@@ -185,45 +197,51 @@ _SHIPPED = (
 """What the programs inside an allocation consist of."""
 _NVML = "pynvml"
 """NVIDIA's own binding, a file that needs nothing else."""
-_START = '''\
-"""`python launcher controller|agent|zygote|ray-keeper …`: a copy of Echelon's job-side programs.
-
-It lies in the run's directory so that it needs to be installed on no node, runs in the ranks' own
-Python, and stays the same for as long as the run lives.
-"""
-
-import sys
-
-if sys.version_info < (3, 11):
-    sys.exit("the ranks' Python is %d.%d; Echelon needs 3.11 or newer" % sys.version_info[:2])
-
-from echelon.launch.__main__ import main
-
-sys.exit(main())
-'''
 
 
-def ship_launcher(launcher: Path) -> None:
-    """Lay a copy of the job-side programs into a new folder."""
+def ship_launcher(launcher: Path) -> str:
+    """Write a copy of the job-side programs, and return its SHA-256.
+
+    It lies in the run's directory so that it needs to be installed on no node, runs in the ranks'
+    own Python, and stays the same for as long as the run lives. It is one file, so that many nodes
+    read it quickly and one digest tells whether it was changed: the text of launch/archive.py, then
+    a zip archive. Code of the user's own, should a run ever keep any, belongs in there as well.
+    """
     source = Path(echelon.__file__).parent
-    launcher.mkdir(mode=0o700)
-    target = launcher / "echelon"
-    target.mkdir()
-    for name in _SHIPPED:
-        for path in (source / name).glob("*.py") if (source / name).is_dir() else [source / name]:
-            file = path.relative_to(source).with_suffix(".py")
-            (target / file).parent.mkdir(exist_ok=True, mode=0o700)
-            shutil.copy2(source / file, target / file)
-            # What Python has compiled already, it need not compile on every node.
-            compiled = Path(importlib.util.cache_from_source(str(file)))
-            if (source / compiled).is_file():
-                (target / compiled).parent.mkdir(exist_ok=True, mode=0o700)
-                shutil.copy2(source / compiled, target / compiled)
-    (launcher / "__main__.py").write_text(_START)
+    found = [path for name in _SHIPPED for path in _sources(source / name)]
+    shipped = {f"echelon/{path.relative_to(source)}": path for path in found}
     # The ranks' Python may not have it, and then nobody could ask their GPUs anything.
     nvml = importlib.util.find_spec(_NVML)
     if nvml is not None and nvml.origin is not None:
-        shutil.copy2(nvml.origin, launcher / f"{_NVML}.py")
+        shipped[f"{_NVML}.py"] = Path(nvml.origin)
+    content = io.BytesIO()
+    content.write((source / "launch" / "archive.py").read_bytes())
+    with zipfile.ZipFile(content, "a") as archive:
+        for name, path in shipped.items():
+            archive.writestr(name, path.read_bytes())
+            # What is compiled here need not be compiled on every node, by every process.
+            archive.writestr(_bytecode_name(name), _compile(path))
+    write_atomic(launcher, content.getvalue())
+    return hashlib.sha256(content.getvalue()).hexdigest()
+
+
+def _sources(path: Path) -> list[Path]:
+    return sorted(path.glob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def _bytecode_name(name: str) -> str:
+    folder, _, file = name.rpartition("/")
+    stem = file.removesuffix(".py")
+    return f"{folder}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc".lstrip("/")
+
+
+def _compile(path: Path) -> bytes:
+    """Return a module's bytecode, as Python reads it without looking at the source's age."""
+    loader = SourceFileLoader(path.stem, str(path))
+    code = loader.get_code(path.stem)  # mostly from Python's own cache
+    unchecked = (1).to_bytes(4, "little")
+    head = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
+    return head + marshal.dumps(code)
 
 
 def render_spec(spec: JobSpec) -> str:
@@ -248,13 +266,25 @@ def _quote(value: str | list[str]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str]) -> Attempt:
-    """Queue the next attempt of a run, and write down which job it is."""
+def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script: bytes) -> Attempt:
+    """Queue the next attempt of a run, and write down which job it is.
+
+    Args:
+        run: which.
+        cluster: where.
+        environ: the job's variables.
+        script: the run's script, as it was made or checked (`trust.read_script`).
+    """
     exclude = cluster.exclusions(read_request(run))
 
     def submit(number: int) -> str:
         return cluster.submit(
-            run.script, run_id=run.run_id, attempt=number, environ=environ, exclude=exclude
+            run.script,
+            content=script,
+            run_id=run.run_id,
+            attempt=number,
+            environ=environ,
+            exclude=exclude,
         )
 
     return submit_attempt(run, submit, lambda job_id: cluster.job(job_id, run_id=run.run_id))

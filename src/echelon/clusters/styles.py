@@ -9,28 +9,41 @@ taken meanwhile is noticed and another tried.
 import re
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from echelon.clusters.bash import FREE_PORT, INTERFACE, PEER
 from echelon.clusters.raystyle import CLUSTER, render_driver
 from echelon.clusters.sbatch import render_directives
+from echelon.launch.roles import BOOTSTRAP
 from echelon.spec import JobSpec
 
 PLACEHOLDER = "{dist_file}"
 """Stands in an argument for the rendezvous file of style `file`."""
 
 
-def render_script(spec: JobSpec, *, run: str = "", conda_exe: str = "") -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """What a script of the style `echelon` starts: files of the run's directory, by digest."""
+
+    run: str
+    """The run's directory."""
+    launcher: str
+    """SHA-256 of its launcher,"""
+    request: str
+    """and of its request."""
+
+
+def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: str = "") -> str:
     """Return the sbatch script of a request, in its style.
 
     Args:
         spec: the request.
-        run: the run's directory, whose launcher the style `echelon` uses; without one, the command
-            of that name on the nodes.
+        shipped: what the style `echelon` starts; without it, the command of that name on the nodes.
         conda_exe: the program of the shell that asks, for jobs that have none on their PATH.
     """
     if spec.style == "echelon":
-        head = _head(spec, run=run)
-        return "\n".join([head, _environment(spec, conda_exe), _launch_echelon(spec, run)])
+        head = _head(spec, run=shipped.run if shipped else "")
+        return "\n".join([head, _environment(spec, conda_exe), _launch_echelon(spec, shipped)])
     if spec.style == "ray":
         driver = render_driver(" ".join(_program(spec)))
         return "\n".join([_head(spec), _environment(spec, conda_exe), CLUSTER, driver])
@@ -81,9 +94,9 @@ _NO_REQUEUE = """\
 """
 _ORIGINAL = """\
 
-# --- the variables as they are now: a job that goes on from this one begins with the same
-exec {ECHELON_ENVIRON}< <(env -0)
-export ECHELON_ENVIRON
+# --- the variables and this script as they are now: a job that goes on from this one has the same
+exec {ECHELON_ENVIRON}< <(env -0) {ECHELON_SCRIPT}< <(cat -- "$0")
+export ECHELON_ENVIRON ECHELON_SCRIPT
 """
 
 
@@ -262,15 +275,22 @@ _TASK_IS = {
 }
 
 
-def _launch_echelon(spec: JobSpec, run: str) -> str:
-    if run:
-        launcher = f'exec "$python" {_quote(f"{run}/launcher")} controller {_quote(run)} "${{1:-}}"'
+def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
+    if shipped:
+        run = shipped.run
         # Slurm goes there by itself; started by hand, or here and now, nobody does.
         folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
         return f"""\
 # --- start
-{folder}# The controller gets an agent onto every node, and they start the ranks. $1 is the attempt.
-{launcher}
+{folder}# Slurm keeps this script from submission on, but the run's folder may have changed since:
+# the launcher is read once, compared with its SHA-256, and executed from memory.
+start=$(cat <<'START'
+{BOOTSTRAP}START
+)
+# The controller gets an agent onto every node, and they start the ranks. $1 is the attempt; the
+# last word is the SHA-256 of spec.toml.
+exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
+    controller {_quote(run)} "${{1:-}}" {shipped.request}
 """
     flags = {
         "--nodes": str(spec.nodes),

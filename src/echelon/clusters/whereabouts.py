@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.clusters.runs import check_files, may_be_named
-from echelon.core.rundir import RunDir, write_atomic
+from echelon.clusters.trust import seal_script
+from echelon.core.rundir import RunDir, encode, write_atomic
 from echelon.errors import ConflictError, UsageError
 from echelon.launch.request import read_spec
 
-_START = re.compile(r'^exec "\$python" .* controller (.+) "\$\{1:-\}"$', re.MULTILINE)
+_START = re.compile(r'^    controller (.+) "\$\{1:-\}" [0-9a-f]{64}$', re.MULTILINE)
 _OUTPUT = "/logs/job-%j.out"
 _PLAIN = re.compile(r"[A-Za-z0-9._/+,@=-]+")
 """What bash, Slurm and TOML all take for itself."""
@@ -61,11 +62,15 @@ def check_original(run: RunDir) -> None:
         )
 
 
-def settle_run(run: RunDir) -> Path | None:
-    """Have a run's files name the folder where it lies now; return the one where it was.
+def settle_run(run: RunDir, script: bytes) -> tuple[bytes, Path | None]:
+    """Have a run's files name the folder where it lies now.
+
+    Args:
+        run: which.
+        script: its script, as it was checked (`trust.read_script`).
 
     Returns:
-        None where it was not moved.
+        the script, and the folder where the run was; None where it was not moved.
 
     Raises:
         ConflictError: it is a copy, or cannot go on from there.
@@ -74,7 +79,7 @@ def settle_run(run: RunDir) -> Path | None:
     check_original(run)
     home, here = find_home(run), Path(os.path.normpath(run.path.absolute()))
     if _is(home, here):
-        return None
+        return script, None
     if not all(_PLAIN.fullmatch(str(path)) for path in (home, here)):
         raise ConflictError(
             f"the run was made in {home}, and cannot go on in {here}: one of the two names has "
@@ -89,10 +94,12 @@ def settle_run(run: RunDir) -> Path | None:
             f"the run was moved here from {home}, and {'; '.join(problems)}",
             hint="move what it needs back, or start anew: echelon submit",
         )
-    for path, mode in ((run.spec, 0o600), (run.script, 0o700)):  # the one that is asked comes last
-        text = path.read_text("utf-8", "surrogateescape")
-        write_atomic(path, old.sub(str(here), text), mode=mode)
-    return home
+    request = run.spec.read_text("utf-8", "surrogateescape")
+    write_atomic(run.spec, old.sub(str(here), request))
+    script = encode(old.sub(str(here), script.decode("utf-8", "surrogateescape")))
+    script = seal_script(script, run)
+    write_atomic(run.script, script, mode=0o700)  # the one that is asked comes last
+    return script, home
 
 
 def _is(home: Path, path: Path) -> bool:

@@ -23,10 +23,24 @@ _MEASURED = re.compile(r"([0-9]+)-([0-9]+)\.[0-9]\.jsonl")
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     """Put the whole content under `path` or, whatever happens, leave what was there."""
     with replacing(path, mode=mode) as file:
-        # What came from a command line may hold bytes that are no text.
-        file.write(
-            content.encode(errors="surrogateescape") if isinstance(content, str) else content
-        )
+        file.write(encode(content) if isinstance(content, str) else content)
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner alone.
+
+    The umask of a shared group would let its members replace what lies in there.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+    if not missing and not folder.is_dir():
+        raise FileExistsError(folder)
+
+
+def encode(text: str) -> bytes:
+    """Return text as files have it: what came from a command line may hold bytes that are none."""
+    return text.encode(errors="surrogateescape")
 
 
 @contextmanager
@@ -76,7 +90,7 @@ class RunDir:
             )
         path = runs / run_id
         try:
-            runs.mkdir(parents=True, exist_ok=True)
+            make_private(runs)
             path.mkdir(mode=0o700)
         except FileExistsError as error:
             if not runs.is_dir():
@@ -176,7 +190,7 @@ class RunDir:
 
     @property
     def launcher(self) -> Path:
-        """The programs of the attempts' own side: Python runs this folder."""
+        """The programs of the attempts' own side, in one file (`clusters.runs.ship_launcher`)."""
         return self.path / "launcher"
 
     def doctor(self, number: int) -> Path:

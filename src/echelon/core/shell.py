@@ -5,11 +5,12 @@ patching subprocess.
 """
 
 import os
+import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn, Protocol
@@ -63,10 +64,13 @@ class Shell(Protocol):
         log: Path,
         env: Mapping[str, str] | None = None,
         keep: Sequence[int] = (),
+        stdin: bytes = b"",
     ) -> int:
         """Leave it running in a session of its own, output appended to `log`; return its pid.
 
-        It inherits the file descriptors in `keep` and no others. Whoever waits for it, may.
+        It inherits the file descriptors in `keep` and no others. Whoever waits for it, may. Its
+        input is `stdin`, at most a pipe's 4 KiB: unlike arguments and variables, nobody finds it
+        in /proc once it has been read.
         """
 
     def replace(self, argv: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
@@ -122,13 +126,14 @@ class LocalShell:
         log: Path,
         env: Mapping[str, str] | None = None,
         keep: Sequence[int] = (),
+        stdin: bytes = b"",
     ) -> int:
-        with log.open("ab") as output:
+        with log.open("ab") as output, _readable(stdin) as given:
             try:
                 child = subprocess.Popen(
                     argv,
                     env=env,
-                    stdin=subprocess.DEVNULL,
+                    stdin=given,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
@@ -151,6 +156,22 @@ class LocalShell:
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
         found = shutil.which(program, path=path)
         return Path(found) if found else None
+
+
+@contextmanager
+def _readable(data: bytes) -> Iterator[int]:
+    """Give a file descriptor that has this data to read, and then ends."""
+    if not data:
+        yield subprocess.DEVNULL
+        return
+    assert len(data) <= select.PIPE_BUF, "more would wait for somebody to read"
+    read_end, write_end = os.pipe2(os.O_CLOEXEC)
+    try:
+        os.write(write_end, data)
+        os.close(write_end)
+        yield read_end
+    finally:
+        os.close(read_end)
 
 
 def _kill_group(pid: int) -> None:
@@ -202,6 +223,7 @@ class FakeShell:
         log: Path,  # noqa: ARG002
         env: Mapping[str, str] | None = None,  # noqa: ARG002
         keep: Sequence[int] = (),  # noqa: ARG002
+        stdin: bytes = b"",  # noqa: ARG002
     ) -> int:
         self.calls.append(tuple(argv))
         return 2**22 + len(self.calls)  # above the kernel's largest pid: never a real process

@@ -6,6 +6,7 @@ Where scontrol has JSON (from 23.02 on) a job is read from that, else from text.
 
 import itertools
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +54,15 @@ _PAUSES_S = (0.5, 1, 2, 4, 8, 15)
 """Between tries; the last one again and again."""
 
 
+@contextmanager
+def _private_copy(name: str, content: bytes) -> Iterator[Path]:
+    """Lay a file into a folder where nobody else can exchange it."""
+    with tempfile.TemporaryDirectory(prefix="echelon-") as folder:
+        path = Path(folder, name)
+        path.write_bytes(content)
+        yield path
+
+
 class Slurm:
     """The Slurm that the commands on PATH talk to."""
 
@@ -83,6 +93,7 @@ class Slurm:
         self,
         script: Path,
         *,
+        content: bytes,
         run_id: str,
         attempt: int,
         environ: Mapping[str, str],
@@ -92,7 +103,8 @@ class Slurm:
         """Queue a script and return the job's id.
 
         Args:
-            script: what to run.
+            script: where it lies.
+            content: what is in it: exactly this is queued, whatever lies there by now.
             run_id: whose.
             attempt: its number, the script's argument.
             environ: the job's variables.
@@ -111,8 +123,8 @@ class Slurm:
         if after:
             options += [f"--dependency=afternotok:{after}", "--kill-on-invalid-dep=yes"]
         own = ["--parsable", f"--comment={comment}"]
-        argv = ["sbatch", *own, *options, str(script), str(attempt)]
-        with self._telling() as began_s:
+        with _private_copy(script.name, content) as copy, self._telling() as began_s:
+            argv = ["sbatch", *own, *options, str(copy), str(attempt)]
             for tries in itertools.count():
                 done = self._run(argv, scrub(environ), timeout_s=120)
                 if done.code == 0:

@@ -11,6 +11,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Coroutine, Mapping
@@ -24,7 +25,6 @@ from echelon.launch import addresses
 from echelon.launch.contract import (
     CONTROLLER,
     FILES,
-    KEY,
     NAME,
     NODE,
     REPLACES,
@@ -32,6 +32,7 @@ from echelon.launch.contract import (
     common_environment,
     node_in_job,
     parse_candidates,
+    receive_key,
 )
 from echelon.launch.doors import try_doors
 from echelon.launch.files import AgentFiles
@@ -78,6 +79,7 @@ class Agent:
         node: int,
         request: LaunchRequest,
         environ: Mapping[str, str],
+        key: bytes,
         shell: Shell,
         scratch: Path,
     ) -> None:
@@ -85,7 +87,7 @@ class Agent:
         self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
-        self._key = bytes.fromhex(environ[KEY])
+        self._key = key
         self._controller = parse_candidates(environ[CONTROLLER])
         common = common_environment(
             environ,
@@ -312,20 +314,20 @@ def _replace(pid: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """`agent RUN ATTEMPT`, with the rest in variables: the key is nobody else's to see."""
+    """`agent RUN ATTEMPT REQUEST`, with the rest in variables, and the key on standard input."""
     run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
     environ = dict(os.environ)
-    if KEY not in environ:
+    if CONTROLLER not in environ:
         raise UsageError("an agent is started by its controller", hint="use: echelon run")
+    key = receive_key(sys.stdin.buffer)
     node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
-    os.environ.pop(KEY)
     if parent := environ.get(TIED):
         die_with(int(parent), signal.SIGKILL)  # our guard ends the rest
     _limit_files(environ.get(FILES, ""))
     _replace(environ.get(REPLACES, ""))
     shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it
     place = shared if os.access(shared, os.W_OK) else None
-    request = read_request(run)
+    request = read_request(run, arguments[2])
 
     async def serve() -> int:
         # Only now: until the agent has its guard, nobody would remove it.
@@ -336,6 +338,7 @@ def main(arguments: list[str]) -> int:
             node=node,
             request=request,
             environ=environ,
+            key=key,
             shell=LocalShell(),
             scratch=scratch,
         )

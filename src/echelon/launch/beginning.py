@@ -11,7 +11,7 @@ from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
 from echelon.launch.allocation import Allocation, choose_allocation
 from echelon.launch.attempts import SKIPPED, begin_attempt, record_own_job
-from echelon.launch.contract import ENVIRON, HERE, ON_RAY, TIED, job_in
+from echelon.launch.contract import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
 from echelon.launch.controller import Controller
 from echelon.launch.handover import find_exhaustion, find_objection
 from echelon.launch.history import read_history
@@ -25,12 +25,15 @@ from echelon.launch.tied import die_with
 
 
 def main(arguments: list[str]) -> int:
-    """Carry out an attempt of a run: `controller RUN ATTEMPT`; the next one when it is empty."""
-    path, number = arguments
+    """Carry out an attempt of a run: `controller RUN ATTEMPT REQUEST`.
+
+    The attempt is the next one when it is empty; REQUEST is the digest of the request.
+    """
+    path, number, digest = arguments
     run = RunDir.open(Path(path).absolute())
-    request = read_request(run)
+    request = read_request(run, digest)
     environ = dict(os.environ)
-    original = _read_original(environ)
+    original, script = _read_variables(environ), _read_pipe(environ.pop(SCRIPT, ""))
     if command := environ.pop(TIED, ""):
         die_with(int(command), signal.SIGHUP)
     if ON_RAY in environ:
@@ -59,6 +62,7 @@ def main(arguments: list[str]) -> int:
             run=run,
             attempt=attempt,
             request=request,
+            digest=digest,
             starter=starter,
             allocation=allocation,
             succession=choose_succession(
@@ -67,6 +71,7 @@ def main(arguments: list[str]) -> int:
                 shell,
                 environ,
                 original,
+                script=script,
                 owns_job=owns_job,
                 mail=request.mail,
             ),
@@ -93,14 +98,17 @@ def _choose_place(
     return starting, choose_allocation(shell, environ)
 
 
-def _read_original(environ: dict[str, str]) -> dict[str, str]:
+def _read_variables(environ: dict[str, str]) -> dict[str, str]:
     """Return the variables with which the job's script began, which it has left in a pipe."""
-    number = environ.pop(ENVIRON, "")
-    if not number:
-        return dict(environ)
+    pairs = [pair.partition(b"=") for pair in _read_pipe(environ.pop(ENVIRON, "")).split(b"\0")]
+    found = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
+    return found or dict(environ)
+
+
+def _read_pipe(number: str) -> bytes:
+    """Return what the job's script has left in a pipe; nothing where there is none."""
     try:
         with os.fdopen(int(number), "rb") as pipe:
-            pairs = [pair.partition(b"=") for pair in pipe.read().split(b"\0") if pair]
+            return pipe.read()
     except (OSError, ValueError):
-        return dict(environ)
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+        return b""

@@ -7,12 +7,13 @@ rank's, so that scripts which read those do too. docs/reference/environment.md l
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from echelon.core.nodes import expand
+from echelon.errors import UsageError
 from echelon.launch.beacon import VARIABLE as BEACON
 from echelon.launch.messages import Start
 
-KEY = "ECHELON_KEY"
 CONTROLLER = "ECHELON_CONTROLLER"
 NODE = "ECHELON_NODE"
 REPLACES = "ECHELON_REPLACES"
@@ -29,8 +30,41 @@ ON_RAY = "ECHELON_ON_RAY"
 """Holds the id of the job of Ray that was submitted for this run."""
 ENVIRON = "ECHELON_ENVIRON"
 """Holds the number of a file from which the variables of the job's first moment can be read."""
-PRIVATE = (KEY, CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON)
+SCRIPT = "ECHELON_SCRIPT"
+"""Holds the number of a file from which the job's own script can be read, as Slurm keeps it."""
+PRIVATE = (CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON, SCRIPT)
 """Between our own processes; no rank sees them."""
+
+
+KEY_SIZE = 32
+"""Bytes of the key by which a run's processes know each other."""
+
+
+def render_key(key: bytes) -> bytes:
+    """Return the input of a process that is given the key."""
+    return f"{key.hex()}\n".encode()
+
+
+def receive_key(stdin: BinaryIO) -> bytes:
+    """Read the key from a process's input.
+
+    Variables stay readable in /proc/PID/environ, where ranks would find it; a pipe is empty once it
+    has been read.
+
+    Raises:
+        UsageError: whatever started us gave us none.
+    """
+    line = stdin.readline(2 * KEY_SIZE + 1)
+    try:
+        key = bytes.fromhex(line.decode())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_SIZE:
+        raise UsageError(
+            "the key of the run is missing on standard input",
+            hint="agents are started by their controller; use: echelon run",
+        )
+    return key
 
 
 def job_in(environ: Mapping[str, str]) -> str:

@@ -54,6 +54,7 @@ class Controller:
         run: RunDir,
         attempt: int,
         request: LaunchRequest,
+        digest: str,
         starter: Starter,
         allocation: Allocation,
         succession: Succession,
@@ -61,7 +62,7 @@ class Controller:
         environ: Mapping[str, str],
         say: Callable[[str], None],
     ) -> None:
-        self._run, self._attempt, self._request = run, attempt, request
+        self._run, self._attempt, self._request, self._digest = run, attempt, request, digest
         self._starter, self._environ = starter, environ
         self._allocation, self._succession = allocation, succession
         self._journal = Journal(run, attempt, say)
@@ -229,7 +230,7 @@ class Controller:
 
     async def _gather(self) -> Verdict | None:
         """Have agents started, and wait for them; return why there are not enough, if so."""
-        argv = role_command("agent", self._run.path, self._attempt)
+        argv = role_command("agent", self._run.path, self._attempt, self._digest)
         try:
             await self._fly()
             await self._crew.start(argv, self._run.attempt(self._attempt), self._environ)

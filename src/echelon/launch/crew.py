@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from echelon.launch.contract import CONTROLLER, FILES, KEY, REPLACES
+from echelon.launch.contract import CONTROLLER, FILES, REPLACES
 from echelon.launch.entries import Agent, Entry, Gone, Lost, Stop
 from echelon.launch.hang import HangWatch
 from echelon.launch.journal import NoteTaker
@@ -95,9 +95,9 @@ class Crew:
         loop.add_signal_handler(signal.SIGCHLD, self._muster.reap)
         heard = await self._reception.open(self._starter.candidates())
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        private = {KEY: self._reception.key.hex(), CONTROLLER: ",".join(heard), FILES: str(few)}
+        private = {CONTROLLER: ",".join(heard), FILES: str(few)}
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
-        self._muster.call_all(fit, argv, {**env, **private}, folder)
+        self._muster.call_all(fit, argv, {**env, **private}, folder, self._reception.key)
         _allow_many_files()
         self._pulse = loop.create_task(self._keep_pulse())
         self._pulse.add_done_callback(self._end_with)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
 from echelon.core.slurm import OVER, Slurm
-from echelon.errors import EchelonError, UnavailableError
+from echelon.errors import EchelonError, UnavailableError, UsageError
 from echelon.launch.attempts import (
     SKIPPED,
     Attempt,
@@ -87,6 +87,7 @@ class Standby:
         *,
         job_id: str,
         environ: Mapping[str, str],
+        script: bytes,
         quiet: bool = False,
     ) -> None:
         """Prepare one.
@@ -96,23 +97,30 @@ class Standby:
             run: the run.
             job_id: ours.
             environ: the variables with which our own job was submitted.
+            script: the one that Slurm keeps of our own job: the run's folder may hold another.
             quiet: whether nobody shall get mail about it as long as it waits.
         """
         self._slurm, self._run, self._job_id, self._environ = slurm, run, job_id, environ
-        self._quiet = quiet
+        self._script, self._quiet = script, quiet
         self.attempt: Attempt | None = None
 
     def submit(self, exclude: str = "") -> Attempt:
         """Queue it.
 
         Raises:
-            UsageError: Slurm does not let us.
+            UsageError: Slurm does not let us, or nobody knows our own script.
             UnavailableError: slurmctld is away, or there is no sbatch on this node.
         """
+        if not self._script:
+            raise UsageError(
+                "the script of this job cannot be read",
+                hint=f"continue by hand: echelon resume {self._run.run_id}",
+            )
 
         def submit(number: int) -> str:
             return self._slurm.submit(
                 self._run.script,
+                content=self._script,
                 run_id=self._run.run_id,
                 attempt=number,
                 environ=self._environ,

@@ -201,7 +201,9 @@ _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (.+)$', re.MULTILINE)
 def script_frames(stack: str) -> str:
     """Return a stack without the launcher's own frames."""
     own = re.compile(
-        r'^  File "(?:.*/launcher/.*|<frozen runpy>)", line \d+ in .*\n?', re.MULTILINE
+        r'^  File "(?:.*/launcher/.*|<frozen runpy>)", line \d+ in .*\n?'
+        r'|^  File "<string>", line \d+ in <module>\n?\Z',  # the outermost: what Python was given
+        re.MULTILINE,
     )
     return own.sub("", stack)
 

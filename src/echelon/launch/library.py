@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from echelon.launch.rank import lead_path
+from echelon.launch.rank import hide_launcher, lead_path
 
 PACKAGE = "echelon"
 
@@ -99,6 +99,7 @@ def own_modules() -> tuple[str, ...]:
 @contextlib.contextmanager
 def _another_copy() -> Iterator[None]:
     """Have no module of the package at first, and in the end those of before alone."""
+    archive = hide_launcher()
     before = {name: sys.modules.pop(name) for name in own_modules()}
     try:
         yield
@@ -106,6 +107,8 @@ def _another_copy() -> Iterator[None]:
         for name in own_modules():
             del sys.modules[name]
         sys.modules.update(before)
+        if archive is not None:
+            sys.meta_path.insert(0, archive)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

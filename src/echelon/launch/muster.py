@@ -28,12 +28,17 @@ class Muster:
         """By node: agents that were called again."""
 
     def call_all(
-        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+        self,
+        nodes: Sequence[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        key: bytes,
     ) -> None:
         """Have the agents of some nodes started: of all that there are to be."""
 
         def start(nodes: Sequence[int], **more: str) -> list[Started]:
-            return self._starter.start(nodes, argv, {**env, **more}, logs)
+            return self._starter.start(nodes, argv, {**env, **more}, logs, key)
 
         self._start = start
         for started in start(nodes) if nodes else ():

@@ -26,7 +26,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, NoReturn
 
+import echelon
 from echelon.core.scribe import persist
+from echelon.launch.archive import find_archive
 from echelon.launch.gloogroups import keep_gloo_groups
 
 DUMP = signal.SIGRTMIN + 7
@@ -76,8 +78,9 @@ def restore_fresh_state(stacks: Path, launcher: Iterable[str]) -> None:
         launcher: names of the launcher's modules. To look for them here would touch the names of
             all modules, and each page that a rank touches is copied.
     """
+    # The launcher's own copy must not stand in for the one that the script may want.
+    hide_launcher()
     for module in launcher:
-        # The launcher's own copy must not stand in for the one that the script may want.
         del sys.modules[module]
     random.seed()
     if numpy := sys.modules.get("numpy"):
@@ -97,6 +100,15 @@ def restore_fresh_state(stacks: Path, launcher: Iterable[str]) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     handle = persist(lambda: os.open(stacks, flags, 0o600), within_s=PATIENCE_S)
     faulthandler.register(DUMP, file=handle, all_threads=True)
+
+
+def hide_launcher() -> object | None:
+    """Import nothing more from the launcher; return what it was imported from, if it was."""
+    archive = find_archive(echelon)
+    if archive in sys.meta_path:
+        sys.meta_path.remove(archive)
+        return archive
+    return None
 
 
 def _wake_openblas() -> None:

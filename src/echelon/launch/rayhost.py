@@ -18,6 +18,7 @@ def make_host() -> type:
             mark: tuple[str, str],
             argv: list[str],
             env: dict[str, str],
+            stdin: bytes,
             folder: str,
             log: str,
         ) -> str:
@@ -26,18 +27,20 @@ def make_host() -> type:
             Args:
                 node: the id of ours: the agent was told its name.
                 mark: a file that is on all nodes, and what is in it.
-                argv: the agent: its Python, the launcher, and more.
+                argv: the agent, as `launcher_command` starts it.
                 env: its variables.
+                stdin: what it is to read.
                 folder: where ranks run.
                 log: what it says goes there.
 
             Raises:
                 RuntimeError: Ray has put us elsewhere.
             """
+            import hashlib  # noqa: PLC0415
             import os  # noqa: PLC0415
             import signal  # noqa: PLC0415
-            import sys  # noqa: PLC0415
             from pathlib import Path  # noqa: PLC0415
+            from typing import Any  # noqa: PLC0415
 
             import ray  # noqa: PLC0415
 
@@ -54,7 +57,13 @@ def make_host() -> type:
             if not Path(folder).is_dir():
                 return f"does not have the folder {folder}, where ranks run"
             os.chdir(folder)
-            sys.path.insert(0, argv[1])
+            digest, launcher = argv[3:5]
+            data = Path(launcher).read_bytes()
+            if hashlib.sha256(data).hexdigest() != digest:
+                return "sees another launcher than the one that was submitted"
+            loader: dict[str, Any] = {}
+            exec(data[: data.index(b"PK\3\4")], loader)  # noqa: S102  see BOOTSTRAP
+            loader["load"](launcher, digest, data)
             from echelon.core.shell import LocalShell  # noqa: PLC0415
             from echelon.launch.contract import TIED  # noqa: PLC0415
 
@@ -64,7 +73,7 @@ def make_host() -> type:
             # Ray blocks signals in its workers, and a child would inherit that.
             blocked = signal.pthread_sigmask(signal.SIG_SETMASK, [])
             try:
-                self.pid = LocalShell().start(argv, log=self.log, env=full)
+                self.pid = LocalShell().start(argv, log=self.log, env=full, stdin=stdin)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             return ""

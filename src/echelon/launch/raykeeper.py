@@ -22,7 +22,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from echelon.core.rundir import write_atomic
-from echelon.launch.contract import NAME, NODE
+from echelon.launch.contract import NAME, NODE, receive_key, render_key
 from echelon.launch.journal import write_error
 from echelon.launch.rayhost import make_host
 from echelon.launch.rayorders import Order, read_orders
@@ -49,15 +49,16 @@ class KeeperError(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Carry a plan out; the agents' variables are our own."""
+    """Carry a plan out; the agents' variables are our own, and their key is on our input."""
     plan, environ = parse_plan(arguments[0]), dict(os.environ)
+    key = receive_key(sys.stdin.buffer)
     # To stop a job, Ray sends this to all processes of it: for us the controller decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ray = load_ray()
         connect(ray, plan, environ)
         environ.pop(_JOB_CONFIG, None)  # between Ray and us: of a rank's own Ray it would be part
-        keeper = Keeper(ray, plan, environ)
+        keeper = Keeper(ray, plan, environ, key)
         signal.signal(signal.SIGTERM, keeper.be_dismissed)
         try:
             keeper.keep()
@@ -124,8 +125,8 @@ class _Post:
 class Keeper:
     """See the module."""
 
-    def __init__(self, ray: ModuleType, plan: Plan, environ: Mapping[str, str]) -> None:
-        self._ray, self._plan, self._environ = ray, plan, environ
+    def __init__(self, ray: ModuleType, plan: Plan, environ: Mapping[str, str], key: bytes) -> None:
+        self._ray, self._plan, self._environ, self._key = ray, plan, environ, key
         self._util: Any = importlib.import_module("ray.util")
         self._strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
         self._controller = os.getppid()
@@ -248,6 +249,7 @@ class Keeper:
             mark=self._mark,
             argv=list(plan.argv),
             env={**own, **more},
+            stdin=render_key(self._key),
             folder=str(Path.cwd()),
             log=log,
         )

@@ -12,6 +12,7 @@ from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.launch import addresses
 from echelon.launch.allocation import View
+from echelon.launch.contract import render_key
 from echelon.launch.entries import Stop
 from echelon.launch.rayplan import Plan, bundle_of
 from echelon.launch.raystanding import CANCELLED, Outpost, is_current
@@ -61,14 +62,24 @@ class RayStarter:
         return list(dict.fromkeys([*own, *addresses.host_addresses()]))
 
     def start(
-        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+        self,
+        nodes: Sequence[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        key: bytes,
     ) -> list[Started]:
         if not self._keeper:
-            return [self._start_keeper(nodes, argv, env, logs)]
+            return [self._start_keeper(nodes, argv, env, logs, key)]
         return [self._call(node, env, logs) for node in nodes]
 
     def _start_keeper(
-        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+        self,
+        nodes: Sequence[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        key: bytes,
     ) -> Started:
         plan = Plan(
             run=str(self._run.path),
@@ -80,7 +91,7 @@ class RayStarter:
         )
         log = logs / "ray.log"
         keeper = role_command("ray-keeper", plan.render())
-        self._keeper = self._shell.start(keeper, log=log, env=env)
+        self._keeper = self._shell.start(keeper, log=log, env=env, stdin=render_key(key))
         return Started(pid=self._keeper, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
 
     def _call(self, node: int, env: Mapping[str, str], logs: Path) -> Started:

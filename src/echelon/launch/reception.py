@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from echelon.errors import UnavailableError
+from echelon.launch.contract import KEY_SIZE
 from echelon.launch.entries import Agent
 from echelon.launch.journal import NoteTaker
 from echelon.launch.link import Link
@@ -32,7 +33,7 @@ class Reception:
         lost: Callable[[Agent, str], None],
         note: NoteTaker,
     ) -> None:
-        self.key = secrets.token_bytes(32)
+        self.key = secrets.token_bytes(KEY_SIZE)
         """What agents have to know."""
         self._nodes, self._note = nodes, note
         self._received, self._lost = received, lost

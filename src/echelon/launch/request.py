@@ -1,11 +1,12 @@
 """What the launcher needs of a run's frozen request."""
 
+import hashlib
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.rundir import RunDir
-from echelon.errors import UnavailableError
+from echelon.errors import NotPermittedError, UnavailableError
 from echelon.launch.rank import Program
 from echelon.merging import Layer, merge
 from echelon.readers import LimitSignal
@@ -56,19 +57,30 @@ class LaunchRequest:
     """0 where the request does not say."""
 
 
-def read_request(run: RunDir) -> LaunchRequest:
-    """Read what the launcher needs of a run's frozen request."""
-    return from_spec(read_spec(run))
+def read_request(run: RunDir, digest: str = "") -> LaunchRequest:
+    """Read what the launcher needs of a run's frozen request.
 
-
-def read_spec(run: RunDir) -> JobSpec:
-    """Read the frozen request of a run.
+    Args:
+        run: whose.
+        digest: its SHA-256; where one is given, no other request is taken.
 
     Raises:
+        NotPermittedError: the request has another digest.
         UnavailableError: somebody, or a full disk, has spoilt it.
     """
+    return from_spec(read_spec(run, digest))
+
+
+def read_spec(run: RunDir, digest: str = "") -> JobSpec:
+    """Read the frozen request of a run, in all its parts; otherwise as `read_request`."""
+    data = run.spec.read_bytes()
+    if digest and hashlib.sha256(data).hexdigest() != digest:
+        raise NotPermittedError(
+            f"refused to start: {run.spec} is not what was submitted (its SHA-256 differs)",
+            hint="if the change is yours, start a new run: echelon submit",
+        )
     try:
-        values = tomllib.loads(run.spec.read_text("utf-8", "surrogateescape"))
+        values = tomllib.loads(data.decode("utf-8", "surrogateescape"))
     except tomllib.TOMLDecodeError as error:
         raise UnavailableError(
             f"the request of the run '{run.run_id}' is spoilt: {run.spec}: {error}",

@@ -9,7 +9,7 @@ from typing import Protocol
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.launch import addresses
-from echelon.launch.contract import NODE
+from echelon.launch.contract import NODE, render_key
 from echelon.world import parse_counts
 
 _SHAPE = re.compile(
@@ -64,9 +64,14 @@ class Starter(Protocol):
         """Return our own addresses at which they may reach us, the best first."""
 
     def start(
-        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+        self,
+        nodes: Sequence[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        key: bytes,
     ) -> list[Started]:
-        """Start those of some nodes."""
+        """Start those of some nodes; each reads the key from its input (`receive_key`)."""
 
     def outlook(self) -> Outlook:
         """Return what is known of nodes from which no agent has come yet."""
@@ -88,12 +93,18 @@ class LocalStarter:
         return [addresses.LOOPBACK]
 
     def start(
-        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+        self,
+        nodes: Sequence[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        key: bytes,
     ) -> list[Started]:
         found = []
         for node in nodes:
             log = logs / f"agent-{node}.log"
-            pid = self._shell.start(argv, log=log, env={**env, NODE: str(node)})
+            own = {**env, NODE: str(node)}
+            pid = self._shell.start(argv, log=log, env=own, stdin=render_key(key))
             found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
         return found
 
@@ -129,7 +140,12 @@ class SlurmStarter:
         return list(dict.fromkeys([*found, *addresses.host_addresses()]))
 
     def start(
-        self, nodes: Sequence[int], argv: Sequence[str], env: Mapping[str, str], logs: Path
+        self,
+        nodes: Sequence[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        key: bytes,
     ) -> list[Started]:
         clean = without_shape(env)
         found = []
@@ -140,12 +156,13 @@ class SlurmStarter:
                 *("srun", f"--jobid={self._job}", f"--nodelist={hosts}"),
                 *(f"--nodes={len(group)}", f"--ntasks={len(group)}", "--ntasks-per-node=1"),
                 *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill", "--export=ALL"),
-                *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none"),
+                *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=all"),
                 gpus,
             ]
             # Alone, it says where it is; together, each finds its place in the job's host list.
             place = {NODE: str(group[0])} if len(group) == 1 else {}
-            pid = self._shell.start([*step, *argv], log=log, env={**clean, **place})
+            own = {**clean, **place}
+            pid = self._shell.start([*step, *argv], log=log, env=own, stdin=render_key(key))
             found.append(Started(pid=pid, nodes=frozenset(group), log=log))
         return found
 

@@ -235,6 +235,7 @@ def choose_succession(
     environ: Mapping[str, str],
     original: Mapping[str, str],
     *,
+    script: bytes,
     owns_job: bool,
     mail: bool,
 ) -> Succession:
@@ -246,6 +247,7 @@ def choose_succession(
         shell: runs programs.
         environ: our variables,
         original: and those with which our job was submitted.
+        script: the script that Slurm keeps of our job.
         owns_job: whether the job that we are in was submitted for this run.
         mail: whether Slurm is to write when the run is over.
     """
@@ -257,5 +259,5 @@ def choose_succession(
     own = Mail(slurm, job_id, wanted=mail)
     if mode == "requeue":
         return RequeueSuccession(slurm, job_id, own)
-    standby = Standby(slurm, run, job_id=job_id, environ=original, quiet=mail)
+    standby = Standby(slurm, run, job_id=job_id, environ=original, script=script, quiet=mail)
     return StandbySuccession(standby, own)

@@ -48,7 +48,7 @@ def clock(monkeypatch):
 
 def _start(cluster, tmp_path):
     run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
-    submit_run(run, cluster, {})
+    submit_run(run, cluster, {}, b"")
     cluster.asked = 0
     return run
 

@@ -70,7 +70,7 @@ def test_another_cluster_takes_a_run_over(capsys, runs, monkeypatch):
         return f"ray:{run_id}-{attempt}@{cluster.address}"
 
     monkeypatch.setattr(RayCluster, "submit", submit)
-    code, _, err = echelon(capsys, runs, "resume", "one", "--address=new:1")
+    code, _, err = echelon(capsys, runs, "resume", "one", "--address=new:1", "--trust")
     assert code == 0, err
     assert asked == ["http://new:1"]
     assert [one.number for one in attempts(runs["one"])] == [1, 2]

@@ -28,7 +28,7 @@ class _Instant(FakeShell):
 def _submit(shell, tmp_path):
     cluster = LocalCluster(shell, {}, tmp_path)
     run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
-    submit_run(run, cluster, {})
+    submit_run(run, cluster, {}, run.script.read_bytes())
     return current_job(run, cluster)
 
 

@@ -76,7 +76,7 @@ def run(tmp_path):
 
 
 def test_a_run_is_submitted_as_a_job_that_names_it(api, cluster, run):
-    attempt = submit_run(run, cluster, {"SECRET": "x"})
+    attempt = submit_run(run, cluster, {"SECRET": "x"}, run.script.read_bytes())
     name = f"{run.run_id}-1"
     assert attempt.job_id == f"ray:{name}@http://head:8265"
     assert attempt.output == str(run.logs / "job-1.out")
@@ -91,7 +91,7 @@ def test_a_run_is_submitted_as_a_job_that_names_it(api, cluster, run):
 
 def test_a_submission_whose_answer_was_lost_is_not_made_twice(api, cluster, run):
     api.trouble["POST"] = "taken, answer lost"
-    submit_run(run, cluster, {})
+    submit_run(run, cluster, {}, run.script.read_bytes())
     assert list(api.jobs) == [f"{run.run_id}-1"]
     assert [method for method, *_ in api.asked].count("POST") == 1
 
@@ -99,12 +99,12 @@ def test_a_submission_whose_answer_was_lost_is_not_made_twice(api, cluster, run)
 def test_a_submission_that_nobody_took_is_none(api, cluster, run):
     api.trouble["POST"] = ConnectionRefusedError("refused")
     with pytest.raises(UnavailableError, match="no Ray cluster answers at http://head:8265"):
-        submit_run(run, cluster, {})
+        submit_run(run, cluster, {}, run.script.read_bytes())
     assert not list(run.attempts.iterdir())
 
 
 def test_what_the_controller_said_counts_once_the_job_is_over(api, cluster, run):
-    job_id = submit_run(run, cluster, {}).job_id
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     write_atomic(run.outcome(1), '{"state": "CANCELLED", "exit_code": 130}')
     record["status"] = "RUNNING"
@@ -115,7 +115,7 @@ def test_what_the_controller_said_counts_once_the_job_is_over(api, cluster, run)
 
 
 def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster, run):
-    job_id = submit_run(run, cluster, {}).job_id
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     record["metadata"] = {"echelon_run": "other"}
     assert cluster.job(job_id, run_id=run.run_id).state == "UNKNOWN"
@@ -124,7 +124,7 @@ def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster
 
 
 def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
-    job_id = submit_run(run, cluster, {}).job_id
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     api.trouble["GET"] = ConnectionRefusedError("refused")
     with pytest.raises(UnavailableError, match="no Ray cluster answers"):
         cluster.job(job_id, run_id=run.run_id)
@@ -134,7 +134,7 @@ def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
 
 
 def test_who_only_wants_to_know_how_it_is_hears_that_nobody_answers(api, cluster, run, tmp_path):
-    job_id = submit_run(run, cluster, {}).job_id
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     glance = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, glance=True)
     api.trouble["GET"] = ConnectionRefusedError("refused")
     job = glance.job(job_id, run_id=run.run_id)
@@ -156,7 +156,7 @@ def test_a_hasty_one_asks_only_once(monkeypatch):
 
 
 def test_what_is_waited_for_is_the_reason(api, cluster, run):
-    job_id = submit_run(run, cluster, {}).job_id
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     record["status"] = "RUNNING"
     told = Standing(pid=1, waits="waiting for 3 nodes")
@@ -165,7 +165,7 @@ def test_what_is_waited_for_is_the_reason(api, cluster, run):
 
 
 def test_stop_and_cancel(api, cluster, run):
-    job_id = submit_run(run, cluster, {}).job_id
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     wish = run.attempt(1) / "cancelled"
     cluster.stop(job_id, run_id=run.run_id)
     assert ("POST", f"/api/jobs/{run.run_id}-1/stop", None) in api.asked
@@ -376,14 +376,20 @@ def test_a_jobs_name_says_where_to_ask():
 def test_the_command_runs_the_script_whatever_its_folder_is_called(tmp_path, name):
     folder = tmp_path / name
     folder.mkdir()
-    command = render_entrypoint(folder, 3, folder / "out")
+    script = "echo attempt $1 of ${0##*/}\n"
+    command = render_entrypoint(folder, 3, folder / "out", script.encode())
     missing = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert missing.returncode == 69
     assert missing.stderr.startswith("echelon: the head of the Ray cluster, ")
     assert str(folder) in missing.stderr
-    (folder / "job.sbatch").write_text("echo attempt $1\n")
+    (folder / "job.sbatch").write_text(f"{script}echo more\n")
+    changed = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert changed.returncode == 77
+    assert "job.sbatch is not what was submitted" in changed.stderr
+    assert not (folder / "out").exists()
+    (folder / "job.sbatch").write_text(script)
     assert subprocess.run(command, shell=True, check=False).returncode == 0
-    assert (folder / "out").read_text() == "attempt 3\n"
+    assert (folder / "out").read_text() == "attempt 3 of job.sbatch\n"
 
 
 def test_an_activated_environment_is_named_for_a_job_that_will_not_have_it():

@@ -21,7 +21,7 @@ class FakeCluster:
     def exclusions(self, request):
         return request.exclude
 
-    def submit(self, script, *, run_id, attempt, environ, exclude):  # noqa: ARG002
+    def submit(self, script, *, content, run_id, attempt, environ, exclude):  # noqa: ARG002
         self.submitted.append((script, run_id, environ))
         return str(100 + len(self.submitted))
 
@@ -39,7 +39,7 @@ def three(tmp_path):
     for name in ("mnist", "mnist", "resnet"):
         run, _ = runs.prepare_run(spec(script=f"{name}.py"), tmp_path / "runs", tmp_path)
         made.append(run)
-        runs.submit_run(run, FakeCluster(), {})
+        runs.submit_run(run, FakeCluster(), {}, run.script.read_bytes())
     return tmp_path / "runs", made
 
 

@@ -34,7 +34,9 @@ def cluster(shell, slept=None):
 
 
 def submit(shell, slept=None):
-    return cluster(shell, slept).submit(Path("job.sh"), run_id="r-1", attempt=1, environ={})
+    return cluster(shell, slept).submit(
+        Path("runs/job.sh"), content=b"#!/bin/sh\n", run_id="r-1", attempt=1, environ={}
+    )
 
 
 def spec(**values):
@@ -44,7 +46,25 @@ def spec(**values):
 def test_a_submission_returns_the_jobs_id():
     shell = FakeShell(answers={"sbatch": "42\n"})
     assert submit(shell) == "42"
-    assert shell.calls == [("sbatch", "--parsable", "--comment=echelon:r-1/1", "job.sh", "1")]
+    (*words, path, attempt) = shell.calls[0]
+    assert words == ["sbatch", "--parsable", "--comment=echelon:r-1/1"]
+    assert (Path(path).name, attempt) == ("job.sh", "1")
+
+
+def test_what_is_queued_is_what_was_checked_wherever_the_file_lies(tmp_path):
+    seen = []
+
+    def sbatch(argv):
+        seen.append((Path(argv[-2]).read_bytes(), Path(argv[-2]).parent.stat().st_mode & 0o777))
+        return Result(argv=(), stdout="42\n")
+
+    (tmp_path / "job.sh").write_text("exchanged")
+    shell = FakeShell(answers={"sbatch": sbatch})
+    slurm = cluster(shell)
+    path = tmp_path / "job.sh"
+    assert slurm.submit(path, content=b"checked", run_id="r-1", attempt=1, environ={}) == "42"
+    assert seen == [(b"checked", 0o700)]
+    assert not Path(shell.calls[0][-2]).exists()
 
 
 def test_a_federated_answer_has_the_cluster_behind_the_id():
@@ -62,7 +82,12 @@ def test_a_refusal_names_the_nodes_that_are_left_out():
     shell = FakeShell(answers={"sbatch": failed("sbatch: error: not available\n")})
     with pytest.raises(UsageError) as told:
         cluster(shell).submit(
-            Path("job.sh"), run_id="r-1", attempt=1, environ={}, exclude="node[1-3]"
+            Path("job.sh"),
+            content=b"",
+            run_id="r-1",
+            attempt=1,
+            environ={},
+            exclude="node[1-3]",
         )
     assert told.value.hint == "it is kept away from node[1-3]; echelon nodes says why"
 

@@ -1,5 +1,6 @@
 """Runs whose folder was moved, renamed, copied, or is reached by another name."""
 
+import hashlib
 import json
 import shutil
 import stat
@@ -43,21 +44,29 @@ def moved(run, runs):
     return RunDir.open(run.path.rename(runs / run.run_id))
 
 
+def settle(run):
+    """Return where a run was, and hold its script to what is returned of it."""
+    script, home = settle_run(run, run.script.read_bytes())
+    assert script == run.script.read_bytes()
+    return home
+
+
 def test_a_run_that_stays_where_it_is_is_left_alone(run):
     before = run.script.stat().st_mtime_ns
     assert find_home(run) == run.path
-    assert settle_run(run) is None
+    assert settle(run) is None
     assert run.script.stat().st_mtime_ns == before
 
 
 def test_the_files_of_one_that_was_moved_name_its_new_folder(run, tmp_path):
-    old, scripts = run.path, run.script.read_text()
+    old, script, request = run.path, run.script.read_text(), run.spec.read_bytes()
     run = moved(run, tmp_path / "else.where")
-    assert settle_run(run) == old
-    assert run.script.read_text() == scripts.replace(str(old), str(run.path))
+    assert settle(run) == old
+    digests = [hashlib.sha256(text).hexdigest() for text in (request, run.spec.read_bytes())]
+    assert run.script.read_text() == script.replace(str(old), str(run.path)).replace(*digests)
     assert read_spec(run).output == f"{run.logs}/job-%j.out"
     assert stat.S_IMODE(run.script.stat().st_mode) == 0o700
-    assert settle_run(run) is None
+    assert settle(run) is None
 
 
 def test_only_its_own_path_is_renewed(tmp_path):
@@ -66,7 +75,7 @@ def test_only_its_own_path_is_renewed(tmp_path):
     text = run.spec.read_text()
     run.spec.write_text(text.replace("script =", f"args = {json.dumps(args)}\nscript ="))
     old, run = run.path, moved(run, tmp_path / "new")
-    settle_run(run)
+    settle(run)
     assert read_spec(run).args == (*args[:2], f"--from={run.path}/checkpoints")
     assert str(old) in args[0]
 
@@ -75,14 +84,14 @@ def test_one_that_has_another_name_too_is_the_same(run, tmp_path):
     (tmp_path / "link").symlink_to(run.path.parent)
     other = RunDir.open(tmp_path / "link" / run.run_id)
     check_original(other)
-    assert settle_run(other) is None
+    assert settle(other) is None
 
 
 def test_a_copy_is_refused_whatever_its_name(run, tmp_path):
     for place in (tmp_path / "copies" / run.run_id, run.path.with_name("other-name")):
         shutil.copytree(run.path, place)
         with pytest.raises(ConflictError, match="is a copy") as told:
-            settle_run(RunDir.open(place))
+            settle(RunDir.open(place))
         assert told.value.hint.startswith(f"name that one: --runs-dir {run.path.parent};")
 
 
@@ -98,7 +107,7 @@ def test_names_that_would_have_to_be_quoted_are_refused(tmp_path, before, after)
     run = make(tmp_path, runs=before)
     other = moved(run, tmp_path / after)
     with pytest.raises(ConflictError, match="cannot go on in"):
-        settle_run(other)
+        settle(other)
     assert find_home(other) == run.path
 
 
@@ -106,7 +115,7 @@ def test_what_it_needs_and_did_not_come_along_is_told_before_anything_is_changed
     other = moved(run, tmp_path / "new")
     (tmp_path / "train.py").unlink()
     with pytest.raises(UsageError, match=r"train\.py does not exist"):
-        settle_run(other)
+        settle(other)
     assert find_home(other) == run.path
 
 
@@ -136,7 +145,7 @@ def test_nobody_speaks_for_a_runs_jobs_by_a_copy_of_it(run, tmp_path, capsys, co
 def test_output_elsewhere_does_not_make_a_run_one_that_was_moved(tmp_path, style, folder):
     run = make(tmp_path, style=style, output=f"{folder}/logs/job-%j.out")
     check_original(run)
-    assert settle_run(run) is None
+    assert settle(run) is None
 
 
 def test_a_home_that_one_may_not_enter_is_as_if_it_were_gone(run, tmp_path, monkeypatch):

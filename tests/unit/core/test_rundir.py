@@ -15,6 +15,24 @@ def test_a_new_run_is_readable_by_its_owner_alone(tmp_path):
     assert RunDir.open(run.path) == run
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o077])
+def test_the_folder_of_all_runs_is_its_owners_alone_whatever_the_umask(tmp_path, umask):
+    """Else a member of a group could put a folder of their own in a run's place."""
+    before = os.umask(umask)
+    try:
+        run = RunDir.create(tmp_path / "project" / "runs", "a")
+    finally:
+        os.umask(before)
+    folders = [run.path, run.path.parent, run.path.parent.parent]
+    assert {oct(folder.stat().st_mode & 0o777) for folder in folders} == {"0o700"}
+
+
+def test_a_folder_of_runs_that_is_there_stays_as_it_is(tmp_path):
+    tmp_path.chmod(0o750)
+    RunDir.create(tmp_path, "a")
+    assert tmp_path.stat().st_mode & 0o777 == 0o750
+
+
 @pytest.mark.parametrize("run_id", ["", "..", ".", "a/b", "-x", "a b", "$(id)", "a\n", "x" * 101])
 def test_an_id_that_is_no_plain_name_is_refused(tmp_path, run_id):
     with pytest.raises(UsageError):

@@ -65,6 +65,14 @@ def test_an_interrupt_is_not_hidden_by_a_child_that_has_just_gone():
     assert SHELL.run([sys.executable, "-c", program]).stdout == "interrupted\n"
 
 
+def test_a_started_program_reads_what_it_is_given_and_then_the_end(tmp_path: Path):
+    log = tmp_path / "log"
+    for given in (b"secret\n", b""):
+        pid = LocalShell().start(["cat"], log=log, stdin=given)
+        os.waitpid(pid, 0)
+    assert log.read_bytes() == b"secret\n"
+
+
 def test_a_started_program_lives_on_in_its_own_session(tmp_path: Path):
     log = tmp_path / "log"
     pid = SHELL.start(["sh", "-c", "echo begun; exec sleep 60"], log=log)

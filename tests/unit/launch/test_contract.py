@@ -1,9 +1,21 @@
 """What every rank sees: torchrun's variables, and Slurm's rewritten to be the rank's own."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.launch.contract import PRIVATE, common_environment, rank_environment, rank_files
+import pytest
+
+from echelon.errors import UsageError
+from echelon.launch.contract import (
+    KEY_SIZE,
+    PRIVATE,
+    common_environment,
+    rank_environment,
+    rank_files,
+    receive_key,
+    render_key,
+)
 from echelon.launch.messages import Start
 
 FILES = rank_files(Path("/run/logs/1.2/rank-00005.log"), Path("/dev/shm/e"), 5)  # noqa: S108
@@ -55,9 +67,21 @@ def test_the_users_own_choice_stands_where_it_is_his():
 
 
 def test_no_rank_sees_what_is_between_our_own_processes():
-    assert "ECHELON_KEY" in PRIVATE
     found = common(**dict.fromkeys(PRIVATE, "secret"))
     assert "secret" not in found.values()
+
+
+@pytest.mark.parametrize("said", [b"", b"\n", b"00\n", b"k" * 64 + b"\n", b"\xff" * 64])
+def test_what_is_no_key_is_refused(said):
+    with pytest.raises(UsageError, match="the key of the run is missing"):
+        receive_key(io.BytesIO(said))
+
+
+def test_a_key_is_read_and_nothing_beyond_it():
+    key = bytes(range(KEY_SIZE))
+    stdin = io.BytesIO(render_key(key) + b"more")
+    assert receive_key(stdin) == key
+    assert stdin.read() == b"more"
 
 
 def test_what_is_a_ranks_own():

@@ -62,6 +62,7 @@ def controller(tmp_path):
         run=RunDir.create(tmp_path, "a"),
         attempt=1,
         request=from_spec(JobSpec(script="train.py", nodes=NodeCount(2, 3))),
+        digest="",
         starter=LocalStarter(FakeShell(), 3),
         allocation=OwnMachine(),
         succession=NoSuccession(),

@@ -1,6 +1,7 @@
 """When another job takes over, and when not."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -96,14 +97,20 @@ def test_a_standby_waits_for_our_end_and_is_written_down(run):
     run.claim_attempt()
     show = "JobId=8 JobState=PENDING Comment=echelon:r-1/2 StdOut=/x/out "
     shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
-    standby = Standby(Slurm(shell, {}), run, job_id="7", environ={"A": "1", "SLURM_JOB_ID": "7"})
+    standby = Standby(
+        Slurm(shell, {}),
+        run,
+        job_id="7",
+        environ={"A": "1", "SLURM_JOB_ID": "7"},
+        script=b"#!/bin/bash\n",
+    )
     found = standby.submit("node3")
     submitted = shell.calls[0]
     assert submitted[:2] == ("sbatch", "--parsable")
     assert "--dependency=afternotok:7" in submitted
     assert "--kill-on-invalid-dep=yes" in submitted
     assert "--exclude=node3" in submitted
-    assert submitted[-2:] == (str(run.script), "2")
+    assert (Path(submitted[-2]).name, submitted[-1]) == (run.script.name, "2")
     assert (found.number, found.job_id, found.after, found.output) == (2, "8", "7", "/x/out")
     assert json.loads((run.attempt(2) / "job.json").read_text())["after"] == "7"
 
@@ -112,7 +119,7 @@ def test_a_standby_waits_for_our_end_and_is_written_down(run):
 def test_a_standby_is_not_held_as_the_first_job_was(run, reason):
     show = f"JobId=8 JobState=PENDING Reason={reason} Comment=echelon:r-1/1 "
     shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
-    Standby(Slurm(shell, {}), run, job_id="7", environ={}).submit()
+    Standby(Slurm(shell, {}), run, job_id="7", environ={}, script=b"#!/bin/bash\n").submit()
     assert (("scontrol", "release", "8") in shell.calls) == (reason == "JobHeldUser")
 
 
@@ -120,14 +127,16 @@ def test_a_standby_is_not_held_as_the_first_job_was(run, reason):
 def test_nobody_gets_mail_about_a_standby_that_is_withdrawn(run, quiet):
     show = "JobId=8 JobState=PENDING Comment=echelon:r-1/1 "
     shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
-    Standby(Slurm(shell, {}), run, job_id="7", environ={}, quiet=quiet).submit()
+    Standby(
+        Slurm(shell, {}), run, job_id="7", environ={}, script=b"#!/bin/bash\n", quiet=quiet
+    ).submit()
     hushed = ("scontrol", "update", "JobId=8", "MailType=NONE")
     assert (hushed in shell.calls) == quiet
 
 
 def test_what_slurm_refuses_leaves_no_attempt_behind(run):
     shell = FakeShell(answers={"sbatch": Result(argv=(), code=1, stderr="sbatch: error: no\n")})
-    standby = Standby(Slurm(shell, {}), run, job_id="7", environ={})
+    standby = Standby(Slurm(shell, {}), run, job_id="7", environ={}, script=b"#!/bin/bash\n")
     with pytest.raises(Exception, match="no"):
         standby.submit()
     assert not run.attempt(1).exists()

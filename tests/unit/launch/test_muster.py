@@ -24,7 +24,7 @@ class Starter:
         self.go = threading.Event()
         self.go.set()
 
-    def start(self, nodes, _argv, env, logs):
+    def start(self, nodes, _argv, env, logs, _key):
         self.go.wait(10)
         self.environs.append(env)
         child = subprocess.Popen([sys.executable, "-c", self._program], start_new_session=True)
@@ -55,7 +55,7 @@ async def call(muster, then, **environ):
 
 def make(starter, gone=lambda _: None):
     muster = Muster(starter, gone)
-    muster.call_all(range(starter.nodes), ["agent"], {"A": "1"}, None)
+    muster.call_all(range(starter.nodes), ["agent"], {"A": "1"}, None, b"k" * 32)
     return muster
 
 

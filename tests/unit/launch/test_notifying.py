@@ -59,11 +59,11 @@ def test_a_reason_is_one_line_that_a_variable_can_hold(run):
 
 
 def test_what_is_between_our_own_processes_is_not_told(run):
-    variables = {"ECHELON_HERE": "1", "ECHELON_KEY": "secret", "SLURM_JOB_ID": "7"}
+    variables = {"ECHELON_HERE": "1", "ECHELON_CONTROLLER": "secret", "SLURM_JOB_ID": "7"}
     make(run, "env", **variables).tell("COMPLETED", "")
     told = run.notify_log.read_text().splitlines()
     assert "SLURM_JOB_ID=7" in told
-    assert not any(line.startswith(("ECHELON_HERE", "ECHELON_KEY")) for line in told)
+    assert not any(line.startswith(("ECHELON_HERE", "ECHELON_CONTROLLER")) for line in told)
 
 
 def test_without_a_command_nothing_is_run(run):

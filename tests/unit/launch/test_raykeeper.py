@@ -14,6 +14,8 @@ from echelon.launch.rayorders import ORDERS, Order
 from echelon.launch.rayplan import Plan
 from echelon.launch.raystanding import read_standing
 
+KEY = b"k" * 32
+
 
 class RayError(Exception):
     pass
@@ -28,7 +30,7 @@ class Actor:
         self.wait = SimpleNamespace(remote=lambda: (self, "end"))
 
     def _begin(self, ray, said):
-        self.env = said["env"]
+        self.env, self.stdin = said["env"], said["stdin"]
         ray.started.append(self)
         return self, "start"
 
@@ -116,7 +118,7 @@ def keeper(ray, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(Keeper, "_free", lambda _: [{"CPU": 1.0}] * 2)
     monkeypatch.setattr(raykeeper, "LOOK_S", -1.0)
-    return Keeper(ray, plan, {"ECHELON_KEY": "k"})
+    return Keeper(ray, plan, {"A": "1"}, KEY)
 
 
 def keep(keeper, *moments):
@@ -150,6 +152,7 @@ def nothing():
 def test_agents_are_told_who_they_are_and_that_is_written_down(keeper, ray):
     keep(keeper, nothing)
     assert [actor.env["ECHELON_NODE"] for actor in ray.started] == ["0", "1"]
+    assert {actor.stdin for actor in ray.started} == {KEY.hex().encode() + b"\n"}
     assert [actor.env["ECHELON_NODE_NAME"] for actor in ray.started] == ["aa", "bb"]
     assert read_standing(folder(keeper)).names() == ["aa", "bb"]
 

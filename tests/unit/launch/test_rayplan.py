@@ -176,11 +176,12 @@ def run(tmp_path):
     return run
 
 
-def test_a_keeper_is_started_with_a_plan_and_secrets_stay_in_variables(run):
+def test_a_keeper_is_started_with_a_plan_and_the_key_is_in_neither(run):
     request = from_spec(JobSpec(nodes=NodeCount(1, 3), procs=2))
     shell = FakeShell()
     starter = RayStarter(shell, {}, run=run, attempt=1, request=request)
-    start = lambda nodes: starter.start(nodes, ["p", "l", "agent"], {"ECHELON_KEY": "k"}, run.logs)  # noqa: E731
+    key = b"k" * 32
+    start = lambda nodes: starter.start(nodes, ["p", "l", "agent"], {}, run.logs, key)  # noqa: E731
     (keeper,) = start([0, 1, 2])
     assert (keeper.nodes, keeper.dismissal) == ({0, 1, 2}, signal.SIGTERM)
     (called,) = start([1])
@@ -190,7 +191,7 @@ def test_a_keeper_is_started_with_a_plan_and_secrets_stay_in_variables(run):
     plan = parse_plan(first[3])
     assert (plan.low, plan.high, plan.bundle) == (1, 3, {"CPU": 2.0})
     assert second[2:] == ("ray-call", str(run.attempt(1)), "1", str(keeper.pid))
-    assert "ECHELON_KEY" not in "".join(first)
+    assert key.hex() not in "".join((*first, *second))
 
 
 def test_what_a_controller_learns_of_nodes_that_have_not_come(run, monkeypatch):
@@ -219,7 +220,7 @@ def call(folder, keeper, **environ):
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_an_order_is_there_as_long_as_its_agent_is_wanted(tmp_path, given_up):
-    with call(tmp_path, os.getpid(), ECHELON_REPLACES="77", ECHELON_KEY="secret") as caller:
+    with call(tmp_path, os.getpid(), ECHELON_REPLACES="77", ECHELON_CONTROLLER="secret") as caller:
         assert wait_until(lambda: read_orders(tmp_path), timeout_s=60)
         (order,) = read_orders(tmp_path)
         assert (order.node, order.variables) == (3, {"ECHELON_REPLACES": "77"})
@@ -289,7 +290,9 @@ def test_on_ray_somebody_else_submits_the_next_job(run):
     shell = FakeShell()
 
     def choose(mode):
-        return choose_succession(mode, run, shell, environ, environ, owns_job=False, mail=False)
+        return choose_succession(
+            mode, run, shell, environ, environ, script=b"", owns_job=False, mail=False
+        )
 
     succession = choose("auto")
     assert isinstance(succession, OthersSuccession)

@@ -17,6 +17,7 @@ from echelon.launch.starting import (
 
 RECORDED = Path(__file__).parents[2] / "golden" / "slurm-22.05"
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "node[1,3]"}
+KEY = b"k" * 32
 AGENT = ["python", "launcher", "agent", "runs/x", "1"]
 
 
@@ -26,7 +27,8 @@ class Recorder(FakeShell):
 
     started: list = field(default_factory=list)
 
-    def start(self, argv, *, log, env=None, keep=()):
+    def start(self, argv, *, log, env=None, keep=(), stdin=b""):
+        assert stdin == KEY.hex().encode() + b"\n"
         self.started.append((log, dict(env or {})))
         return FakeShell.start(self, argv, log=log, env=env, keep=keep)
 
@@ -64,7 +66,7 @@ def test_other_forms_of_a_grant(gres, count):
 
 def start_step(name, environ, nodes=(0, 1)):
     shell = Recorder(answers={"scontrol --details --oneliner show job 42": details(name)})
-    started = SlurmStarter(shell, JOB).start(nodes, AGENT, {**environ, **JOB}, Path("logs"))
+    started = SlurmStarter(shell, JOB).start(nodes, AGENT, {**environ, **JOB}, Path("logs"), KEY)
     return shell, started
 
 
@@ -74,7 +76,7 @@ def test_the_step_takes_every_node_and_all_its_gpus_once():
     fixed = (
         "--ntasks-per-node=1",
         *("--overlap", "--cpu-bind=none", "--mem=0", "--no-kill", "--export=ALL"),
-        *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=none"),
+        *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=all"),
     )
     assert calls == [
         (
@@ -112,7 +114,7 @@ def test_gpus_are_not_forgotten_while_slurm_is_away():
     away = Result(argv=("scontrol",), code=1, stderr="no contact")
     shell = Recorder(answers={"scontrol --details --oneliner show job 42": away})
     with pytest.raises(CommandError):
-        SlurmStarter(shell, JOB).start([0], AGENT, JOB, Path("logs"))
+        SlurmStarter(shell, JOB).start([0], AGENT, JOB, Path("logs"), KEY)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_where_slurms_nodes_reach_us(monkeypatch):
 
 def test_on_one_machine_each_agent_plays_a_node():
     shell = Recorder()
-    started = LocalStarter(shell, 2).start([0, 1], AGENT, {"HOME": "/root"}, Path("logs"))
+    started = LocalStarter(shell, 2).start([0, 1], AGENT, {"HOME": "/root"}, Path("logs"), KEY)
     assert shell.calls == [tuple(AGENT)] * 2
     assert shell.started == [
         (Path("logs/agent-0.log"), {"HOME": "/root", "ECHELON_NODE": "0"}),

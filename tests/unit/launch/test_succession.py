@@ -33,7 +33,7 @@ def test_nobody_counts_on_a_standby_that_was_cancelled(tmp_path, state, followed
     )
 
     async def scenario():
-        standby = Standby(Slurm(shell, {}), run, job_id="7", environ={})
+        standby = Standby(Slurm(shell, {}), run, job_id="7", environ={}, script=b"#!/bin/bash\n")
         succession = StandbySuccession(standby, Mail(Slurm(shell, {}), "7", wanted=False))
         succession.begin(_Journal(), "")
         return await succession.conclude(wanted=True)
@@ -67,7 +67,9 @@ def make(tmp_path, kind, *, wanted=True, update=""):
     mail = Mail(slurm, "7", wanted=wanted)
     if kind == "requeue":
         return RequeueSuccession(slurm, "7", mail), shell
-    return StandbySuccession(Standby(slurm, run, job_id="7", environ={}), mail), shell
+    return StandbySuccession(
+        Standby(slurm, run, job_id="7", environ={}, script=b"#!/bin/bash\n"), mail
+    ), shell
 
 
 @pytest.mark.parametrize("kind", ["standby", "requeue"])

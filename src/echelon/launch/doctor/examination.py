@@ -112,8 +112,7 @@ class Examination:
         if not well:
             return False
         self._tell(f"asking {len(well)} of them" if len(self._nodes) > 1 else "asking it")
-        argv = [self._place.python, str(self._place.launcher), "doctor-probe"]
-        await self._crew.start(argv, self._place.scratch, self._environ)
+        await self._crew.start(self._place.probe, self._place.scratch, self._environ)
         await self._asking.await_probes(well, limit_s=JOIN_S)
         missing = sorted(self._asking.lost)
         if self._crew.agents and missing:  # where none came, it is not a node's fault

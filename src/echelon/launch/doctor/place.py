@@ -1,5 +1,6 @@
 """Where an examination takes place."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,8 +9,8 @@ from pathlib import Path
 class Place:
     """Where an examination takes place."""
 
-    launcher: Path
-    """A copy of our programs, in the shared folder."""
+    probe: Sequence[str]
+    """The command that starts a probe on a node, from a launcher in the shared folder."""
     folder: Path
     """The shared folder's part that is ours: nodes are asked whether they see it."""
     python: str

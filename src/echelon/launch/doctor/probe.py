@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -15,11 +16,11 @@ from echelon.errors import UsageError
 from echelon.launch import addresses
 from echelon.launch.contract import (
     CONTROLLER,
-    KEY,
     NODE,
     PRIVATE,
     node_in_job,
     parse_candidates,
+    receive_key,
 )
 from echelon.launch.doctor.facts import await_text, find_network
 from echelon.launch.doctor.gpus import ask_gpus, ask_parts
@@ -41,10 +42,10 @@ class Probe:
     """See the module."""
 
     def __init__(
-        self, *, node: int, environ: Mapping[str, str], shell: Shell, scratch: Path
+        self, *, node: int, environ: Mapping[str, str], key: bytes, shell: Shell, scratch: Path
     ) -> None:
         self._node, self._environ, self._shell = node, environ, shell
-        self._key = bytes.fromhex(environ[KEY])
+        self._key = key
         clean = {name: value for name, value in environ.items() if name not in PRIVATE}
         self._worker = TorchWorker(shell, clean, scratch / "torch.log")
         self._doors = Doors()
@@ -204,16 +205,16 @@ class Probe:
 
 
 def main(_arguments: list[str]) -> int:
-    """`doctor-probe`, with the rest in variables: the key is nobody else's to see."""
+    """`doctor-probe`, with the rest in variables, and the key on standard input."""
     environ = dict(os.environ)
-    if KEY not in environ:
+    if CONTROLLER not in environ:
         raise UsageError("a probe is started by the doctor", hint="use: echelon doctor")
-    os.environ.pop(KEY)
+    key = receive_key(sys.stdin.buffer)
     node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
 
     async def serve() -> int:
-        probe = Probe(node=node, environ=environ, shell=LocalShell(), scratch=scratch)
+        probe = Probe(node=node, environ=environ, key=key, shell=LocalShell(), scratch=scratch)
         try:
             return await probe.run()
         except OSError as error:

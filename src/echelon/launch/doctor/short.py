@@ -20,6 +20,7 @@ from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.place import Place
 from echelon.launch.entries import StopError
 from echelon.launch.journal import write_error
+from echelon.launch.roles import role_command
 from echelon.launch.starting import choose_starter
 
 
@@ -29,7 +30,12 @@ def main(arguments: list[str]) -> int:
     environ, shell = dict(os.environ), LocalShell()
     folder, scratch = run.doctor(attempt), Path(arguments[2])
     folder.mkdir(mode=0o700, exist_ok=True)
-    place = Place(launcher=run.launcher, folder=folder, python=sys.executable, scratch=scratch)
+    place = Place(
+        probe=role_command("doctor-probe"),
+        folder=folder,
+        python=sys.executable,
+        scratch=scratch,
+    )
     try:
         examined = asyncio.run(
             Examination(

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pkgutil
 import signal
 import socket
 import sys
@@ -15,7 +16,7 @@ from echelon.core.shell import Shell
 from echelon.errors import EchelonError
 from echelon.launch.sampling import tail
 
-_PROGRAM = Path(__file__).resolve().parents[2] / "train" / "probe.py"
+_PROGRAM = "train/probe.py"
 _MESSAGE_SIZE = 1 << 17
 
 
@@ -34,8 +35,10 @@ class TorchWorker:
         """Start it anew; return what it says of torch, or an `error`."""
         self.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # -P: else the modules beside the program would hide others of their names.
-        argv = [sys.executable, "-P", str(_PROGRAM), str(theirs.fileno())]
+        program = pkgutil.get_data("echelon", _PROGRAM)
+        assert program is not None
+        # -P: else modules in the current folder would hide others of their names.
+        argv = [sys.executable, "-P", "-c", program.decode(), str(theirs.fileno())]
         try:
             handles = [theirs.fileno()]
             self._pid = self._shell.start(argv, log=self._log, env=self._env, keep=handles)

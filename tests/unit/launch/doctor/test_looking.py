@@ -39,7 +39,7 @@ class Nodes(LocalShell):
 def look(tmp_path, shell):
     told = []
     starter = LocalStarter(shell, len(shell.lines))
-    place = Place(launcher=tmp_path, folder=tmp_path, python="python", scratch=tmp_path)
+    place = Place(probe=[], folder=tmp_path, python="python", scratch=tmp_path)
 
     async def scenario():
         crew = Crew(starter, HangWatch(0), lambda *_, **__: None, told.append)
