@@ -10,8 +10,8 @@ USERS = {
     "ECHELON_DEBUG": "`1`: a traceback with every error, as `--debug`",
     "ECHELON_SANDBOX_DIR": "where sandboxes are kept: a short path of letters, digits, `._-`",
     "XDG_CONFIG_HOME": "its `echelon/config.toml` is read before a project's; `~/.config`",
-    "XDG_STATE_HOME": "its `echelon/` keeps which nodes are bad, and which scripts you have "
-    "submitted; `~/.local/state`",
+    "XDG_STATE_HOME": "its `echelon/` keeps which nodes are bad, which scripts you have submitted "
+    "and which Ray addresses you gave; `~/.local/state`",
     "VIRTUAL_ENV": "the Python of ranks, where the request names none",
     "CONDA_PREFIX": "likewise",
     "CONDA_EXE": "the conda with which `--conda` activates; conda itself sets it",

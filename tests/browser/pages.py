@@ -21,8 +21,12 @@ class Served:
     def __init__(self, address):
         self.address = address
         parts = urlsplit(address)
-        self.port, self.token = parts.port, parts.query.removeprefix("token=")
+        self.port, self.token = parts.port, parts.fragment.removeprefix("token=")
         self.base = f"http://127.0.0.1:{self.port}/"
+
+    def of(self, run):
+        """Return the address at which a run's page opens."""
+        return f"{self.address}&run={run}"
 
     def ask(self, path, **headers):
         """Send a request as it stands; return its status and body."""
@@ -39,17 +43,23 @@ class Served:
             connection.close()
 
     @property
-    def cookie(self):
-        return f"echelon-{self.port}={self.token}"
+    def bearer(self):
+        return f"Bearer {self.token}"
 
 
 @contextmanager
-def serving(folder):
-    """Have `echelon dash` while the block lasts; it has to leave when it is told to."""
-    output = folder / "dash-output"
+def serving(folder, limit=":"):
+    """Have `echelon dash` while the block lasts; it has to leave when it is told to.
+
+    Args:
+        folder: where its runs are.
+        limit: what a shell runs first, to set its limits.
+    """
+    output, command = folder / "dash-output", [sys.executable, "-m", "echelon", "dash"]
+    command += ["--runs-dir"]
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "echelon", "dash", "--runs-dir", str(folder / "runs")],
+            ["sh", "-c", f'{limit}; exec "$@"', "sh", *command, str(folder / "runs")],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": str(SOURCE)},
             stdout=file,
@@ -58,10 +68,13 @@ def serving(folder):
     try:
         said = output.read_text
         assert wait_until(lambda: "ssh -L" in said(), timeout_s=60), said()
-        yield Served(next(line for line in said().splitlines() if "token=" in line))
+        served = Served(next(line for line in said().splitlines() if "token=" in line))
+        served.output, served.pid = output, process.pid
+        yield served
         process.send_signal(signal.SIGINT)
         process.wait(timeout=10)
         assert "Traceback" not in said(), said()
+        assert said().count(served.token) == 1, "the token is in the server's log"
     finally:
         process.kill()
         process.wait()

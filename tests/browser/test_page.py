@@ -1,9 +1,11 @@
 """The web page in a browser, beside a real run: two nodes with two ranks each, that train."""
 
+import http.server
 import os
 import re
 import signal
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -13,7 +15,7 @@ from local.liverun import live_run
 from rig import require
 
 HOSTILE = "<img src=x onerror=window.harm=1>"
-FORBIDDEN = b"forbidden: open the address that echelon dash printed\n"
+FORBIDDEN = b"forbidden (no token): open the address that echelon dash printed\n"
 SCRIPT = """\
 import os, time
 from pathlib import Path
@@ -80,7 +82,7 @@ def browser(live):
 def page(browser, served, live):
     """The run's page, open."""
     with watching(browser, viewport={"width": 1280, "height": 900}) as one:
-        one.goto(f"{served.address}#{live.path.name}")
+        one.goto(served.of(live.path.name))
         expect(one.locator("#name")).to_have_text(live.path.name)
         yield one
 
@@ -90,6 +92,33 @@ def expect(locator):
 
     expecting.set_options(timeout=30_000)
     return expecting(locator)
+
+
+@contextmanager
+def another_port():
+    """Have a web server of somebody else's on this host; it keeps the headers that it gets."""
+    requests = []
+
+    class Keeps(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            requests.append(f"{self.path}\n{self.headers}")
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<title>other</title><link rel=icon href=data:,>")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Keeps) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        server.requests, server.address = requests, f"http://127.0.0.1:{server.server_port}/"
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def cell(page, rank, column):
@@ -230,20 +259,67 @@ def test_a_link_in_a_terminal_that_is_a_web_page_leads_in(browser, served, live)
         expect(page.locator("#list")).to_contain_text(live.path.name)
 
 
-def test_without_the_token_nothing_is_told(browser, served, live):
+@pytest.mark.parametrize("fragment", ["", "#token=wrong", "#token=", "#token=wrong&run={}"])
+def test_without_the_token_the_page_says_how_to_get_it(browser, served, live, fragment):
     context = browser.new_context()
     page = context.new_page()
-    for address in (served.base, f"{served.base}?token=wrong", f"{served.base}web/page.js"):
-        answer = page.goto(address)
-        assert answer.status == 403
-        assert live.path.name not in page.content()
-        assert "Echelon" not in page.content()
+    page.goto(f"{served.base}{fragment.format(live.path.name)}")
+    expect(page.locator("#locked")).to_contain_text("Run echelon dash again")
+    for other in ("#all", "#one", "#missing"):
+        expect(page.locator(other)).to_be_hidden()
+    assert live.path.name not in page.content()
+    page.evaluate("(address) => { location.href = address; }", served.of(live.path.name))
+    expect(page.locator("#name")).to_have_text(live.path.name)  # the right address, in the same tab
+    assert "token" not in page.url
     context.close()
+
+
+def test_without_the_token_nothing_is_told(served, live):
     name = live.path.name
-    for path in ("/", "/api/runs", f"/api/runs/{name}", f"/api/runs/{name}/logs", "/nowhere"):
-        for cookie in ("", f"echelon-{served.port}=wrong", f"echelon-1={served.token}"):
-            status, body = served.ask(path, cookie=cookie)
-            assert (status, body) == (403, FORBIDDEN)
+    for path in ("/api/runs", f"/api/runs/{name}", f"/api/runs/{name}/logs", "/nowhere"):
+        for headers in ({}, {"cookie": f"echelon-{served.port}={served.token}"}):
+            assert served.ask(f"{path}?token={served.token}", **headers) == (401, FORBIDDEN)
+        assert served.ask(path, authorization="Bearer wrong") == (401, FORBIDDEN)
+
+
+def test_the_token_stays_in_the_tab(browser, served, live):
+    name = live.path.name
+    with watching(browser) as page:
+        page.goto(served.of(name))
+        expect(page.locator("#name")).to_have_text(name)
+        assert page.url == f"{served.base}#{name}"
+        page.reload()
+        expect(page.locator("#name")).to_have_text(name)
+        assert page.evaluate("[document.cookie, JSON.stringify(localStorage)]") == ["", "{}"]
+        assert page.evaluate("history.length") <= 2  # about:blank, and this
+        assert page.context.cookies() == []
+        # A tab that was opened beside this one, as by a click with Ctrl, has a storage of its own.
+        beside = page.context.new_page()
+        beside.goto(f"{served.base}#{name}")
+        expect(beside.locator("#name")).to_have_text(name)
+
+
+def test_a_page_on_another_port_finds_no_token(browser, served, live):
+    with another_port() as other, watching(browser) as page:
+        page.goto(served.of(live.path.name))
+        expect(page.locator("#name")).to_have_text(live.path.name)
+        context = page.context
+        stranger = context.new_page()
+        stranger.goto(other.address)
+        stored = "[document.cookie, JSON.stringify(sessionStorage), JSON.stringify(localStorage)]"
+        assert stranger.evaluate(stored) == ["", "{}", "{}"]
+        heard = """(ours) => new Promise((done) => {
+            const channel = new BroadcastChannel("token");
+            channel.onmessage = (event) => done(event.data);
+            channel.postMessage({});
+            fetch(ours, {credentials: "include"}).then((a) => a.text()).then(done, () => done(""));
+        })"""
+        assert stranger.evaluate(heard, f"{served.base}api/runs") == ""
+        page.goto(f"{other.address}landed")
+        assert context.cookies() == []
+        assert served.token not in str(other.requests)
+        assert "cookie" not in str(other.requests).lower()
+        assert any("/landed" in one for one in other.requests)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +338,7 @@ def test_without_the_token_nothing_is_told(browser, served, live):
     ],
 )
 def test_a_name_is_not_a_path(served, path):
-    status, body = served.ask(path, cookie=served.cookie)
+    status, body = served.ask(path, authorization=served.bearer)
     assert status == 404
     assert b"root:" not in body
     assert b"import" not in body
@@ -281,14 +357,21 @@ def test_a_name_is_not_a_path(served, path):
         {"sec_fetch_site": "cross-site"},
     ],
 )
-def test_others_pages_may_not_use_the_cookie(served, headers):
-    status, body = served.ask("/api/runs", cookie=served.cookie, **headers)
+def test_pages_of_others_may_ask_nothing(served, headers):
+    status, body = served.ask("/api/runs", authorization=served.bearer, **headers)
     assert status == 403
     assert b"train" not in body
 
 
-def test_with_the_cookie_one_may(served, live):
-    status, body = served.ask("/api/runs", cookie=served.cookie)
+@pytest.mark.parametrize("origin", ["http://[", "[", "http://[::1", "http://x:y:z", "//[]"])
+def test_an_origin_that_cannot_be_parsed_is_refused(served, origin):
+    for headers in ({}, {"authorization": served.bearer}):
+        assert served.ask("/api/runs", origin=origin, **headers)[0] == 403
+        assert served.ask("/", host=origin, **headers)[0] == 403
+
+
+def test_with_the_token_one_may(served, live):
+    status, body = served.ask("/api/runs", authorization=served.bearer)
     assert (status, live.path.name in body.decode()) == (200, True)
 
 

@@ -4,6 +4,7 @@ import getpass
 import secrets
 import socket
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -41,6 +42,13 @@ def dash(
     try:
         import uvicorn  # noqa: PLC0415
 
+        from echelon.monitor.connections import (  # noqa: PLC0415
+            BACKLOG,
+            MOST,
+            Connection,
+            Room,
+            raise_file_limit,
+        )
         from echelon.monitor.server import make_app  # noqa: PLC0415
 
         if find_spec("plotly") is None:
@@ -57,17 +65,26 @@ def dash(
     number = listener.getsockname()[1]
     gate = Gate(token=secrets.token_urlsafe(24), port=number)
     console.print_result(
-        f"http://{_HOST}:{number}/?token={gate.token}{f'#{begin}' if begin else ''}"
+        f"http://{_HOST}:{number}/#token={gate.token}{f'&run={begin}' if begin else ''}"
     )
     here = f"{getpass.getuser()}@{socket.getfqdn()}"
     console.note(f"from another machine, first: ssh -L {number}:{_HOST}:{number} {here}")
     console.note("Ctrl-C ends it")
     # Threads read files; who asks for a page should not wait for them 5 ms at every turn.
     sys.setswitchinterval(0.0005)
+    # Half of the files are for what the page reads, and for connections on their way out.
+    room = Room(most=min(MOST, raise_file_limit() // 2))
     page = make_app(Path(runs_dir), gate, over=lambda: server.should_exit)
     server = uvicorn.Server(
         uvicorn.Config(
-            page, log_level="error", access_log=False, lifespan="off", timeout_graceful_shutdown=5
+            page,
+            http=partial(Connection, room=room),  # type: ignore[arg-type]  # it is called, no more
+            ws="none",
+            backlog=BACKLOG,
+            log_level="error",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=5,
         )
     )
     server.run(sockets=[listener])

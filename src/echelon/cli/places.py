@@ -107,7 +107,15 @@ class Places:
 
     def of(self, run: "RunDir") -> "Cluster":
         found = _find_place(run, address="", glance=True)
-        return self._known.setdefault(f"{type(found)} {getattr(found, 'address', '')}", found)
+        address, given = getattr(found, "address", ""), getattr(found, "given", True)
+        key = f"{type(found)} {address} {given}"
+        if not given and key not in self._known:
+            console.note(
+                f"not contacting the Ray address {address!r}: it comes from the folder of "
+                f"{run.run_id}, and you never gave it\n"
+                "hint: if it is your cluster, set RAY_API_SERVER_ADDRESS to its address"
+            )
+        return self._known.setdefault(key, found)
 
 
 def _find_place(run: "RunDir", *, address: str, glance: bool) -> "Cluster":
@@ -119,16 +127,21 @@ def _find_place(run: "RunDir", *, address: str, glance: bool) -> "Cluster":
     if on_ray := [
         rayaddress.parse_job_name(job) for job in jobs if job.startswith(rayaddress.PREFIX)
     ]:
-        asked = rayaddress.find_address(address, {}) if address else on_ray[-1].address
-        return _ray_cluster(asked, runs, glance=glance)
+        if address:
+            return _ray_cluster(rayaddress.find_address(address, {}), runs, glance=glance)
+        named = on_ray[-1].address
+        given = not named or named in rayaddress.given_addresses(os.environ)
+        return _ray_cluster(named, runs, glance=glance, given=given)
     if address:
         raise UsageError(f"the run '{run.run_id}' is not on Ray", hint="leave out --address")
     here = any(job.startswith(local.PREFIX) for job in jobs)
     return choose_cluster("local" if here else "slurm", runs)
 
 
-def _ray_cluster(address: str, runs: Path, *, glance: bool = False) -> "Cluster":
+def _ray_cluster(
+    address: str, runs: Path, *, glance: bool = False, given: bool = True
+) -> "Cluster":
     from echelon.clusters.ray import RayCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
-    return RayCluster(address, runs, os.environ, shell=LocalShell(), glance=glance)
+    return RayCluster(address, runs, os.environ, shell=LocalShell(), glance=glance, given=given)

@@ -7,6 +7,7 @@ asks Ray for nodes. The run's folder is on a file system that all of them share.
 import hashlib
 import json
 import shlex
+import urllib.parse
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,8 @@ from echelon.clusters.rayaddress import (
     JobName,
     find_token,
     parse_job_name,
+    refuse_contact,
+    remember_address,
 )
 from echelon.core.jobs import Job
 from echelon.core.rundir import RunDir
@@ -115,6 +118,7 @@ class RayCluster:
         shell: Shell,
         fetch: Fetch | None = None,
         glance: bool = False,
+        given: bool = True,
     ) -> None:
         """Name it.
 
@@ -125,11 +129,15 @@ class RayCluster:
             shell: runs programs.
             fetch: asks it.
             glance: whether to see only how things are: that it does not answer is no error then.
+            given: whether the user gave the address; any other is not contacted.
         """
-        self.address, self._named = address or DEFAULT, bool(address)
+        self.address, self._named, self.given = address or DEFAULT, bool(address), given
         self._runs, self._environ, self._shell, self._glance = runs, environ, shell, glance
-        token = find_token(environ) if address else ""
-        self._fetch = fetch or HttpFetch(self.address, token, hasty=glance)
+        token = find_token(environ) if address and given else ""
+        if not given:
+            self._fetch = refuse_contact(self.address)
+        else:
+            self._fetch = fetch or HttpFetch(self.address, token, hasty=glance)
 
     def problems(self, spec: JobSpec) -> list[str]:
         found = self._check_request(spec)
@@ -213,6 +221,8 @@ class RayCluster:
         if status != 200 and self._look(submission) is None:
             raise self._refused(status, text)
         address = self.address if self._named else ""
+        if address:
+            remember_address(address, self._environ)
         return str(JobName(submission=submission, address=address))
 
     def job(self, job_id: str, *, run_id: str) -> Job:
@@ -245,7 +255,7 @@ class RayCluster:
 
     def stop(self, job_id: str, *, run_id: str) -> None:
         if not self.job(job_id, run_id=run_id).over:
-            self._ask("POST", f"/api/jobs/{parse_job_name(job_id).submission}/stop")
+            self._ask("POST", f"{_path_of(parse_job_name(job_id).submission)}/stop")
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
         # Ray asks a job once, and waits for as long as its ranks may take to save: so does nobody
@@ -260,7 +270,7 @@ class RayCluster:
     def _look(self, submission: str) -> Mapping[str, Any] | None:
         """Return what Ray knows of a job; None when it knows none."""
         try:
-            status, text = self._fetch("GET", f"/api/jobs/{submission}", None)
+            status, text = self._fetch("GET", _path_of(submission), None)
         except OSError as error:
             raise self._away(error) from error
         if status == 404:
@@ -318,6 +328,11 @@ class RayCluster:
             f"Ray answers {status}: {said[-1] if said else 'nothing'}",
             hint=f"see its dashboard: {self.address}",
         )
+
+
+def _path_of(submission: str) -> str:
+    # A name from a run's folder must not become another path of the API.
+    return f"/api/jobs/{urllib.parse.quote(submission, safe='')}"
 
 
 def parse_job(job: Job, record: Mapping[str, Any]) -> Job:

@@ -1,7 +1,14 @@
-"""Where a Ray cluster takes jobs, and how it is asked there."""
+"""Where a Ray cluster takes jobs, and how it is asked there.
+
+A run's folder names the address of its cluster, but a folder may come from anywhere. Only addresses
+that the user gave are contacted: on the command line, in a variable, or with an earlier submission,
+which the user's state folder records.
+"""
 
 import http.client
 import json
+import os
+import stat
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -11,11 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echelon.errors import UsageError
+from echelon.core.userstate import state_folder
+from echelon.errors import NotPermittedError, UsageError
 
 PREFIX = "ray:"
 DEFAULT = "http://127.0.0.1:8265"
 _SCHEMES = ("http", "https")
+_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_RECORD = "ray-addresses"
+_LONGEST_ANSWER = 2**24
 _ANSWER_S = 30.0
 _GLANCE_S = 3.0
 """How long an answer may take where there are others to ask."""
@@ -90,6 +101,58 @@ def _is_address(text: str) -> bool:
     return bare and plain and bool(parts.hostname) and parts.scheme in _SCHEMES and port != 0
 
 
+# --- which addresses the user gave ----------------------------------------------------------------
+
+
+def given_addresses(environ: Mapping[str, str]) -> set[str]:
+    """Return the addresses that the user gave, in variables or with earlier submissions."""
+    found = {line for line in _read_record(environ) if _is_address(line)}
+    for name in _VARIABLES:
+        with suppress(UsageError):
+            found.add(find_address("", {name: environ.get(name, "")}))
+    return found - {""}
+
+
+def remember_address(address: str, environ: Mapping[str, str]) -> None:
+    """Record an address that the user gave, so that `ps` may contact it later."""
+    folder = state_folder(environ)
+    if folder is None or address in _read_record(environ):
+        return
+    with suppress(OSError):  # a job that was taken is not lost because a disk is full
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(folder / _RECORD, flags, 0o600), "w") as file:
+            file.write(f"{address}\n")
+
+
+def _read_record(environ: Mapping[str, str]) -> list[str]:
+    folder = state_folder(environ)
+    with suppress(OSError):
+        if folder is None:
+            return []
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+        with os.fdopen(os.open(folder / _RECORD, flags), errors="replace") as file:
+            entry = os.fstat(file.fileno())
+            # Whoever may write to a folder above could put another file here, but not one of ours.
+            ours = entry.st_uid == os.geteuid() and not entry.st_mode & 0o022
+            return file.read().splitlines() if ours and stat.S_ISREG(entry.st_mode) else []
+    return []
+
+
+def refuse_contact(address: str) -> Fetch:
+    """Return a `Fetch` for an address that the user never gave: it contacts nobody."""
+
+    def refuse(*_: Any) -> tuple[int, str]:
+        raise NotPermittedError(
+            f"the Ray address {address!r} is not contacted: it comes from the run's folder, and "
+            "you never gave it",
+            hint="give the address of your cluster: --address http://HEAD:8265 where the command "
+            "has it, or RAY_API_SERVER_ADDRESS=http://HEAD:8265",
+        )
+
+    return refuse
+
+
 def find_token(environ: Mapping[str, str]) -> str:
     """Return the token that Ray's own commands would show; empty when there is none."""
     if token := environ.get("RAY_AUTH_TOKEN", "").strip():
@@ -117,8 +180,17 @@ class HttpFetch:
         """
         self._address, self._token, self._hasty = address, token, hasty
         self._trouble: OSError | None = None
-        # No proxy: it would see the token. No redirects: neither shall another host.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Straight())
+        # Not build_opener: it adds proxies and redirects, which would show the token to other
+        # hosts, and file, ftp and data URLs.
+        self._opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.HTTPHandler(),
+            urllib.request.HTTPSHandler(),
+            urllib.request.UnknownHandler(),
+            urllib.request.HTTPErrorProcessor(),
+            urllib.request.HTTPDefaultErrorHandler(),
+        ):
+            self._opener.add_handler(handler)
         self._headers: dict[str, str] = {}
 
     def __call__(self, method: str, path: str, content: Any) -> tuple[int, str]:
@@ -145,14 +217,9 @@ class HttpFetch:
         try:
             limit_s = _GLANCE_S if self._hasty else _ANSWER_S
             with self._opener.open(request, timeout=limit_s) as answer:
-                return answer.status, answer.read().decode(errors="replace")
+                return answer.status, answer.read(_LONGEST_ANSWER).decode(errors="replace")
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, error.read().decode(errors="replace")
+                return error.code, error.read(_LONGEST_ANSWER).decode(errors="replace")
         except http.client.HTTPException as error:
             raise ConnectionError(f"it does not speak HTTP: {error!r}") from error
-
-
-class _Straight(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *_: Any) -> None:
-        return None

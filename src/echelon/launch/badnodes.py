@@ -17,6 +17,7 @@ from pathlib import Path
 
 from echelon.core.events import EventReader, EventWriter
 from echelon.core.nodes import compress, expand
+from echelon.core.userstate import state_folder
 from echelon.launch.verdict import OUR_PAUSE, Failure
 from echelon.spec import JobSpec
 
@@ -155,10 +156,8 @@ def cluster_name(environ: Mapping[str, str]) -> str:
 
 def records_folder(environ: Mapping[str, str]) -> Path | None:
     """Return where the files are; None for a user without a home."""
-    state, home = environ.get("XDG_STATE_HOME", ""), environ.get("HOME", "")
-    if Path(state).is_absolute():
-        return Path(state, "echelon", "nodes")
-    return Path(home, ".local", "state", "echelon", "nodes") if home else None
+    folder = state_folder(environ)
+    return folder / "nodes" if folder else None
 
 
 def record_path(cluster: str, environ: Mapping[str, str]) -> Path | None:

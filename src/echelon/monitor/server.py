@@ -1,4 +1,4 @@
-"""The web page's server: on this host alone, for whoever has the token; it only reads.
+"""The web page's server: on this host alone, runs for whoever has the token; it only reads.
 
 A browser opens one stream for what it shows, and is sent what has changed once a second.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import (
     JSONResponse,
@@ -26,13 +27,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from echelon.clusters.runs import list_runs
 from echelon.core.rundir import RunDir
-from echelon.monitor.gate import Gate
+from echelon.monitor.connections import KNOWN
+from echelon.monitor.gate import NO_TOKEN, Gate
 from echelon.monitor.logbook import Wanted
 from echelon.monitor.overview import Overview
 from echelon.monitor.watched import EVERY_S, Watched
 
 _WATCHED = 4
 """How many runs are kept in memory."""
+_PIECE = 2**16
 _LONGEST = 200
 """What is searched for is no longer."""
 _POLICY = (
@@ -45,9 +48,10 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
 }
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_SCRIPTS = ("page", "text", "panels", "tables", "curves", "map", "logs")
+_SCRIPTS = ("page", "api", "text", "panels", "tables", "curves", "map", "logs")
 _OURS = ("page.css", *(f"{name}.js" for name in _SCRIPTS))
 _FRESH, _KEPT = "no-store", "private, max-age=31536000, immutable"
 
@@ -60,33 +64,30 @@ class Guarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        request = Request(scope)
-        query = request.url.query
-        response: Response | None = None
-        if self._gate.refuse(query, request.headers):
-            response = PlainTextResponse(
-                "forbidden: open the address that echelon dash printed\n", 403
+            return  # neither WebSockets nor anything else is served
+        headers = Headers(scope=scope)
+        if self._gate.knows(headers):
+            scope[KNOWN] = True
+        app = self._app
+        if reason := self._gate.refuse(scope["path"], headers):
+            app = PlainTextResponse(
+                f"forbidden ({reason}): open the address that echelon dash printed\n",
+                401 if reason == NO_TOKEN else 403,
+                headers={"www-authenticate": "Bearer"} if reason == NO_TOKEN else {},
             )
-        elif request.method not in ("GET", "HEAD"):
-            response = PlainTextResponse("only to be read\n", 405)
-        if response is not None:
-            response.headers.update({**_HEADERS, "cache-control": _FRESH})
-            await response(scope, receive, send)
-            return
-        more = [self._gate.cookie] if self._gate.introduces(query) else []
-        await self._app(scope, receive, _with_headers(send, more))
+        elif scope["method"] not in ("GET", "HEAD"):
+            app = PlainTextResponse("only to be read\n", 405, headers={"allow": "GET, HEAD"})
+        await app(scope, receive, _with_headers(send))
 
 
-def _with_headers(send: Send, more: list[tuple[bytes, bytes]]) -> Send:
+def _with_headers(send: Send) -> Send:
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
             told = message["headers"]
             own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
             if not any(name == b"cache-control" for name, _ in told):
                 own.append((b"cache-control", _FRESH.encode()))
-            message = {**message, "headers": [*told, *own, *more]}
+            message = {**message, "headers": [*told, *own]}
         await send(message)
 
     return sending
@@ -112,8 +113,8 @@ class Pages:
         """Send one of our own files, or plotly's script; a name is not a path."""
         name = request.path_params["name"]
         if name == _plotly_name():  # its name says which one it is: it never changes
-            headers = {"cache-control": _KEPT}
-            return Response(_plotly(), media_type="text/javascript", headers=headers)
+            headers = {"cache-control": _KEPT, "content-length": str(len(_plotly()))}
+            return StreamingResponse(_pieces(_plotly()), 200, headers, "text/javascript")
         if name not in _OURS:
             return _missing()
         return Response(_read(name), media_type=_KINDS[Path(name).suffix])
@@ -192,6 +193,12 @@ def _plotly() -> bytes:
     return (folder / "package_data" / "plotly.min.js").read_bytes()
 
 
+async def _pieces(content: bytes) -> AsyncIterator[bytes]:
+    """Give content out as it is read: for one who does not read, little is kept in memory."""
+    for start in range(0, len(content), _PIECE):
+        yield content[start : start + _PIECE]
+
+
 def _missing() -> Response:
     return PlainTextResponse("not found\n", 404)
 
@@ -214,4 +221,5 @@ def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False
         ("/api/runs/{name}/logs", pages.logs),
     ]
     app = Starlette(routes=[Route(path, page) for path, page in routes])
+    app.router.redirect_slashes = False  # nothing is built from a request's headers
     return Guarded(app, gate)

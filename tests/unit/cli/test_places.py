@@ -1,11 +1,13 @@
 """Where runs are: also those whose Ray cluster is gone."""
 
 import json
+import os
 
 import pytest
 
 from echelon.cli import main
 from echelon.clusters.ray import RayCluster
+from echelon.clusters.rayaddress import remember_address
 from echelon.clusters.runs import prepare_run
 from echelon.core.jobs import Job
 from echelon.core.rundir import write_atomic
@@ -16,8 +18,10 @@ NOBODY = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def runs(tmp_path):
+def runs(tmp_path, monkeypatch):
     """Two runs whose cluster does not answer, and one that has left word of its end."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    remember_address(NOBODY, os.environ)
     found = {}
     for name in ("one", "two", "ended"):
         run, _ = prepare_run(JobSpec(script="x.py", name=name), tmp_path / "runs", tmp_path)

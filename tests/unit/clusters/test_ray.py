@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import os
 import socket
 import subprocess
 import threading
@@ -15,7 +16,9 @@ from echelon.clusters.rayaddress import (
     JobName,
     find_address,
     find_token,
+    given_addresses,
     parse_job_name,
+    remember_address,
 )
 from echelon.clusters.runs import current_job, name_python, prepare_run, submit_run
 from echelon.core.jobs import Job
@@ -308,6 +311,66 @@ def test_a_python_without_the_clusters_ray_gets_the_command_that_installs_it(
     shell = FakeShell(answers={"/p": shown})
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=shell, fetch=api)
     assert cluster.problems(JobSpec(script="x", python="/p")) == expected
+
+
+# --- which addresses may be contacted -----------------------------------------------------------
+
+
+def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for _ in range(2):
+        cluster = RayCluster("http://head:1", tmp_path, environ, shell=FakeShell(), fetch=api)
+        submit_run(run, cluster, {})
+    record = tmp_path / "state" / "echelon" / "ray-addresses"
+    assert record.read_text() == "http://head:1\n"
+    assert record.stat().st_mode & 0o777 == 0o600
+    assert record.parent.stat().st_mode & 0o777 == 0o700
+    assert given_addresses(environ) == {"http://head:1"}
+
+
+def test_the_usual_address_is_not_recorded_as_given(api, run, tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    submit_run(run, RayCluster("", tmp_path, environ, shell=FakeShell(), fetch=api), {})
+    assert given_addresses(environ) == set()
+
+
+def test_an_address_that_was_not_given_is_not_contacted(api, run, tmp_path):
+    cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, given=False)
+    with pytest.raises(NotPermittedError, match="you never gave it"):
+        cluster.job(f"ray:{run.run_id}-1@http://h:1", run_id=run.run_id)
+    assert not api.asked
+
+
+def test_variables_name_addresses_too():
+    variables = {"RAY_API_SERVER_ADDRESS": "a:1", "RAY_ADDRESS": "https://b/"}
+    assert given_addresses(variables) == {"http://a:1", "https://b"}
+    assert given_addresses({"RAY_ADDRESS": "10.0.0.1:6379"}) == set()
+    assert given_addresses({"RAY_ADDRESS": "auto", "RAY_API_SERVER_ADDRESS": "file:///x"}) == set()
+
+
+def test_a_record_that_others_may_have_written_does_not_count(tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    remember_address("http://head:1", environ)
+    record = tmp_path / "echelon" / "ray-addresses"
+    record.write_text("http://head:1\nfile:///etc\nhttp://u:p@h:1\n\xff\n")
+    assert given_addresses(environ) == {"http://head:1"}
+    record.chmod(0o620)
+    assert given_addresses(environ) == set()
+    record.unlink()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("http://head:1\n")
+    elsewhere.chmod(0o600)
+    record.symlink_to(elsewhere)
+    assert given_addresses(environ) == set()
+    record.unlink()
+    os.mkfifo(record, 0o600)
+    assert given_addresses(environ) == set()
+    assert given_addresses({}) == set()
+
+
+def test_a_job_id_is_not_a_path_of_the_api(api, cluster, run):
+    cluster.job(f"ray:../../api/version?x-1@{cluster.address}", run_id=run.run_id)
+    assert api.asked[-1][1] == "/api/jobs/..%2F..%2Fapi%2Fversion%3Fx-1"
 
 
 # --- names --------------------------------------------------------------------------------------

@@ -77,34 +77,46 @@ def ask(runs, path, *, query="", method="GET", until=None, app=None, **headers):
 
 
 def see(runs, path, **more):
-    return ask(runs, path, cookie=f"echelon-8090={TOKEN}", **more)
+    return ask(runs, path, authorization=f"Bearer {TOKEN}", **more)
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/web/page.js", "/api/runs", "/api/runs/train-ab12", "/api/runs/x/logs", "/x"]
+    "path", ["/api/runs", "/api/runs/train-ab12", "/api/runs/x/logs", "/api", "/x", "/web"]
 )
 @pytest.mark.parametrize(
-    "headers", [{}, {"cookie": "echelon-8090=wrong"}, {"authorization": "Bearer "}]
+    "headers", [{}, {"cookie": f"echelon-8090={TOKEN}"}, {"authorization": "Bearer "}]
 )
 def test_without_the_token_nothing_leaks(runs, path, headers):
-    answer = ask(runs, path, **headers)
-    assert answer.status == 403
+    answer = ask(runs, path, query=f"token={TOKEN}", **headers)
+    assert answer.status == 401
     assert b"train-ab12" not in answer.body
     assert TOKEN not in str(answer.headers)
 
 
-def test_the_address_that_was_printed_lets_one_in(runs):
-    answer = ask(runs, "/", query=f"token={TOKEN}")
-    assert answer.status == 200
-    cookie = answer.headers["set-cookie"]
-    assert cookie.startswith(f"echelon-8090={TOKEN};")
-    assert "HttpOnly" in cookie
-    assert "SameSite=strict" in cookie
+def test_the_page_comes_without_the_token_and_sets_no_cookie(runs):
+    for path in ("/", "/web/page.js"):
+        answer = ask(runs, path)
+        assert answer.status == 200
+        assert "set-cookie" not in answer.headers
+        assert answer.headers["cache-control"] == "no-store"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert "script-src 'self';" in answer.headers["content-security-policy"]
+    assert "set-cookie" not in see(runs, "/api/runs").headers
 
 
-def test_pages_of_others_are_refused_even_with_the_cookie(runs):
+def test_pages_of_others_are_refused_even_with_the_token(runs):
     assert see(runs, "/api/runs", origin="http://evil.example").status == 403
     assert see(runs, "/api/runs", host="evil.example:8090").status == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/web/page.js", "/api/runs", "/api/runs/"])
+@pytest.mark.parametrize("look", [ask, see])
+@pytest.mark.parametrize(
+    "headers", [{"origin": "http://["}, {"host": "["}, {"host": "a:b:c"}, {"origin": "//[x]y"}]
+)
+def test_malformed_headers_are_refused(runs, path, look, headers):
+    answer = look(runs, path, **headers)
+    assert answer.status == 403
 
 
 def test_it_only_reads(runs):

@@ -1,5 +1,6 @@
 // What ranks print: the newest lines, those that come, and a search in what was before.
 import {$, say, put} from "./text.js";
+import {get} from "./api.js";
 
 const MOST = 2000, EVERY_MS = 1500;
 let name = "", next = null, asking = null, due = null, again = false;
@@ -28,7 +29,7 @@ async function ask() {
   if (asking || !name) { again = Boolean(name); return; }
   const stop = asking = new AbortController(), first = next === null, place = $("logs");
   try {
-    const answer = await fetch(`/api/runs/${encodeURIComponent(name)}/logs?${query()}`, {signal: stop.signal});
+    const answer = await get(`/api/runs/${encodeURIComponent(name)}/logs?${query()}`, {signal: stop.signal});
     if (!answer.ok) return;
     const {lines, next: count, whole} = await answer.json();
     if (asking !== stop) return;

@@ -5,9 +5,10 @@ import {drawRanks, drawNodes, drawRuns} from "./tables.js";
 import * as curves from "./curves.js";
 import * as map from "./map.js";
 import * as logs from "./logs.js";
+import {borrow, follow, forget, get, known, takeToken} from "./api.js";
 
 const LIST_MS = 4000, OTHERS_MS = 400;
-let source = null, shown = null, run = null, dirty = new Set(), ahead = 0, listed = null, opened = false;
+let leave = null, shown = null, run = null, dirty = new Set(), ahead = 0, listed = null, opened = false;
 
 const now = () => Date.now() / 1000 + ahead; // by the server's clock
 const all = () => new Set([...Object.keys(run), "columns"]);
@@ -41,17 +42,17 @@ function draw(force) {
   dirty = new Set();
 }
 
-function hear(event) {
+function hear(data) {
   const began = performance.now(), first = run === null;
   say($("link"), "");
-  const server = take(JSON.parse(event.data));
+  const server = take(JSON.parse(data));
   draw(false);
   // The run comes first; what else there is may take the server a while.
   if (first) setTimeout(openOthers, OTHERS_MS, shown);
   else openOthers(shown);
   logs.soon();
   const page = performance.now() - began;
-  document.dispatchEvent(new CustomEvent("drawn", {detail: {first, server, page, bytes: event.data.length}}));
+  document.dispatchEvent(new CustomEvent("drawn", {detail: {first, server, page, bytes: data.length}}));
 }
 
 function openOthers(name) {
@@ -63,7 +64,8 @@ function openOthers(name) {
 
 async function list() {
   clearTimeout(listed);
-  const answer = await fetch("/api/runs").catch(() => null);
+  const answer = await get("/api/runs").catch(() => null);
+  if (!known()) return;
   if (answer && answer.ok) {
     const runs = await answer.json(), choice = $("runs"), names = ["", ...runs.map((one) => one.run)];
     if (shown && !names.includes(shown)) names.push(shown);
@@ -78,31 +80,38 @@ async function list() {
   if (!shown) listed = setTimeout(list, LIST_MS);
 }
 
-function show(name) {
-  if (name === shown) return;
+function clear(name) {
   shown = name;
-  if (source) source.close();
-  source = run = null;
+  if (leave) leave();
+  leave = run = null;
   opened = false;
   dirty = new Set();
   map.clear();
   curves.forget();
-  for (const [id, visible] of [["all", !name], ["one", name], ["missing", false]]) $(id).hidden = !visible;
-  $("one").classList.add("waiting");
+  clearTimeout(listed);
+  logs.open("");
   say($("link"), "");
+}
+
+function reveal(id) {
+  for (const one of ["all", "one", "missing", "locked"]) $(one).hidden = one !== id;
+}
+
+function show(name) {
+  if (name === shown) return;
+  clear(name);
+  reveal(name ? "one" : "all");
+  $("one").classList.add("waiting");
   if (name) {
-    source = new EventSource(`/api/runs/${encodeURIComponent(name)}/follow`);
-    source.onmessage = (event) => { $("one").classList.remove("waiting"); hear(event); };
-    source.onerror = () => {
-      const gone = source.readyState === EventSource.CLOSED;
-      if (gone && !run) { $("one").hidden = true; $("missing").hidden = false; }
-      say($("link"), gone ? "no connection: open the address that echelon dash printed" : "connection lost, trying again");
-    };
+    leave = follow(`/api/runs/${encodeURIComponent(name)}/follow`, {
+      hear: (data) => { $("one").classList.remove("waiting"); hear(data); },
+      lose: () => say($("link"), "connection lost, trying again"),
+      fail: (status) => { if (status === 404) reveal("missing"); },
+    });
   } else {
     document.title = "Echelon";
     list();
   }
-  logs.open("");
 }
 
 function setTheme(theme) {
@@ -110,8 +119,18 @@ function setTheme(theme) {
   if (run) { dirty = all(); draw(true); }
 }
 
-// The cookie is here: the token need not stay in the address, nor in what is copied of it.
-if (location.search) history.replaceState(null, "", location.pathname + location.hash);
+// Without the token, or with an old one, nothing can be shown but how to get it.
+function lock() {
+  forget();
+  clear(null);
+  reveal("locked");
+}
+
+async function begin() {
+  if (!takeToken() && !known()) await borrow();
+  if (known()) show(wanted());
+  else lock();
+}
 
 const wanted = () => { try { return decodeURIComponent(location.hash.slice(1)); } catch { return ""; } };
 const kept = localStorage.getItem("theme"), system = matchMedia("(prefers-color-scheme: dark)");
@@ -131,5 +150,7 @@ curves.listen();
 map.listen();
 logs.listen();
 addEventListener("visibilitychange", () => { draw(false); logs.soon(); });
-addEventListener("hashchange", () => show(wanted()));
-show(wanted());
+addEventListener("hashchange", () => { if (takeToken()) shown = null; if (known()) show(wanted()); });
+addEventListener("borrowed", () => { if (!$("locked").hidden) begin(); });
+addEventListener("refused", lock);
+begin();
