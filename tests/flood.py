@@ -35,6 +35,7 @@ def flood(address, *, seconds=30.0, says=b"", holds=True):
     child = os.fork()
     if child == 0:
         try:
+            os.nice(-10)  # a whole core's worth, also on a busy machine
             os.setgroups([])
             os.setresgid(OTHER, OTHER, OTHER)
             os.setresuid(OTHER, OTHER, OTHER)

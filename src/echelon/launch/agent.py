@@ -58,7 +58,7 @@ from echelon.launch.meter import Meter
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.noderanks import NodeRanks
 from echelon.launch.nursery import Nursery
-from echelon.launch.orphans import end_orphaned_job
+from echelon.launch.orphans import answers_at, end_orphaned_job
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.tied import die_with
 from echelon.world import count_devices
@@ -242,6 +242,11 @@ class Agent:
         elif not self._let_in.done():
             self._let_in.set_result(False)
 
+    def controller_answers(self) -> bool:
+        """Tell whether the controller's host answers where we were connected."""
+        reached = self._link.peer_address if self._link else ""
+        return any(answers_at(*one) for one in self._controller if one[0] == reached)
+
     def _say(self, message: Message) -> None:
         if self._link is not None:
             self._link.say(message)
@@ -352,7 +357,13 @@ def main(arguments: list[str]) -> int:
         code = await agent.run()
         if agent.orphaned:
             end_orphaned_job(
-                run, attempt, environ, LocalShell(), mode=request.hand_over, pid=os.getpid()
+                run,
+                attempt,
+                environ,
+                LocalShell(),
+                mode=request.hand_over,
+                pid=os.getpid(),
+                answers=agent.controller_answers,
             )
         return code
 
