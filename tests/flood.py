@@ -22,12 +22,12 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 @contextmanager
-def flood(address, *, seconds=30.0, says=b"", holds=True):
+def flood(address, *, seconds=MOST_S, says=b"", holds=True):
     """Flood an address from a process of another user while the block lasts.
 
     Args:
         address: host, in 127.0.0.0/8, and port.
-        seconds: when it ends by itself.
+        seconds: when it ends by itself, at most `MOST_S`.
         says: what each connection sends.
         holds: whether connections are kept open, rather than reset at once.
     """

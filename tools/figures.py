@@ -21,6 +21,7 @@ ABOUT = {
     "Ray Train.",
     "restart": "One of 4 ranks gets SIGKILL: until all step again.",
     "nodeloss": "One of 3 nodes of a sandbox is lost: until the others step again.",
+    "strangers": "4 nodes join a run on this machine while another user floods its controller.",
     "rendezvous": "4,096 simulated agents and one controller.",
     "idle": "What runs beside 2 × 2 ranks that step: share of a core, memory.",
     "checkpoint": "A save of 300 MB in 800 tensors: how long it holds up the loop, and how fast "
