@@ -53,7 +53,7 @@ demo: setup  ## MNIST on two simulated nodes, and a crash that it survives
 	@echo "  sudo $(BIN)/echelon sandbox up        a Slurm cluster on this machine, to do the same on"
 
 bench: setup peers system  ## measure; results under benchmarks/results/
-	@set -e; for name in sandbox launch raylaunch restart nodeloss rendezvous idle faultmatrix leftovers loader checkpoint page lint; do \
+	@set -e; for name in sandbox launch raylaunch restart nodeloss rendezvous strangers idle faultmatrix leftovers loader checkpoint page lint; do \
 	    echo "--- $$name"; $(BIN)/python benchmarks/$$name.py; done
 	@echo "--- overhead"; .venv-peers/bin/python benchmarks/overhead.py
 

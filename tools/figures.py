@@ -22,6 +22,7 @@ ABOUT = {
     "compared with Ray Train.",
     "restart": "One of 4 ranks is killed with SIGKILL. Time until all ranks step again.",
     "nodeloss": "One of 3 nodes of a sandbox is lost. Time until the others step again.",
+    "strangers": "4 nodes join a run on this machine while another user floods its controller.",
     "rendezvous": "4,096 simulated agents join one controller.",
     "idle": "CPU and memory used by Echelon's own processes while 2 × 2 ranks train, with "
     "torchrun's agent for comparison.",

@@ -81,6 +81,26 @@ def test_a_run_goes_on_without_a_node_that_it_lost(full, submitted, tmp_path, fa
     assert "cause: lost node" in said
 
 
+@pytest.mark.parametrize("nodes", ["2:3", pytest.param("3", marks=pytest.mark.full)])
+def test_a_node_that_cannot_be_reached_at_the_start_ends_no_other_s_agent(
+    full, submitted, tmp_path, nodes
+):
+    begin = tmp_path / "begin"
+    run = submitted(
+        *(f"--nodes={nodes}", "--nodelist=node[1-3]", "--gpus=1", "--hand-over=never"),
+        f"--prologue=touch {tmp_path}/waits; until [ -e {begin} ]; do sleep 0.05; done",
+    )
+    assert wait_until((tmp_path / "waits").exists, timeout_s=60), tell(tmp_path)
+    full("cut", "node3")
+    begin.touch()
+    if nodes == "2:3":
+        await_world(tmp_path, 2)
+    (tmp_path / "over").touch()
+    said, _ = run.communicate(timeout=120)
+    assert run.returncode == (0 if nodes == "2:3" else 69), said
+    assert nodes == "2:3" or "2 of 3 nodes came, without node3" in said
+
+
 def test_a_run_that_needs_the_node_ends_with_a_verdict(full, submitted, tmp_path):
     run = submitted("--nodes=2", "--nodelist=node[1-2]", "--gpus=1", "--hand-over=never")
     await_world(tmp_path, 2)

@@ -7,7 +7,9 @@ they.
 import asyncio
 import contextlib
 import ctypes
+import itertools
 import os
+import random
 import resource
 import shutil
 import signal
@@ -57,15 +59,19 @@ from echelon.launch.meter import Meter
 from echelon.launch.nodecheck import Fault, NodeCheck, check_places
 from echelon.launch.noderanks import NodeRanks
 from echelon.launch.nursery import Nursery
-from echelon.launch.orphans import end_orphaned_job
+from echelon.launch.orphans import answers_at, end_orphaned_job
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.tied import die_with
 from echelon.world import count_devices
 
 _PR_SET_CHILD_SUBREAPER = 36
 _OWN_LINE = "/proc/self/cmdline"
-_PATIENCE_S = (0.0, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Pauses before each try to reach the controller."""
+_REACH_S = 60.0
+"""How long to try to reach the controller,"""
+_REFUSED_S = 15.0
+"""and how long where nothing listens there."""
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""The longest pause after each attempt; the last is that of all which follow."""
 
 
 class Agent:
@@ -187,23 +193,27 @@ class Agent:
     # --- the controller -------------------------------------------------------------------------
 
     async def _reach_controller(self) -> None:
-        """Connect and be let in; one who floods the controller may have us turned away at first.
+        """Connect and be let in; a flood of strangers may keep us out at first.
 
         Raises:
             OSError: it cannot be reached, or does not let us in.
         """
-        failure: OSError = ConnectionRefusedError("it did not let us in")
-        for pause_s in _PATIENCE_S:
-            await asyncio.sleep(pause_s)
+        began_s = time.monotonic()
+        for attempt in itertools.count():
+            failure: OSError = ConnectionAbortedError("it did not let us in")
             self._let_in = asyncio.get_running_loop().create_future()
             try:
-                await connect(self._controller, self._make_link)
+                await connect(self._controller, self._make_link, attempt=attempt)
             except OSError as error:
                 failure = error
             else:
                 if await self._let_in:
                     return
-        raise failure
+            patience_s = _REFUSED_S if isinstance(failure, ConnectionRefusedError) else _REACH_S
+            if time.monotonic() - began_s > patience_s:
+                raise failure
+            # At random: agents that were turned away together do not come back together.
+            await asyncio.sleep(random.uniform(0, _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]))  # noqa: S311
 
     def _make_link(self) -> Link:
         return Link(
@@ -233,6 +243,11 @@ class Agent:
             self._done.set()
         elif not self._let_in.done():
             self._let_in.set_result(False)
+
+    def controller_answers(self) -> bool:
+        """Tell whether the controller's host answers where we were connected."""
+        reached = self._link.peer_address if self._link else ""
+        return any(answers_at(*one) for one in self._controller if one[0] == reached)
 
     def _say(self, message: Message) -> None:
         if self._link is not None:
@@ -345,7 +360,13 @@ def main(arguments: list[str]) -> int:
         code = await agent.run()
         if agent.orphaned:
             end_orphaned_job(
-                run, attempt, environ, LocalShell(), mode=request.hand_over, pid=os.getpid()
+                run,
+                attempt,
+                environ,
+                LocalShell(),
+                mode=request.hand_over,
+                pid=os.getpid(),
+                answers=agent.controller_answers,
             )
         return code
 

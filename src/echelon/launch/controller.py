@@ -25,6 +25,7 @@ from echelon.launch.history import newest_checkpoint, read_history
 from echelon.launch.joining import Joining
 from echelon.launch.journal import Journal
 from echelon.launch.meeting import MeetingError, MeetingPlace
+from echelon.launch.nodecheck import COMMAND_S
 from echelon.launch.notifying import Notifier
 from echelon.launch.preflight import fly
 from echelon.launch.recall import Recall
@@ -92,6 +93,8 @@ class Controller:
             allocation,
             departed=self._note_departed,
             tell_fault=self._tell_fault,
+            report=self._journal.report,
+            check_s=COMMAND_S if request.node_check else 0.0,
         )
         self._joining = Joining(
             self._crew,

@@ -4,6 +4,7 @@ Nobody is waited for in vain: one that is gone, or not fit, counts as such once 
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -11,11 +12,11 @@ from echelon.launch.crew import Crew
 from echelon.launch.entries import Agent, Gone, Lost, Stop, StopError
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
-from echelon.launch.muster import read_reason
+from echelon.launch.muster import could_not_start, read_reason
 from echelon.launch.nodecheck import COMMAND_S, judge_checks
 from echelon.launch.recall import Recall
 from echelon.launch.request import LaunchRequest
-from echelon.launch.starting import Outlook, Starter
+from echelon.launch.starting import Outlook, Started, Starter
 from echelon.launch.verdict import Failure
 
 JOIN_S = 120.0
@@ -24,6 +25,8 @@ GLANCE_S = 0.5
 """After how long without one we look what is known of those that are missing,"""
 LATE_S = 10.0
 """and how often we ask whether they are still ours."""
+UNREACHED_S = 10.0
+"""How long a run that can do with fewer nodes waits for those that srun could not reach."""
 SOON_S = 3.0
 """How long a run that can go on with fewer nodes waits for one that may be back at once,"""
 NEEDED_S = 30.0
@@ -50,6 +53,8 @@ class Joining:
         """What the user's own check may take, before an agent comes."""
         self._awaited = ""
         """What was said last that nodes are waited for."""
+        self._single_s = math.inf
+        """When nodes were started each by itself."""
         self._judged: set[int] = set()
         """Nodes that have failed their check, and were judged."""
 
@@ -101,6 +106,7 @@ class Joining:
         late_s = time.monotonic() + LATE_S
         awaited = set(range(self._starter.nodes))
         while missing := awaited - self._crew.agents.keys() - self._crew.unfit.keys():
+            deadline = min(deadline, self._single_deadline())
             match await self._crew.next(min(deadline, time.monotonic() + GLANCE_S)):
                 case None:
                     outlook = await asyncio.to_thread(self._starter.outlook)
@@ -114,10 +120,26 @@ class Joining:
                     awaited -= self._heed(outlook, awaited)
                 case (_, Stop() as stop):
                     raise StopError(stop)
-                case (_, Gone() as gone):
-                    awaited -= gone.started.nodes
+                case (_, Gone(started)) if not self._start_singly(started):
+                    awaited -= started.nodes
                 case (Agent() as agent, Lost()):  # nobody else would bring it again
                     self._recall.begin([agent.node])
+
+    def _start_singly(self, started: Started) -> bool:
+        """Start each node by itself where srun could not start all together; tell whether so.
+
+        One node that cannot be reached ends the agents of all the others.
+        """
+        if len(started.nodes) == 1 or not could_not_start(started.log):
+            return False
+        self._journal.report(f"starting each node by itself: {read_reason(started.log)}")
+        self._recall.begin(started.nodes)
+        self._single_s = time.monotonic()
+        return True
+
+    def _single_deadline(self) -> float:
+        """Return until when nodes that were started by themselves are waited for."""
+        return self._single_s + self._check_s + (UNREACHED_S if self.has_enough() else NEEDED_S)
 
     def _heed(self, outlook: Outlook, awaited: set[int]) -> set[int]:
         """Say what is waited for; return nodes from which no agent will come, or none soon."""
@@ -153,5 +175,7 @@ class Joining:
     def _tell_absence(self) -> Failure:
         """Return that agents did not come, in the words of what was to bring them."""
         said = " ".join(read_reason(started.log) for started in self._crew.started).strip()
-        came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came"
+        absent = set(range(self._starter.nodes)) - self._crew.agents.keys()
+        names = ", ".join(self._starter.host(node) for node in sorted(absent))
+        came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came, without {names}"
         return Failure(cause="start", message=f"{came}: {said}", exit_code=69)

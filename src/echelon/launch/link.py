@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,11 @@ PULSE_S = 1.0
 SILENCE_S = 5.0
 """How long one that says nothing is waited for."""
 HANDSHAKE_S = 10.0
+_CONNECT_S = 0.5
+"""How long one attempt to connect may take. Where the listener's queue is full the kernel drops
+the first packet and repeats it after a second: a new attempt is sooner."""
+_SLOW_CONNECT_S = 3.0
+"""The same for every fourth attempt: the network itself may be slow."""
 _UNSENT = 8 << 20
 """Bytes that a peer may leave unread before it counts as lost."""
 
@@ -29,9 +35,21 @@ class Link(asyncio.Protocol):
         opened: Callable[["Link"], None],
         received: Callable[["Link", Message], None],
         lost: Callable[["Link", str], None],
+        first: bytes = b"",
     ) -> None:
+        """Make one.
+
+        Args:
+            key: the run's.
+            role: which end this is.
+            opened: called once the peer has shown that it knows the key,
+            received: with each of its messages,
+            lost: and with the reason why the connection is gone.
+            first: what the peer has said already.
+        """
         self._channel = Channel(key, role)
         self._opened, self._received, self._lost = opened, received, lost
+        self._first = first
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._reason = "the connection was closed"
@@ -81,6 +99,8 @@ class Link(asyncio.Protocol):
             HANDSHAKE_S, self.drop, f"no handshake within {HANDSHAKE_S:g} s"
         )
         self._flush()
+        if self._first:
+            self.data_received(self._first)
 
     def data_received(self, data: bytes) -> None:
         was_open = bool(self._channel.open)
@@ -125,18 +145,26 @@ async def sleep_a_pulse() -> float:
     return time.monotonic() - began_s - PULSE_S
 
 
-async def connect(candidates: list[tuple[str, int]], make: Callable[[], Link]) -> Link:
+async def connect(
+    candidates: list[tuple[str, int]], make: Callable[[], Link], *, attempt: int = 3
+) -> Link:
     """Connect to the first of these that answers.
+
+    Args:
+        candidates: addresses and ports.
+        make: makes our end.
+        attempt: how often this was tried before.
 
     Raises:
         OSError: none does.
     """
     loop = asyncio.get_running_loop()
+    timeout_s = _SLOW_CONNECT_S if attempt % 4 == 3 else _CONNECT_S * random.uniform(0.6, 1.4)  # noqa: S311
     failure: OSError = ConnectionRefusedError("no address was given")
     for address, port in candidates:
         try:
-            attempt: Any = loop.create_connection(make, address, port)
-            _, link = await asyncio.wait_for(attempt, timeout=3.0)
+            connecting: Any = loop.create_connection(make, address, port)
+            _, link = await asyncio.wait_for(connecting, timeout_s)
         except OSError as error:  # a time-out is one too
             failure = error
             continue

@@ -6,12 +6,17 @@ They are our children. An agent itself may be on another host, and is heard of b
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from echelon.launch.starting import CAUSE, Started, Starter
+
+_NOT_STARTED = re.compile(r"^srun: error: (Unable to create step|Task launch) for ", re.MULTILINE)
+END_S = 10.0
+"""How long a process that is no longer wanted may take to end."""
 
 
 class Muster:
@@ -68,6 +73,8 @@ class Muster:
             for pid in [pid for pid, (_, whose) in self._living.items() if whose is coming]:
                 if not _has_come(coming):
                     _signal_group(pid, signal.SIGTERM)  # which srun passes on
+                    # One that hangs does not; nor must such processes become many.
+                    asyncio.get_running_loop().call_later(END_S, self._end_one, pid)
 
     def welcome(self, node: int) -> None:
         """Tell whoever waits for it that an agent has come."""
@@ -94,6 +101,11 @@ class Muster:
     def end(self) -> None:
         """Kill those that are left."""
         for pid in self._living:
+            _signal_group(pid, signal.SIGKILL)
+
+    def _end_one(self, pid: int) -> None:
+        self.reap()
+        if pid in self._living:
             _signal_group(pid, signal.SIGKILL)
 
     def _add_called(
@@ -131,6 +143,17 @@ def _is_there(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
+        return False
+
+
+def could_not_start(path: Path) -> bool:
+    """Tell whether srun has failed to start agents, as opposed to an agent that has failed.
+
+    With one node that it cannot reach, it starts none, or ends those that it has started.
+    """
+    try:
+        return bool(_NOT_STARTED.search(path.read_text(errors="replace")))
+    except OSError:
         return False
 
 

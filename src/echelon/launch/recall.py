@@ -19,6 +19,8 @@ PAUSES_S = (0.0, 5.0, 15.0, 30.0)
 """Before each try; the last is that of all which follow."""
 GLANCE_S = 2.0
 """How often the cluster is asked, at most, which nodes are ours."""
+TRY_S = 120.0
+"""How long one try may take, beside the node's own check: as long as agents have at the start."""
 REACH_S = 0.2
 """How long a host may take to answer that lives."""
 COMEBACKS = 3
@@ -38,11 +40,25 @@ class Recall:
         *,
         departed: Callable[[int], None],
         tell_fault: Callable[[asyncio.Task[None]], None],
+        report: Callable[[str], None],
+        check_s: float = 0.0,
     ) -> None:
+        """Prepare it.
+
+        Args:
+            crew: the agents.
+            starter: starts them.
+            allocation: says which nodes are still ours.
+            departed: called with a node that is not.
+            tell_fault: called with each task that has ended.
+            report: says something in the job's output.
+            check_s: how long the user's own check of a node may take.
+        """
         self.departed: set[int] = set()
         """Nodes that are no longer ours."""
         self._crew, self._starter, self._allocation = crew, starter, allocation
         self._tell_departed, self._tell_fault = departed, tell_fault
+        self._report, self._try_s = report, TRY_S + check_s
         self._comebacks: Counter[int] = Counter()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._near: set[int] = set()
@@ -113,8 +129,15 @@ class Recall:
     async def _call(self, node: int) -> None:
         """Try once; a dead node is known to be dead, mostly, before a try there has failed."""
         coming = asyncio.get_running_loop().create_task(self._crew.recall(node))
+        deadline_s = time.monotonic() + self._try_s
         try:
             while not coming.done() and node not in self.departed:
+                if time.monotonic() >= deadline_s:  # srun hangs, say
+                    self._report(
+                        f"{self._starter.host(node)}: no agent came within {self._try_s:g} s;"
+                        " what was to start it is ended, and it is tried again"
+                    )
+                    return
                 await asyncio.wait([coming], timeout=GLANCE_S)
                 if not coming.done():
                     await self._look()

@@ -1,11 +1,15 @@
 """Authenticated frames between controller and agents. Bytes in, messages out: no sockets here.
 
-Whoever may connect is a stranger until he has answered a challenge with the run's key:
+A peer is a stranger until it has answered a challenge with the run's key:
 
+    agent → controller   greeting, nonce, HMAC(key, "knock", its nonce)
     controller → agent   greeting, nonce
-    agent → controller   greeting, nonce, HMAC(key, "agent", both nonces)
+    agent → controller   HMAC(key, "agent", both nonces)
     controller → agent   HMAC(key, "controller", both nonces)
     either way           length, HMAC(session key, direction, counter, payload), payload
+
+The knock proves nothing by itself, for it can be replayed. But a connection with one is almost
+certainly an agent's, and strangers have to make room for it (`reception.py`).
 
 The counter makes a replayed, dropped or reordered frame one with a wrong HMAC; the nonces make a
 session's frames worthless in another. Payloads are JSON objects; nothing is ever unpickled.
@@ -23,11 +27,13 @@ from typing import Any, Literal
 from echelon.errors import EchelonError
 
 _NAME = b"echelon wire "
-GREETING = _NAME + b"1\n"
+GREETING = _NAME + b"2\n"
 """Says which protocol this is, and its version."""
 MAX_PAYLOAD = 1 << 20
 _NONCE = 32
 _MAC = 32
+KNOCK = len(GREETING) + _NONCE + _MAC
+"""Bytes of an agent's first words."""
 _HEAD = struct.Struct(">I")
 _COUNTER = struct.Struct(">Q")
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -47,6 +53,7 @@ class Channel:
     ) -> None:
         self._key = key
         self._role: Role = role
+        self._peer: Role = "agent" if role == "controller" else "controller"
         self._nonce = random(_NONCE)
         self._incoming = bytearray()
         self._outgoing = bytearray()
@@ -56,9 +63,9 @@ class Channel:
         self._expect: Callable[[], bool] = self._expect_greeting
         self.open = False
         """Whether the peer has shown that it knows the key."""
-        self._proof = b""
-        if role == "controller":
-            self._outgoing += GREETING + self._nonce
+        self._own_proof = self._peer_proof = b""
+        knock = _sign_knock(key, self._nonce) if role == "agent" else b""
+        self._outgoing += GREETING + self._nonce + knock
 
     def receive(self, data: bytes) -> list[dict[str, Any]]:
         """Return the messages that are whole by now.
@@ -97,39 +104,36 @@ class Channel:
     # --- one method per thing that may come next; each returns whether it came ------------------
 
     def _expect_greeting(self) -> bool:
-        start = bytes(self._incoming[: len(GREETING)])
-        if not GREETING.startswith(start):
-            if start.startswith(_NAME):
-                said, ours = (text.decode(errors="replace") for text in (start, GREETING))
-                raise WireError(f"the peer speaks another version: {said!r}, and we {ours!r}")
-            raise WireError("the peer does not speak our protocol")
-        size = len(GREETING) + _NONCE + (_MAC if self._role == "controller" else 0)
-        if len(self._incoming) < size:
+        if self._role == "controller":
+            whole, size = has_knocked(self._key, self._incoming), KNOCK
+        else:
+            _check_greeting(self._incoming)
+            size = len(GREETING) + _NONCE
+            whole = len(self._incoming) >= size
+        if not whole:
             return False
-        peer = self._take(size)[len(GREETING) :]
-        nonce, proof = peer[:_NONCE], peer[_NONCE:]
+        nonce = self._take(size)[len(GREETING) :][:_NONCE]
         if hmac.compare_digest(nonce, self._nonce):
             raise WireError("the peer sends back what it was sent")
         pair = self._nonce + nonce if self._role == "controller" else nonce + self._nonce
         self._session = self._sign(b"session" + pair)
-        own = self._sign(self._role.encode() + pair)
+        self._own_proof = self._sign(self._role.encode() + pair)
+        self._peer_proof = self._sign(self._peer.encode() + pair)
         if self._role == "agent":
-            self._outgoing += GREETING + self._nonce + own
-            self._proof = self._sign(b"controller" + pair)
-            self._expect = self._expect_proof
-            return True
-        if not hmac.compare_digest(proof, self._sign(b"agent" + pair)):
-            raise WireError("the peer does not know the run's key")
-        self._outgoing += own
-        self._be_open()
+            self._outgoing += self._own_proof
+        self._expect = self._expect_proof
         return True
 
     def _expect_proof(self) -> bool:
         if len(self._incoming) < _MAC:
             return False
-        if not hmac.compare_digest(self._take(_MAC), self._proof):
-            raise WireError("the controller does not know the run's key")
-        self._be_open()
+        if not hmac.compare_digest(self._take(_MAC), self._peer_proof):
+            who = "the peer" if self._role == "controller" else "the controller"
+            raise WireError(f"{who} does not know the run's key")
+        if self._role == "controller":  # never before: a stranger gets nothing to work on
+            self._outgoing += self._own_proof
+        self.open = True
+        self._expect = self._expect_frame
         return True
 
     def _expect_frame(self) -> bool:
@@ -142,8 +146,7 @@ class Channel:
             return False
         frame = self._take(_HEAD.size + _MAC + size)[_HEAD.size :]
         mac, payload = frame[:_MAC], frame[_MAC:]
-        peer: Role = "agent" if self._role == "controller" else "controller"
-        if not hmac.compare_digest(mac, self._mac(peer, self._received, payload)):
+        if not hmac.compare_digest(mac, self._mac(self._peer, self._received, payload)):
             raise WireError("a frame was altered, repeated or left out")
         self._received += 1
         self._messages.append(_parse(payload))
@@ -153,10 +156,6 @@ class Channel:
         raise WireError("the connection is of no more use")
 
     # --- keys -----------------------------------------------------------------------------------
-
-    def _be_open(self) -> None:
-        self.open = True
-        self._expect = self._expect_frame
 
     def _take(self, size: int) -> bytes:
         taken = bytes(self._incoming[:size])
@@ -169,6 +168,40 @@ class Channel:
     def _mac(self, sender: Role, counter: int, payload: bytes) -> bytes:
         text = sender.encode() + _COUNTER.pack(counter) + payload
         return hmac.digest(self._session, text, "sha256")
+
+
+def has_knocked(key: bytes, said: bytes | bytearray) -> bool:
+    """Tell whether the first words of an agent are all there.
+
+    Args:
+        key: the run's.
+        said: what a peer has said so far.
+
+    Raises:
+        WireError: they are not an agent's.
+    """
+    _check_greeting(said)
+    said = bytes(said[:KNOCK])
+    if len(said) < KNOCK:
+        return False
+    nonce, knock = said[len(GREETING) : -_MAC], said[-_MAC:]
+    if not hmac.compare_digest(knock, _sign_knock(key, nonce)):
+        raise WireError("the peer does not know the run's key")
+    return True
+
+
+def _sign_knock(key: bytes, nonce: bytes) -> bytes:
+    return hmac.digest(key, b"knock" + nonce, "sha256")
+
+
+def _check_greeting(said: bytes | bytearray) -> None:
+    start = bytes(said[: len(GREETING)])
+    if GREETING.startswith(start):
+        return
+    if start.startswith(_NAME):
+        theirs, ours = (text.decode(errors="replace") for text in (start, GREETING))
+        raise WireError(f"the peer speaks another version: {theirs!r}, and we {ours!r}")
+    raise WireError("the peer does not speak our protocol")
 
 
 def _parse(payload: bytes) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import pytest
 
 from echelon.core.rundir import RunDir
 from echelon.core.shell import FakeShell
-from echelon.launch.entries import Agent, Lost, Stop, StopError
+from echelon.launch.entries import Agent, Gone, Lost, Stop, StopError
 from echelon.launch.joining import Joining
 from echelon.launch.journal import Journal
 from echelon.launch.messages import Hello
 from echelon.launch.request import from_spec
-from echelon.launch.starting import LocalStarter, Outlook
+from echelon.launch.starting import LocalStarter, Outlook, Started
 from echelon.readers import NodeCount
 from echelon.spec import JobSpec
 
@@ -29,7 +29,11 @@ class Crew:
 
     async def next(self, _deadline_s):
         await asyncio.sleep(0)
-        return self._script.pop(0) if self._script else None
+        what = self._script.pop(0) if self._script else None
+        if isinstance(what, str):
+            self.agents[int(what.split()[1])] = "agent"
+            return (None, None)
+        return what
 
     def reject(self, hello):
         self.unfit[hello.node] = hello
@@ -148,9 +152,45 @@ def test_only_a_wait_for_nodes_moves_the_deadline_and_it_is_said_once(join, said
     waits = Outlook(waits="waiting for 3 nodes")
     joining = join(Crew(0), waits, waits, waits, Outlook())
     (failure,) = asyncio.run(joining.await_all())
-    assert failure.message.startswith("1 of 3 nodes came")
+    assert failure.message.startswith("1 of 3 nodes came, without node1, node2")
     joining._journal.close()
     assert said == ["a: waiting for 3 nodes"]
+
+
+UNREACHED = """\
+srun: error: Node failure on node2
+srun: error: Task launch for StepId=7.0 failed on node node2: Communication connection failure"""
+REFUSED = (
+    "srun: error: Unable to create step for job 7: Requested node configuration is not available"
+)
+EXITED = "srun: error: node2: task 2: Exited with exit code 69"
+
+
+@pytest.mark.parametrize(
+    ("line", "again"),
+    [(UNREACHED, True), (REFUSED, True), (EXITED, False), ("", False)],
+    ids=["unreachable", "not ours any more", "an agent failed", "nothing is said"],
+)
+def test_where_srun_reaches_not_all_nodes_each_is_started_by_itself(join, tmp_path, line, again):
+    log = tmp_path / "srun-0.log"
+    log.write_text(f"srun: a warning\n{line}\nsrun: error: Application launch failed\n")
+    gone = Gone(Started(pid=1, nodes=frozenset({0, 1, 2}), log=log))
+    crew = Crew(script=[(None, gone), "node 0 comes", "node 1 comes"])
+    joining = join(crew, Outlook(absent=frozenset({2})) if again else Outlook())
+    assert bool(asyncio.run(joining.await_all())) is not again
+    assert joining._recall.begun == ([{0, 1, 2}] if again else [])
+
+
+def test_a_node_that_cannot_be_reached_is_not_waited_for_where_others_suffice(
+    join, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("echelon.launch.joining.UNREACHED_S", 0.0)
+    log = tmp_path / "srun-0.log"
+    log.write_text(f"{UNREACHED}\n")
+    gone = Gone(Started(pid=1, nodes=frozenset({0, 1, 2}), log=log))
+    crew = Crew(script=[(None, gone), "node 0 comes", "node 1 comes"])
+    assert asyncio.run(asyncio.wait_for(join(crew).await_all(), 10)) == []
+    assert crew.agents.keys() == {0, 1}
 
 
 @pytest.mark.parametrize("wait", [Joining.await_all, Joining.await_missing])

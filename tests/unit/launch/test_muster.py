@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -151,3 +152,30 @@ def test_why_agents_did_not_come_is_what_was_said_first(tmp_path, text, reason):
     (tmp_path / "log").write_text(text)
     assert read_reason(tmp_path / "log") == reason
     assert read_reason(tmp_path / "none") == ""
+
+
+def test_one_that_is_no_longer_wanted_and_does_not_end_is_killed(starter, monkeypatch):
+    monkeypatch.setattr("echelon.launch.muster.END_S", 0.05)
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    starter._program = deaf
+
+    async def scenario():
+        muster = Muster(starter, lambda _: None)
+        muster.call_all([], ["agent"], {}, None)
+        calling = asyncio.ensure_future(muster.call(0))
+        await started(starter, 1)
+        (pid,) = starter.pids
+        await until(lambda: ignores_sigterm(pid))
+        calling.cancel()
+        await until(lambda: not muster.is_here())
+
+    run(scenario())
+
+
+def ignores_sigterm(pid):
+    (mask,) = [
+        line.split()[1]
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigIgn:")
+    ]
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)

@@ -17,7 +17,7 @@ class Crew:
     def __init__(self, *tries):
         self.agents, self.unfit = {0: "a", 2: "c"}, {}
         self.homes = {1: Home("127.0.0.1", 7, 0)}
-        self.calls, self.woken = 0, 0
+        self.calls, self.ended, self.woken = 0, 0, 0
         self._tries = list(tries)
         """What becomes of each try; the last stays."""
 
@@ -27,7 +27,10 @@ class Crew:
         if isinstance(what, Exception):
             raise what
         if what == "hangs":
-            await asyncio.Event().wait()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.ended += 1
         if what == "unfit":
             self.unfit[node] = "b"
         if what == "comes":
@@ -56,7 +59,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(module, "GLANCE_S", 0.001)
 
 
-def make(crew, allocation):
+def make(crew, allocation, report=lambda _: None):
     departed = []
     recall = Recall(
         crew,
@@ -64,6 +67,7 @@ def make(crew, allocation):
         allocation,
         departed=departed.append,
         tell_fault=lambda task: task.cancelled() or task.result(),
+        report=report,
     )
     return recall, departed
 
@@ -101,6 +105,22 @@ def test_a_try_is_given_up_when_the_node_turns_out_to_be_dead():
     crew = Crew("hangs")
     assert bring_back(crew, Allocation(True, True, None, False)) == [1]
     assert crew.calls == 1
+
+
+def test_a_try_that_hangs_is_ended_and_repeated(monkeypatch):
+    monkeypatch.setattr(module, "TRY_S", 0.01)
+    crew, said = Crew("hangs", "hangs", "comes"), []
+
+    async def scenario():
+        recall, departed = make(crew, Allocation(True), said.append)
+        recall.begin()
+        await asyncio.gather(*recall._tasks.values())
+        return departed
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 10)) == []
+    assert (crew.calls, crew.ended) == (3, 2)
+    assert len(said) == 2
+    assert said[0].startswith("node1: no agent came within 0.01 s")
 
 
 def test_one_that_fails_its_check_is_not_tried_again():

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.launch.wire import GREETING, MAX_PAYLOAD, Channel, WireError
+from echelon.launch.wire import GREETING, KNOCK, MAX_PAYLOAD, Channel, WireError, has_knocked
 
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 HANDSHAKE = len(GREETING) + 32 + 32
-"""Bytes of an agent's part in the handshake: the longest of all."""
+"""Bytes of an agent's first words: the longest that a handshake waits for."""
 HEAD = 4 + 32
 
 # What JSON carries without loss; NaN is not even equal to itself.
@@ -30,13 +30,15 @@ def channel(role, key=KEY):
 
 def shake_hands(controller, agent):
     """Carry the handshake to its end and return what each side sent, in order."""
-    greeting = controller.take_outgoing()
+    greeting, knock = controller.take_outgoing(), agent.take_outgoing()
+    assert controller.receive(knock) == []
+    assert not controller.open
     assert agent.receive(greeting) == []
     answer = agent.take_outgoing()
     assert controller.receive(answer) == []
     proof = controller.take_outgoing()
     assert agent.receive(proof) == []
-    return greeting, answer, proof
+    return greeting, knock + answer, proof
 
 
 def session():
@@ -69,7 +71,7 @@ def test_both_sides_open_when_both_know_the_key():
     assert controller.open
     assert agent.open
     assert greeting.startswith(GREETING)
-    assert len(greeting + answer + proof) == 2 * len(GREETING) + 4 * 32
+    assert len(greeting + answer + proof) == 2 * len(GREETING) + 5 * 32
     assert KEY not in greeting + answer + proof
 
 
@@ -135,7 +137,7 @@ def test_a_controller_without_the_key_is_not_obeyed():
     """It cannot check the agent's answer, and goes on as if it were right."""
     controller, agent = channel("controller", OTHER_KEY), channel("agent")
     agent.receive(controller.take_outgoing())
-    nonce = agent.take_outgoing()[len(GREETING) :][:32]
+    nonce = agent._nonce
     proof = controller._sign(b"controller" + controller._nonce + nonce)
     with pytest.raises(WireError, match="the controller does not know the run's key"):
         agent.receive(proof)
@@ -145,8 +147,14 @@ def test_a_controller_without_the_key_is_not_obeyed():
 def test_what_a_controller_sent_is_no_answer_to_it():
     controller = channel("controller")
     greeting = controller.take_outgoing()
-    with pytest.raises(WireError, match="sends back what it was sent"):
+    with pytest.raises(WireError, match="does not know the run's key"):
         controller.receive(greeting + bytes(32))
+
+
+def test_an_agent_s_own_knock_is_no_controller_s_greeting():
+    agent = channel("agent")
+    with pytest.raises(WireError, match="sends back what it was sent"):
+        agent.receive(agent.take_outgoing())
 
 
 def test_what_an_agent_sent_is_no_answer_to_it():
@@ -165,6 +173,34 @@ def test_two_controllers_cannot_be_made_to_answer_each_other():
         first.receive(greeting + first._nonce)
 
 
+def test_a_replayed_knock_does_not_open_a_channel():
+    knock = channel("agent").take_outgoing()
+    for _ in range(2):
+        controller = channel("controller")
+        controller.take_outgoing()
+        controller.receive(knock)
+        assert not controller.open
+        assert controller.take_outgoing() == b"", "a stranger gets nothing to work on"
+
+
+@pytest.mark.parametrize("more", [b"", b"\0" * 32], ids=["alone", "with what follows"])
+def test_a_knock_is_one_when_all_of_it_is_there(more):
+    knock = channel("agent").take_outgoing()
+    assert len(knock) == KNOCK
+    assert [has_knocked(KEY, knock[:size]) for size in range(KNOCK)] == [False] * KNOCK
+    assert has_knocked(KEY, knock + more)
+
+
+def test_a_knock_under_another_key_or_nonce_is_refused():
+    knock = channel("agent").take_outgoing()
+    forged = knock[: len(GREETING)] + bytes(32) + knock[-32:]
+    for said in (forged, channel("agent", OTHER_KEY).take_outgoing()):
+        with pytest.raises(WireError, match="the peer does not know the run's key"):
+            has_knocked(KEY, said)
+        with pytest.raises(WireError, match="the peer does not know the run's key"):
+            channel("controller").receive(said)
+
+
 def test_a_replayed_handshake_is_worthless():
     controller, agent = channel("controller"), channel("agent")
     _, answer, proof = shake_hands(controller, agent)
@@ -178,10 +214,10 @@ def test_a_replayed_handshake_is_worthless():
 
 @pytest.mark.parametrize("role", ["controller", "agent"])
 @pytest.mark.parametrize(
-    "other", [b"echelon wire 2\n", b"echelon wire 10\n", b"echelon wire \xff\n"]
+    "other", [b"echelon wire 1\n", b"echelon wire 10\n", b"echelon wire \xff\n"]
 )
 def test_another_version_is_named(role, other):
-    with pytest.raises(WireError, match=r"another version: 'echelon wire .*we 'echelon wire 1"):
+    with pytest.raises(WireError, match=r"another version: 'echelon wire .*we 'echelon wire 2"):
         channel(role).receive(other + bytes(64))
 
 
