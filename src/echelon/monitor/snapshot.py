@@ -1,6 +1,5 @@
 """What the web page is sent of a run: plain data, small enough for a thousand ranks. Pure."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -133,24 +132,6 @@ def shorten(value: float | None) -> float | None:
 
 def _short(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: shorten(value) for name, value in values.items()}
-
-
-def render(value: Any) -> str:
-    """Return it as a browser reads it, which knows no NaN."""
-    try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(_clean(value), separators=(",", ":"))
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _clean(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(one) for one in value]
-    return value
 
 
 # --- curves -------------------------------------------------------------------------------------
