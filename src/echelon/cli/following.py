@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.core.events import EventReader
+from echelon.core.jobs import is_job_id
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
+from echelon.core.records import to_count, to_number
 from echelon.core.scribe import AWAY
 from echelon.core.visible import settled
 from echelon.errors import NotFoundError, UnavailableError
@@ -167,7 +169,8 @@ def stop_all(run: "RunDir", cluster: "Cluster") -> None:
 
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
-        cluster.stop(attempt.job_id, run_id=run.run_id)
+        if is_job_id(attempt.job_id):
+            cluster.stop(attempt.job_id, run_id=run.run_id)
         if attempt.job_id == current.id:
             return
 
@@ -177,7 +180,8 @@ def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = (
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     for attempt in reversed(attempts(run) or known):
-        cluster.cancel(attempt.job_id, run_id=run.run_id)
+        if is_job_id(attempt.job_id):
+            cluster.cancel(attempt.job_id, run_id=run.run_id)
 
 
 def _distant(job: "Job") -> bool:
@@ -302,13 +306,15 @@ class _Bar:
 
 def _standing(data: "Mapping[str, Any]") -> Standing:
     """Return what a training told last; a record of another version may lack something."""
+    told = data.get("metrics")
+    metrics = told if isinstance(told, dict) else {}
     return Standing(
-        epoch=int(data.get("epoch", 0)) + 1,
-        epochs=int(data.get("epochs", 1)),
-        done=int(data.get("done", 0)),
-        length=int(data.get("length", 1)),
-        rate=float(data.get("metrics", {}).get("rate", 0.0)),
-        left_s=float(data.get("left_s", 0.0)),
-        loss=float(data.get("metrics", {}).get("loss", float("nan"))),
+        epoch=(to_count(data.get("epoch")) or 0) + 1,
+        epochs=to_count(data.get("epochs")) or 1,
+        done=to_count(data.get("done")) or 0,
+        length=to_count(data.get("length")) or 1,
+        rate=to_number(metrics.get("rate"), 0.0),
+        left_s=to_number(data.get("left_s"), 0.0),
+        loss=to_number(metrics.get("loss"), float("nan")),
         unit="batches" if data.get("unit") == "batches" else "samples",
     )

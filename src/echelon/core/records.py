@@ -8,30 +8,44 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 MOST_BYTES = 64 << 20
 """What a record holds at most: a verdict with the stacks of thousands of ranks is far smaller."""
 MOST_SECONDS = 1e11
 """The year 5138: a later time was never written by a clock."""
-MOST_RANKS = 1 << 17
-"""No run has more ranks, or nodes: what claims so allocates nothing."""
+MOST_RANKS = 1 << 14
+"""No run has more ranks, or nodes: a record that claims so is damaged."""
+MOST_COUNT = 1 << 53
+"""What is larger was no count."""
+MOST_NUMBER = 1e30
+"""Nothing that is measured is larger; NaN and infinity are not measurements either."""
+_MOST_DEPTH = 300
+"""How deeply JSON may be nested, so that whoever walks it stays within Python's stack."""
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
-def open_regular(path: Path) -> BinaryIO:
+class UnreadableError(OSError):
+    """What lies under a name is no regular file, or too large: no storage is at fault."""
+
+
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading, unless it is a pipe, a device or a folder: those may never end.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file.
+        UnreadableError: it is no regular file.
+        OSError: it cannot be opened.
     """
     # A pipe that nobody writes to would keep a plain `open` forever.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise UnreadableError(errno.EINVAL, "not a regular file", str(path))
     return os.fdopen(handle, "rb")
 
 
@@ -39,12 +53,13 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
     """Return what is in a file.
 
     Raises:
-        OSError: it cannot be read, or holds more than `most` bytes.
+        UnreadableError: it is no regular file, or holds more than `most` bytes.
+        OSError: it cannot be read.
     """
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise OSError(errno.EFBIG, f"larger than {most} bytes", str(path))
+        raise UnreadableError(errno.EFBIG, f"larger than {most} bytes", str(path))
     return content
 
 
@@ -54,10 +69,19 @@ def parse_json(text: str | bytes) -> Any:
     Raises:
         ValueError: it is no JSON, or nested too deeply.
     """
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
+    if isinstance(text, bytes):
+        text = text.decode()
+    if text.count("[") + text.count("{") > _MOST_DEPTH and _measure_depth(text) > _MOST_DEPTH:
+        raise ValueError("nested too deeply")
+    return json.loads(text)
+
+
+def _measure_depth(text: str) -> int:
+    depth = deepest = 0
+    for found in _NESTING.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def read_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
@@ -85,6 +109,18 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
+
+
+def to_count(value: Any, *, below: int = MOST_COUNT) -> int | None:
+    """Return a whole number that is not negative and not absurd; None for anything else."""
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    return value if plain and 0 <= value < below else None
+
+
+def to_number(value: Any, default: float) -> float:
+    """Return a finite number as it was written down; the default for anything else."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and abs(value) < MOST_NUMBER else default
 
 
 def is_time(value: float) -> bool:

@@ -1,9 +1,9 @@
 """What the launcher needs of a run's frozen request."""
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.records import UnreadableError, parse_toml, read_bytes
 from echelon.core.rundir import RunDir
 from echelon.errors import UnavailableError
 from echelon.launch.rank import Program
@@ -63,13 +63,14 @@ def read_spec(run: RunDir) -> JobSpec:
         UnavailableError: somebody, or a full disk, has spoilt it.
     """
     try:
-        values = tomllib.loads(run.spec.read_text("utf-8", "surrogateescape"))
-    except tomllib.TOMLDecodeError as error:
+        values = parse_toml(read_bytes(run.spec).decode("utf-8", "surrogateescape"))
+    except (UnreadableError, ValueError) as error:
         raise UnavailableError(
             f"the request of the run '{run.run_id}' is spoilt: {run.spec}: {error}",
             hint="mend that file, or start anew: echelon submit",
         ) from error
-    if extra := values.pop("slurm", None):
+    if isinstance(extra := values.get("slurm"), dict):
+        del values["slurm"]
         values |= {f"slurm.{name}": table for name, table in extra.items()}
     return merge([Layer(source=str(run.spec), values=values)]).spec
 
