@@ -104,7 +104,7 @@ def test_those_who_connect_and_stay_silent_take_nothing_away(start_run):
         crowd = [strangers.connect() for _ in range(400)]
         # The first had to make room, and an agent would still be heard.
         assert ended(crowd[0])[0]
-        assert handshake(strangers, key_of(run))
+        assert handshake(strangers, recorded_key(run.folder))
         run.finish()
     check_log(run)
 

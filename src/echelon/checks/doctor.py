@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.checks.visible import visible
 from echelon.core.nodes import compress
+from echelon.core.visible import in_one_line
 from echelon.launch.doctor.granted import own_gpus
 from echelon.launch.doctor.judge import exclude_option
 from echelon.launch.doctor.judge_figures import describe, rate
@@ -104,7 +104,7 @@ def render_findings(findings: Sequence[Finding]) -> str:
     lines = []
     for (severity, check, message, fix), nodes in found.items():
         who = compress([node for node in nodes if node])
-        told = f"{severity}  {who + ': ' if who else ''}{_cut(visible(message))} [{check}]"
+        told = f"{severity}  {who + ': ' if who else ''}{_cut(in_one_line(message))} [{check}]"
         lines += [*_wrap(told, first=""), *_wrap(f"fix: {fix}", first=_INDENT)]
     return "\n".join(lines)
 

@@ -37,7 +37,7 @@ def handle_flags(arguments: Sequence[str]) -> bool:
         _, path = typers.install(shell=shell, prog_name="echelon", complete_var="_ECHELON_COMPLETE")
         console.note(f"installed in {path}; it works in the next shell that you start")
     else:
-        console.print_result(
+        console.print_file(
             typers.get_completion_script(
                 prog_name="echelon", complete_var="_ECHELON_COMPLETE", shell=shell
             )

@@ -1,24 +1,35 @@
 """How commands speak: results on stdout, everything else on stderr."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import typer
 
+from echelon.core.records import render_json
+from echelon.core.visible import in_one_line, visible
 from echelon.errors import EchelonError
 from echelon.readers import nearest
 
 
 def print_json(value: Any) -> None:
     """Print a result for a program to read."""
-    print(json.dumps(value, indent=2))  # noqa: T201
+    print(render_json(value, indent=2))  # noqa: T201
 
 
 def print_result(text: str) -> None:
-    """Print a result for a person, or for a pipe."""
+    """Print a result for a person, or for a pipe; nothing in it can steer a terminal."""
+    print(visible(text))  # noqa: T201
+
+
+def print_raw(text: str) -> None:
+    """Print what somebody wants unchanged, control characters included."""
     print(text)  # noqa: T201
+
+
+def print_file(text: str) -> None:
+    """Print the text of a file: unchanged, unless a person reads it in a terminal."""
+    (print_result if is_terminal() else print_raw)(text.rstrip("\n"))
 
 
 def is_terminal() -> bool:
@@ -48,6 +59,7 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    rows = [[in_one_line(cell) for cell in row] for row in rows]
     # Into a text first: rich would hide it when the reader of a pipe has left.
     # A pipe has no width: what a program reads must not be cut.
     console = Console(file=sys.stdout, width=None if is_terminal() else 1_000_000)
@@ -61,7 +73,7 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
         whole = max(map(len, (heading, *(row[number] for row in rows)))) if number == 0 else None
         table.add_column(heading, no_wrap=True, min_width=whole)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(table)
     print_result("\n".join(line.rstrip() for line in captured.get().splitlines()))
@@ -70,11 +82,12 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
 def note(text: str) -> None:
     """Tell a person what is going on."""
     if sys.stderr:  # None when it was closed (2>&-); print would then use stdout
-        print(text, file=sys.stderr)  # noqa: T201
+        print(visible(text), file=sys.stderr)  # noqa: T201
 
 
 def print_error(error: EchelonError) -> None:
     """Say what happened in one line, and what to do in another."""
-    note(f"error: {error.message}")
+    # A value that it quotes may hold a newline, and must not pass for a hint of ours.
+    note(f"error: {in_one_line(error.message)}")
     if error.hint:
-        note(f"hint: {error.hint}")
+        note(f"hint: {in_one_line(error.hint)}")

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.core.events import EventReader
+from echelon.core.jobs import is_job_id
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.ranklogs import RunLogs, Tail
+from echelon.core.records import to_count, to_number
 from echelon.core.scribe import AWAY
+from echelon.core.visible import settled
 from echelon.errors import NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from echelon.launch.attempts import Attempt
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
+_LABEL = re.compile(r" *(\d{1,9}): ")
+"""What srun puts before a task's line."""
 _LOOK_S = 0.05
 """How often files are looked at."""
 _ASK_S = 1.0
@@ -45,6 +50,7 @@ def follow_run(
     show: bool,
     rank: int | None = None,
     resubmit: bool = False,
+    raw: bool = False,
 ) -> "Job":
     """Wait for a run to be over, whatever jobs it takes, showing what it writes.
 
@@ -54,11 +60,12 @@ def follow_run(
         show: whether to print what it writes.
         rank: the one rank to show.
         resubmit: whether to queue the next attempt where its own jobs may not.
+        raw: whether control characters are printed as they are.
 
     Returns:
         its last job.
     """
-    screen = _Screen(run, rank) if show else None
+    screen = _Screen(run, rank, raw=raw) if show else None
     try:
         while True:
             job = _follow(run, cluster, screen)
@@ -163,7 +170,8 @@ def stop_all(run: "RunDir", cluster: "Cluster") -> None:
 
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
-        cluster.stop(attempt.job_id, run_id=run.run_id)
+        if is_job_id(attempt.job_id):
+            cluster.stop(attempt.job_id, run_id=run.run_id)
         if attempt.job_id == current.id:
             return
 
@@ -173,7 +181,8 @@ def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = (
     from echelon.launch.attempts import attempts  # noqa: PLC0415
 
     for attempt in reversed(attempts(run) or known):
-        cluster.cancel(attempt.job_id, run_id=run.run_id)
+        if is_job_id(attempt.job_id):
+            cluster.cancel(attempt.job_id, run_id=run.run_id)
 
 
 def _distant(job: "Job") -> bool:
@@ -186,16 +195,16 @@ def exit_code(job: "Job") -> int:
     return 0 if job.state == "COMPLETED" else job.exit_code or 1
 
 
-def print_logs(run: "RunDir", *, rank: int | None) -> bool:
+def print_logs(run: "RunDir", *, rank: int | None, raw: bool = False) -> bool:
     """Print all that a run has written; return whether there was anything."""
-    return _Screen(run, rank).show(over=True)
+    return _Screen(run, rank, raw=raw).show(over=True)
 
 
 class _Screen:
     """Shows what a run writes, and knows how far it has got."""
 
-    def __init__(self, run: "RunDir", rank: int | None) -> None:
-        self._run, self._rank = run, rank
+    def __init__(self, run: "RunDir", rank: int | None, *, raw: bool = False) -> None:
+        self._run, self._rank, self._raw = run, rank, raw
         self._logs = RunLogs(run.logs, rank=rank)
         self._jobs: dict[Path, Tail] = {}
         self._bar = _Bar(run)
@@ -225,7 +234,7 @@ class _Screen:
             if attempt.output and path.is_file():
                 for _, text in self._jobs.setdefault(path, Tail(path)).read(over=over):
                     self._bar.hide()
-                    found |= _show_job(text, self._rank, labelled=labelled)
+                    found |= self._show_job(text, labelled=labelled)
         return found
 
     def _show_ranks(self, *, over: bool) -> bool:
@@ -233,11 +242,40 @@ class _Screen:
         # Lines that nobody has timed yet are the newest, whatever our own clock says.
         for line in self._logs.read(over=over, now_s=math.inf):
             self._bar.hide()
-            _print_labelled(line.rank, line.text)
+            self._print_labelled(line.rank, line.text)
             found = True
         if sys.stdout:  # None when it was closed (>&-)
             sys.stdout.flush()
         return found
+
+    def _show_job(self, text: str, *, labelled: bool) -> bool:
+        """Print a line of the job's output: a rank's where srun has labelled it, else its own.
+
+        Returns whether it was one that is wanted.
+        """
+        match = _LABEL.match(text) if labelled else None
+        if not labelled and self._rank is None:
+            console.note(settled(text))
+        elif self._rank is None and match is None:
+            self._print(text)
+        elif match and self._rank in (None, int(match[1])):
+            self._print_labelled(int(match[1]), text[match.end() :])
+        else:
+            return False
+        return True
+
+    def _print_labelled(self, rank: int, text: str) -> None:
+        """Print `3: text`, coloured by rank in a terminal."""
+        label = f"{rank}: "
+        if console.is_terminal():
+            label = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
+        self._print(text, label)
+
+    def _print(self, text: str, label: str = "") -> None:
+        if self._raw:
+            console.print_raw(label + text)
+        else:
+            console.print_result(label + settled(text))
 
 
 class _Bar:
@@ -269,38 +307,15 @@ class _Bar:
 
 def _standing(data: "Mapping[str, Any]") -> Standing:
     """Return what a training told last; a record of another version may lack something."""
+    told = data.get("metrics")
+    metrics = told if isinstance(told, dict) else {}
     return Standing(
-        epoch=int(data.get("epoch", 0)) + 1,
-        epochs=int(data.get("epochs", 1)),
-        done=int(data.get("done", 0)),
-        length=int(data.get("length", 1)),
-        rate=float(data.get("metrics", {}).get("rate", 0.0)),
-        left_s=float(data.get("left_s", 0.0)),
-        loss=float(data.get("metrics", {}).get("loss", float("nan"))),
+        epoch=(to_count(data.get("epoch")) or 0) + 1,
+        epochs=to_count(data.get("epochs")) or 1,
+        done=to_count(data.get("done")) or 0,
+        length=to_count(data.get("length")) or 1,
+        rate=to_number(metrics.get("rate"), 0.0),
+        left_s=to_number(data.get("left_s"), 0.0),
+        loss=to_number(metrics.get("loss"), float("nan")),
         unit="batches" if data.get("unit") == "batches" else "samples",
     )
-
-
-def _show_job(text: str, rank: int | None, *, labelled: bool) -> bool:
-    """Print a line of the job's output: a rank's where srun has labelled it, else its own.
-
-    Returns whether it was one that is wanted.
-    """
-    match = re.match(r" *(\d+): ", text) if labelled else None
-    if not labelled and rank is None:
-        console.note(text)
-    elif rank is None and match is None:
-        console.print_result(text)
-    elif match and rank in (None, int(match[1])):
-        _print_labelled(int(match[1]), text[match.end() :])
-    else:
-        return False
-    return True
-
-
-def _print_labelled(rank: int, text: str) -> None:
-    """Print `3: text`, coloured by rank in a terminal."""
-    label = f"{rank}: "
-    if console.is_terminal():
-        label = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
-    console.print_result(f"{label}{text}")

@@ -66,7 +66,7 @@ def init(
     text = proposal.render_file(made)
     read_text(text, os.environ)  # what would not load is not written
     if dry_run:
-        console.print_result(text.rstrip("\n"))
+        console.print_file(text)
         return
     try:
         write_atomic(folder / PROJECT, text, mode=0o644)

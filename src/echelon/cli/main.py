@@ -131,7 +131,7 @@ def run(arguments: list[str]) -> int:
         raise
     except Exception as error:  # noqa: BLE001  the one place where every error ends
         if debug:
-            traceback.print_exc()
+            console.note(traceback.format_exc())
         failure = _explain(error, arguments)
         console.print_error(failure)
         return failure.exit_code

@@ -31,7 +31,7 @@ def script(*, request: Merged) -> None:
             "no training script is named", hint="echelon script --nodes 2 --gpus 4 train.py"
         )
     text = render_script(request.spec, conda_exe=os.environ.get("CONDA_EXE", ""))
-    console.print_result(text.rstrip("\n"))
+    console.print_file(text)
 
 
 @app.command(context_settings=UNTIL_SCRIPT)

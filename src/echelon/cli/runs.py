@@ -135,8 +135,7 @@ def submit(
     spec = choose_spec(request, on, os.environ)
     _check(spec, cluster, "submit")
     if dry_run:
-        script = render_script(spec, conda_exe=os.environ.get("CONDA_EXE", ""))
-        console.print_result(script.rstrip("\n"))
+        console.print_file(render_script(spec, conda_exe=os.environ.get("CONDA_EXE", "")))
         return
     run, job_id = _start(spec, cluster, runs_dir, os.environ)
     if as_json:
@@ -242,8 +241,14 @@ def logs(
     runs_dir: RunsDir = RUNS,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run is over.")] = False,
     rank: Annotated[int | None, typer.Option(help="One task's lines alone.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print control characters unchanged, not escaped.")
+    ] = False,
 ) -> None:
     """Print a run's output, each line with its task.
+
+    Colours pass; other control characters are shown escaped, and a progress bar's line as it was
+    last.
 
     Example: echelon logs -f --rank 3 last
     """
@@ -252,9 +257,9 @@ def logs(
 
     found = find_run(runs_dir, run)
     if follow:
-        job = follow_run(found, cluster_of(found), show=True, rank=rank)
+        job = follow_run(found, cluster_of(found), show=True, rank=rank, raw=raw)
         raise typer.Exit(exit_code(job))
-    if not print_logs(found, rank=rank):
+    if not print_logs(found, rank=rank, raw=raw):
         who = "" if rank is None else f"rank {rank} of "
         raise NotFoundError(
             f"{who}the run '{found.run_id}' has written nothing yet",

@@ -206,7 +206,7 @@ def env(*, name: Name = DEFAULT_NAME) -> None:
 
     Example: eval "$(echelon sandbox env)"
     """
-    console.print_result(f"export SLURM_CONF={shlex.quote(str(_open(name).layout.slurm_conf))}")
+    console.print_file(f"export SLURM_CONF={shlex.quote(str(_open(name).layout.slurm_conf))}")
 
 
 @app.command()

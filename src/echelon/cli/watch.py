@@ -8,6 +8,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.runs import RUNS, Run, RunsDir
+from echelon.core.visible import settled
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class _Screen:
 
         state = self._reader.read()
         for line in self._logs.read(over=False, now_s=time.time()):
-            self._lines.append(f"{line.rank}: {line.text}")
+            self._lines.append(f"{line.rank}: {settled(line.text)}")
         self._events.read()
         return View(
             state=state,

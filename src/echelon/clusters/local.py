@@ -4,20 +4,20 @@ The same script that Slurm would run; its controller then finds an allocation ar
 all of that, or none, and plays the nodes by itself.
 """
 
-import json
 import os
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from echelon.core.jobs import Job
 from echelon.core.nodes import expand
 from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.errors import UnavailableError, UsageError
+from echelon.launch.attempts import Outcome, attempts
+from echelon.launch.attempts import outcome as find_outcome
 from echelon.launch.contract import HERE, TIED
 from echelon.launch.request import LaunchRequest
 from echelon.readers import NodeCount
@@ -82,11 +82,11 @@ class LocalCluster:
         job = Job(id=job_id, state="RUNNING", nodes=host, output=str(run.job_log(attempt)))
         if not outcome and host == os.uname().nodename:
             # Without a start it was gone before anybody could look.
-            if start and _start_time(int(pid)) == start:
+            if start and _start_time(int(pid)) == start and _is_of(run, int(pid)):
                 return job
             attempt, outcome = _attempt_of(run, job_id)  # it may have ended between the two looks
         if outcome:
-            return replace(job, state=outcome["state"], exit_code=outcome["exit_code"])
+            return replace(job, state=outcome.state, exit_code=outcome.exit_code)
         if host != os.uname().nodename:
             return replace(job, state="UNKNOWN", reason=f"it is on {host}: ask there")
         code = _own_child(int(pid))
@@ -139,17 +139,38 @@ def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) ->
     return replace(spec, nodes=NodeCount(spec.nodes.low if asked else count, count))
 
 
-def _attempt_of(run: RunDir, job_id: str) -> tuple[int, dict[str, Any]]:
+def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:
     """Return the number of a job's attempt, and its outcome once there is one."""
-    for folder in sorted(run.attempts.iterdir(), key=lambda path: path.name, reverse=True):
-        number = int(folder.name) if folder.name.isdecimal() else 0
-        with suppress(OSError, ValueError, KeyError):
-            if json.loads((folder / "job.json").read_text())["job_id"] != job_id:
-                continue
-            with suppress(OSError, ValueError):
-                return number, json.loads(run.outcome(number).read_text())
-            return number, {}
-    return 1, {}
+    for attempt in reversed(attempts(run)):
+        if attempt.job_id == job_id:
+            return attempt.number, find_outcome(run, attempt.number)
+    return 1, None
+
+
+def _is_of(run: RunDir, pid: int) -> bool:
+    """Tell whether a process is this user's and was started for a run.
+
+    The id comes from a file in the run's folder, and a start time is easily looked up: without
+    this, a folder that somebody has prepared would have us signal any process of the user's.
+    """
+    process = Path(f"/proc/{pid}")
+    try:
+        if process.stat().st_uid != os.geteuid():
+            return False
+        # Empty for a moment, while bash becomes Python.
+        words = next(filter(None, ((process / "cmdline").read_bytes() for _ in range(100))), b"")
+    except OSError:
+        return False
+    return any(_leads_into(Path(os.fsdecode(word)), run.path) for word in words.split(b"\0"))
+
+
+def _leads_into(path: Path, folder: Path) -> bool:
+    with suppress(OSError):
+        own = folder.stat()
+        return path.is_absolute() and any(
+            os.path.samestat(own, one.stat()) for one in (path, *path.parents) if one.exists()
+        )
+    return False
 
 
 def _own_child(pid: int) -> int:

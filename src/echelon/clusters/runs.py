@@ -18,7 +18,7 @@ from pathlib import Path
 import echelon
 from echelon.clusters.base import Cluster
 from echelon.clusters.styles import Shipped, render_script
-from echelon.core.jobs import RUNNING, Job
+from echelon.core.jobs import RUNNING, Job, is_job_id
 from echelon.core.rundir import RunDir, encode, write_atomic
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError, MissingProgramError, NotFoundError, UsageError
@@ -376,6 +376,9 @@ def _job_of(run: RunDir, attempt: Attempt, cluster: Cluster) -> Job:
 
     It may have forgotten the job; and one that was asked to stop is to Slurm one that failed.
     """
+    if not is_job_id(attempt.job_id):
+        what = f"job.json of attempt {attempt.number} names no valid job"
+        return Job(id=attempt.job_id, state="UNKNOWN", reason=what)
     job = cluster.job(attempt.job_id, run_id=run.run_id)
     ended = outcome(run, attempt.number) if job.state in ("UNKNOWN", "FAILED") else None
     if ended is None or (job.state == "FAILED" and ended.state != "CANCELLED"):

@@ -4,6 +4,7 @@ Reading follows Slurm's own reader: which lines it looks at, how it splits and u
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 from echelon.clusters.shape import take_shape
@@ -229,14 +230,14 @@ def split_directive(line: str, number: int) -> list[str]:
     characters = iter(line)
     for character in characters:
         if character == "\\" and quoting != "'":
-            word = [*(word or []), next(characters, "")]
+            word = _grow(word, next(characters, ""))
         elif quoting:
             if character == quoting:
                 quoting = ""
             else:
-                word = [*(word or []), character]
+                word = _grow(word, character)
         elif character in "\"'":
-            quoting, word = character, word or []
+            quoting, word = character, _grow(word, "")
         elif character.isspace():
             if word is not None:
                 words.append("".join(word))
@@ -244,18 +245,25 @@ def split_directive(line: str, number: int) -> list[str]:
         elif character == "#" and word is None:
             break
         else:
-            word = [*(word or []), character]
+            word = _grow(word, character)
     if quoting:
         raise UsageError(f"line {number}: the quote {quoting} is not closed", hint=f"#SBATCH{line}")
     return words if word is None else [*words, "".join(word)]
 
 
+def _grow(word: list[str] | None, character: str) -> list[str]:
+    """Add to a word in place: a value may be megabytes long."""
+    word = [] if word is None else word
+    word.append(character)
+    return word
+
+
 def parse_options(words: Sequence[str]) -> dict[str, str]:
     """Return option → value from the words of a line: `--mem=1G`, `--mem 1G`, `-N2`, `-N 2`."""
     options: dict[str, str] = {}
-    rest = list(words)
+    rest = deque(part for word in words for part in _split_switches(word))
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         if word == "--":  # the end of the options: nothing may follow
             continue
         if word.startswith("--"):
@@ -263,19 +271,26 @@ def parse_options(words: Sequence[str]) -> dict[str, str]:
             name = _complete(name)
         elif word.startswith("-") and word[1:2] in _SHORT:
             name, value = _SHORT[word[1]], word[2:]
-            if name in _SWITCHES and value:  # -HQ is -H -Q
-                rest.insert(0, f"-{value}")
-                value = ""
             equals = value
         else:
             raise UsageError(f"'{word}' is not an sbatch option", hint="options begin with - or --")
         name = _ALIASES.get(name, name)
         alone = name in _SWITCHES | _OPTIONAL
         if not equals and not alone and rest and not rest[0].startswith("-"):
-            value = rest.pop(0)
+            value = rest.popleft()
         options.pop(name, None)  # in the order in which they count
         options[name] = value
     return options
+
+
+def _split_switches(word: str) -> Iterator[str]:
+    """Take switches in one word apart: -HQ is -H -Q."""
+    at = 1
+    if word.startswith("-") and not word.startswith("--"):
+        while at + 1 < len(word) and _SHORT.get(word[at]) in _SWITCHES:
+            yield f"-{word[at]}"
+            at += 1
+    yield f"-{word[at:]}" if at > 1 else word
 
 
 def _complete(name: str) -> str:

@@ -1,8 +1,7 @@
 """Why a run ended, from what its controller left and what the cluster says."""
 
-import json
-
 from echelon.core.jobs import WAITING, Job
+from echelon.core.records import read_record
 from echelon.core.rundir import RunDir
 from echelon.launch.verdict import Failure, Verdict, from_record, judge
 
@@ -33,6 +32,6 @@ def find_verdict(run: RunDir, job: Job) -> Verdict | None:
 
 def _read(run: RunDir) -> Verdict | None:
     try:
-        return from_record(json.loads(run.verdict.read_text()))
-    except (OSError, ValueError, TypeError, KeyError):
+        return from_record(read_record(run.verdict))
+    except (OSError, ValueError):
         return None

@@ -1,8 +1,8 @@
 """Events: one JSON object per line, appended by one writer per file, read by anyone at any time.
 
 A reader may come while a line is being written, or after its writer was killed in the middle of
-one: an unfinished last line is left for the next read, and a line that is no JSON object is
-passed over.
+one: an unfinished last line is left for the next read, and a line that is no JSON object with a
+kind and a possible time is passed over.
 """
 
 import errno
@@ -16,7 +16,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from echelon.core.records import UnreadableError, is_time, open_regular, parse_json
 from echelon.core.scribe import Scribe
+
+MOST_READ = 256 << 20
+"""How many bytes of a file are read at once, at most."""
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 """Made once: `json.dumps` would make one for every event."""
@@ -40,11 +44,12 @@ def render_event(event: Event) -> str:
 def parse_event(line: str) -> Event | None:
     """Return the event, or None for a line that is none."""
     try:
-        record = json.loads(line)
-        return Event(
-            time_s=float(record.pop("time")), kind=str(record.pop("kind")), data=dict(record)
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
+        record = parse_json(line)
+        time_s = float(record.pop("time"))
+        if not is_time(time_s):
+            return None
+        return Event(time_s=time_s, kind=str(record.pop("kind")), data=dict(record))
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
 
 
@@ -144,13 +149,16 @@ class EventReader:
         self._offset = 0
 
     def read(self) -> list[Event]:
+        """Return what was added, up to `MOST_READ` bytes of it; what is no file has nothing."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 file.seek(self._offset)
-                added = file.read()
-        except FileNotFoundError:
+                added = file.read(MOST_READ)
+        except (FileNotFoundError, UnreadableError):
             return []
         whole = added[: added.rfind(b"\n") + 1]
+        if not whole and len(added) == MOST_READ:
+            whole = added  # no line of ours is so long
         self._offset += len(whole)
         lines = whole.decode(errors="replace").split("\n")
         return [event for line in lines if (event := parse_event(line)) is not None]

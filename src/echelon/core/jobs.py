@@ -1,9 +1,21 @@
 """A job as its cluster sees it."""
 
+import re
 from dataclasses import dataclass
 
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "REQUEUE_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING"})
+
+_ID = re.compile(
+    r"[0-9]{1,18}(?:[_+][0-9]{1,9})?"  # Slurm's
+    r"|local:[A-Za-z0-9._-]{1,255}:[1-9][0-9]{0,8}:[0-9]{0,20}"
+    r"|ray:[A-Za-z0-9._-]{1,255}-[0-9]{1,6}(?:@[!-~]{1,500})?"
+)
+
+
+def is_job_id(text: str) -> bool:
+    """Tell whether a text has the form of a job's id: what a file says may be anything."""
+    return _ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

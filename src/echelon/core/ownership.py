@@ -56,7 +56,9 @@ def find_intruder(path: Path, user: User | None = None) -> str:
     for step, entry in _walk(path):
         if entry is None:
             return ""
-        if entry.st_uid not in (user.uid, _ROOT):
+        # In a user namespace the owner of / is not 0, but the number that stands for root outside.
+        landlord = Path("/").stat().st_uid if stat.S_ISDIR(entry.st_mode) else _ROOT
+        if entry.st_uid not in (user.uid, _ROOT, landlord):
             return f"{step} belongs to {_name(entry.st_uid)}"
         if stat.S_ISLNK(entry.st_mode):
             continue

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from echelon.core.records import UnreadableError, open_regular
+
 _CHUNK = 1 << 15
 _LONGEST = 1 << 20
 """Where a line is cut that does not end."""
@@ -99,7 +101,7 @@ class Tail:
     def _piece(self, start: int, count: int) -> bytes:
         # Opened every time: the logs of all ranks are read at once, and a process may not have
         # a thousand files open.
-        with self._path.open("rb") as file:
+        with open_regular(self._path) as file:
             file.seek(start)
             return file.read(max(0, count))
 
@@ -123,7 +125,7 @@ class _Times:
         yield self._size, self._time_s
         if self._notes is None:
             self._notes = Tail(self._path, start=line_start(self._path, self._recent))
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, UnreadableError):
             for _, note in self._notes.read(over=False):
                 time_s, _, size = note.partition(" ")
                 with contextlib.suppress(ValueError):
@@ -139,7 +141,7 @@ def line_start(path: Path, recent: int | None) -> int:
         start = path.stat().st_size - recent
         if start <= 0:
             return 0
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(start - 1)  # a line may begin just there
             return start - 1 + len(file.readline(_LONGEST))
     except OSError:
@@ -230,6 +232,7 @@ def _sizes(folder: Path) -> list[tuple[str, int]]:
                 (entry.name, entry.stat().st_size)
                 for entry in entries
                 if entry.name.startswith("rank-") and entry.name.endswith(".log")
+                if entry.is_file()
             )
     except OSError:
         return []  # it was taken away meanwhile

@@ -17,7 +17,9 @@ from typing import BinaryIO
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_MEASURED = re.compile(r"([0-9]+)-([0-9]+)\.[0-9]\.jsonl")
+_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
+"""An attempt's, as we write it: no run has a million of them."""
+_MEASURED = re.compile(r"([0-9]{1,6})-([0-9]{1,6})\.[0-9]\.jsonl")
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
@@ -184,6 +186,20 @@ class RunDir:
     def attempt(self, number: int) -> Path:
         return self.attempts / str(number)
 
+    def attempt_numbers(self) -> list[int]:
+        """Return the attempts that have a folder, the first one first."""
+        try:
+            names = [path.name for path in self.attempts.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+    def begun_numbers(self) -> list[int]:
+        """Return the attempts whose controllers have written events, the first one first."""
+        names = (path.stem for path in self.events.glob("controller-*.jsonl"))
+        numbers = (name.removeprefix("controller-") for name in names)
+        return sorted(int(number) for number in numbers if _NUMBER.fullmatch(number))
+
     def outcome(self, attempt: int) -> Path:
         """How an attempt ended, by its controller."""
         return self.attempt(attempt) / "outcome.json"
@@ -231,8 +247,7 @@ class RunDir:
         mkdir is atomic on local and network file systems alike: of two that try, one gets it.
         """
         while True:
-            taken = [int(entry.name) for entry in self.attempts.iterdir() if entry.name.isdigit()]
-            number = max(taken, default=0) + 1
+            number = max(self.attempt_numbers(), default=0) + 1
             try:
                 self.attempt(number).mkdir(mode=0o700)
             except FileExistsError:

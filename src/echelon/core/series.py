@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from echelon.core.records import MOST_COUNT, MOST_NUMBER, is_time, parse_json, read_bytes
 from echelon.core.rundir import write_atomic
 
 LINES = 1200
@@ -21,6 +22,8 @@ FOLD = 10
 """How many samples become one."""
 _LEVELS = 5
 _BLOCK = 1 << 13
+MOST_TAIL = 16 << 20
+"""How many bytes at the end of a file are looked at for its last lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +80,7 @@ def render_sample(sample: Sample) -> str:
 def parse_sample(line: str) -> Sample | None:
     """Return the sample, or None for a line that is none: torn, or somebody else's."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
         sample = Sample(
             time_s=float(record["time"]),
             count=int(record["count"]),
@@ -87,7 +90,7 @@ def parse_sample(line: str) -> Sample | None:
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
-    return sample if math.isfinite(sample.time_s) and sample.count > 0 else None
+    return sample if is_time(sample.time_s) and 0 < sample.count < MOST_COUNT else None
 
 
 class SeriesWriter:
@@ -134,7 +137,7 @@ class SeriesWriter:
 def read_file(path: Path) -> list[Sample]:
     """Return the samples of one file; none where there is no file."""
     try:
-        lines = path.read_text(errors="replace").split("\n")[:-1]  # the last is not whole
+        lines = read_bytes(path).decode(errors="replace").split("\n")[:-1]  # the last is not whole
     except OSError:
         return []
     return [sample for sample in map(parse_sample, lines) if sample]
@@ -145,14 +148,17 @@ def read_last_lines(file: BinaryIO, lines: int) -> tuple[int, bytes]:
     end = start = file.seek(0, os.SEEK_END)
     parts: list[bytes] = []
     found, size = 0, _BLOCK
-    while start > 0 and found <= lines:
-        stop, start = start, max(0, start - size)
+    least = max(0, end - MOST_TAIL)
+    while start > least and found <= lines:
+        stop, start = start, max(least, start - size)
         file.seek(start)
         parts.append(file.read(stop - start))
         found += _count_lines(parts[-1])
         # Lines are about as long as those that were found.
         size = max(size, (lines + 2 - found) * (end - start) // max(1, found))
     content = b"".join(reversed(parts))
+    if start > 0 and found <= lines:
+        lines = max(0, found - 1)  # the first one is not whole
     if found > lines:
         content = content.split(b"\n", found - lines)[-1]
     return end - len(content), content
@@ -190,4 +196,5 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def _numbers(values: Any) -> dict[str, float]:
-    return {str(name): float(value) for name, value in values.items()}
+    found = {str(name): float(value) for name, value in values.items()}
+    return {name: value for name, value in found.items() if abs(value) < MOST_NUMBER}

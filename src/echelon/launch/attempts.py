@@ -7,6 +7,7 @@ creation, so of two that try one gets it, and nobody compares clocks.
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.jobs import Job
+from echelon.core.records import read_record, to_count
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.errors import EchelonError
 
 SKIPPED = "SKIPPED"
 """The state of an attempt that found nothing to do."""
 _ORPHANED = "orphaned"
+_STATE = re.compile(r"[A-Z][A-Z_]{0,39}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +55,8 @@ class Outcome:
 
 def attempts(run: RunDir) -> list[Attempt]:
     """Return a run's attempts, the first one first."""
-    folders = run.attempts.iterdir() if run.attempts.is_dir() else ()
     found = []
-    for number in sorted(int(folder.name) for folder in folders if folder.name.isdecimal()):
+    for number in run.attempt_numbers():
         record = _read(run, number, "job.json")
         if "job_id" in record:  # else it was claimed and not queued: no job to speak of
             names = ("job_id", "submitted", "output", "after")
@@ -74,15 +76,11 @@ def find_output(run: RunDir, attempt: Attempt) -> Path:
 def outcome(run: RunDir, number: int) -> Outcome | None:
     """Return how an attempt ended; None while it has not, or when nobody was left to say."""
     record = _read(run, number, run.outcome(number).name)
-    try:
-        return Outcome(
-            state=str(record["state"]),
-            exit_code=int(record["exit_code"]),
-            next=str(record.get("next", "")),
-            why=str(record.get("why", "")),
-        )
-    except (KeyError, TypeError, ValueError):
+    state, code = record.get("state"), to_count(record.get("exit_code"), below=256)
+    if not isinstance(state, str) or not _STATE.fullmatch(state) or code is None:
         return None
+    told = {name: str(record.get(name, "")) for name in ("next", "why")}
+    return Outcome(state=state, exit_code=code, **told)
 
 
 def has_begun(run: RunDir, attempt: Attempt) -> bool:
@@ -96,7 +94,7 @@ def is_superseded(run: RunDir, number: int) -> bool:
     One that has an owner may still find that there is nothing to do, because we are at it: only
     one that does something has events.
     """
-    later = [int(folder.name) for folder in run.attempts.iterdir() if folder.name.isdecimal()]
+    later = run.attempt_numbers()
     return any(one > number and run.events_of(f"controller-{one}").exists() for one in later)
 
 
@@ -133,10 +131,9 @@ def is_of_use(run: RunDir, attempt: Attempt) -> bool:
 
 def _read(run: RunDir, number: int, name: str) -> Mapping[str, Any]:
     try:
-        record = json.loads((run.attempt(number) / name).read_text())
+        return read_record(run.attempt(number) / name)
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def submit_attempt(

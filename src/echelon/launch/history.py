@@ -3,15 +3,18 @@
 Read from the events of its controllers, which are there whatever became of the processes.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from echelon.core.events import Event, EventReader
+from echelon.core.records import to_count
 from echelon.core.rundir import RunDir
 from echelon.launch.attempts import outcome
 from echelon.launch.verdict import Failure, from_record
 
 _NOTHING = -1
+_STEP = re.compile(r"[0-9]{9,18}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,15 +31,14 @@ def read_history(run: RunDir, attempt: int) -> History:
     """Return what came before an attempt."""
     failures: list[Failure] = []
     began: list[int] = []
-    for number in range(1, attempt):
+    for number in (one for one in run.begun_numbers() if one < attempt):
         events = EventReader(run.events_of(f"controller-{number}")).read()
         failures += _failures(events)
         if events and outcome(run, number) is None:
             message = f"attempt {number} has ended without a word"
             failures.append(Failure(cause="lost node", message=message))
-        began += [
-            int(event.data.get("saved", _NOTHING)) for event in events if event.kind == "attempt"
-        ]
+        saved = [event.data.get("saved") for event in events if event.kind == "attempt"]
+        began += [_NOTHING if (step := to_count(one)) is None else step for one in saved]
     began.append(newest_checkpoint(run))
     stalled = 0
     for earlier, later in zip(reversed(began[:-1]), reversed(began), strict=False):
@@ -65,7 +67,7 @@ def newest_checkpoint(run: RunDir) -> int:
         for folder in run.checkpoints.iterdir():
             name, _, number = folder.name.partition("-")
             # A checkpoint without a manifest does not exist.
-            if name == "step" and number.isdecimal() and (folder / "manifest.json").is_file():
+            if name == "step" and _STEP.fullmatch(number) and (folder / "manifest.json").is_file():
                 steps.append(int(number))
     except OSError:
         pass

@@ -5,7 +5,6 @@ A node that fails is treated as one that fails its own check: told of, remembere
 
 import asyncio
 import contextlib
-import json
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from echelon.core.records import parse_json, read_bytes
 from echelon.core.scribe import Scribe
 from echelon.core.shell import LocalShell, Shell
 from echelon.launch.crew import Crew
@@ -80,7 +80,7 @@ async def fly(
     finally:
         _sweep(run.doctor(attempt), scratch)
     try:
-        seconds, findings = parse_record(run.preflight(attempt).read_text())
+        seconds, findings = parse_record(read_bytes(run.preflight(attempt)).decode())
     except (OSError, ValueError):
         code, said = task.result()
         why = _tell_cut(limit_s, left_s) if code is None else _last_line(said)
@@ -126,7 +126,7 @@ def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:
     Raises:
         ValueError: it is not whole.
     """
-    match json.loads(text):
+    match parse_json(text):
         case {"seconds": float() | int() as seconds, "findings": list() as findings}:
             names = [one.name for one in fields(Finding)]
             try:

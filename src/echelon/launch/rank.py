@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import echelon
+from echelon.core.records import parse_json, read_bytes
 from echelon.core.scribe import persist
 from echelon.launch.archive import find_archive
 from echelon.launch.gloogroups import keep_gloo_groups
@@ -261,8 +262,8 @@ def _format(error: BaseException) -> str:
 def read_record(path: Path) -> dict[str, Any]:
     """Return a rank's record of its exception, whoever wrote it; empty when there is none."""
     try:
-        record = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError):
+        record = parse_json(read_bytes(path))
+    except (OSError, ValueError):
         return {}
     if not isinstance(record, Mapping):
         return {}

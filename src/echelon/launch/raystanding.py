@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from echelon.core.records import parse_json, read_bytes
+
 NODES = "nodes.json"
 """The file, in the attempt's folder."""
 CANCELLED = "cancelled"
@@ -51,19 +53,31 @@ class Standing:
 
 
 def parse_standing(text: str) -> Standing:
-    record = json.loads(text)
-    return Standing(
-        pid=int(record["pid"]),
-        waits=str(record["waits"]),
-        places={int(node): Place(**place) for node, place in record["places"].items()},
-    )
+    """Read what a keeper has written.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    match parse_json(text):
+        case {"pid": int(pid), "waits": str(waits), "places": dict(places)} if 0 < pid < 1 << 31:
+            found = {int(node): _parse_place(place) for node, place in places.items()}
+            return Standing(pid=pid, waits=waits, places=found)
+    raise ValueError("this is no record of a keeper")
+
+
+def _parse_place(record: Any) -> Place:
+    match record:
+        case {"id": str(one), "name": str(name), "address": str(address)}:
+            here, fault = record.get("here") is not False, str(record.get("fault", ""))
+            return Place(id=one, name=name, address=address, here=here, fault=fault)
+    raise ValueError("this is no record of a place")
 
 
 def read_standing(folder: Path) -> Standing | None:
     """Return what was last told in an attempt's folder; None before anything was."""
     try:
-        return parse_standing((folder / NODES).read_text())
-    except (OSError, ValueError, TypeError, KeyError):
+        return parse_standing(read_bytes(folder / NODES).decode())
+    except (OSError, ValueError):
         return None
 
 

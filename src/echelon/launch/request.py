@@ -1,10 +1,10 @@
 """What the launcher needs of a run's frozen request."""
 
 import hashlib
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.records import UnreadableError, parse_toml, read_bytes
 from echelon.core.rundir import RunDir
 from echelon.errors import NotPermittedError, UnavailableError
 from echelon.launch.rank import Program
@@ -73,20 +73,27 @@ def read_request(run: RunDir, digest: str = "") -> LaunchRequest:
 
 def read_spec(run: RunDir, digest: str = "") -> JobSpec:
     """Read the frozen request of a run, in all its parts; otherwise as `read_request`."""
-    data = run.spec.read_bytes()
+    try:
+        data = read_bytes(run.spec)
+    except UnreadableError as error:
+        raise UnavailableError(
+            f"the request of the run '{run.run_id}' cannot be read: {error}",
+            hint="restore that file, or start a new run: echelon submit",
+        ) from error
     if digest and hashlib.sha256(data).hexdigest() != digest:
         raise NotPermittedError(
             f"refused to start: {run.spec} is not what was submitted (its SHA-256 differs)",
             hint="if the change is yours, start a new run: echelon submit",
         )
     try:
-        values = tomllib.loads(data.decode("utf-8", "surrogateescape"))
-    except tomllib.TOMLDecodeError as error:
+        values = parse_toml(data.decode("utf-8", "surrogateescape"))
+    except ValueError as error:
         raise UnavailableError(
             f"the request of the run '{run.run_id}' is spoilt: {run.spec}: {error}",
             hint="mend that file, or start anew: echelon submit",
         ) from error
-    if extra := values.pop("slurm", None):
+    if isinstance(extra := values.get("slurm"), dict):
+        del values["slurm"]
         values |= {f"slurm.{name}": table for name, table in extra.items()}
     return merge([Layer(source=str(run.spec), values=values)]).spec
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.nodes import compress
+from echelon.core.records import MOST_RANKS, to_count
 
 CAUSES = {
     "exception": "a Python exception",
@@ -333,10 +334,35 @@ def to_record(verdict: Verdict) -> dict[str, Any]:
 
 
 def from_record(record: Mapping[str, Any]) -> Verdict:
-    values = dict(record)
-    values["failure"] = Failure(**values["failure"])
-    values["victims"] = tuple(Failure(**victim) for victim in values["victims"])
-    return Verdict(**values)
+    """Return a verdict from what verdict.json holds; other versions may know other fields.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    victims, stacks = record.get("victims"), record.get("stacks")
+    return Verdict(
+        failure=_failure_from(record.get("failure")),
+        victims=tuple(map(_failure_from, victims if isinstance(victims, list) else ())),
+        not_retried=str(record.get("not_retried", "")),
+        advice=str(record.get("advice", "")),
+        stacks={key: str(stack) for key, stack in stacks.items()}
+        if isinstance(stacks, Mapping)
+        else {},
+    )
+
+
+def _failure_from(record: Any) -> Failure:
+    if not isinstance(record, Mapping) or not isinstance(record.get("message"), str):
+        raise ValueError("a failure has no message")  # noqa: TRY004  damaged content
+    texts = ("cause", "message", "node", "error_type", "traceback", "log")
+    code = to_count(record.get("exit_code"), below=256)
+    return Failure(
+        **{name: str(record.get(name, "")) for name in texts},
+        rank=to_count(record.get("rank"), below=MOST_RANKS),
+        step=to_count(record.get("step")),
+        exit_code=1 if code is None else code,
+        generation=to_count(record.get("generation")) or 0,
+    )
 
 
 def headline(failure: Failure) -> str:
@@ -356,7 +382,8 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
         run: the run's directory, for names of files that can be pasted.
     """
     failure = verdict.failure
-    lines = [headline(failure), f"  cause: {failure.cause} ({CAUSES[failure.cause]})"]
+    meaning = CAUSES.get(failure.cause, "not known to this version of Echelon")
+    lines = [headline(failure), f"  cause: {failure.cause} ({meaning})"]
     trace = failure.traceback.rstrip().splitlines()
     if trace:
         shown = trace if whole or len(trace) <= 8 else ["  …", *trace[-7:]]

@@ -5,20 +5,18 @@ end. It all comes from the controllers' events. Times are compared within one co
 only, with the exception of the queue, whose beginning nobody there has seen.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
 from echelon.core.events import Event, EventReader
+from echelon.core.records import MOST_COUNT, MOST_RANKS, read_record, to_count
 from echelon.core.rundir import RunDir
 from echelon.launch.spending import IDLE, PHASES, PRODUCTIVE, REDONE, RESTART
 
 QUEUE, LAUNCH = "queue", "launch"
 CATEGORIES = (QUEUE, LAUNCH, *PHASES)
-_MOST = 2**53
-"""What is larger was no time, and no step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +83,7 @@ class _Generation:
         self.spent_us = _fit(_phases(spent), whole)
         rest = RESTART if spent.get("again") is True else IDLE
         self.spent_us[rest] += whole - sum(self.spent_us.values())
-        first, last = _count(spent.get("first")), _count(spent.get("last"))
+        first, last = to_count(spent.get("first")), to_count(spent.get("last"))
         if first is not None and last is not None:
             self.first, self.last = first, last
             self.step_us = 1e6 * _number(spent.get("steps_s"))
@@ -204,22 +202,22 @@ class _Reader:
 
     def read(self, event: Event) -> None:
         self._pass_time(_micros(event.time_s))
-        number = _count(event.data.get("generation")) or 0
+        number = to_count(event.data.get("generation")) or 0
         if event.kind in ("slots", "departed"):
-            told = _count(event.data.get("slots"))
+            told = to_count(event.data.get("slots"))
             self._slots = self._slots if told is None else told
         elif event.kind == "generation":
             self._end_ranks(None)
             self._spend(self._between, self._held_us)
             self._between, self._held_us = RESTART, 0
-            ranks = _count(event.data.get("world_size")) or 0
+            ranks = to_count(event.data.get("world_size"), below=MOST_RANKS) or 0
             self._running = _Generation(number=number, began_us=self._now_us, ranks=ranks)
             self._session.generations.append(self._running)
         elif self._running is None or number != self._running.number:
             return
         elif event.kind == "spent":
             self._end_ranks(event.data)
-        elif event.kind == "alive" and (step := _count(event.data.get("step"))) is not None:
+        elif event.kind == "alive" and (step := to_count(event.data.get("step"))) is not None:
             self._running.steps.append((self._now_us, step))
 
     def end(self) -> _Session:
@@ -259,7 +257,7 @@ def _first_slots(events: Sequence[Event]) -> int:
     """Return how many there were at first; it is known for sure when the nodes have come."""
     guess, used = 0, 0
     for event in events:
-        slots = _count(event.data.get("slots")) or 0
+        slots = to_count(event.data.get("slots")) or 0
         if event.kind == "attempt":
             guess = left = slots
         elif event.kind == "departed" and guess:
@@ -267,7 +265,7 @@ def _first_slots(events: Sequence[Event]) -> int:
         elif event.kind == "slots":
             return slots + (max(0, guess - left) if guess else 0)
         elif event.kind == "generation":
-            used = _count(event.data.get("world_size")) or 0
+            used = to_count(event.data.get("world_size"), below=MOST_RANKS) or 0
             break
     return max(guess, used)
 
@@ -296,15 +294,11 @@ def _add(total: dict[str, int], spent_us: Mapping[str, int]) -> None:
 
 def _number(value: Any) -> float:
     """Return a time that was written down; 0 when it is none."""
-    return float(value) if isinstance(value, int | float) and 0 < value < _MOST else 0.0
+    return float(value) if isinstance(value, int | float) and 0 < value < MOST_COUNT else 0.0
 
 
 def _micros(seconds: Any) -> int:
     return round(_number(seconds) * 1e6)
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < _MOST else None
 
 
 # --- from files -------------------------------------------------------------------------------
@@ -321,13 +315,11 @@ class AttemptsReader:
     def read(self) -> bool:
         """Take in what is new; tell whether there was anything."""
         found = False
-        for path in self._run.events.glob("controller-*.jsonl"):
-            name = path.stem.removeprefix("controller-")
-            if name.isdecimal():
-                number = int(name)
-                new = self._readers.setdefault(number, EventReader(path)).read()
-                self._events.setdefault(number, []).extend(new)
-                found = found or bool(new)
+        for number in self._run.begun_numbers():
+            path = self._run.events_of(f"controller-{number}")
+            new = self._readers.setdefault(number, EventReader(path)).read()
+            self._events.setdefault(number, []).extend(new)
+            found = found or bool(new)
         return found
 
     def attempts(self) -> list[AttemptEvents]:
@@ -347,7 +339,7 @@ def read_attempts(run: RunDir) -> list[AttemptEvents]:
 
 def _submitted(run: RunDir, attempt: int) -> float | None:
     try:
-        record = json.loads((run.attempt(attempt) / "job.json").read_text())
+        record = read_record(run.attempt(attempt) / "job.json")
         return datetime.fromisoformat(record["submitted"]).timestamp()
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None

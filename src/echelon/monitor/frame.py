@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from echelon.core.progressbar import render_time
 from echelon.core.series import Sample
+from echelon.core.visible import in_one_line
 from echelon.monitor.state import NodeState, RankState, RunState
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -38,7 +39,8 @@ def draw(view: View, *, width: int, height: int) -> list[str]:
     lines += ["", *_ranks(view, width, max(3, room))]
     if logs:
         lines += ["", *logs]
-    return [line[:width].rstrip() for line in lines[:height]]
+    # Names and output are others' text: escaped before it is cut, for half a colour is none.
+    return [in_one_line(line)[:width].rstrip() for line in lines[:height]]
 
 
 def _head(view: View, width: int) -> list[str]:

@@ -9,14 +9,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from echelon.core.series import Sample, read_last_lines
+from echelon.core.records import MOST_RANKS, open_regular
+from echelon.core.series import MOST_TAIL, Sample, read_last_lines
+from echelon.monitor.state import split_name
 
 KINDS = ("busy", "steps", "util")
 """What is drawn: the share of its time in which a rank waited for nobody, steps per second, and
 how busy its GPU was."""
 _SHARES = ("busy", "util")
-_MOST_RANKS = 1 << 17
-"""A rank beyond was none."""
 _AT_ONCE = 2000
 """How many lines are looked at to show what was before somebody looked."""
 _OF_RANK = re.compile(rb'"rank(\d{1,6})\.(busy|steps|gpu)":([^,}]+)')
@@ -40,17 +40,15 @@ class _Column:
 @lru_cache(maxsize=1 << 16)
 def _cell_of(name: str) -> tuple[str, int] | None:
     """Return of what and of which rank a value is; None when it is not drawn. Names repeat."""
-    owner, _, kind = name.partition(".")
-    drawn = kind in ("busy", "steps") and owner.startswith("rank") and owner[4:].isdecimal()
-    return (kind, int(owner[4:])) if drawn else None
+    owner, rank, kind = split_name(name)
+    return (kind, rank) if owner == "rank" and kind in ("busy", "steps") else None
 
 
 @lru_cache(maxsize=1 << 16)
 def _gpu_of(name: str) -> int | None:
     """Return of which rank a value says which GPU it has."""
-    owner, _, kind = name.partition(".")
-    says = kind == "gpu" and owner.startswith("rank") and owner[4:].isdecimal()
-    return int(owner[4:]) if says else None
+    owner, rank, kind = split_name(name)
+    return rank if owner == "rank" and kind == "gpu" else None
 
 
 class HeatMap:
@@ -90,7 +88,7 @@ class HeatMap:
         for kind, values in cells.items():
             if values:
                 row = column.kinds.setdefault(kind, array("f"))
-                if (last := min(max(values), _MOST_RANKS)) >= len(row):
+                if (last := min(max(values), MOST_RANKS)) >= len(row):
                     row.extend([math.nan] * (last + 1 - len(row)))
                 for rank, value in values.items():
                     if rank <= last:
@@ -127,11 +125,11 @@ def recall(heat: HeatMap, files: list[Path], seconds: int) -> None:
     stride = -(-len(files) * seconds // _AT_ONCE) or 1
     for path in files:
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 # One read, of about as much as is wanted: it is half of what this takes.
                 end, last = read_last_lines(file, 1)
-                file.seek(max(0, end - seconds * len(last)))
-                content = file.read()
+                file.seek(max(0, end - min(seconds * len(last), MOST_TAIL)))
+                content = file.read(2 * MOST_TAIL)
         except OSError:
             continue
         for at_s, line in _every(stride, content):

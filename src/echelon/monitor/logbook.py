@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.ranklogs import RunLogs, line_start, parse_generation, parse_rank
+from echelon.core.records import open_regular
 
 HELD = 5000
 """How many of the newest lines are held."""
@@ -116,7 +117,7 @@ def _search_file(
     path: Path, start: int, end: int, wanted: str
 ) -> Iterator[tuple[float, int, int, str]]:
     """Return lines with when they were written, whose they are, and where they end."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(start)
         content = file.read(max(0, end - start))
     if wanted.isascii() and wanted.lower().encode() not in content.lower():
@@ -137,9 +138,9 @@ def _read_notes(log: Path) -> list[tuple[int, float]]:
     notes = []
     with suppress(OSError):
         path = log.with_suffix(".times")
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(line_start(path, 1 << 20))
-            for line in file.read().splitlines():
+            for line in file.read(2 << 20).splitlines():
                 time_s, _, size = line.partition(b" ")
                 with suppress(ValueError):
                     notes.append((int(size), float(time_s)))

@@ -2,11 +2,13 @@
 
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from echelon.clusters.runs import list_runs
 from echelon.core.events import EventReader
+from echelon.core.records import to_count
 from echelon.core.rundir import RunDir
 from echelon.monitor.state import RunState
 
@@ -28,14 +30,12 @@ class _Line:
         self._step, self._read = -1, False
 
     def read(self) -> None:
-        for path in sorted(self._run.events.glob("controller-*.jsonl")):
-            name = path.stem.removeprefix("controller-")
-            if not name.isdecimal():
-                continue
-            for event in self._readers.setdefault(int(name), EventReader(path)).read():
-                self._state.feed_event(int(name), event)
-                step = event.data.get("step" if event.kind != "spent" else "last")
-                if event.kind in ("alive", "spent", "stopped") and isinstance(step, int):
+        for number in self._run.begun_numbers():
+            path = self._run.events_of(f"controller-{number}")
+            for event in self._readers.setdefault(number, EventReader(path)).read():
+                self._state.feed_event(number, event)
+                step = to_count(event.data.get("step" if event.kind != "spent" else "last"))
+                if event.kind in ("alive", "spent", "stopped") and step is not None:
                     self._step = step
         self._read = True
 
@@ -76,5 +76,6 @@ class Overview:
         self._lines = {run.run_id: self._lines.get(run.run_id) or _Line(run) for run in runs}
         for line in self._lines.values():
             if time.monotonic() - began_s < _AT_ONCE_S:
-                line.read()
+                with suppress(OSError):  # a run that cannot be read hides no other
+                    line.read()
         self._rows = [line.tell() for line in self._lines.values()]

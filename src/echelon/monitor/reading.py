@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from echelon.core.events import EventReader
+from echelon.core.records import open_regular
 from echelon.core.rundir import RunDir
-from echelon.core.series import Sample, parse_sample, read_last_lines
+from echelon.core.series import MOST_TAIL, Sample, parse_sample, read_last_lines
 from echelon.monitor.state import RunState
 
 HISTORY = 120
@@ -29,9 +30,9 @@ class _SampleTail:
     def read(self) -> list[Sample]:
         """Return those that are newer than the last; at first, the newest few."""
         try:
-            with self._path.open("rb") as file:
+            with open_regular(self._path) as file:
                 size = file.seek(0, 2)
-                if 0 < self._size <= size:
+                if 0 < self._size <= size <= self._size + MOST_TAIL:
                     file.seek(self._size)
                     content = file.read()
                 else:
@@ -81,7 +82,7 @@ class RunReader:
 
     def read(self) -> RunState:
         """Take in what is new."""
-        for number in _attempts(self._run):
+        for number in self._run.begun_numbers():
             reader = self._events.setdefault(
                 number, EventReader(self._run.events_of(f"controller-{number}"))
             )
@@ -105,10 +106,3 @@ class RunReader:
                 self.state.feed_sample(attempt.number, node, sample)
                 self.history[node].append(sample)
                 self._tell_seen(sample)
-
-
-def _attempts(run: RunDir) -> list[int]:
-    names = (
-        path.stem.removeprefix("controller-") for path in run.events.glob("controller-*.jsonl")
-    )
-    return sorted(int(name) for name in names if name.isdecimal())

@@ -12,7 +12,7 @@ from echelon.launch.request import read_spec
 from echelon.monitor.accounting import Accounts, account, read_attempts
 from echelon.monitor.advice import Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
-from echelon.monitor.state import RunState, headline
+from echelon.monitor.state import RunState, headline, split_name
 from echelon.spec import JobSpec
 
 _MIB = 2**20
@@ -118,12 +118,13 @@ def _wall(state: RunState) -> float:
 
 def _rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
     for name in sorted(total.lasts):
-        owner, _, what = name.partition(".")
-        if not owner.startswith("rank") or what != "generation":
+        kind, rank, what = split_name(name)
+        if kind != "rank" or what != "generation":
             continue
+        owner = name.removesuffix(".generation")
         gpu = total.lasts.get(f"{owner}.gpu")
         yield RankFigures(
-            rank=int(owner[4:]),
+            rank=rank,
             node=node,
             speaks=f"{owner}.data" in total.means,
             data=total.means.get(f"{owner}.data", 0.0),

@@ -1,11 +1,11 @@
 """The checkpoints of a run, as its own folder shows them: docs/checkpoints.md has the format."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from echelon.core.records import read_record, to_count
 from echelon.monitor.snapshot import shorten
 
 _NAME = re.compile(r"step-(\d{9,18})")
@@ -71,19 +71,15 @@ def _changed_ns(path: Path) -> int:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LONGEST:
-            return {}
-        told = json.loads(path.read_bytes())
+        return read_record(path, most=_LONGEST)
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
 
 
 def _size(shards: Any) -> int | None:
     if not isinstance(shards, list):
         return None
-    sizes = [shard.get("bytes") for shard in shards if isinstance(shard, Mapping)]
-    return sum(size for size in sizes if isinstance(size, int))
+    return sum(to_count(one.get("bytes")) or 0 for one in shards if isinstance(one, Mapping))
 
 
 def _numbers(metrics: Any) -> dict[str, float | None]:

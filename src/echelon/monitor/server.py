@@ -17,7 +17,6 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import (
-    JSONResponse,
     PlainTextResponse,
     Response,
     StreamingResponse,
@@ -26,6 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from echelon.clusters.runs import list_runs
+from echelon.core.records import render_json
 from echelon.core.rundir import RunDir
 from echelon.monitor.connections import KNOWN
 from echelon.monitor.gate import NO_TOKEN, Gate
@@ -120,7 +120,7 @@ class Pages:
         return Response(_read(name), media_type=_KINDS[Path(name).suffix])
 
     async def runs(self, _request: Request) -> Response:
-        return JSONResponse(await asyncio.to_thread(self._overview.rows))
+        return _json(await asyncio.to_thread(self._overview.rows))
 
     async def run(self, request: Request) -> Response:
         watched = await asyncio.to_thread(self._find, request)
@@ -143,7 +143,7 @@ class Pages:
         after, text = _number(asked.get("after", "")), asked.get("search", "")[:_LONGEST]
         wanted = Wanted(rank=_number(asked.get("rank", "")), text=text)
         async with self._searching:
-            return JSONResponse(await asyncio.to_thread(watched.logs, after, wanted))
+            return _json(await asyncio.to_thread(watched.logs, after, wanted))
 
     async def _stream(self, watched: Watched) -> AsyncIterator[str]:
         """Send the run, and then what has changed about it, as long as somebody listens."""
@@ -167,6 +167,11 @@ class Pages:
             while len(self._watched) > _WATCHED:
                 del self._watched[next(iter(self._watched))]
             return watched
+
+
+def _json(value: Any) -> Response:
+    """Return an answer that a browser can read, whatever numbers and bytes a run has left."""
+    return Response(render_json(value), media_type="application/json")
 
 
 def _number(text: str) -> int | None:

@@ -1,10 +1,11 @@
 """What the web page is sent of a run: plain data, small enough for a thousand ranks. Pure."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
+from echelon.launch.verdict import from_record
 from echelon.monitor.accounting import Accounts
 from echelon.monitor.frame import thin
 from echelon.monitor.state import RunState
@@ -32,6 +33,8 @@ _POINTS = 500
 """How many points of a curve are sent; of many curves fewer."""
 _ALL_POINTS = 20_000
 MOST_CURVES = 200
+_LARGEST = 1e300
+"""A larger integer is no number to Python's floats."""
 
 
 def describe(state: RunState, accounts: Accounts) -> dict[str, Any]:
@@ -117,40 +120,24 @@ def _verdict(verdict: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """Leave out what nobody could read: the stacks of a thousand ranks."""
     if verdict is None:
         return None
-    shown = {key: verdict.get(key) for key in ("failure", "not_retried", "advice")}
-    victims, stacks = verdict.get("victims"), verdict.get("stacks")
-    hurt = [one.get("rank") for one in victims or () if isinstance(one, Mapping)]
-    kept = list(stacks.items())[:_STACKS] if isinstance(stacks, Mapping) else []
-    return {**shown, "victims": [rank for rank in hurt if rank is not None], "stacks": dict(kept)}
+    try:
+        told = from_record(verdict)
+    except ValueError:
+        return None
+    shown = asdict(told)
+    hurt = [one.rank for one in told.victims if one.rank is not None]
+    return {**shown, "victims": hurt, "stacks": dict(list(told.stacks.items())[:_STACKS])}
 
 
 def shorten(value: float | None) -> float | None:
     """Send no more digits than are seen, and nothing that is no number: JSON has no such."""
-    if value is None or not math.isfinite(value):
+    if value is None or not -math.inf < value < math.inf or abs(value) >= _LARGEST:
         return None
     return float(f"{value:.4g}") if abs(value) < 1e4 else round(value)
 
 
 def _short(values: Mapping[str, float]) -> dict[str, float | None]:
     return {name: shorten(value) for name, value in values.items()}
-
-
-def render(value: Any) -> str:
-    """Return it as a browser reads it, which knows no NaN."""
-    try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(_clean(value), separators=(",", ":"))
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _clean(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(one) for one in value]
-    return value
 
 
 # --- curves -------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ The terminal's view, the web page and the report draw this value, and nothing el
 what is read: whoever follows a run feeds what is new.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from echelon.core.events import Event
+from echelon.core.records import MOST_RANKS, to_count
 from echelon.core.series import Sample
 
 _MOST_POINTS = 20_000
@@ -168,8 +170,8 @@ class RunState:
         attempt.why = str(event.data.get("why", ""))
 
     def _take_generation(self, attempt: AttemptState, event: Event) -> None:
-        number, ranks = _int(event.data, "generation"), _int(event.data, "world_size")
-        nodes = _int(event.data, "nodes")
+        number, nodes = _int(event.data, "generation"), _int(event.data, "nodes")
+        ranks = to_count(event.data.get("world_size"), below=MOST_RANKS) or 0
         attempt.generations.append(
             GenerationState(number=number, began_s=event.time_s, ranks=ranks, nodes=nodes)
         )
@@ -182,7 +184,7 @@ class RunState:
         known = self.nodes.setdefault(node, NodeState(node=node))
         known.seen_s = sample.time_s
         for name, value in {**sample.lasts, **sample.peaks, **sample.means}.items():
-            owner, number_of, what = _split(name)
+            owner, number_of, what = split_name(name)
             if not owner:
                 known.numbers[name] = value
             elif owner == "gpu":
@@ -234,19 +236,21 @@ _TAKES: Mapping[str, Callable[[RunState, AttemptState, Event], None]] = {
 }
 
 
+_OWNED = re.compile(r"(gpu|rank)([0-9]{1,6})\.(.*)", re.DOTALL)
+
+
 @lru_cache(maxsize=1 << 16)
-def _split(name: str) -> tuple[str, int, str]:
+def split_name(name: str) -> tuple[str, int, str]:
     """Return whose a value is and which it is: `rank3.step`. Names come again every second."""
-    owner, dot, what = name.partition(".")
-    for kind in ("gpu", "rank"):
-        if owner.startswith(kind) and owner[len(kind) :].isdecimal():
-            return kind, int(owner[len(kind) :]), what
+    if found := _OWNED.fullmatch(name):
+        return found[1], int(found[2]), found[3]
+    _, dot, what = name.partition(".")
     return ("?" if dot else ""), -1, what
 
 
 def _int(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name)
-    return value if isinstance(value, int) else -1
+    value = to_count(data.get(name))
+    return -1 if value is None else value
 
 
 def headline(verdict: Any) -> str:
@@ -254,7 +258,8 @@ def headline(verdict: Any) -> str:
     failure = verdict.get("failure") if isinstance(verdict, Mapping) else None
     if not isinstance(failure, Mapping):
         return ""
-    who = f"rank {failure['rank']}" if failure.get("rank") is not None else ""
+    rank = _int(failure, "rank")
+    who = f"rank {rank}" if rank >= 0 else ""
     where = f"on {failure['node']}" if failure.get("node") else ""
     place = " ".join(part for part in (who, where) if part)
     return f"{place}: {failure.get('message', '')}" if place else str(failure.get("message", ""))

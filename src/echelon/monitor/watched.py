@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from echelon.core.records import render_json
 from echelon.core.rundir import RunDir
 from echelon.launch.attempts import attempts, has_begun
 from echelon.monitor.accounting import AttemptsReader, account
@@ -16,7 +17,7 @@ from echelon.monitor.heat import HeatMap, recall
 from echelon.monitor.logbook import LogBook, Wanted
 from echelon.monitor.reading import RunReader
 from echelon.monitor.saves import Saves
-from echelon.monitor.snapshot import Curves, describe, render
+from echelon.monitor.snapshot import Curves, describe
 
 EVERY_S = 1.0
 _COLUMNS = 120
@@ -57,9 +58,9 @@ class Watched:
                 self._due_s = began_s + max(0.5 * EVERY_S, _PATIENCE * (now_s - began_s) / 2)
             parts = [f'"{name}":{text}' for name, (at, text) in self._parts.items() if at > since]
             if curves := self._curves.since(since):
-                parts.append(f'"curves":{render(curves)}')
+                parts.append(f'"curves":{render_json(curves)}')
             if columns := self._heat.since(since, self._ranks):
-                parts.append(f'"columns":{render(columns)}')
+                parts.append(f'"columns":{render_json(columns)}')
             if not parts:
                 return since, ""
             took_ms = 1000 * (time.monotonic() - began_s)
@@ -93,7 +94,7 @@ class Watched:
         told["head"] |= {"waiting": self._waiting(), "silent": self._silence()}
         told["checkpoints"] = self._saves.rows
         for name, value in told.items():
-            text = render(value)
+            text = render_json(value)
             if self._parts.get(name, (0, ""))[1] != text:
                 self._parts[name] = version, text
 

@@ -7,7 +7,6 @@ collectives, which belong to the training loop. docs/checkpoints.md has the form
 """
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from echelon.core.records import read_record, to_count
 from echelon.core.rundir import write_atomic
 from echelon.core.scribe import persist
 from echelon.errors import NotFoundError, NotPermittedError
@@ -229,8 +229,8 @@ class Checkpointer:
             return
         value, pointer = float(metrics[self._best]), self.folder / "best.json"
         try:
-            known = float(json.loads(pointer.read_text())["value"])
-        except (OSError, ValueError, KeyError, TypeError):
+            known = float(read_record(pointer)["value"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
             known = float("-inf") if self._larger else float("inf")
         if value > known if self._larger else value < known:
             record = {"step": step_of(path), "metric": self._best, "value": value}
@@ -247,8 +247,8 @@ class Checkpointer:
 
     def best_step(self) -> int | None:
         try:
-            return int(json.loads((self.folder / "best.json").read_text())["step"])
-        except (OSError, ValueError, KeyError, TypeError):
+            return to_count(read_record(self.folder / "best.json").get("step"))
+        except (OSError, ValueError):
             return None
 
     def load(self, *, step: int | None = None) -> Checkpoint | None:

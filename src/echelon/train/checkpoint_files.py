@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from echelon.core.records import open_regular, read_record
 from echelon.core.rundir import sync_folder, write_atomic
 from echelon.core.scribe import persist
 from echelon.errors import EchelonError, UnavailableError
@@ -33,7 +35,7 @@ GATHER_S = 600.0
 STORAGE_S = 30.0
 """For how long something is tried while storage is away: that is no damage, for which an older
 checkpoint would be taken."""
-_NAME = re.compile(r"step-(\d{9,})")
+_NAME = re.compile(r"step-([0-9]{9,18})")
 
 
 class CheckpointError(EchelonError):
@@ -138,55 +140,77 @@ def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkp
     tensors: dict[str, torch.Tensor] = {}
     own = None
     for writer, shard in enumerate(manifest["shards"]):
-        file = path / Path(str(shard["file"])).name
-        try:
-            size, digest = persist(partial(_measure, file), within_s=STORAGE_S)
-        except OSError as error:
-            raise _damaged(path, f"{file.name}: {error.strerror}") from error
-        if (size, digest) != (shard["bytes"], shard["sha256"]):
-            raise _damaged(path, f"{file.name} is not what was written")
-        loaded = load_file(file)
+        loaded = _load_shard(path, shard)
         tensors |= {name: tensor for name, tensor in loaded.items() if name.startswith("state")}
         if writer == rank and manifest["world_size"] == world_size:
-            own = unflatten(shard["own"], loaded)
+            own = _restore(path, shard.get("own"), loaded)
     return Checkpoint(
-        step=int(manifest["step"]),
-        state=unflatten(manifest["state"], tensors),
+        step=manifest["step"],
+        state=_restore(path, manifest["state"], tensors),
         own=own,
         metrics=manifest["metrics"],
         path=path,
     )
 
 
-def _measure(file: Path) -> tuple[int, str]:
-    return file.stat().st_size, _checksum(file)
+def _load_shard(path: Path, shard: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    file = path / Path(str(shard.get("file"))).name
+    try:
+        whole = persist(partial(_is_whole, file, shard), within_s=STORAGE_S)
+    except OSError as error:
+        raise _damaged(path, f"{file.name}: {error.strerror}") from error
+    if not whole:
+        raise _damaged(path, f"{file.name} is not what was written")
+    try:
+        return load_file(file)
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+        raise _damaged(path, f"{file.name} is no safetensors file ({error})") from error
+
+
+def _is_whole(file: Path, shard: Mapping[str, Any]) -> bool:
+    with open_regular(file) as content:
+        if os.fstat(content.fileno()).st_size != shard.get("bytes"):
+            return False
+        return hashlib.file_digest(content, "sha256").hexdigest() == shard.get("sha256")
+
+
+def _restore(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    try:
+        return unflatten(skeleton, tensors)
+    except KeyError as error:
+        raise _damaged(path, f"no shard has the tensor {error}") from error
+    except (TypeError, ValueError) as error:
+        raise _damaged(path, f"its state cannot be put together ({error})") from error
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's manifest, with the fields that a loader needs.
+
+    Raises:
+        CheckpointError: it is damaged, or of a format that we do not know.
+    """
     try:
-        text = persist((path / "manifest.json").read_text, within_s=STORAGE_S)
-        manifest = json.loads(text)
-        known = (manifest["format"], manifest["version"]) == (FORMAT, VERSION)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        manifest = persist(partial(read_record, path / "manifest.json"), within_s=STORAGE_S)
+    except (OSError, ValueError) as error:
         raise _damaged(path, f"its manifest cannot be read ({error})") from error
-    if not known:
+    form, version = manifest.get("format"), manifest.get("version")
+    if form == FORMAT and isinstance(version, int) and version != VERSION:
         raise CheckpointError(
-            f"the checkpoint {path} is of format {manifest['format']} {manifest['version']}, and "
-            f"this is version {VERSION}",
+            f"the checkpoint {path} is of version {version}, and this is version {VERSION}",
             hint="load it with the Echelon that wrote it",
         )
-    return dict(manifest)
+    match manifest:
+        case {"shards": [*shards], "metrics": dict(), "world_size": int(), "step": int(step)}:
+            plain = "state" in manifest and all(isinstance(shard, dict) for shard in shards)
+            if (form, version) == (FORMAT, VERSION) and plain and step == step_of(path):
+                return manifest
+    raise _damaged(path, "its manifest is not whole, or of another step")
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:
     return CheckpointError(
         f"the checkpoint {path} is damaged: {why}", hint="remove it, or restore it from a copy"
     )
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def export_weights(path: Path, target: Path, *, key: str = "model") -> None:

@@ -1,11 +1,16 @@
 """Jobs of this machine that ended without a word of their own."""
 
+import json
 import os
+import signal
 import subprocess
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
-from echelon.clusters.local import LocalCluster
+from echelon.cli import main
+from echelon.clusters.local import LocalCluster, _start_time
 from echelon.clusters.runs import current_job, prepare_run, submit_run
 from echelon.core.shell import FakeShell
 from echelon.errors import UnavailableError
@@ -56,3 +61,68 @@ def test_a_run_of_another_machine_is_not_said_to_be_stopped(tmp_path):
     for end in (cluster.stop, cluster.cancel):
         with pytest.raises(UnavailableError, match="is on elsewhere"):
             end("local:elsewhere:12:34", run_id=run.run_id)
+
+
+@contextmanager
+def _process(*words):
+    child = subprocess.Popen(["sleep", "600"] if not words else [*words])
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _claim(run, pid):
+    """Have a run's folder say that its job is this process."""
+    job_id = f"local:{os.uname().nodename}:{pid}:{_start_time(pid)}"
+    (run.attempts / "1").mkdir()
+    (run.attempts / "1" / "job.json").write_text(json.dumps({"job_id": job_id}))
+    return job_id
+
+
+def test_a_process_that_is_not_the_runs_is_never_signalled(tmp_path):
+    cluster = LocalCluster(FakeShell(), {}, tmp_path)
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    with _process() as bystander:
+        job_id = _claim(run, bystander.pid)
+        assert cluster.job(job_id, run_id=run.run_id).state == "FAILED"
+        cluster.stop(job_id, run_id=run.run_id)
+        cluster.cancel(job_id, run_id=run.run_id)
+        pending = Path(f"/proc/{bystander.pid}/status").read_text()
+        assert "SigPnd:\t0000000000000000" in pending
+        assert bystander.poll() is None
+
+
+def test_a_process_that_was_started_for_the_run_is_signalled(tmp_path):
+    cluster = LocalCluster(FakeShell(), {}, tmp_path)
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(run.path)
+    with _process("bash", "-c", "sleep 600; true", "bash", str(link / "job.sbatch")) as own:
+        job_id = _claim(run, own.pid)
+        assert cluster.job(job_id, run_id=run.run_id).state == "RUNNING"
+        cluster.cancel(job_id, run_id=run.run_id)
+        assert own.wait(60) == -signal.SIGHUP
+
+
+@pytest.mark.parametrize(
+    "job_id",
+    ["local:a:b", "local:h:1:1:1", "local:h:x:1", "--help", "1 2", "", "ray:x", "ray:x-1@a b"],
+)
+def test_an_odd_job_id_hides_no_other_run(tmp_path, monkeypatch, capsys, job_id):
+    good, odd = (
+        prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)[0] for _ in range(2)
+    )
+    for run, one in ((good, f"local:{os.uname().nodename}:1:0"), (odd, job_id)):
+        (run.attempts / "1").mkdir()
+        (run.attempts / "1" / "job.json").write_text(json.dumps({"job_id": one}))
+    good.outcome(1).write_text('{"state": "COMPLETED", "exit_code": 0}')
+    monkeypatch.chdir(tmp_path)
+    assert main.run(["ps"]) == 0
+    shown = capsys.readouterr().out
+    assert "COMPLETED" in shown
+    assert odd.run_id in shown
+    assert main.run(["status", odd.run_id]) == 0
+    assert "names no valid job" in capsys.readouterr().out
+    assert main.run(["stop", odd.run_id]) == 0

@@ -1,9 +1,10 @@
 """What is sent of a run."""
 
 from echelon.core.events import Event
+from echelon.core.records import render_json
 from echelon.core.series import Sample
 from echelon.monitor.accounting import account
-from echelon.monitor.snapshot import RANK_FIELDS, Curves, describe, draw_curve, render, shorten
+from echelon.monitor.snapshot import RANK_FIELDS, Curves, describe, draw_curve, shorten
 from echelon.monitor.state import RunState
 
 
@@ -44,7 +45,10 @@ def test_of_very_many_metrics_some_are_sent():
 
 
 def test_what_a_browser_cannot_read_is_cleaned():
-    assert render({"a": [1.5, float("nan"), {"b": float("-inf")}]}) == '{"a":[1.5,null,{"b":null}]}'
+    assert (
+        render_json({"a": [1.5, float("nan"), {"b": float("-inf")}]})
+        == '{"a":[1.5,null,{"b":null}]}'
+    )
 
 
 def test_of_a_script_that_tells_no_steps_none_are_sent():

@@ -375,7 +375,7 @@ def test_a_part_is_safe_when_it_is_written_and_the_whole_when_all_are(
     assert (before, beacon.saved, first.steps()) == ([-1], 3, [3])
 
 
-@pytest.mark.parametrize("read", ["checkpoint_files._checksum", "checkpoint_files.Path.read_text"])
+@pytest.mark.parametrize("read", ["checkpoint_files._is_whole", "checkpoint_files.read_record"])
 def test_storage_that_is_away_for_a_moment_is_no_damage(tmp_path, monkeypatch, read):
     """Else an older one is loaded, and newer ones are removed: of a time that was gone back on."""
     checkpointer = saved(tmp_path, 10, 20)

@@ -85,6 +85,8 @@ class _Reader:
         self._source = Source(clean(text), first)
         self._words = Expander(self._source, scope, self._run)
         self._commands: list[Command] = []
+        self._inside: dict[str, list[int]] = {}
+        """By function: its first commands, by their places."""
         self._assignments: list[Assignment] = []
         self._exported: set[str] = set()
         self._comments: list[tuple[int, str, int]] = []
@@ -278,7 +280,8 @@ class _Reader:
             self.walk(child, _Context(certain=False, substituted=True))
         run = self._commands[before:]
         called = {command.name for command in run}
-        return run + [c for c in self._commands[:before] if c.function in called]
+        inside = sorted(at for name in called for at in self._inside.get(name, ()) if at < before)
+        return run + [self._commands[at] for at in inside]
 
     # --- commands -----------------------------------------------------------------------
 
@@ -318,6 +321,9 @@ class _Reader:
             stdin=context.stdin,
             moment=self._scope.moment(),
         )
+        inside = self._inside.setdefault(command.function, [])
+        if command.function and len(inside) < _LONGEST_COMMAND:
+            inside.append(len(self._commands))
         self._commands.append(command)
         self._heed(command)
 

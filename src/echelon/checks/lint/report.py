@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 from echelon.checks.lint.finding import Finding, Severity
 from echelon.checks.lint.rule import Rule
-from echelon.checks.visible import visible
+from echelon.core.visible import in_one_line
 
 
 def render_findings(findings: Sequence[Finding], files: int) -> str:
     """Return each finding with its fix below it, and a line that counts them."""
     lines = []
     for finding in findings:
-        where = f"{visible(finding.path)}:{finding.line}"
-        lines.append(f"{where}: {finding.code} {finding.severity}: {visible(finding.what)}")
-        lines += [f"    {visible(line)}" for line in finding.fix.splitlines()]
+        where = f"{in_one_line(finding.path)}:{finding.line}"
+        lines.append(f"{where}: {finding.code} {finding.severity}: {in_one_line(finding.what)}")
+        lines += [f"    {in_one_line(line)}" for line in finding.fix.splitlines()]
     return "\n".join([*lines, _count(findings, files)])
 
 

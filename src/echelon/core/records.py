@@ -1,0 +1,148 @@
+"""Reading files that a crash, a full disk or somebody else may have damaged.
+
+Whatever lies under a name, reading it ends soon, takes bounded memory, and raises nothing but
+`OSError` (it cannot be read) or `ValueError` (its content is damaged).
+"""
+
+import errno
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Mapping
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 64 << 20
+"""What a record holds at most: a verdict with the stacks of thousands of ranks is far smaller."""
+MOST_SECONDS = 1e11
+"""The year 5138: a later time was never written by a clock."""
+MOST_RANKS = 1 << 14
+"""No run has more ranks, or nodes: a record that claims so is damaged."""
+MOST_COUNT = 1 << 53
+"""What is larger was no count."""
+MOST_NUMBER = 1e30
+"""Nothing that is measured is larger; NaN and infinity are not measurements either."""
+_MOST_DEPTH = 300
+"""How deeply JSON may be nested, so that whoever walks it stays within Python's stack."""
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+
+
+class UnreadableError(OSError):
+    """What lies under a name is no regular file, or too large: no storage is at fault."""
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading, unless it is a pipe, a device or a folder: those may never end.
+
+    Raises:
+        UnreadableError: it is no regular file.
+        OSError: it cannot be opened.
+    """
+    # A pipe that nobody writes to would keep a plain `open` forever.
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise UnreadableError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    """Return what is in a file.
+
+    Raises:
+        UnreadableError: it is no regular file, or holds more than `most` bytes.
+        OSError: it cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise UnreadableError(errno.EFBIG, f"larger than {most} bytes", str(path))
+    return content
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what JSON says.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deeply.
+    """
+    if isinstance(text, bytes):
+        text = text.decode()
+    if text.count("[") + text.count("{") > _MOST_DEPTH and _measure_depth(text) > _MOST_DEPTH:
+        raise ValueError("nested too deeply")
+    return json.loads(text)
+
+
+def _measure_depth(text: str) -> int:
+    depth = deepest = 0
+    for found in _NESTING.finditer(text):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def read_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it holds no JSON object.
+    """
+    record = parse_json(read_bytes(path, most=most))
+    if not isinstance(record, dict):
+        raise ValueError(f"a JSON object was expected, not {type(record).__name__}")  # noqa: TRY004  damaged content
+    return record
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return what TOML says.
+
+    Raises:
+        ValueError: it is no TOML, or nested too deeply.
+    """
+    import tomllib  # noqa: PLC0415  most commands never need it
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def to_count(value: Any, *, below: int = MOST_COUNT) -> int | None:
+    """Return a whole number that is not negative and not absurd; None for anything else."""
+    plain = isinstance(value, int) and not isinstance(value, bool)
+    return value if plain and 0 <= value < below else None
+
+
+def to_number(value: Any, default: float) -> float:
+    """Return a finite number as it was written down; the default for anything else."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain and abs(value) < MOST_NUMBER else default
+
+
+def is_time(value: float) -> bool:
+    """Tell whether a number can be a time, in seconds since the epoch."""
+    return 0 <= value < MOST_SECONDS  # False for NaN
+
+
+def render_json(value: Any, *, indent: int | None = None) -> str:
+    """Return JSON that every reader takes: null for NaN and infinity, controls escaped."""
+    separators = (",", ":") if indent is None else None
+    try:
+        text = json.dumps(value, allow_nan=False, separators=separators, indent=indent)
+    except ValueError:
+        text = json.dumps(_finite(value), separators=separators, indent=indent)
+    return text.replace("\x7f", r"\u007f")  # the one control character that JSON leaves as it is
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
