@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 from echelon.core.rundir import RunDir, write_atomic
@@ -16,7 +17,7 @@ from echelon.launch.controller import Controller
 from echelon.launch.handover import find_exhaustion, find_objection
 from echelon.launch.history import read_history
 from echelon.launch.journal import write_error
-from echelon.launch.notifying import Notifier
+from echelon.launch.notifying import LIMIT_S, Notifier
 from echelon.launch.raystarting import RayAllocation, RayStarter
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
@@ -48,10 +49,14 @@ def main(arguments: list[str]) -> int:
         )
         if objection:
             write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection.why}")
+            if objection.state:
+                notifier.owe(attempt, objection.state, objection.why)
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
-            if objection.state and (wrong := notifier.tell(objection.state, objection.why)):
-                write_error(f"{run.run_id}: the command of --notify: {wrong}")
+            _send_owed(run, notifier)
             return 0
+    # What a controller before us was killed over; beside the start, which does not wait for it.
+    sending = threading.Thread(target=_send_owed, args=(run, notifier), daemon=True)
+    sending.start()
 
     async def carry() -> int:
         starter, allocation = _choose_place(run, attempt, request, shell, environ)
@@ -76,7 +81,14 @@ def main(arguments: list[str]) -> int:
         )
         return await controller.run()
 
-    return asyncio.run(carry())
+    code = asyncio.run(carry())
+    sending.join(LIMIT_S)
+    return code
+
+
+def _send_owed(run: RunDir, notifier: Notifier) -> None:
+    for wrong in notifier.send_owed():
+        write_error(f"{run.run_id}: the command of --notify: {wrong}")
 
 
 def _choose_place(
