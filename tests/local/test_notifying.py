@@ -172,7 +172,7 @@ def test_what_no_controller_could_tell_is_told_by_the_job_that_gives_up(
     lines = [f"{key} = {json.dumps(value)}\n" for key, value in request.items()]
     run.spec.write_text("".join(lines))
     for number, after in ((1, ""), (2, "1")):
-        job = {"job_id": str(number), "after": after}
+        job = {"job_id": str(number), "after": after, "submitted": "2026-01-01T00:00:00+00:00"}
         (run.attempt(run.claim_attempt()) / "job.json").write_text(json.dumps(job))
     (run.attempt(1) / "owner").touch()
     run.events_of("controller-1").write_text('{"time":1,"kind":"attempt"}\n')
@@ -197,5 +197,6 @@ def test_what_no_controller_could_tell_is_told_by_the_job_that_gives_up(
     assert done.returncode == 0, done.stderr
     assert "nothing to do for job 2" in done.stderr
     assert not list(run.attempts.glob("*/notify.json"))
+    assert sorted(path.name for path in run.attempts.iterdir()) == ["1", "unused-2-2"]
     written = (tmp_path / "told").read_text() if (tmp_path / "told").exists() else ""
     assert written.strip() == told

@@ -141,7 +141,9 @@ def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) ->
 def _attempt_of(run: RunDir, job_id: str) -> tuple[int, dict[str, Any]]:
     """Return the number of a job's attempt, and its outcome once there is one."""
     for folder in sorted(run.attempts.iterdir(), key=lambda path: path.name, reverse=True):
-        number = int(folder.name) if folder.name.isdecimal() else 0
+        if not folder.name.isdecimal():
+            continue
+        number = int(folder.name)
         with suppress(OSError, ValueError, KeyError):
             if json.loads((folder / "job.json").read_text())["job_id"] != job_id:
                 continue

@@ -1,6 +1,7 @@
 """How an attempt begins: whether there is anything to do, and what its controller is given."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -11,7 +12,13 @@ from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
 from echelon.launch.allocation import Allocation, choose_allocation
-from echelon.launch.attempts import SKIPPED, begin_attempt, record_own_job
+from echelon.launch.attempts import (
+    SKIPPED,
+    begin_attempt,
+    give_back,
+    is_given_back,
+    record_own_job,
+)
 from echelon.launch.contract import ENVIRON, HERE, ON_RAY, TIED, job_in
 from echelon.launch.controller import Controller
 from echelon.launch.handover import find_exhaustion, find_objection
@@ -40,6 +47,9 @@ def main(arguments: list[str]) -> int:
     owns_job = bool(job_id) and HERE not in environ
     # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
     owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
+    if owns_job and is_given_back(run, job_id):
+        write_error(f"{run.run_id}: nothing to do for job {job_id}: it was withdrawn")
+        return 0
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
     notifier = Notifier(request.notify, run=run, shell=shell, environ=environ)
     if owns_job:
@@ -53,6 +63,9 @@ def main(arguments: list[str]) -> int:
                 notifier.owe(attempt, objection.state, objection.why)
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
             _send_owed(run, notifier)
+            if own.submitted:  # else whoever submitted us is yet to write into the folder
+                with contextlib.suppress(OSError):
+                    give_back(run, own)
             return 0
     # What a controller before us was killed over; beside the start, which does not wait for it.
     sending = threading.Thread(target=_send_owed, args=(run, notifier), daemon=True)
