@@ -28,7 +28,7 @@ class Chain:
         return path
 
     def attempts(self):
-        return sorted(int(path.name) for path in (self.run / "attempts").iterdir())
+        return sorted(int(path.name) for path in (self.run / "attempts").glob("[0-9]*"))
 
     def outcomes(self):
         """How the attempts ended that have."""

@@ -159,8 +159,23 @@ def test_a_run_that_was_stopped_can_be_resumed(full, chain, undisturbed):
     assert done.returncode == 0, done.stderr
     assert (run.folder / "weights").read_text() == undisturbed
     check_samples(run.records(), STEPS)
+    ran = [number for number in run.attempts() if (run.run / f"attempts/{number}/owner").exists()]
+    assert ran == [1, 2]  # the standby of the first one has left no gap
     again = run.command("resume", "last")
     assert (again.returncode, "is complete" in again.stderr) == (73, True)
+
+
+def test_the_standby_sends_the_notification_of_a_controller_that_is_killed(full, chain):
+    """The command kills the controller that runs it, and itself: the outcome is written by then."""
+    kill = 'if mkdir first; then kill -9 "$(cut -d" " -f4 "/proc/$PPID/stat")" $PPID; exit; fi'
+    run = chain(*SHAPE, "--notify", f'{kill}; echo "$ECHELON_STATE" >> told', steps=5)
+    assert wait_until(lambda: list(run.folder.glob("runs/*/attempts/2")), timeout_s=60)
+    run.process.kill()  # nobody waits for the run
+    told = run.folder / "told"
+    assert wait_until(told.exists, timeout_s=90, interval_s=0.2), run.said_so_far()
+    assert wait_until(lambda: queue(full) == [], timeout_s=30, interval_s=0.2), queue(full)
+    assert told.read_text() == "COMPLETED\n"
+    assert run.attempts() == [1]
 
 
 def test_a_cancelled_run_is_gone_with_all_that_waits(full, chain):

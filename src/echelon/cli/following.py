@@ -20,7 +20,7 @@ from echelon.core.ranklogs import RunLogs, Tail
 from echelon.core.records import to_count, to_number
 from echelon.core.scribe import AWAY
 from echelon.core.visible import settled
-from echelon.errors import NotFoundError, UnavailableError
+from echelon.errors import EchelonError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,10 @@ def follow_run(
     try:
         while True:
             job = _follow(run, cluster, screen)
-            if not resubmit or not _go_on(run, cluster):
+            if not resubmit:
+                return job
+            if not _go_on(run, cluster):
+                _send_owed(run)
                 return job
     except KeyboardInterrupt:
         console.note(f"{run.run_id} goes on by itself; end it with: echelon stop {run.run_id}")
@@ -88,6 +91,24 @@ def _go_on(run: "RunDir", cluster: "Cluster") -> bool:
     attempt = submit_run(run, cluster, os.environ, read_script(run, os.environ))
     console.note(f"{run.run_id} goes on as job {attempt.job_id}")
     return True
+
+
+def _send_owed(run: "RunDir") -> None:
+    """Send the notification of the run's end if its controller was killed before it could.
+
+    Only commands that started the run's jobs do so: those that read a run execute nothing of it.
+    """
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+    from echelon.launch.notifying import PATIENCE_S, Notifier  # noqa: PLC0415
+    from echelon.launch.request import read_spec  # noqa: PLC0415
+
+    with suppress(OSError, EchelonError):  # it is over, and has its exit code; this is an extra
+        spec = read_spec(run)
+        notifier = Notifier(
+            spec.notify, run=run, shell=LocalShell(), environ=os.environ, folder=spec.chdir
+        )
+        for wrong in notifier.send_owed(wait_s=PATIENCE_S):
+            console.note(f"{run.run_id}: the command of --notify: {wrong}")
 
 
 def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job":
@@ -153,6 +174,7 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
             else:
                 if not interrupted and _go_on(run, cluster):
                     continue
+                _send_owed(run)
                 # Whoever calls us expects what any interrupted command returns.
                 asked = job.state == "CANCELLED" or job.exit_code == 128 + signal.SIGTERM
                 stopped = interrupted and asked

@@ -204,6 +204,14 @@ class RunDir:
         """How an attempt ended, by its controller."""
         return self.attempt(attempt) / "outcome.json"
 
+    def notice(self, attempt: int) -> Path:
+        """Return the notification of an attempt's end that has not been sent yet."""
+        return self.attempt(attempt) / "notify.json"
+
+    def sent_notice(self, attempt: int) -> Path:
+        """Return the same notification once it has been sent: the file is renamed."""
+        return self.attempt(attempt) / "notified.json"
+
     @property
     def launcher(self) -> Path:
         """The programs of the attempts' own side, in one file (`clusters.runs.ship_launcher`)."""

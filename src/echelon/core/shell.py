@@ -49,8 +49,9 @@ class Shell(Protocol):
         env: Mapping[str, str] | None = None,
         stdin: str = "",
         timeout_s: float | None = None,
+        keep: Sequence[int] = (),
     ) -> Result:
-        """Run it to its end and return what it said.
+        """Run it to its end and return what it said. It inherits the file descriptors in `keep`.
 
         Raises:
             MissingProgramError: it is not installed.
@@ -90,6 +91,7 @@ class LocalShell:
         env: Mapping[str, str] | None = None,
         stdin: str = "",
         timeout_s: float | None = None,
+        keep: Sequence[int] = (),
     ) -> Result:
         try:
             child = subprocess.Popen(
@@ -102,6 +104,7 @@ class LocalShell:
                 errors="replace",
                 # Its own group, so that a time-out reaches its children as well.
                 process_group=0,
+                pass_fds=keep,
             )
         except FileNotFoundError as error:
             raise MissingProgramError(argv[0]) from error
@@ -205,6 +208,7 @@ class FakeShell:
         env: Mapping[str, str] | None = None,  # noqa: ARG002  the protocol's
         stdin: str = "",  # noqa: ARG002
         timeout_s: float | None = None,  # noqa: ARG002
+        keep: Sequence[int] = (),  # noqa: ARG002
     ) -> Result:
         self.calls.append(tuple(argv))
         line = " ".join(argv)

@@ -1,13 +1,15 @@
 """The attempts of a run, as their folders say: which job each is, and how it ended.
 
 Whoever submits an attempt claims its folder; whoever carries it out owns it. Both are claims by
-creation, so of two that try one gets it, and nobody compares clocks.
+creation, so of two that try one gets it, and nobody compares clocks. The owner alone may give the
+number back: one whose job ended before it began, or found nothing to do, is the next attempt's.
 """
 
 import contextlib
 import json
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -23,6 +25,7 @@ SKIPPED = "SKIPPED"
 """The state of an attempt that found nothing to do."""
 _ORPHANED = "orphaned"
 _STATE = re.compile(r"[A-Z][A-Z_]{0,39}")
+_UNUSED = "unused"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,7 @@ def submit_attempt(
         look: returns the job of an id.
         after: the job whose end it waits for.
     """
+    _reclaim(run, look)
     number = run.claim_attempt()
     try:
         job_id = submit(number)
@@ -162,10 +166,41 @@ def submit_attempt(
     path = run.attempt(number) / "job.json"
     # Whatever else may be known of it, it is in the queue: first that is written down.
     write_atomic(path, json.dumps(record) + "\n")
-    with contextlib.suppress(EchelonError):  # whoever called us would queue another
+    # Whoever called us would queue another; and it may have begun and given its number back.
+    with contextlib.suppress(EchelonError, FileNotFoundError):
         record["output"] = look(job_id).output
         write_atomic(path, json.dumps(record) + "\n")
     return Attempt(number=number, **record)
+
+
+def _reclaim(run: RunDir, look: Callable[[str], Job]) -> None:
+    """Give the last number back if its job is over and never began: a standby that was withdrawn.
+
+    A job that begins after all finds that it is not the owner.
+    """
+    last = max(attempts(run), key=lambda one: one.number, default=None)
+    if last is None or has_begun(run, last):
+        return
+    with contextlib.suppress(EchelonError, OSError):
+        claim = f"unused {os.uname().nodename} {os.getpid()} {threading.get_ident()}"
+        if look(last.job_id).over and own_attempt(run, last.number, claim) == claim:
+            give_back(run, last)
+
+
+def give_back(run: RunDir, attempt: Attempt) -> None:
+    """Let the next attempt have an attempt's number. Only for its owner, and as the last thing.
+
+    Raises:
+        OSError: it stays as it is.
+    """
+    run.attempt(attempt.number).rename(
+        run.attempts / f"{_UNUSED}-{attempt.number}-{attempt.job_id.replace('/', '_')}"
+    )
+
+
+def is_given_back(run: RunDir, job_id: str) -> bool:
+    """Tell whether the attempt of a job was given back before it began."""
+    return any(path.name.endswith(f"-{job_id}") for path in run.attempts.glob(f"{_UNUSED}-*"))
 
 
 def record_own_job(run: RunDir, number: int, job_id: str) -> Attempt:
@@ -198,9 +233,11 @@ def begin_attempt(run: RunDir, number: str, owner: str) -> int:
     again or a script that was started twice, the next.
     """
     attempt = int(number) if number else run.claim_attempt()
-    while own_attempt(run, attempt, owner) != owner:
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # the number was given back
+            if own_attempt(run, attempt, owner) == owner:
+                return attempt
         attempt = run.claim_attempt()
-    return attempt
 
 
 def own_attempt(run: RunDir, number: int, owner: str) -> str:

@@ -1,22 +1,30 @@
 """How an attempt begins: whether there is anything to do, and what its controller is given."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 from echelon.core.rundir import RunDir, write_atomic
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
 from echelon.launch.allocation import Allocation, choose_allocation
-from echelon.launch.attempts import SKIPPED, begin_attempt, record_own_job
+from echelon.launch.attempts import (
+    SKIPPED,
+    begin_attempt,
+    give_back,
+    is_given_back,
+    record_own_job,
+)
 from echelon.launch.contract import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
 from echelon.launch.controller import Controller
 from echelon.launch.handover import find_exhaustion, find_objection
 from echelon.launch.history import read_history
 from echelon.launch.journal import write_error
-from echelon.launch.notifying import Notifier
+from echelon.launch.notifying import LIMIT_S, Notifier
 from echelon.launch.raystarting import RayAllocation, RayStarter
 from echelon.launch.request import LaunchRequest, read_request
 from echelon.launch.starting import Starter, choose_starter
@@ -42,6 +50,9 @@ def main(arguments: list[str]) -> int:
     owns_job = bool(job_id) and HERE not in environ
     # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
     owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
+    if owns_job and is_given_back(run, job_id):
+        write_error(f"{run.run_id}: nothing to do for job {job_id}: it was withdrawn")
+        return 0
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
     notifier = Notifier(request.notify, run=run, shell=shell, environ=environ)
     if owns_job:
@@ -51,10 +62,17 @@ def main(arguments: list[str]) -> int:
         )
         if objection:
             write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection.why}")
+            if objection.state:
+                notifier.owe(attempt, objection.state, objection.why)
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
-            if objection.state and (wrong := notifier.tell(objection.state, objection.why)):
-                write_error(f"{run.run_id}: the command of --notify: {wrong}")
+            _send_owed(run, notifier)
+            if own.submitted:  # else whoever submitted us is yet to write into the folder
+                with contextlib.suppress(OSError):
+                    give_back(run, own)
             return 0
+    # What a controller before us was killed over; beside the start, which does not wait for it.
+    sending = threading.Thread(target=_send_owed, args=(run, notifier), daemon=True)
+    sending.start()
 
     async def carry() -> int:
         starter, allocation = _choose_place(run, attempt, request, shell, environ)
@@ -81,7 +99,14 @@ def main(arguments: list[str]) -> int:
         )
         return await controller.run()
 
-    return asyncio.run(carry())
+    code = asyncio.run(carry())
+    sending.join(LIMIT_S)
+    return code
+
+
+def _send_owed(run: RunDir, notifier: Notifier) -> None:
+    for wrong in notifier.send_owed():
+        write_error(f"{run.run_id}: the command of --notify: {wrong}")
 
 
 def _choose_place(

@@ -7,6 +7,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from echelon.core.rundir import RunDir
 from echelon.launch.allocation import STOPPED_IN_TIME
@@ -51,7 +52,7 @@ class Conclusion:
         self._succession, self._journal, self._environ = succession, journal, environ
         self._notifier = notifier
         self._excluded = self._exclusions()
-        self._withdrawing: asyncio.Task[str] | None = None
+        self._withdrawing: asyncio.Task[None] | None = None
 
     def prepare(self) -> None:
         """See to it, at the beginning, that there is somebody who could go on."""
@@ -63,7 +64,7 @@ class Conclusion:
         Slurm may kill us before our ranks are gone, so this comes first.
         """
         if self._withdrawing is None:
-            withdraw = self._succession.conclude(wanted=False)
+            withdraw = self._succession.withdraw()
             self._withdrawing = asyncio.get_running_loop().create_task(withdraw)
 
     async def reach(
@@ -117,19 +118,29 @@ class Conclusion:
             why = headline(verdict.failure)
         return Outcome(state=state, exit_code=code, next=followed, why=why)
 
+    def promise(self, outcome: Outcome, verdict: Verdict | None) -> None:
+        """Record the notification ahead of the outcome: if we are killed, others send it."""
+        if self._is_notified(outcome):
+            record = partial(
+                self._notifier.owe, self._journal.attempt, outcome.state, _reason(verdict)
+            )
+            self._journal.leave_notice(record)
+
     def notify(self, outcome: Outcome, verdict: Verdict | None) -> None:
         """Run the user's command, unless another job goes on by itself.
 
         What the run leaves behind is written by now, for the command to look at.
         """
-        if not self._request.notify or outcome.next in ("standby", "requeue"):
+        if not self._is_notified(outcome):
             return
         self._journal.settle()
-        reason = headline(verdict.failure) if verdict else ""
-        wrong = self._notifier.tell(outcome.state, reason)
+        wrong = self._notifier.tell(self._journal.attempt, outcome.state, _reason(verdict))
         self._journal.note("notified", state=outcome.state, wrong=wrong)
         if wrong:
             self._journal.report(f"{self._run.run_id}: the command of --notify: {wrong}")
+
+    def _is_notified(self, outcome: Outcome) -> bool:
+        return bool(self._request.notify) and outcome.next not in ("standby", "requeue")
 
     def _tell_next(self, verdict: Verdict, goes_on: str) -> None:
         name = self._run.run_id
@@ -159,3 +170,7 @@ class Conclusion:
             exclude=request.exclude,
             now_s=time.time(),
         )
+
+
+def _reason(verdict: Verdict | None) -> str:
+    return headline(verdict.failure) if verdict else ""

@@ -145,6 +145,7 @@ class Controller:
             saved=saved,
             progress=saved > self._saved,
         )
+        self._conclusion.promise(outcome, verdict)
         journal.leave_outcome(asdict(outcome))
         self._conclusion.notify(outcome, verdict)
         journal.close()

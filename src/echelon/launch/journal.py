@@ -71,6 +71,10 @@ class Journal:
         self.note("ended", **outcome)
         self._leave(self.run.outcome(self.attempt), json.dumps(outcome), "how it ended")
 
+    def leave_notice(self, write: Callable[[], None]) -> None:
+        """Have a notification recorded before what is left next."""
+        self._events.scribe.post(write)
+
     def settle(self) -> None:
         """Give storage a moment, for somebody who will look at what is written."""
         self._events.scribe.settle(_SOON_S)

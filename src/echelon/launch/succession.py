@@ -48,6 +48,9 @@ class Succession(Protocol):
     async def conclude(self, *, wanted: bool) -> str:
         """Return who goes on (see `Outcome.next`); nobody, when it is not wanted."""
 
+    async def withdraw(self) -> None:
+        """Cancel a waiting job now, before `leave` would."""
+
     async def leave(self) -> None:
         """Do what has to be the last thing that this job does."""
 
@@ -109,6 +112,9 @@ class NoSuccession:
     async def conclude(self, *, wanted: bool) -> str:  # noqa: ARG002  nobody is there
         return ""
 
+    async def withdraw(self) -> None:
+        pass
+
     async def leave(self) -> None:
         pass
 
@@ -132,7 +138,7 @@ class StandbySuccession:
 
     def __init__(self, standby: Standby, mail: Mail) -> None:
         self._standby, self._mail = standby, mail
-        self._handed_over = False
+        self._handed_over = self._unwanted = False
         self._submitting: asyncio.Task[None] | None = None
         self._journal: Journal | None = None
         self._excluded = ""
@@ -167,13 +173,11 @@ class StandbySuccession:
             await asyncio.to_thread(self._standby.exclude, hosts)
 
     async def conclude(self, *, wanted: bool) -> str:
-        if self._submitting is not None:
-            # One that is being queued must not be forgotten; one that failed is tried once more.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LAST_S):
-                    await self._submitting
+        await self._await_submitted()
         if not wanted:
-            await asyncio.to_thread(self._standby.withdraw)
+            # It stays in the queue until we leave: if we are killed before the notification of the
+            # run's end is sent, Slurm starts it, and it sends that.
+            self._unwanted = True
             return ""
         if not self.assured():
             with contextlib.suppress(EchelonError):
@@ -182,6 +186,17 @@ class StandbySuccession:
             return ""
         self._handed_over = self.assured()
         return "standby" if self._handed_over else "wanted"
+
+    async def _await_submitted(self) -> None:
+        """Wait for the submission: a job that is being queued must not be forgotten."""
+        if self._submitting is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_S):
+                    await self._submitting
+
+    async def withdraw(self) -> None:
+        await self._await_submitted()
+        await asyncio.to_thread(self._standby.withdraw)
 
     async def _is_gone(self) -> bool:
         """Tell whether somebody has cancelled it: then nobody is to go on."""
@@ -192,6 +207,8 @@ class StandbySuccession:
             return False
 
     async def leave(self) -> None:
+        if self._unwanted:
+            await asyncio.to_thread(self._standby.withdraw)
         if self._handed_over:
             await asyncio.to_thread(self._standby.speak)  # should it end before it begins
             await self._mail.hush()
@@ -218,6 +235,9 @@ class RequeueSuccession:
     async def conclude(self, *, wanted: bool) -> str:
         self._wanted = wanted
         return "requeue" if wanted else ""
+
+    async def withdraw(self) -> None:
+        """Do nothing: no other job waits."""
 
     async def leave(self) -> None:
         if self._wanted:  # it ends us as well

@@ -13,6 +13,8 @@ from echelon.launch.attempts import (
     Outcome,
     attempts,
     begin_attempt,
+    give_back,
+    is_given_back,
     is_of_use,
     is_superseded,
     outcome,
@@ -78,13 +80,78 @@ def test_a_job_that_is_queued_is_written_down_whatever_else_fails(run):
 
 def test_a_standby_that_nobody_has_needed_is_no_attempt_in_a_users_eyes(run):
     for number, after in (("7", ""), ("8", "7")):
-        submit_attempt(run, lambda _, n=number: n, lambda n: Job(id=n, state="x"), after=after)
+        submit_attempt(run, lambda _, n=number: n, waiting, after=after)
     first, standby = attempts(run)
     assert (is_of_use(run, first), is_of_use(run, standby)) == (True, False)
     own_attempt(run, 2, "8.0")
     assert is_of_use(run, standby)
     run.outcome(2).write_text('{"state": "SKIPPED", "exit_code": 0}')
     assert not is_of_use(run, standby)
+
+
+def waiting(job_id):
+    return Job(id=job_id, state="PENDING")
+
+
+def over(job_id):
+    return Job(id=job_id, state="CANCELLED")
+
+
+def submit(run, job_id, *, after="", look=over):
+    return submit_attempt(run, lambda _: job_id, look, after=after).number
+
+
+def test_a_standby_that_never_began_leaves_no_gap(run):
+    submit(run, "7")
+    own_attempt(run, 1, "7.0")
+    assert submit(run, "8", after="7") == 2
+    assert submit(run, "9") == 2  # it was withdrawn, and somebody resumes the run
+    assert [(one.number, one.job_id, one.after) for one in attempts(run)] == [
+        (1, "7", ""),
+        (2, "9", ""),
+    ]
+    assert is_given_back(run, "8")
+    assert not is_given_back(run, "9")
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_number_that_somebody_has_or_may_have_yet_is_kept(run, begun):
+    submit(run, "7", look=waiting)
+    if begun:
+        own_attempt(run, 1, "7.0")
+    assert submit(run, "8", look=over if begun else waiting) == 2
+
+
+def test_a_number_is_kept_where_nobody_knows_about_its_job(run):
+    submit(run, "7", look=waiting)
+
+    def look(_):
+        raise UnavailableError("slurmctld is away", hint="")
+
+    assert submit(run, "8", look=look) == 2
+
+
+def test_of_many_that_submit_each_has_a_number_of_its_own(run):
+    submit(run, "7")
+    own_attempt(run, 1, "7.0")
+    submit(run, "8", after="7")
+    cancelled = lambda job_id: over(job_id) if job_id == "8" else waiting(job_id)  # noqa: E731
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(lambda n: submit(run, f"{n}", look=cancelled), range(10, 26)))
+    assert len(set(got)) == len(got)
+    assert {one.job_id: one.number for one in attempts(run)} == {
+        "7": 1,
+        **{f"{n}": number for n, number in zip(range(10, 26), got, strict=True)},
+    }
+
+
+def test_a_standby_that_begins_late_does_not_take_the_number_of_another(run):
+    submit(run, "7")
+    own_attempt(run, 1, "7.0")
+    submit(run, "8", after="7")
+    give_back(run, attempts(run)[-1])
+    assert begin_attempt(run, "2", "8.0") == 2  # a folder of its own, for it has none
+    assert submit(run, "9") == 3
 
 
 def test_an_attempt_that_finds_nothing_to_do_supersedes_nobody(run):

@@ -104,3 +104,29 @@ def test_where_slurm_does_not_queue_the_job_again_its_end_is_told(tmp_path):
     )
     carry(succession, wanted=True)
     assert mails(shell)[-2:] == ["MailType=NONE", mails(shell)[0]]
+
+
+def test_a_standby_that_is_not_wanted_stays_until_the_job_leaves(tmp_path):
+    """If its controller is killed before that, it sends the notification of the run's end."""
+    succession, shell = make(tmp_path, "standby")
+    cancelled = lambda: [call for call in shell.calls if call[0] == "scancel"]  # noqa: E731
+
+    async def scenario():
+        succession.begin(_Journal(), "")
+        await succession.conclude(wanted=False)
+        assert cancelled() == []
+        await succession.leave()
+        assert len(cancelled()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_run_that_somebody_cancels_withdraws_its_standby_at_once(tmp_path):
+    succession, shell = make(tmp_path, "standby")
+
+    async def scenario():
+        succession.begin(_Journal(), "")
+        await succession.withdraw()
+
+    asyncio.run(scenario())
+    assert ("scancel", "8") in shell.calls
