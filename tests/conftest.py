@@ -3,7 +3,13 @@
 import os
 import threading
 
+import hypothesis
 import pytest
+
+# A busy machine is not a failure; whatever hangs is ended by pytest-timeout. (CI=true would choose
+# a profile of hypothesis' own.)
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items):
