@@ -6,6 +6,7 @@ holds lines of `time size`, each saying how long the log was then.
 """
 
 import contextlib
+import errno
 import heapq
 import os
 import re
@@ -87,8 +88,15 @@ class Tail:
         start, left = self.offset, b""
         if size <= start:
             return  # a thousand logs are not opened to find nothing in them
-        while chunk := self._piece(start, min(_CHUNK, size - start)):
-            start += len(chunk)
+        while start < size:
+            found, chunk = self._piece(start, size)
+            if not chunk:
+                break
+            if found > start:  # past a hole, which a crash may leave: nobody has written that
+                if left:
+                    yield from self._take(left, 0)
+                left, self.offset = b"", found
+            start = found + len(chunk)
             *whole, left = (left + chunk).split(b"\n")
             for line in whole:
                 yield from self._take(line, 1)
@@ -98,12 +106,18 @@ class Tail:
         if over and left:
             yield from self._take(left, 0)
 
-    def _piece(self, start: int, count: int) -> bytes:
+    def _piece(self, start: int, end: int) -> tuple[int, bytes]:
+        """Return the next bytes before an end that were written, and where they are."""
         # Opened every time: the logs of all ranks are read at once, and a process may not have
         # a thousand files open.
         with open_regular(self._path) as file:
-            file.seek(start)
-            return file.read(max(0, count))
+            try:
+                at = os.lseek(file.fileno(), start, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # there is no more of it
+                    raise
+                return start, b""
+            return at, os.pread(file.fileno(), max(0, min(_CHUNK, end - at)), at)
 
     def _take(self, line: bytes, newline: int) -> Iterator[tuple[int, str]]:
         end = self.offset + len(line) + newline

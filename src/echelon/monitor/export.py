@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from echelon.core.events import Event, EventReader
+from echelon.core.records import to_count
 from echelon.core.rundir import RunDir, replacing
 from echelon.core.series import Sample, read_series
 from echelon.monitor.accounting import QUEUE, Accounts, account, read_attempts
@@ -167,7 +168,7 @@ def _distinct(own: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _tabulate_telemetry(run: RunDir, state: RunState) -> Table:
     hosts = {
-        (number, event.data.get("node")): str(event.data.get("name", ""))
+        (number, to_count(event.data.get("node"))): str(event.data.get("name", ""))
         for number in state.attempts
         for event in EventReader(run.events_of(f"controller-{number}")).read()
         if event.kind == "joined"

@@ -207,3 +207,16 @@ def test_pieces_make_the_same_lines_as_the_whole(tmp_path_factory, pieces):
     lines = whole.split(b"\n")
     expected = lines if lines[-1] else lines[:-1]
     assert found == [line.decode(errors="replace").rstrip("\r") for line in expected]
+
+
+@pytest.mark.timeout(120)
+def test_a_hole_of_a_terabyte_is_skipped(tmp_path):
+    log = tmp_path / "rank-00000.log"
+    log.write_bytes(b"before\nhalf")
+    with log.open("r+b") as file:
+        file.truncate(1 << 40)
+        file.seek(1 << 40)
+        file.write(b"after\n")
+    lines = [text.strip("\0") for _, text in Tail(log).read(over=True)]
+    assert [line for line in lines if line] == ["before", "half", "after"]
+    assert len(lines) < 10

@@ -16,6 +16,8 @@ from echelon.checks.lint.reading import read_shell
 from echelon.checks.lint.request import Amounts, read_step
 from echelon.checks.lint.words import Word
 
+_MOST_LAYERS = 50
+"""How many programs that start another one may stand in front of a command."""
 _DEEPEST = 6
 """Shells within shells."""
 _MOST_SHELLS = 100
@@ -127,6 +129,7 @@ class _State:
     command: Command | None = None
     words: tuple[Word, ...] = ()
     depth: int = 0
+    layers: int = 0
     written: tuple[Shell, ...] = ()
     """The shells around, whose heredocs may have made the file."""
     entered: frozenset[tuple[str, Where]] = frozenset()
@@ -160,8 +163,9 @@ class _Finder:
 
     def _peel(self, command: Command, words: tuple[Word, ...], state: _State) -> None:
         """Take off one layer, and go on with what is in it."""
-        if not words:
+        if not words or state.layers >= _MOST_LAYERS:
             return
+        state = replace(state, layers=state.layers + 1)
         name = PurePosixPath(words[0].text).name
         if name == "srun":
             options, rest = read_srun(words[1:])
