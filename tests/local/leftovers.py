@@ -84,6 +84,13 @@ def find_files(run):
     return [name for name in names if os.path.exists(name)]  # noqa: PTH110
 
 
+def remove_files(run):
+    """Remove what a run has left outside of its own folders."""
+    for name in find_files(run):
+        if not name.startswith(str(run.scratch)):
+            os.unlink(name)  # noqa: PTH108
+
+
 def find_left(run):
     """Return processes, their files, and folders in memory that are still there."""
     processes = [f"{p.role} {p.pid}: {p.line}" for p in find_processes(run.folder / "runs")]

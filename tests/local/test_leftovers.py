@@ -18,6 +18,7 @@ from local.leftovers import (
     find_files,
     find_left,
     kill,
+    remove_files,
 )
 from local.liverun import live_run
 
@@ -33,9 +34,7 @@ def messy_run(folder, options=("--restarts=0",)):
             yield run
         finally:
             run.clear()
-            for name in find_files(run):
-                if not name.startswith(str(run.scratch)):
-                    os.unlink(name)  # noqa: PTH108
+            remove_files(run)
 
 
 @pytest.mark.parametrize("kind", KINDS)
