@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/leftovers.py [--trials N] [--torchrun-trials N]
 
-Ours: two nodes with two ranks each, every rank with two DataLoader workers; each time another kind
-of process is killed. torchrun: four such ranks, and the launcher is killed. Prints a table and
-writes benchmarks/results/leftovers.json.
+Ours: two nodes with two ranks each, every rank with two DataLoader workers, shared memory and
+semaphores; each time another kind of process is killed. Processes and files are counted. torchrun:
+four ranks with workers alone, and the launcher is killed. Prints a table and writes
+benchmarks/results/leftovers.json.
 """
 
 import argparse
@@ -26,7 +27,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests")]
 
 from echelon.core.waiting import wait_until  # noqa: E402
-from local.leftovers import KINDS, SCRIPT, await_end, kill  # noqa: E402
+from local.leftovers import KINDS, MESSY, SCRIPT, await_end, kill, remove_files  # noqa: E402
 from local.liverun import START_S, find_processes, live_run  # noqa: E402
 
 RESULTS = HERE / "results" / "leftovers.json"
@@ -36,9 +37,11 @@ GONE_S = 2.0
 def try_ours(kind, number):
     """Return how much is left, and how long the rest took to go."""
     with tempfile.TemporaryDirectory(prefix="echelon-left-") as folder:
-        with live_run(Path(folder), SCRIPT, ["--restarts=0"]) as run:
+        with live_run(Path(folder), MESSY, ["--restarts=0"]) as run:
             kill(run, kind, number)
             left, took_s = await_end(run, timeout_s=GONE_S)
+            run.clear()
+            remove_files(run)
         return len(left), took_s
 
 

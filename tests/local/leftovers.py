@@ -21,6 +21,21 @@ if "ECHELON_BEACON" in os.environ:
 ready()
 for batch in loader: step(); time.sleep(0.02)
 """
+FILES = """\
+from multiprocessing import get_context, shared_memory
+
+memory = shared_memory.SharedMemory(create=True, size=64)
+semaphore = get_context("spawn").Semaphore(1)
+files = [f"/dev/shm/{memory.name}", f"/dev/shm/sem.{semaphore._semlock.name.lstrip('/')}"]
+for worker in multiprocessing.active_children():  # torch and perf would write such, now and then
+    files += [f"/dev/shm/torch_{worker.pid}_1_0", f"/tmp/perf-{worker.pid}.map"]
+files += [f"/dev/shm/torch_{pid}_1_0", f"/tmp/perf-{pid}.map"]
+for name in files[2:]:
+    Path(name).write_text("x")
+Path(f"files-{rank}").write_text("\\n".join(files))
+"""
+"""What a rank leaves that is killed; its workers leave sockets in TMPDIR."""
+MESSY = SCRIPT.replace("\nready()\n", f"\nimport multiprocessing\n{FILES}\nready()\n")
 KINDS = ("rank", "agent", "zygote", "guard", "controller", "command")
 WORKERS = 8
 """Of four ranks with two each."""
@@ -62,9 +77,24 @@ def await_end(run, *, timeout_s):
     return find_left(run), time.monotonic() - began_s
 
 
+def find_files(run):
+    """Return files of ranks that are still there."""
+    names = [name for path in run.folder.glob("files-*") for name in path.read_text().split()]
+    names += map(str, run.scratch.glob("pymp-*"))
+    return [name for name in names if os.path.exists(name)]  # noqa: PTH110
+
+
+def remove_files(run):
+    """Remove what a run has left outside of its own folders."""
+    for name in find_files(run):
+        if not name.startswith(str(run.scratch)):
+            os.unlink(name)  # noqa: PTH108
+
+
 def find_left(run):
-    """Return processes and folders in memory that are still there."""
+    """Return processes, their files, and folders in memory that are still there."""
     processes = [f"{p.role} {p.pid}: {p.line}" for p in find_processes(run.folder / "runs")]
     command = [] if run.command.poll() is not None else ["echelon run"]
     scratch = {path.read_text() for path in run.folder.glob("scratch-*")}
-    return processes + command + [path for path in scratch if os.path.exists(path)]  # noqa: PTH110
+    folders = [path for path in scratch if os.path.exists(path)]  # noqa: PTH110
+    return processes + command + folders + find_files(run)

@@ -98,6 +98,8 @@ def _send_owed(run: "RunDir") -> None:
 
     Only commands that started the run's jobs do so: those that read a run execute nothing of it.
     """
+    if not any(run.attempts.glob("*/notify.json")):
+        return
     from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.launch.notifying import PATIENCE_S, Notifier  # noqa: PLC0415
     from echelon.launch.request import read_spec  # noqa: PLC0415

@@ -14,7 +14,6 @@ import resource
 import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
@@ -39,6 +38,7 @@ from echelon.launch.contract import (
 from echelon.launch.doors import try_doors
 from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
+from echelon.launch.leftovers import await_trackers, make_scratch
 from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.messages import (
     Commit,
@@ -88,6 +88,7 @@ class Agent:
         key: bytes,
         shell: Shell,
         scratch: Path,
+        lock: int,
     ) -> None:
         self._run, self._node = run, node
         self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
@@ -103,7 +104,7 @@ class Agent:
             cpus=request.cpus_per_task,
             restarts=request.restarts,
         )
-        self._guard = Guard(scratch)
+        self._guard = Guard(scratch, lock)
         self._link: Link | None = None
         self._files = AgentFiles()
         self._meter = Meter(
@@ -309,6 +310,7 @@ class Agent:
         self._meter.close()
         self._nursery.close()
         self._ranks.close()
+        await_trackers()
         self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -340,13 +342,11 @@ def main(arguments: list[str]) -> int:
         die_with(int(parent), signal.SIGKILL)  # our guard ends the rest
     _limit_files(environ.get(FILES, ""))
     _replace(environ.get(REPLACES, ""))
-    shared = Path("/dev/shm")  # noqa: S108  a folder of our own in it
-    place = shared if os.access(shared, os.W_OK) else None
     request = read_request(run, arguments[2])
 
     async def serve() -> int:
         # Only now: until the agent has its guard, nobody would remove it.
-        scratch = Path(tempfile.mkdtemp(prefix="echelon-", dir=place))
+        scratch, lock = make_scratch()
         agent = Agent(
             run=run,
             attempt=attempt,
@@ -356,6 +356,7 @@ def main(arguments: list[str]) -> int:
             key=key,
             shell=LocalShell(),
             scratch=scratch,
+            lock=lock,
         )
         code = await agent.run()
         if agent.orphaned:

@@ -97,6 +97,8 @@ class RankFiles:
     stacks: Path
     """Where it writes its stacks when asked."""
     beacon: Path
+    temp: Path
+    """The folder for the sockets of multiprocessing, in the rank and in what it starts."""
 
 
 def rank_files(log: Path, scratch: Path, rank: int) -> RankFiles:
@@ -106,6 +108,7 @@ def rank_files(log: Path, scratch: Path, rank: int) -> RankFiles:
         error=log.with_suffix(".error.json"),
         stacks=log.with_suffix(".stacks"),
         beacon=scratch / f"beacon-{rank}",
+        temp=scratch / f"mp-{log.parent.name}-{rank}",
     )
 
 

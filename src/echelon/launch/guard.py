@@ -11,12 +11,20 @@ import shutil
 import signal
 from pathlib import Path
 
+from echelon.launch.leftovers import await_trackers, end_group, list_groups, remove_files
+
 
 class Guard:
     """The agent's end. Made before anything else, so that its fork holds nothing."""
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
+    def __init__(self, scratch: Path, lock: int) -> None:
+        """Start one.
+
+        Args:
+            scratch: the agent's folder, to be removed.
+            lock: an open file that says that the folder is in use.
+        """
+        self._scratch, self._lock = scratch, lock
         self._groups: set[int] = set()
         self.pid = 0
         self._pipe = -1
@@ -31,7 +39,7 @@ class Guard:
         if self.pid == 0:
             try:
                 os.close(self._pipe)
-                _watch(read_end, self._scratch)
+                _watch(read_end, self._scratch, self._lock)
             finally:
                 os._exit(1)  # never back into the agent's own code
         os.close(read_end)
@@ -51,7 +59,7 @@ class Guard:
             os.write(self._pipe, line.encode())
 
 
-def _watch(pipe: int, scratch: Path) -> None:
+def _watch(pipe: int, scratch: Path, lock: int) -> None:
     """Wait for the agent to go; then clean up behind it."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
@@ -60,15 +68,20 @@ def _watch(pipe: int, scratch: Path) -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     for target in range(3):
         os.dup2(nothing, target)
-    os.closerange(3, pipe)
-    os.closerange(pipe + 1, 1024)
+    first, last = sorted((pipe, lock))
+    os.closerange(3, first)
+    os.closerange(first + 1, last)
+    os.closerange(last + 1, 1024)
     groups: set[int] = set()
     with os.fdopen(pipe) as lines:
         for line in lines:
             group = int(line[1:])
             (groups.add if line[0] == "+" else groups.discard)(group)
+    found = list_groups()
     for group in groups:
-        with contextlib.suppress(OSError):
-            os.killpg(group, signal.SIGKILL)
+        end_group(group, found)
+    remove_files(groups)
+    if groups:
+        await_trackers(groups)
     shutil.rmtree(scratch, ignore_errors=True)
     os._exit(0)

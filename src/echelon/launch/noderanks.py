@@ -5,7 +5,7 @@ The controller gives the orders, the zygote says what has happened, and the cont
 
 import asyncio
 import contextlib
-import os
+import shutil
 import signal
 import time
 from collections import Counter
@@ -22,6 +22,7 @@ from echelon.launch.contract import RankFiles, rank_environment, rank_files
 from echelon.launch.doors import Doors
 from echelon.launch.files import AgentFiles, Dumper
 from echelon.launch.guard import Guard
+from echelon.launch.leftovers import end_group, list_groups, remove_files
 from echelon.launch.messages import (
     Commit,
     End,
@@ -155,6 +156,7 @@ class NodeRanks:
                     "log": str(log),
                     "error": str(files.error),
                     "stacks": str(files.stacks),
+                    "temp": str(files.temp),
                 }
             )
 
@@ -250,8 +252,8 @@ class NodeRanks:
 
     def close(self) -> None:
         """Kill whoever is left."""
+        self._kill_all()
         for rank in self._ranks.values():
-            _kill(rank)
             self._files.finish(rank.files.log)
 
     # --- what the nursery says ------------------------------------------------------------------
@@ -278,6 +280,9 @@ class NodeRanks:
             return
         self._guard.forget(gone.pid)
         self._files.finish(gone.files.log)
+        shutil.rmtree(gone.files.temp, ignore_errors=True)
+        if status < 0:
+            remove_files([gone.pid])
         step = gone.beacon.step
         spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
         gone.beacon.pid = 0
@@ -329,13 +334,14 @@ class NodeRanks:
         for start in self._starting.values():
             start.cancel()  # its store went with the zygote
         self._starting.clear()
+        self._kill_all()
         for rank in list(self._ranks.values()):
-            _kill(rank)
             self.rank_exited(rank.rank, -signal.SIGKILL)
 
-
-def _kill(rank: _Rank) -> None:
-    """End it with all that is in its group."""
-    if rank.pid:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(rank.pid, signal.SIGKILL)
+    def _kill_all(self) -> None:
+        """End whoever is left, with all that is in their groups."""
+        pids = [rank.pid for rank in self._ranks.values() if rank.pid]
+        groups = list_groups() if pids else {}
+        for pid in pids:
+            end_group(pid, groups)
+        remove_files(pids)

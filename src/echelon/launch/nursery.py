@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from echelon.core.shell import Shell
 from echelon.launch.files import AgentFiles
 from echelon.launch.guard import Guard
+from echelon.launch.leftovers import remove_files
 from echelon.launch.rank import Program
 from echelon.launch.roles import role_command
 from echelon.launch.zygote import MESSAGE_SIZE
@@ -99,6 +100,7 @@ class Nursery:
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
+            remove_files([self._pid])
 
     def collected(self, pid: int, status: int) -> None:
         """Take note of a dead child, if it is ours; the end of its socket may be yet to come."""

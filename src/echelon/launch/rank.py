@@ -112,6 +112,18 @@ def hide_launcher() -> object | None:
     return None
 
 
+def keep_sockets_in(folder: str) -> None:
+    """Have multiprocessing keep its sockets in a folder that the agent removes.
+
+    It would make one in TMPDIR (`pymp-…`), for this process and each that it starts, and remove it
+    at exit: a process that is killed leaves it.
+    """
+    if process := sys.modules.get("multiprocessing.process"):
+        with contextlib.suppress(OSError):
+            Path(folder).mkdir(mode=0o700, exist_ok=True)
+            process.current_process()._config["tempdir"] = folder  # noqa: SLF001  no other way
+
+
 def _wake_openblas() -> None:
     """Give OpenBLAS the threads that the zygote denied it while it was imported.
 

@@ -22,8 +22,15 @@ from typing import Any, NoReturn
 
 from echelon.core.scribe import persist
 from echelon.launch.foresight import OPTIMIZING, foresee_modules, read_words
+from echelon.launch.leftovers import Groups, end_group, list_groups, remove_files
 from echelon.launch.library import PACKAGE, Library, import_library, own_modules
-from echelon.launch.rank import PATIENCE_S, Program, restore_fresh_state, run_program
+from echelon.launch.rank import (
+    PATIENCE_S,
+    Program,
+    keep_sockets_in,
+    restore_fresh_state,
+    run_program,
+)
 
 _PR_SET_PDEATHSIG = 1
 _DEAF_TO = (
@@ -41,6 +48,8 @@ class _Child:
     rank: int
     """-1 for the process that serves the ranks' store."""
     generation: int
+    ended: bool = False
+    """Whether its group has been killed."""
 
 
 @dataclass(slots=True)
@@ -148,16 +157,19 @@ class Zygote:
         return None
 
     def _signal(self, generation: int, number: int) -> None:
+        groups = list_groups() if number == signal.SIGKILL else {}
         for pid, child in self.children.items():
             if child.generation != generation:
                 continue
             if number == signal.SIGKILL:
-                _end_group(pid)
+                _end_group(pid, groups)
+                child.ended = True
             elif child.rank >= 0:  # asked politely, the store stays until its ranks are gone
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
     def _reap(self) -> None:
+        groups: Groups | None = None
         while True:
             try:
                 gone = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -166,9 +178,11 @@ class Zygote:
             if gone is None:
                 return
             # Its group is ended before its number can be another's.
-            _end_group(gone.si_pid)
-            _, status, used = os.wait4(gone.si_pid, 0)
             child = self.children.pop(gone.si_pid, None)
+            if child is None or not child.ended:
+                groups = groups or list_groups()  # one look for all that end together
+                _end_group(gone.si_pid, groups)
+            _, status, used = os.wait4(gone.si_pid, 0)
             if child is not None and child.rank >= 0:
                 self._say(
                     "exited",
@@ -180,8 +194,10 @@ class Zygote:
 
     def _end_all(self) -> NoReturn:
         """Without an agent nobody watches the ranks: they end, and so do we."""
+        groups = list_groups()
         for pid in self.children:
-            _end_group(pid)
+            _end_group(pid, groups)
+        remove_files(self.children)
         os._exit(0)
 
     def _say(self, what: str, **facts: Any) -> None:
@@ -210,6 +226,7 @@ class _Become:
         if not self.warm:
             _execute(self.program)
         restore_fresh_state(Path(self.order["stacks"]), self.modules)
+        keep_sockets_in(self.order["temp"])
         if self.library is not None:
             self.library.offer()
         run_program(self.program, Path(self.order["error"]))
@@ -314,9 +331,8 @@ def _die_with(parent: int) -> None:
         os._exit(0)
 
 
-def _end_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def _end_group(pid: int, groups: Groups) -> None:
+    end_group(pid, groups)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)  # it may not have made its group yet
 
