@@ -103,7 +103,8 @@ exec {sys.executable} "$@"
 """
     )
     python.chmod(0o755)
-    examined, told = examine_played(replace(place, python=str(python)), 4)
+    probe = [str(python), *place.probe[1:]]
+    examined, told = examine_played(replace(place, python=str(python), probe=probe), 4)
     assert "once more for 2 that did not come" in told
     assert [node.lost for node in examined.nodes] == ["", "", "no such library", ""]
     assert [bool(node.torch and node.torch.version) for node in examined.nodes] == [

@@ -58,7 +58,21 @@ def _root():
 
 @pytest.fixture
 def run(_root, shared_run):
+    (shared_run.folder / "runs").chmod(0o755)  # else all would hold because of that alone
     return shared_run
+
+
+@pytest.mark.usefixtures("_root")
+def test_the_folder_of_runs_is_closed_whatever_the_umask(start_run):
+    before = os.umask(0)
+    try:
+        run = start_run()
+        run.await_listening()
+    finally:
+        os.umask(before)
+    assert as_other(lambda: outcome(os.listdir, run.folder)) == ""
+    for attempt in (os.listdir, lambda runs: (runs / "mine").mkdir()):
+        assert as_other(lambda attempt=attempt: outcome(attempt, run.folder / "runs")) == "EACCES"
 
 
 def everybody(run):
@@ -75,12 +89,10 @@ def test_the_other_user_is_another_user_and_could_read_what_is_open(run):
     """Else everything below would hold for the wrong reason."""
     assert as_other(lambda: [os.getuid(), os.getgid(), os.getgroups()]) == [OTHER, OTHER, []]
     assert as_other((run.folder / "wait.py").read_text).startswith("import")
-    assert as_other(lambda: outcome(os.listdir, run.folder)) == ""
+    assert as_other(lambda: outcome(os.listdir, run.folder / "runs")) == ""
 
 
 def test_nothing_of_a_run_is_readable(run):
-    assert as_other(lambda: outcome(os.listdir, run.path.parent)) == "EACCES"
-    run.path.parent.chmod(0o755)  # else the rest would hold because of that alone
     entries = sorted(run.path.rglob("*"))
     files = [path for path in entries if path.is_file()]
     assert {"spec.toml", "job.sbatch", "controller-1.jsonl"} <= {path.name for path in files}
