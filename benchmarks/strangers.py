@@ -29,7 +29,9 @@ LIMIT_S = 5.0
 def join(folder, options):
     """Return the seconds until the last of four nodes has joined, with a flood or without."""
     with live_run(folder, SCRIPT, OPTIONS) as run:
-        around = nullcontext() if options is None else flood(await_listening(run), **options)
+        around = (
+            nullcontext() if options is None else flood(await_listening(run), nice=0, **options)
+        )
         with around:
             code = run.wait(120)
         joined = run.events("joined")

@@ -22,7 +22,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 @contextmanager
-def flood(address, *, seconds=MOST_S, says=b"", holds=True):
+def flood(address, *, seconds=MOST_S, says=b"", holds=True, nice=-10):
     """Flood an address from a process of another user while the block lasts.
 
     Args:
@@ -30,12 +30,13 @@ def flood(address, *, seconds=MOST_S, says=b"", holds=True):
         seconds: when it ends by itself, at most `MOST_S`.
         says: what each connection sends.
         holds: whether connections are kept open, rather than reset at once.
+        nice: its priority: as it is, a whole core's worth also on a busy machine.
     """
     assert address[0].startswith("127.")
     child = os.fork()
     if child == 0:
         try:
-            os.nice(-10)  # a whole core's worth, also on a busy machine
+            os.nice(nice)
             os.setgroups([])
             os.setresgid(OTHER, OTHER, OTHER)
             os.setresuid(OTHER, OTHER, OTHER)
