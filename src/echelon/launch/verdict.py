@@ -333,16 +333,19 @@ def to_record(verdict: Verdict) -> dict[str, Any]:
     return asdict(verdict)
 
 
-def from_record(record: Mapping[str, Any]) -> Verdict:
+def from_record(record: Any) -> Verdict:
     """Return a verdict from what verdict.json holds; other versions may know other fields.
 
     Raises:
         ValueError: it is damaged.
     """
+    if not isinstance(record, Mapping):
+        raise ValueError("a verdict is an object")  # noqa: TRY004  damaged content
     victims, stacks = record.get("victims"), record.get("stacks")
+    hurt = victims if isinstance(victims, list) else []
     return Verdict(
         failure=_failure_from(record.get("failure")),
-        victims=tuple(map(_failure_from, victims if isinstance(victims, list) else ())),
+        victims=tuple(_failure_from(one) for one in hurt if isinstance(one, Mapping)),
         not_retried=str(record.get("not_retried", "")),
         advice=str(record.get("advice", "")),
         stacks={key: str(stack) for key, stack in stacks.items()}
@@ -352,8 +355,8 @@ def from_record(record: Mapping[str, Any]) -> Verdict:
 
 
 def _failure_from(record: Any) -> Failure:
-    if not isinstance(record, Mapping) or not isinstance(record.get("message"), str):
-        raise ValueError("a failure has no message")  # noqa: TRY004  damaged content
+    if not isinstance(record, Mapping):
+        raise ValueError("a failure is an object")  # noqa: TRY004  damaged content
     texts = ("cause", "message", "node", "error_type", "traceback", "log")
     code = to_count(record.get("exit_code"), below=256)
     return Failure(
