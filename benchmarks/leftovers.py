@@ -4,7 +4,8 @@
 
 Ours: two nodes with two ranks each, every rank with two DataLoader workers, shared memory and
 semaphores; each time another kind of process is killed. Processes and files are counted. torchrun:
-four ranks with workers alone, and the launcher is killed. Prints a table and writes benchmarks/results/leftovers.json.
+four ranks with workers alone, and the launcher is killed. Prints a table and writes
+benchmarks/results/leftovers.json.
 """
 
 import argparse
