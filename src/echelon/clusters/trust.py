@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from echelon.core.rundir import RunDir, write_atomic
+from echelon.core.userstate import state_folder
 from echelon.errors import NotFoundError, NotPermittedError
-from echelon.launch.badnodes import records_folder
 from echelon.launch.request import read_spec
 
 _SEALED = re.compile(
@@ -101,8 +101,8 @@ def _digest(content: bytes) -> str:
 
 
 def _record(environ: Mapping[str, str]) -> Path | None:
-    nodes = records_folder(environ)
-    return nodes.with_name("submitted") if nodes else None
+    folder = state_folder(environ)
+    return folder / "submitted" if folder else None
 
 
 def _is_known(script: bytes, environ: Mapping[str, str]) -> bool:

@@ -320,7 +320,7 @@ def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path)
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
     for _ in range(2):
         cluster = RayCluster("http://head:1", tmp_path, environ, shell=FakeShell(), fetch=api)
-        submit_run(run, cluster, {})
+        submit_run(run, cluster, {}, run.script.read_bytes())
     record = tmp_path / "state" / "echelon" / "ray-addresses"
     assert record.read_text() == "http://head:1\n"
     assert record.stat().st_mode & 0o777 == 0o600
@@ -330,7 +330,8 @@ def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path)
 
 def test_the_usual_address_is_not_recorded_as_given(api, run, tmp_path):
     environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    submit_run(run, RayCluster("", tmp_path, environ, shell=FakeShell(), fetch=api), {})
+    cluster = RayCluster("", tmp_path, environ, shell=FakeShell(), fetch=api)
+    submit_run(run, cluster, {}, run.script.read_bytes())
     assert given_addresses(environ) == set()
 
 
