@@ -66,6 +66,11 @@ class Launcher:
     complete: bool
     """None of them is hidden in a variable that is not known."""
 
+    @property
+    def name(self) -> str:
+        """The name to show in messages."""
+        return "torch.distributed.launch" if self.kind == "launch" else self.kind
+
     def option(self, *names: str) -> Word | None:
         return next((self.options[name] for name in names if name in self.options), None)
 
