@@ -41,7 +41,7 @@ def find_picked_address(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=command.path,
             line=command.line,
-            what=f"This picks the {which} address of the host, but their order is not defined. "
+            what=f"This picks the {which} address of the host, but their order is undefined. "
             "The address can be empty, or unreachable from other nodes.",
             fix=_FIRST_NODE,
             severity=ADVICE if field == 1 else None,

@@ -84,7 +84,9 @@ def find_contradictions(subject: Subject) -> Iterator[Hit]:
     for group in _EXCLUSIVE:
         given = [item for item in directives.items if item.option in group]
         if len({item.option for item in given}) > 1:
-            both = " and ".join(sorted({f"`--{item.option}`" for item in given}))
+            both = " and ".join(
+                f"`--{option}`" for option in sorted({item.option for item in given})
+            )
             what = f"{both} are mutually exclusive. sbatch rejects the script."
             yield Hit(path=path, line=given[-1].line, what=what, fix="remove one of them")
     nodes = subject.job.nodes if directives.last("nodes") else None

@@ -89,8 +89,8 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=launch.path,
                 line=launch.line,
-                what=f"Only {ranks * tasks} of {gpus} GPUs on each node are used. The others are "
-                "idle.",
+                what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
+                "are idle.",
                 fix=f"--nproc_per_node={gpus}"
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
