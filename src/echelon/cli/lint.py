@@ -1,4 +1,4 @@
-"""`echelon lint`: what will go wrong with a job script, before it is queued."""
+"""`echelon lint`: find problems in a job script before it is submitted."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,24 +19,24 @@ app = typer.Typer(rich_markup_mode=None)
 def lint(
     files: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE…", help="Job scripts, Python scripts.", show_default=False),
+        typer.Argument(metavar="FILE…", help="Job scripts or Python scripts.", show_default=False),
     ] = None,
     *,
     explain: Annotated[
         str,
         typer.Option(
             metavar="CODE",
-            help="Say what a rule is about.",
+            help="Explain a rule; 'all' lists every rule.",
             show_default=False,
             autocompletion=complete_rule,
         ),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
 ) -> None:
-    """Say what will go wrong with job scripts and their Python.
+    """Find problems in job scripts and the Python scripts they start.
 
-    No script is run. Ends with 1 when there is an error or a warning; a comment
-    `# echelon: ignore CODE` silences one.
+    Lint reads the scripts but does not run them. It exits with 1 if it finds an error or a
+    warning. To ignore a finding, add the comment `# echelon: ignore CODE`.
 
     Example: echelon lint job.sh
     """
@@ -46,7 +46,7 @@ def lint(
         if not (error.name or "").startswith("tree_sitter"):
             raise
         raise UnavailableError(
-            "reading bash scripts needs tree-sitter, which is not installed",
+            "echelon lint requires tree-sitter, which is not installed",
             hint="pip install 'echelon[lint]'",
         ) from error
 
@@ -54,9 +54,9 @@ def lint(
         _explain(explain)
         return
     if not files:
-        raise UsageError("no file is named", hint="echelon lint job.sh")
+        raise UsageError("no file given", hint="echelon lint job.sh")
     found = [one for path in files for one in _lint(path)]
-    found = list(dict.fromkeys(found))  # two scripts may start the same Python
+    found = list(dict.fromkeys(found))  # two job scripts can start the same Python script
     if as_json:
         console.print_json([one.to_json() for one in found])
     else:
@@ -73,26 +73,28 @@ def _lint(path: Path) -> "list[Finding]":
 
 
 def _read(path: Path) -> str:
-    """Return a script's text.
+    """Return the text of a script.
 
     Raises:
-        UsageError: there is none, or it is no text.
+        UsageError: the file does not exist, or is not a text file.
     """
     try:
         text = path.read_bytes().decode()
     except FileNotFoundError as error:
-        raise UsageError(f"there is no file {path}", hint="name a job script") from error
+        raise UsageError(f"file not found: {path}", hint="check the path") from error
     except IsADirectoryError as error:
-        raise UsageError(f"{path} is a folder", hint=f"name scripts in it: {path}/*.sh") from error
+        raise UsageError(f"{path} is a directory", hint=f"echelon lint {path}/*.sh") from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
-            hint=f"if it is a script in another encoding: iconv -f latin1 -t utf-8 {path}",
+            f"{path} is not valid UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
+            hint=f"to convert it from Latin-1: iconv -f latin1 -t utf-8 {path}",
         ) from error
     if "\0" in text:
-        raise UsageError(f"{path} is no script: it has zero bytes in it", hint="name a job script")
+        raise UsageError(
+            f"{path} is not a script: it contains null bytes", hint="pass a job script"
+        )
     if not text.strip():
-        raise UsageError(f"{path} is empty", hint="name a job script")
+        raise UsageError(f"{path} is empty", hint="pass a job script")
     return text
 
 
@@ -102,9 +104,9 @@ def _explain(code: str) -> None:
 
     if code.lower() == "all":
         rows = [[rule.code, str(rule.severity), rule.title] for rule in RULES]
-        console.print_table(["code", "severity", "about"], rows)
+        console.print_table(["code", "severity", "problem"], rows)
         return
     rule = find_rule(code)
     if rule is None:
-        raise UsageError(f"there is no rule {code}", hint="echelon lint --explain all lists them")
+        raise UsageError(f"unknown rule: {code}", hint="list all rules: echelon lint --explain all")
     console.print_result(render_rule(rule))

@@ -24,24 +24,23 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def test_findings_have_their_place_and_their_fix(script, capsys):
+def test_a_finding_has_a_position_and_a_fix(script, capsys):
     assert main.run(["lint", script(BAD)]) == 1
     lines = capsys.readouterr().out.splitlines()
-    assert (
-        lines[0]
-        == "job.sh:2: E111 error: sbatch refuses the script: '16Go' is no amount of memory."
+    assert lines[0] == (
+        "job.sh:2: E111 error: '16Go' is not a valid memory size. sbatch rejects the script."
     )
     assert lines[1] == "    #SBATCH --mem=16G"
     assert lines[2].startswith("job.sh:4: E301 warning: ")
     assert lines[-1] == "1 file: 1 error, 1 warning"
 
 
-def test_a_good_script_ends_with_0(script, capsys):
+def test_a_script_without_problems_exits_with_0(script, capsys):
     assert main.run(["lint", script("#!/bin/bash\n#SBATCH --mem=16G\npython x.py\n")]) == 0
-    assert capsys.readouterr().out == "1 file: nothing to say\n"
+    assert capsys.readouterr().out == "1 file: no problems found\n"
 
 
-def test_advice_is_no_failure(script, capsys):
+def test_advice_does_not_change_the_exit_status(script, capsys):
     text = "#!/bin/bash\n#SBATCH --mail-user=[me]\npython x.py\n"
     assert main.run(["lint", script(text)]) == 0
     assert "E116 advice" in capsys.readouterr().out
@@ -55,7 +54,7 @@ def test_json(script, capsys):
 
 
 @pytest.mark.parametrize("place", ["the line", "the line before"])
-def test_a_comment_silences_a_code(script, capsys, place):
+def test_a_comment_ignores_a_code(script, capsys, place):
     own, before = (
         ("  # echelon: ignore E301", "")
         if place == "the line"
@@ -67,7 +66,7 @@ def test_a_comment_silences_a_code(script, capsys, place):
     assert main.run(["lint", script(text)]) == 1
 
 
-def test_python_that_two_scripts_start_is_reported_once(script, capsys):
+def test_a_python_script_of_two_jobs_is_reported_once(script, capsys):
     script("print(tain)\n", "train.py")
     job = "#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n"
     assert main.run(["lint", script(job, "a.sh"), script(job, "b.sh"), "train.py"]) == 1
@@ -79,14 +78,14 @@ def test_python_that_two_scripts_start_is_reported_once(script, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no file job.sh"),
+        (None, "file not found: job.sh"),
         (b"", "job.sh is empty"),
         (b" \n\n", "job.sh is empty"),
-        (b"#!/bin/bash\necho \xe9t\xe9\n", "job.sh is no text in UTF-8: byte 18 is 0xe9"),
-        (b"\x7fELF\x00\x00", "job.sh is no script: it has zero bytes in it"),
+        (b"#!/bin/bash\necho \xe9t\xe9\n", "job.sh is not valid UTF-8: byte 18 is 0xe9"),
+        (b"\x7fELF\x00\x00", "job.sh is not a script: it contains null bytes"),
     ],
 )
-def test_what_cannot_be_read_is_one_error_with_a_hint(
+def test_an_unreadable_file_is_one_error_with_a_hint(
     tmp_path, monkeypatch, capsys, content, message
 ):
     monkeypatch.chdir(tmp_path)
@@ -100,40 +99,40 @@ def test_what_cannot_be_read_is_one_error_with_a_hint(
     assert second.startswith("hint: ")
 
 
-def test_a_folder_is_no_script(tmp_path, capsys):
+def test_a_directory_is_an_error(tmp_path, capsys):
     assert main.run(["lint", str(tmp_path)]) == 2
-    assert "is a folder" in capsys.readouterr().err
+    assert "is a directory" in capsys.readouterr().err
 
 
-def test_a_call_without_files_says_how(capsys):
+def test_no_files_is_an_error_with_a_hint(capsys):
     assert main.run(["lint"]) == 2
     assert "hint: echelon lint job.sh" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.code for rule in RULES])
-def test_every_rule_is_explained(rule, capsys):
+def test_every_rule_has_an_explanation(rule, capsys):
     assert main.run(["lint", "--explain", rule.code.lower()]) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"{rule.code} {rule.severity}: {rule.title}\n")
-    assert "\nbad:\n" in out
-    assert "\ngood:\n" in out
+    assert "\nExample:\n" in out
+    assert "\nUse instead:\n" in out
 
 
-def test_an_unknown_code_leads_to_the_list(capsys):
+def test_an_unknown_code_points_to_the_list(capsys):
     assert main.run(["lint", "--explain", "E999"]) == 2
     assert "--explain all" in capsys.readouterr().err
     assert main.run(["lint", "--explain", "all"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > len(RULES)
 
 
-def test_the_page_has_every_code_as_the_table_has_it():
+def test_the_page_lists_all_rules():
     page = (ROOT / "docs" / "lint.md").read_text()
     rows = re.findall(r"^\| (E\d+) \| (\w+) \| (.+) \|$", page, re.MULTILINE)
     assert rows == [(rule.code, str(rule.severity), rule.title) for rule in RULES]
     assert re.findall(r"^### (.+)$", page, re.MULTILINE) == list(THEMES)
 
 
-def test_without_the_parser_the_extra_is_named():
+def test_a_missing_parser_names_the_extra():
     program = (
         "import sys\n"
         "sys.modules['tree_sitter'] = None\n"
@@ -148,7 +147,7 @@ def test_without_the_parser_the_extra_is_named():
     assert "hint: pip install 'echelon[lint]'" in done.stderr
 
 
-def test_no_secret_is_repeated(script, capsys):
+def test_secrets_are_not_printed(script, capsys):
     text = (
         "#!/bin/bash\n#SBATCH --nodes=1\nexport WANDB_API_KEY=hunter2hunter2hunter2\npython x.py\n"
     )

@@ -1,1 +1,1 @@
-"""Reads job scripts and the Python they start, and says what will go wrong when they run."""
+"""Static checks of job scripts and the Python scripts they start."""

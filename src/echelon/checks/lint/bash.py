@@ -1,6 +1,6 @@
-"""A bash script as data: its commands in order, with what their words come to.
+"""A bash script as data: its commands in order, with expanded words.
 
-The tree is tree-sitter's; `reading.py` walks it. Nothing is run.
+`reading.py` creates it from tree-sitter's syntax tree. Nothing is run.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ from echelon.checks.lint.words import Moment, Word
 
 
 class Where(StrEnum):
-    """Who runs a shell, and so: where its variables are expanded."""
+    """Where a shell runs, and therefore where its variables are expanded."""
 
     BATCH = "batch"
-    """Slurm, once, on the first node."""
+    """Once, on the first node, started by Slurm."""
     TASK = "task"
-    """srun, once for each task."""
+    """Once per task, started by srun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +27,9 @@ class Assignment:
     line: int
     where: Where
     certain: bool
-    """Not in a branch, a loop or a function."""
+    """False in a branch, a loop or a function."""
     function: str = ""
-    """The function in which it is, if any."""
+    """The enclosing function, if any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,27 +40,27 @@ class Command:
     line: int
     where: Where
     moment: Moment
-    """When it was run: what the variables were then."""
+    """The values of the variables when the command runs."""
     assignments: tuple[Assignment, ...] = ()
-    """Variables for it alone: `NAME=value program`."""
+    """Variables for this command only: `NAME=value program`."""
     background: bool = False
     """Ends with &."""
     piped_into: tuple[str, ...] = ()
-    """The programs behind it in a pipe."""
+    """The programs after it in a pipe."""
     piped: bool = False
-    """It reads what another one writes."""
+    """Its input comes from a pipe."""
     loop: bool = False
     certain: bool = True
-    """Not in a branch, a loop or a function."""
+    """False in a branch, a loop or a function."""
     function: str = ""
     substituted: bool = False
-    """In a $(…)."""
+    """Inside $(…)."""
     stdin: Word | None = None
-    """Its heredoc."""
+    """Its here-document."""
 
     @property
     def name(self) -> str:
-        """The program, without its folder; as it is written where that is not known."""
+        """The name of the program without its directory."""
         return self.words[0].text.rstrip("/").rpartition("/")[2] if self.words else ""
 
     @property
@@ -74,32 +74,32 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """A script, or a text that a shell is given."""
+    """A script file, or text that is passed to a shell."""
 
     path: str
     text: str
     where: Where
     commands: tuple[Command, ...]
-    """In the order in which they are written, those in $(…) and functions too."""
+    """In source order, including those in $(…) and functions."""
     assignments: tuple[Assignment, ...]
     exported: frozenset[str]
-    """Variables that programs see, from here on or from the beginning."""
+    """Variables that are exported anywhere in the script."""
     comments: tuple[tuple[int, str, int], ...]
     """Line, text, column."""
     first_line: int
-    """Of the first command; 0 when there is none."""
+    """Line of the first command; 0 if there is none."""
     written: Mapping[str, Word]
-    """Files that it writes from heredocs."""
+    """Files that it writes from here-documents."""
     settings: frozenset[str]
-    """What `set` turned on: pipefail, errexit, allexport."""
+    """Options that `set` turned on, such as pipefail."""
     suspect: bool = False
-    """The parser stumbled: it may be no bash."""
+    """The parser reported an error, so this may not be valid bash."""
     too_deep: bool = False
-    """It is nested so deeply that nothing of it was read."""
+    """Too deeply nested to read; commands and assignments are empty."""
 
     @property
     def names_used(self) -> frozenset[str]:
-        """Every variable that is expanded somewhere."""
+        """All variables that are expanded anywhere."""
         words = [word for command in self.commands for word in command.words]
         words += [command.stdin for command in self.commands if command.stdin]
         words += [assignment.value for assignment in self.assignments]

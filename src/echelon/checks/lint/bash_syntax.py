@@ -1,4 +1,4 @@
-"""What bash itself says of a script's syntax: `bash -n` reads, and runs nothing."""
+"""Syntax errors that bash reports: `bash -n` parses a script without running it."""
 
 import re
 from dataclasses import dataclass
@@ -20,9 +20,10 @@ class Complaint:
 
 
 def ask_bash(script: str, programs: Programs) -> Complaint | None:
-    """Return what bash refuses in a script; None when that is nothing, or there is no bash."""
+    """Return the first syntax error of a script; None if there is none or bash is missing."""
     try:
-        # No other environment: BASH_ENV would be run. Extended patterns: `shopt` is not.
+        # An empty environment, because bash would run the file in BASH_ENV. With extglob, because
+        # `bash -n` does not execute `shopt -s extglob`.
         done = programs.run(
             ["bash", "--norc", "--noprofile", "-O", "extglob", "-n"],
             env={"LC_ALL": "C"},
@@ -35,9 +36,9 @@ def ask_bash(script: str, programs: Programs) -> Complaint | None:
 
 
 def parse_complaint(said: str, *, lines: int) -> Complaint | None:
-    """Return the first cause in what `bash -n` says of a script with so many lines."""
+    """Return the first error in the output of `bash -n`; `lines` is the length of the script."""
     if match := _HEREDOC.search(said):
-        message = f"the heredoc that begins here has no line that is just {match[2]}"
+        message = f"the here-document that starts here has no end line '{match[2]}'"
         return Complaint(line=int(match[1]), message=message)
     if match := _COMPLAINT.search(said):
         return Complaint(line=min(int(match[1] or lines), lines), message=match[2])

@@ -1,7 +1,7 @@
-"""The #SBATCH lines of a script and the options of an srun, each with its line.
+"""Parses the #SBATCH directives of a script and the options of srun, with line numbers.
 
-Slurm's own way of reading them is in `clusters/sbatch.py`; here a line that it would refuse is a
-finding, not an end.
+`clusters/sbatch.py` parses directives as Slurm does. Here, an invalid line becomes a finding
+instead of an error.
 """
 
 import re
@@ -21,7 +21,7 @@ _PLUGINS = frozenset(
         *("container-env", "x11", "tmpdir", "jobid", "uenv", "view", "environment"),
     }
 )
-"""Options of widespread plugins: of containers, above all."""
+"""Options of common plugins, mainly for containers."""
 _NEWER = frozenset(
     {"tres-per-task", "tres-bind", "oom-kill-step", "segment", "consolidate-segments"}
 )
@@ -41,7 +41,7 @@ _SRUN_SWITCHES = frozenset(
 _SRUN_OPTIONAL = frozenset(
     {"exclusive", "kill-on-bad-exit", "no-kill", "nice", "immediate", "wait", "x11", "propagate"}
 )
-"""Options whose value, if any, is behind =, or in the same word as the letter."""
+"""Options with an optional value: after =, or directly after the short option."""
 _SRUN_SHORT = dict(
     pair.split(":")
     for pair in [
@@ -106,7 +106,7 @@ class Directive:
     """One option of an #SBATCH line."""
 
     option: str
-    """In its long form."""
+    """The long name."""
     value: str
     line: int
 
@@ -114,20 +114,20 @@ class Directive:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directives:
     items: tuple[Directive, ...]
-    """In the order in which they are written."""
+    """In source order."""
     broken: tuple[tuple[int, str], ...]
-    """Lines that cannot be read, and why."""
+    """Line numbers and error messages of malformed directives."""
     several: bool
-    """A job of different parts, of which each has its own request."""
+    """A heterogeneous job, with a separate request for each component."""
 
     def last(self, option: str) -> Directive | None:
-        """Return the one that counts."""
+        """Return the last directive for an option, which is the one that Slurm uses."""
         found = [item for item in self.items if item.option == option]
         return found[-1] if found else None
 
 
 def read_directives(script: str) -> Directives:
-    """Return the options that Slurm reads: those of lines before the first command."""
+    """Return the options that Slurm reads: those before the first command."""
     items, broken, several = [], [], False
     for number, line in enumerate(script.split("\n"), start=1):
         if line.startswith("#SBATCH"):
@@ -147,7 +147,7 @@ def read_directives(script: str) -> Directives:
 
 
 def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]:
-    """Return srun's options and the command behind them."""
+    """Return the options of srun and the command that follows them."""
     options: dict[str, Word] = {}
     rest = list(words)
     while rest and rest[0].text.startswith("-") and rest[0].text != "-":
@@ -172,7 +172,7 @@ def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]
 
 
 def _part(word: Word, text: str) -> Word:
-    """Return a word whose text is a part of another's."""
+    """Return a word with a part of the text of another one."""
     return replace(word, text=text, text_line=0)
 
 
@@ -182,12 +182,12 @@ _TIME = re.compile(r"\d+(?:-\d+(?::\d+){0,2}|(?::\d+){0,2})", re.ASCII)
 
 
 def is_slurm_time(text: str) -> bool:
-    """Tell a limit that Slurm takes: 90, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS."""
+    """Tell whether Slurm accepts a time limit: 90, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS."""
     return text.upper() in ("UNLIMITED", "INFINITE") or bool(_TIME.fullmatch(text))
 
 
 def count_gpus(text: str) -> int | None:
-    """Return the number in `4`, `a100:4` or `a100`; None when it is not one number."""
+    """Return the number of GPUs in `4`, `a100:4` or `a100`; None if it is not one number."""
     if not text or "," in text:
         return None
     amount = text.partition("(")[0].rpartition(":")[2]
@@ -197,7 +197,7 @@ def count_gpus(text: str) -> int | None:
 
 
 def count_gres_gpus(text: str) -> int | None:
-    """Return the GPUs of a --gres; None when it is about something else, or several kinds."""
+    """Return the number of GPUs in --gres; None for other resources or several GPU types."""
     entries = [entry.removeprefix("gres/") for entry in text.split(",")]
     gpus = [entry for entry in entries if re.match(r"gpu(:|$|\()", entry)]
     if len(gpus) != 1:

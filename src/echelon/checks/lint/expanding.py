@@ -1,4 +1,4 @@
-"""What a word of a bash script comes to: quotes, variables, $(…), $((…)) and heredocs."""
+"""Expands words of a bash script: quotes, variables, $(…), $((…)) and here-documents."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -23,15 +23,15 @@ _UNQUOTE = {
 
 
 class Expander:
-    """Expands words of one script, with the variables as they are at that moment."""
+    """Expands words of one script with the current values of its variables."""
 
     def __init__(self, source: Source, scope: Scope, run: Callable[[Node], list[Command]]) -> None:
         self._source, self._scope = source, scope
         self._run = run
-        """Reads the commands in a $(…), and returns them."""
+        """Reads and returns the commands in $(…)."""
 
     def word(self, node: Node) -> list[Word]:
-        """Return what a word comes to; "$@" may be several."""
+        """Return the expanded word; "$@" can give several."""
         text = self._source.text(node)
         if text.strip('"') in ("$@", "$*"):
             unknown = Word(text="$@", line=self._line(node), known=False, quoted=True)
@@ -67,7 +67,7 @@ class Expander:
         return [replace(whole, quoted=any(part.quoted for part in parts), text_line=0)]
 
     def _pieces(self, node: Node, before: int, after: int, kind: str) -> Word:
-        """Join the literal text of a node and what is expanded in it."""
+        """Join the literal text and the expansions of a node."""
         start, end = node.start_byte + before, max(node.start_byte + before, node.end_byte - after)
         line = self._line(node)
         whole = Word(text="", line=line, text_line=line)
@@ -126,7 +126,7 @@ class Expander:
         return whole
 
     def _substitution(self, node: Node) -> Word:
-        """Read $(…): what it prints is not known, but for a heredoc that it only hands on."""
+        """Read $(…); its output is unknown, except for a here-document that cat prints."""
         line, run = self._line(node), self._run(node)
         uses = tuple(use for command in run for word in command.words for use in word.uses)
         first = run[0] if run else None

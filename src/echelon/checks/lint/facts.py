@@ -1,4 +1,4 @@
-"""Judgements that several rules share: how many processes a launch makes, and what they are."""
+"""Facts that several rules share, such as the number of processes of a launch."""
 
 import re
 
@@ -7,18 +7,18 @@ from echelon.checks.lint.python_script import PythonScript
 from echelon.checks.lint.subject import Started, Subject
 
 PER_TASK = frozenset({"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"})
-"""Variables that differ between tasks; in a batch script they are 0."""
+"""Variables that differ between tasks; they are 0 in the job script."""
 _STARTS_OTHERS = re.compile(
     r"\b(spawn|start_processes|submitit|ray|Lightning|lightning|pytorch_lightning|accelerate|"
     r"Accelerator|deepspeed|horovod|subprocess|Process|ProcessPoolExecutor|elastic_launch|"
     r"DataParallel|device_map|vllm|notebook_launcher|dask|mpi4py|jax|tensorflow|keras|TorchTrainer|"
     r"transformers|fabric|Fabric|composer|echelon|elastic_launcher|launch|torchrunx|tensor_parallel)\b"
 )
-"""Words of scripts that use several GPUs by other means than one process for each."""
+"""Words in scripts that use several GPUs without one process per GPU."""
 
 
 def ranks_per_launch(launch: Launch) -> int | None:
-    """Return how many processes one launcher starts; 1 without a launcher."""
+    """Return the number of processes that a launcher starts; 1 without a launcher."""
     if launch.launcher is None:
         return 1
     option = launch.launcher.option("nproc-per-node", "nproc_per_node", "num-gpus")
@@ -33,17 +33,17 @@ def ranks_per_launch(launch: Launch) -> int | None:
 
 
 def spawns(python: PythonScript | None) -> bool:
-    """Tell whether a script starts one process per GPU by itself, with mp.spawn."""
+    """Tell whether a script starts one process per GPU itself, with mp.spawn."""
     return python is not None and bool(python.calls("spawn", "start_processes"))
 
 
 def may_use_all_gpus(python: PythonScript) -> bool:
-    """Tell whether one process of a script may be enough for a node."""
+    """Tell whether one process of a script may use all GPUs of a node."""
     return bool(_STARTS_OTHERS.search(python.text) or _STARTS_OTHERS.search(python.neighbours))
 
 
 def processes_per_task(one: Started) -> int | None:
-    """Return how many ranks run in each task."""
+    """Return the number of ranks per task."""
     if one.launch.launcher is not None:
         return ranks_per_launch(one.launch)
     if one.python is None:
@@ -54,7 +54,7 @@ def processes_per_task(one: Started) -> int | None:
 
 
 def is_training(subject: Subject, one: Started) -> bool:
-    """Tell whether the ranks of a launch are to form one group."""
+    """Tell whether the ranks of a launch form one process group."""
     if one.launch.launcher is not None:
         return one.launch.launcher.kind != "accelerate" or one.launch.amounts.several_nodes
     if one.python is not None:
@@ -63,7 +63,7 @@ def is_training(subject: Subject, one: Started) -> bool:
 
 
 def is_alone(subject: Subject, launch: Launch) -> bool:
-    """Tell whether a launch has its nodes for itself, as far as the script goes."""
+    """Tell whether nothing else in the script runs at the same time as a launch."""
     if launch.command.background:
         return False
     others = (one.launch.command for one in subject.started)
@@ -71,7 +71,7 @@ def is_alone(subject: Subject, launch: Launch) -> bool:
 
 
 def reads_variables(subject: Subject) -> bool:
-    """Tell whether MASTER_ADDR and the like matter: torchrun sets its own for its ranks."""
+    """Tell whether ranks read MASTER_ADDR and similar; torchrun sets its own values."""
     launches = [one.launch for one in subject.started]
     return not launches or any(
         launch.launcher is None or launch.launcher.kind not in ("torchrun", "launch")

@@ -1,6 +1,6 @@
-"""How lint sees the file system: it reads scripts beside a script, and asks whether folders exist.
+"""Access to the file system: reading scripts and checking whether directories exist.
 
-Rules are tried on scripts that are on no disk; hence a seam.
+A protocol, because examples and tests lint scripts that exist only in memory.
 """
 
 import os
@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 _LARGEST_BYTES = 1_000_000
-"""No script is larger; what is, is data."""
+"""Larger files are data, not scripts."""
 
 
 class Files(Protocol):
-    """Paths are text, as scripts have them: relative to the folder in which lint was started."""
+    """Paths are strings, as in scripts, relative to the current directory."""
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file; None when there is none, or it is no text."""
+        """Return the text of a file; None if it does not exist or is not text."""
 
     def is_folder(self, path: str) -> bool: ...
 
@@ -26,7 +26,7 @@ class DiskFiles:
         self._read: dict[str, str | None] = {}
 
     def read(self, path: str) -> str | None:
-        """Return the text of a file as it was when it was first asked for."""
+        """Return the text of a file as it was at the first read."""
         if path not in self._read:
             self._read[path] = self._load(path)
         return self._read[path]
@@ -37,7 +37,7 @@ class DiskFiles:
             if not file.is_file() or file.stat().st_size > _LARGEST_BYTES:
                 return None
             return file.read_bytes().decode()
-        except (OSError, ValueError):  # ValueError: not UTF-8, or a zero byte in the name
+        except (OSError, ValueError):  # ValueError: not UTF-8, or a null byte in the name
             return None
 
     def is_folder(self, path: str) -> bool:
@@ -48,7 +48,7 @@ class DiskFiles:
 
 
 class TextFiles:
-    """Files that are only in memory: for examples and tests."""
+    """Files in memory, for examples and tests."""
 
     def __init__(self, texts: Mapping[str, str], folders: frozenset[str] = frozenset()) -> None:
         self._texts = texts
@@ -62,5 +62,5 @@ class TextFiles:
 
 
 def beside(path: str, name: str) -> str:
-    """Return where a file is that a script names by a relative path, as most run where they are."""
+    """Return a path that a script names, relative to the directory of the script."""
     return os.path.normpath(os.path.join(os.path.dirname(path), name))  # noqa: PTH118, PTH120

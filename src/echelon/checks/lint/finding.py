@@ -1,4 +1,4 @@
-"""What a rule says about a script: where, what will happen, and the text that mends it."""
+"""A finding: its position in a script, what is wrong there, and how to fix it."""
 
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -6,30 +6,30 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How sure a defect is to be felt."""
+    """How likely and how serious the effect is."""
 
     ERROR = "error"
-    """It will fail, hang, or do something else than what is written."""
+    """The job will fail, hang, or do something other than what is written."""
     WARNING = "warning"
-    """It will bite on some day, some cluster or some job."""
+    """The job will fail at some point, on some clusters, or beside certain other jobs."""
     ADVICE = "advice"
-    """It runs; it could be safer."""
+    """The script runs, but could be safer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     code: str
-    """Of the rule, such as E101."""
+    """Code of the rule, such as E101."""
     path: str
-    """The file, as it was named."""
+    """Path of the file as given on the command line."""
     line: int
     """Counted from 1."""
     severity: Severity
-    """At most the rule's own."""
+    """The severity of the rule, or a lower one."""
     what: str
-    """What will happen at run time, in one sentence."""
+    """What is wrong and what it causes at run time."""
     fix: str
-    """Text to paste, or what to do."""
+    """Text to paste, or an instruction."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "severity": str(self.severity)}

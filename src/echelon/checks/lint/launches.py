@@ -1,7 +1,7 @@
-"""What a script starts: srun, torchrun, Python, and the scripts within scripts that lead there.
+"""Finds the Python programs that a job script launches, directly or through other scripts.
 
-A command is peeled like an onion: `srun` of `apptainer exec` of `bash -c` of `torchrun` of a Python
-script is one launch, and each shell on the way is read as well.
+Commands are unwrapped layer by layer: `srun apptainer exec … bash -c 'torchrun train.py'` is one
+launch. Each shell script on the way is read as well.
 """
 
 import re
@@ -19,10 +19,10 @@ from echelon.checks.lint.words import Word
 _MOST_LAYERS = 50
 """How many programs that start another one may stand in front of a command."""
 _DEEPEST = 6
-"""Shells within shells."""
+"""Maximum nesting of shells."""
 _MOST_SHELLS = 100
 _MOST_TEXT = 1_000_000
-"""Shells that are read, and their characters in all."""
+"""Maximum number of shells to read, and of their characters in total."""
 _SHELLS = frozenset({"bash", "sh", "zsh", "ksh", "dash"})
 _WRAPPERS = frozenset(
     {
@@ -35,7 +35,7 @@ _WRAPPERS = frozenset(
 )
 _MPI = frozenset({"mpirun", "mpiexec", "orterun", "jsrun", "aprun", "prun"})
 _ELSEWHERE = frozenset({"ssh", "pdsh", "clush", "parallel", "pssh", "xargs"})
-"""Start what they are given on other hosts, or many times."""
+"""Programs that run a command on other hosts, or many times."""
 _PYTHON = re.compile(r"(?:.*/)?(?:ipython|pypy|python)[0-9.]*", re.IGNORECASE)
 _PYTHON_VARIABLE = re.compile(r"\$\{?\w*PYTHON(?:_BIN|_EXE|_CMD)?\}?", re.IGNORECASE)
 _LAUNCH_MODULES = {
@@ -53,7 +53,7 @@ _FLAGS = frozenset(
         *("signals-to-handle-none", "event-log-handler-none", "duplicate-stdout-filters-none"),
     }
 )
-"""Launchers' options without a value."""
+"""Options of launchers that take no value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +63,15 @@ class Launcher:
     kind: str
     """torchrun, launch, accelerate or deepspeed."""
     options: Mapping[str, Word]
-    """By their names with dashes."""
+    """By name, with dashes instead of underscores."""
     line: int
     complete: bool
-    """None of them is hidden in a variable that is not known."""
+    """False if an unknown variable may contain more options."""
+
+    @property
+    def name(self) -> str:
+        """The name to show in messages."""
+        return "torch.distributed.launch" if self.kind == "launch" else self.kind
 
     def option(self, *names: str) -> Word | None:
         return next((self.options[name] for name in names if name in self.options), None)
@@ -74,44 +79,44 @@ class Launcher:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A Python program that is started, and by what."""
+    """A Python program that the script starts, and how."""
 
     path: str
     """The file of the command that starts it."""
     line: int
     command: Command
-    """The outermost one, in the batch script."""
+    """The outermost command, in the job script."""
     amounts: Amounts
-    """What the step has, or the job where there is no step."""
+    """Resources of the step, or of the job if there is no step."""
     srun: Mapping[str, Word] | None = None
-    """Its options."""
+    """Options of srun; None without srun."""
     mpi: bool = False
     elsewhere: bool = False
-    """Something else that starts programs on many hosts is in between."""
+    """Started through a program such as ssh or parallel."""
     launcher: Launcher | None = None
     program: Word | None = None
-    """The Python file, or the module behind -m."""
+    """The Python file, or the module given with -m."""
     module: bool = False
     arguments: tuple[Word, ...] = ()
     words: tuple[Word, ...] = ()
-    """All behind srun, as the outermost shell hands it over."""
+    """All arguments of srun, as the outermost shell passes them."""
     variables: frozenset[str] = frozenset()
-    """Set on the way there, in wrappers: RANK=$SLURM_PROCID and the like."""
+    """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
 
 
 @dataclass(slots=True)
 class Found:
-    """What is found on the way."""
+    """The result of the search."""
 
     launches: list[Launch]
     shells: list[Shell]
-    """All that were read, the batch script first."""
+    """All shells that were read, the job script first."""
     sruns: list[tuple[Command, Mapping[str, Word], tuple[Word, ...]]]
-    """Every srun: its options, and what it starts."""
+    """Each srun command with its options and the command it starts."""
 
 
 def find_launches(shell: Shell, job: Amounts, files: Files) -> Found:
-    """Return all that a batch script starts."""
+    """Return all launches of a job script."""
     found = Found(launches=[], shells=[shell], sruns=[])
     _Finder(job, files, found).search(shell, _State(amounts=job, variables=frozenset()))
     return found
@@ -119,7 +124,7 @@ def find_launches(shell: Shell, job: Amounts, files: Files) -> Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _State:
-    """What has been peeled off so far."""
+    """What the layers unwrapped so far have set."""
 
     amounts: Amounts
     variables: frozenset[str]
@@ -131,9 +136,9 @@ class _State:
     depth: int = 0
     layers: int = 0
     written: tuple[Shell, ...] = ()
-    """The shells around, whose heredocs may have made the file."""
+    """The enclosing shells, whose here-documents may have written the file."""
     entered: frozenset[tuple[str, Where]] = frozenset()
-    """The texts of those, and who ran them: a script may start itself."""
+    """The texts of the enclosing shells, because a script may start itself."""
 
 
 class _Finder:
@@ -162,7 +167,7 @@ class _Finder:
             )
 
     def _peel(self, command: Command, words: tuple[Word, ...], state: _State) -> None:
-        """Take off one layer, and go on with what is in it."""
+        """Unwrap one layer and continue with the command inside."""
         if not words or state.layers >= _MOST_LAYERS:
             return
         state = replace(state, layers=state.layers + 1)
@@ -188,7 +193,7 @@ class _Finder:
     def _peel_program(
         self, name: str, command: Command, words: tuple[Word, ...], state: _State
     ) -> None:
-        """Take what starts Python, or is it."""
+        """Handle Python, launchers and scripts."""
         if _is_python(words[0].text):
             self._enter_python(command, words[1:], state)
         elif name in ("torchrun", "deepspeed"):
@@ -200,7 +205,7 @@ class _Finder:
         elif name.endswith((".py", ".sh")) or words[0].text.startswith("./"):
             self._enter_file(command, words, state)
 
-    # --- shells in shells ---------------------------------------------------------------
+    # --- nested shells ------------------------------------------------------------------
 
     def _enter_shell(self, command: Command, words: tuple[Word, ...], state: _State) -> None:
         rest, code = list(words), False
@@ -241,7 +246,7 @@ class _Finder:
         if (text.text, where) in state.entered or not self._may_read(text.text, state.depth):
             return
         values = state.command.moment.values()
-        if where is Where.TASK:  # each task has its own
+        if where is Where.TASK:  # they differ between tasks
             for name in ("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"):
                 values.pop(name, None)
         shell = read_shell(
@@ -256,7 +261,7 @@ class _Finder:
         self.search(shell, replace(state, depth=state.depth + 1))
 
     def _may_read(self, text: str, depth: int) -> bool:
-        """Tell whether one more shell is within reason."""
+        """Tell whether the limits allow one more shell."""
         self._text += len(text)
         few = len(self._found.shells) < _MOST_SHELLS and self._text <= _MOST_TEXT
         return few and depth < _DEEPEST
@@ -334,7 +339,7 @@ def _is_python(text: str) -> bool:
 
 
 def _skip(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """Pass over a wrapper's own words, up to the program that it starts."""
+    """Skip the options of a wrapper, up to the program that it starts."""
     for number, word in enumerate(words):
         name = PurePosixPath(word.text).name
         starts = name in _SHELLS | _WRAPPERS | _MPI | {
@@ -349,9 +354,7 @@ def _skip(words: tuple[Word, ...]) -> tuple[Word, ...]:
 
 
 def _read_options(words: tuple[Word, ...]) -> tuple[dict[str, Word], list[Word], bool]:
-    """Return a launcher's options, by their names with dashes, what follows them, and whether
-    that is all.
-    """
+    """Return the options of a launcher, the words after them, and whether all options are known."""
     options: dict[str, Word] = {}
     rest, complete = list(words), True
     while rest and (rest[0].text.startswith("-") or _is_hidden(rest)):
@@ -369,7 +372,7 @@ def _read_options(words: tuple[Word, ...]) -> tuple[dict[str, Word], list[Word],
 
 
 def _is_hidden(words: list[Word]) -> bool:
-    """Tell a variable that may hold options: one that is not known, with more behind it."""
+    """Tell whether the next word is an unknown variable that may contain options."""
     word = words[0]
     return word.text.startswith("$") and not word.known and len(words) > 1
 
@@ -381,6 +384,6 @@ _LONG_NAMES = (
 
 
 def _whole_name(name: str) -> str:
-    """Return the option that a name is the beginning of: launchers take --nnode for --nnodes."""
+    """Complete an abbreviated option: launchers accept --nnode for --nnodes."""
     found = [long for long in _LONG_NAMES if long.startswith(name)]
     return found[0] if len(found) == 1 and len(name) > 3 else name

@@ -1,4 +1,4 @@
-"""A script in, findings out."""
+"""Runs all rules on a script."""
 
 import re
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ _IGNORE = re.compile(r"#\s*echelon:\s*ignore\s+(E\d+(?:[\s,]+E\d+)*)", re.IGNORE
 
 
 def lint(text: str, *, path: str, files: Files, programs: Programs | None = None) -> list[Finding]:
-    """Return what is wrong with a script and with what it leads to, file by file and line by line.
+    """Return the findings for a script and the files it starts, sorted by file and line.
 
     Args:
         text: the script.
-        path: where it is, as it was named.
-        files: what is beside it.
-        programs: what runs bash, where its word is needed; the real one when None.
+        path: the path as given on the command line.
+        files: the file system.
+        programs: the shell that runs `bash -n`; None for the real one.
     """
     subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
     found = {
@@ -43,13 +43,13 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
 
 
 def hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
-    """Yield what a rule finds; an expression that is too long for it does not end the others."""
+    """Yield what a rule finds; too deep an expression does not stop the other rules."""
     with suppress(RecursionError):
         yield from rule.check(subject)
 
 
 def _ignored(subject: Subject) -> dict[tuple[str, int], set[str]]:
-    """Return the codes that a comment silences, by file and line: its own, and the next."""
+    """Return the ignored codes by file and line: each comment covers its line and the next."""
     texts = {subject.path: subject.text}
     texts |= {python.path: python.text for python in subject.pythons}
     for shell in subject.shells:

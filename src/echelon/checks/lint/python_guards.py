@@ -1,7 +1,8 @@
-"""Which ranks reach a line of a Python script: the conditions about ranks on the way to it.
+"""Finds the conditions on ranks under which a line of a Python script is reached.
 
-A condition may be far from its test: in a flag, an attribute, an argument or a function that
-answers. It is followed there. What cannot be followed, but looks like one, counts as one.
+A condition can be stored in a flag, an attribute or an argument, or be returned by a function.
+These are followed. An expression that cannot be followed counts as a condition if its name suggests
+one.
 """
 
 import ast
@@ -19,7 +20,7 @@ from echelon.checks.lint.python_script import (
 )
 
 _DEEPEST = 4
-"""Functions within functions, and flags made of flags, that are followed."""
+"""Maximum number of function calls and flags to follow."""
 _RANK_WORDS = re.compile(
     r"rank|is_main|is_master|is_primary|main_process|master|is_chief|is_zero|procid|zero_first",
     re.IGNORECASE,
@@ -28,7 +29,7 @@ _EXITS = frozenset({"exit", "_exit", "abort", "quit"})
 
 
 def guards(script: PythonScript, node: ast.AST) -> list[str]:
-    """Return the conditions about ranks under which a node is reached, in this script."""
+    """Return the conditions on ranks under which the script reaches a node."""
     return _guards(script, node, frozenset())
 
 
@@ -45,13 +46,13 @@ def _guards(script: PythonScript, node: ast.AST, seen: frozenset[str]) -> list[s
 
 
 def is_called(script: PythonScript, node: ast.AST) -> bool:
-    """Tell whether the script itself reaches a node: at its top, or through calls that are here."""
+    """Tell whether a node is at module level or in a function that the script calls."""
     function = enclosing_function(script, node)
     return function is None or bool(script.calls(function.name))
 
 
 def _own_guards(script: PythonScript, node: ast.AST, depth: int) -> list[str]:
-    """Return the conditions within a node's own function."""
+    """Return the conditions inside the enclosing function of a node."""
     found, below = list[str](), node
     for parent in ancestors(script, node):
         found += _around(script, parent, below, depth)
@@ -64,7 +65,7 @@ def _own_guards(script: PythonScript, node: ast.AST, depth: int) -> list[str]:
 
 
 def _around(script: PythonScript, parent: ast.AST, below: ast.AST, depth: int) -> Iterator[str]:
-    """Yield what a statement or expression asks before it goes on with a part of itself."""
+    """Yield the conditions of a statement or expression that encloses `below`."""
     if isinstance(parent, ast.If | ast.IfExp | ast.While) and parent.test is not below:
         condition = _about_rank(script, parent.test, depth)
         otherwise = parent.orelse if isinstance(parent.orelse, list) else [parent.orelse]
@@ -84,14 +85,14 @@ def _around(script: PythonScript, parent: ast.AST, below: ast.AST, depth: int) -
 
 
 def _helper(script: PythonScript, used: ast.expr) -> str:
-    """Return a decorator, a context or a function that looks at the rank; nothing if not."""
+    """Return a decorator, context manager or function that checks the rank; else empty."""
     text = unparse(used)
     name = last_name(used.func if isinstance(used, ast.Call) else used)
     return text if _RANK_WORDS.search(text) or (name and _heeds_rank(script, name)) else ""
 
 
 def _before(script: PythonScript, parent: ast.AST, below: ast.AST, depth: int) -> Iterator[str]:
-    """Yield what turns ranks away before a statement: `if rank != 0: continue`, or an assert."""
+    """Yield earlier exits for some ranks: `if rank != 0: continue`, or an assert."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(parent, name, None)
         if not isinstance(block, list) or below not in block:
@@ -105,7 +106,7 @@ def _before(script: PythonScript, parent: ast.AST, below: ast.AST, depth: int) -
 
 
 def _leaves(block: list[ast.stmt]) -> bool:
-    """Tell a block that does not go on with what is behind it."""
+    """Tell whether a block ends with a jump, so the code after it does not run."""
     last = block[-1] if block else None
     if isinstance(last, ast.Expr) and isinstance(last.value, ast.Call):
         return last_name(last.value.func) in _EXITS
@@ -116,7 +117,7 @@ def _leaves(block: list[ast.stmt]) -> bool:
 
 
 def _about_rank(script: PythonScript, test: ast.expr, depth: int) -> str:
-    """Return a condition as one about ranks, with its flags filled in; nothing if it is not."""
+    """Return a condition on ranks, with flags replaced by their values; else empty."""
     if depth > _DEEPEST:
         return ""
     if isinstance(test, ast.NamedExpr):
@@ -154,7 +155,7 @@ def _about_rank_composed(script: PythonScript, test: ast.BoolOp | ast.UnaryOp, d
 def _about_rank_compared(script: PythonScript, test: ast.Compare, depth: int) -> str:
     sides = [test.left, *test.comparators]
     text = unparse(test)
-    # A loss is compared too, and made by a call that may be given a rank: `<` asks what it is of.
+    # A loss is also compared with `<`, and the call that computes it may take a rank.
     ordered = isinstance(test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
     looked_at = " ".join(map(_maker, sides)) if ordered else text
     if _RANK_WORDS.search(looked_at):
@@ -173,7 +174,7 @@ def _about_rank_compared(script: PythonScript, test: ast.Compare, depth: int) ->
 
 
 def _maker(value: ast.expr) -> str:
-    """Return what a value comes from: of a call its function, but for one like int(…)."""
+    """Return the source of a value: for a call its function, except for casts like int(…)."""
     casts = ("int", "str", "bool", "get", "getenv", "getattr")
     if isinstance(value, ast.Subscript) and isinstance(value.value, ast.Call):
         value = value.value
@@ -183,7 +184,7 @@ def _maker(value: ast.expr) -> str:
 
 
 def _flag(script: PythonScript, name: ast.Name | ast.Attribute, depth: int) -> str:
-    """Return the condition that a flag stands for: its value, or that under which it gets one."""
+    """Return the condition of a flag: its value, or the condition under which it is set."""
     if depth >= _DEEPEST:
         return ""
     for value in _sources(script, name):
@@ -203,7 +204,7 @@ def _flag(script: PythonScript, name: ast.Name | ast.Attribute, depth: int) -> s
 
 
 def _sources(script: PythonScript, name: ast.Name | ast.Attribute) -> list[ast.expr]:
-    """Return what a name is assigned or handed over as, anywhere in the script."""
+    """Return all values that are assigned to a name or passed as it, in the whole script."""
     if isinstance(name, ast.Name):
         return [*script.assigned.get(name.id, []), *handed_over(script, name)]
     ending = f".{name.attr}"
@@ -213,7 +214,7 @@ def _sources(script: PythonScript, name: ast.Name | ast.Attribute) -> list[ast.e
 
 
 def handed_over(script: PythonScript, name: ast.Name) -> list[ast.expr]:
-    """Return what callers in this script give for a parameter of the function around."""
+    """Return the arguments that callers pass for a parameter of the enclosing function."""
     function = enclosing_function(script, name)
     if function is None:
         return []
@@ -225,7 +226,7 @@ def handed_over(script: PythonScript, name: ast.Name) -> list[ast.expr]:
 
 
 def _answer(script: PythonScript, name: str, depth: int) -> str:
-    """Return the condition under which a function of the script says yes; nothing if none."""
+    """Return the condition that a function of the script returns; empty if there is none."""
     if not name or depth >= _DEEPEST:
         return ""
     for function in script.functions.get(name, []):
@@ -239,7 +240,7 @@ def _answer(script: PythonScript, name: str, depth: int) -> str:
 
 
 def _heeds_rank(script: PythonScript, name: str) -> bool:
-    """Tell whether a function looks at the rank, as a decorator does, here or beside the script."""
+    """Tell whether a function of the script or of an imported module checks the rank."""
     if any(_RANK_WORDS.search(unparse(function)) for function in script.functions.get(name, [])):
         return True
     beside = re.search(rf"\bdef {re.escape(name)}\b.*(\n([ \t].*)?){{0,20}}", script.neighbours)

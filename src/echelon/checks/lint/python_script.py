@@ -1,7 +1,7 @@
-"""A Python script as rules ask about it: calls by name, guards around them, where values come from.
+"""A Python script as the rules use it: calls by name, and the origin of values.
 
-Only what the script itself says counts. Modules beside it are looked into for words alone: what is
-missing here may be done there.
+Rules check the script itself. Imported modules are only searched for words, because they may do
+what the script does not.
 """
 
 import ast
@@ -14,7 +14,7 @@ from echelon.checks.lint.files import Files, beside
 _MOST_MODULES = 20
 _MOST_PARTS = 60
 _DEEPEST = 4
-"""Names within names, and calls within calls, that are followed."""
+"""Maximum number of names to follow."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -24,25 +24,25 @@ class PythonScript:
     text: str
     tree: ast.Module
     nodes: tuple[ast.AST, ...]
-    """All of the tree."""
+    """All nodes of the tree."""
     assigned: dict[str, list[ast.expr]]
-    """What names and attributes are assigned, by their text."""
+    """Values by the text of the name or attribute they are assigned to."""
     functions: dict[str, list[Function]]
-    """Those that it defines, by their names."""
+    """Functions that it defines, by name."""
     called: dict[str, list[ast.Call]]
-    """Its calls, by the last part of their functions' names."""
+    """Calls by the last part of the function name."""
     parents: dict[ast.AST, ast.AST]
-    """The node that each is in."""
+    """The parent of each node."""
     neighbours: str
-    """The text of modules beside it that it imports."""
+    """The text of the local modules that it imports."""
 
     def calls(self, *names: str) -> list[ast.Call]:
-        """Return calls of functions by the last part of their names."""
+        """Return the calls of functions, by the last part of the function name."""
         found = [call for name in names for call in self.called.get(name, [])]
         return sorted(found, key=lambda call: call.lineno)
 
     def mentions(self, *words: str) -> bool:
-        """Tell whether one of these stands anywhere in it, or in a module beside it."""
+        """Tell whether the script or an imported local module contains one of the words."""
         return any(word in self.text or word in self.neighbours for word in words)
 
     @property
@@ -51,11 +51,11 @@ class PythonScript:
 
 
 def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
-    """Return a script; None when it is not Python as we know it."""
-    text = text.removeprefix("\ufeff")  # which Python takes
+    """Return a script; None if this Python version cannot parse it."""
+    text = text.removeprefix("\ufeff")  # Python accepts a byte order mark
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an odd escape in somebody's string
+            warnings.simplefilter("ignore")  # such as invalid escapes in strings
             tree = ast.parse(text)
             nodes = tuple(ast.walk(tree))
             parents = {c: node for node in nodes for c in ast.iter_child_nodes(node)}
@@ -85,7 +85,7 @@ def _assigned(nodes: tuple[ast.AST, ...]) -> dict[str, list[ast.expr]]:
 
 
 def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Yield what a node gives a name to, those of `a, b = …` and `with … as a` too."""
+    """Yield the targets and values that a node binds, also in `a, b = …` and `with … as a`."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _pairs(target, node.value)
@@ -156,7 +156,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def unparse(node: ast.AST) -> str:
-    """Return a node's text; none of an expression that is too long for Python to write it."""
+    """Return the text of a node; empty if it is too deeply nested."""
     try:
         return ast.unparse(node)
     except RecursionError:
@@ -164,14 +164,14 @@ def unparse(node: ast.AST) -> str:
 
 
 def last_name(node: ast.AST) -> str:
-    """Return `c` of a.b.c, or of c."""
+    """Return the last part of a dotted name: `c` for a.b.c."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    """Return an argument, by its name or place."""
+    """Return an argument by its name or position."""
     for given in call.keywords:
         if given.arg == name:
             return given.value
@@ -181,26 +181,26 @@ def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr 
 
 
 def has_spread(call: ast.Call) -> bool:
-    """Tell whether it has arguments that are not written out: *these or **these."""
+    """Tell whether a call has *args or **kwargs."""
     return any(given.arg is None for given in call.keywords) or any(
         isinstance(argument, ast.Starred) for argument in call.args
     )
 
 
 def constant(node: ast.AST | None) -> object:
-    """Return a literal's value; None for what is none."""
+    """Return the value of a literal; None for any other node."""
     return node.value if isinstance(node, ast.Constant) else None
 
 
 def values_of(script: PythonScript, node: ast.expr) -> list[ast.expr]:
-    """Return what a name or attribute is assigned anywhere in the script; else the node itself."""
+    """Return the values assigned to a name or attribute; for other nodes, the node itself."""
     if not isinstance(node, ast.Name | ast.Attribute):
         return [node]
     return script.assigned.get(unparse(node), [])
 
 
 def origin(script: PythonScript, node: ast.expr) -> str:
-    """Return the text of all that an expression was made of, through the names in it."""
+    """Return the text of an expression and of all values it is derived from."""
     parts, seen, waiting = list[str](), set[str](), [(node, 0)]
     while waiting and len(parts) < _MOST_PARTS:
         current, depth = waiting.pop(0)
@@ -216,7 +216,7 @@ def origin(script: PythonScript, node: ast.expr) -> str:
     return " ; ".join(parts)
 
 
-# --- where a call stands --------------------------------------------------------------------
+# --- position of a node ---------------------------------------------------------------------
 
 
 def ancestors(script: PythonScript, node: ast.AST) -> Iterator[ast.AST]:
@@ -226,7 +226,7 @@ def ancestors(script: PythonScript, node: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_conditional(script: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a node is reached only sometimes, as behind `if "RANK" not in os.environ`."""
+    """Tell whether a node is conditional, as in `if "RANK" not in os.environ`."""
     for parent in ancestors(script, node):
         if isinstance(parent, ast.IfExp | ast.Try | ast.BoolOp):
             return True

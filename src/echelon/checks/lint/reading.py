@@ -1,4 +1,4 @@
-"""Walks tree-sitter's tree of a bash script, as bash would, and writes down what is run."""
+"""Walks the syntax tree of a bash script in execution order and records the commands."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ _NO_WORDS = frozenset(
 _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_clause"})
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _RESERVED = frozenset({"fi", "then", "else", "elif", "do", "done", "esac", ";;", "}", ")"})
-"""Words that the grammar lets stand as commands, and bash does not."""
+"""Words that the grammar accepts as commands, but bash does not."""
 _LONGEST_ARRAY = 1000
 _LONGEST_COMMAND = 2000
 _LONGEST_PIPE = 20
@@ -44,21 +44,21 @@ def read_shell(
     values: Mapping[str, Word] | None = None,
     positional: tuple[Word, ...] | None = None,
 ) -> Shell:
-    """Return what a script does.
+    """Return the commands and assignments of a script.
 
     Args:
         text: the script.
-        path: the file that it stands in.
-        where: who runs it.
-        first_line: where in the file it begins.
-        values: variables that are known at its begin.
+        path: the file that contains it.
+        where: where it runs.
+        first_line: the line of the file where it starts.
+        values: variables that are known at the start.
         positional: $1 and so on.
     """
     scope = Scope(values=dict(values or {}), positional=positional)
     reader = _Reader(text, path, where, first_line, scope)
     try:
         reader.read()
-    except RecursionError:  # nobody has written that
+    except RecursionError:  # not written by a person
         unread = _Reader(text, path, where, first_line, Scope()).result()
         return replace(unread, too_deep=True)
     return reader.result()
@@ -66,7 +66,7 @@ def read_shell(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Context:
-    """What is around a node."""
+    """What encloses a node."""
 
     certain: bool = True
     loop: bool = False
@@ -121,7 +121,7 @@ class _Reader:
     # --- statements ---------------------------------------------------------------------
 
     def walk(self, node: Node, context: _Context) -> None:
-        """Read a statement, or all that are in a node."""
+        """Read a statement, or all statements in a node."""
         if node.is_named and node.type not in ("program", "comment", "ERROR"):
             self._first_command = self._first_command or self._line(node)
         handler = _HANDLERS.get(node.type)
@@ -143,7 +143,7 @@ class _Reader:
             self.walk(child, replace(context, background=background))
 
     def _walk_comment(self, node: Node, _context: _Context) -> None:
-        # The grammar hands out the blank line before some comments with them.
+        # The grammar includes the blank line before some comments.
         self._comments.append(
             (self._line(node), self._source.text(node), self._source.column(node.start_byte))
         )
@@ -157,7 +157,7 @@ class _Reader:
         self._scope.positional = positional
 
     def _walk_list(self, node: Node, context: _Context) -> None:
-        """Read a && b || c: what comes after the first may not be run."""
+        """Read a && b || c: the commands after the first may not run."""
         for number, child in enumerate(node.children):
             certain = context.certain and number == 0
             self.walk(child, replace(context, certain=certain))
@@ -171,7 +171,7 @@ class _Reader:
             self.walk(part, replace(context, piped_into=into, piped=piped, certain=False))
 
     def _program(self, node: Node) -> str:
-        """Return the name of the program that a part of a pipe runs."""
+        """Return the name of the program in one part of a pipe."""
         while node.type not in ("command_name", "word") and node.named_children:
             node = node.named_children[0]
         return self._source.text(node)
@@ -201,7 +201,7 @@ class _Reader:
             self.walk(body, replace(context, stdin=heredoc or context.stdin, piped_into=into))
 
     def _ends_indented(self, redirect: Node) -> bool:
-        """Tell a heredoc whose end has blanks before it: it is none for bash."""
+        """Tell whether the end of a here-document is indented, which bash does not accept."""
         ends = [child for child in redirect.children if child.type == "heredoc_end"]
         before = [self._source.column(end.start_byte) for end in ends]
         return redirect.children[0].type == "<<" and any(before)
@@ -274,7 +274,7 @@ class _Reader:
                 self._exported.update(name for name in names if NAME.fullmatch(name))
 
     def _run(self, node: Node) -> list[Command]:
-        """Read what is in a $(…); functions that are called there count too."""
+        """Read the commands in $(…), including those of called functions."""
         before = len(self._commands)
         for child in node.named_children:
             self.walk(child, _Context(certain=False, substituted=True))
@@ -290,7 +290,7 @@ class _Reader:
         own = []
         for child in node.children:
             if child.type == "variable_assignment":
-                # The grammar takes a line of several assignments for the beginning of the next.
+                # The grammar joins a line of several assignments with the next command.
                 lasting = name is None or (
                     self._source.line(child.end_byte) < self._line(name)
                     and not self._continues(child.end_byte)
@@ -328,10 +328,10 @@ class _Reader:
         self._heed(command)
 
     def _arguments(self, node: Node) -> list[Word]:
-        """Return the words behind a command's name.
+        """Return the words after the name of a command.
 
-        The grammar breaks some words in two, as a.$B.${C}: parts without a blank between are one,
-        and a lone $ belongs to the name behind it.
+        The grammar splits some words, such as a.$B.${C}. Parts without a space between them are one
+        word, and a lone $ belongs to the name after it.
         """
         words: list[Word] = []
         end, dollar = -1, False
@@ -352,8 +352,8 @@ class _Reader:
         return words
 
     def _heed(self, command: Command) -> None:
-        """Do what a command does to the shell itself."""
-        if command.name in _DECLARING:  # a slip of the grammar, see above
+        """Apply the effect of a command on the shell itself."""
+        if command.name in _DECLARING:  # misread by the grammar, see above
             if command.name == "export":
                 self._exported.update(w.text.partition("=")[0] for w in command.arguments)
         elif command.name == "set":
@@ -374,7 +374,7 @@ class _Reader:
 
 
 def _redirects(node: Node) -> Iterator[Node]:
-    """Yield a statement's redirections; a file's may be within a heredoc's."""
+    """Yield the redirections of a statement, including those nested in a here-document's."""
     for child in node.children_by_field_name("redirect"):
         yield child
         if child.type == "heredoc_redirect":

@@ -1,4 +1,4 @@
-"""Findings as a person reads them, and a rule explained."""
+"""Renders findings and explanations of rules as text."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from echelon.core.visible import in_one_line
 
 
 def render_findings(findings: Sequence[Finding], files: int) -> str:
-    """Return each finding with its fix below it, and a line that counts them."""
+    """Return each finding with its fix below it, then a summary line."""
     lines = []
     for finding in findings:
         where = f"{in_one_line(finding.path)}:{finding.line}"
@@ -28,21 +28,21 @@ def _count(findings: Sequence[Finding], files: int) -> str:
         for count, name in counts
         if count
     ]
-    return f"{looked}: {', '.join(shown) if shown else 'nothing to say'}"
+    return f"{looked}: {', '.join(shown) if shown else 'no problems found'}"
 
 
 def render_rule(rule: Rule) -> str:
-    """Return what a rule is about, with its examples."""
+    """Return the explanation of a rule with its examples."""
     return "\n".join(
         [
             f"{rule.code} {rule.severity}: {rule.title}",
             "",
             rule.why,
             "",
-            "bad:",
+            "Example:",
             *_indent(rule.bad),
             "",
-            "good:",
+            "Use instead:",
             *_indent(rule.good),
         ]
     )

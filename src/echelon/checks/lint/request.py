@@ -1,6 +1,6 @@
-"""How much a script asks for, and how much of it an srun takes: counts, where they can be known.
+"""Numbers of nodes, tasks, CPUs and GPUs that a job requests and that srun uses.
 
-None is for what a script does not tell. A rule that needs a count is silent without it.
+None means unknown. A rule that needs an unknown number reports nothing.
 """
 
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from echelon.checks.lint.words import Word
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
-    """What a job has, or a step of it."""
+    """The resources of a job or a step."""
 
     nodes: int | None = None
-    """None also for a range such as 2-4."""
+    """None for a range such as 2-4."""
     fewest_nodes: int | None = None
     tasks_per_node: int | None = None
     cpus_per_task: int | None = None
-    """Only what is asked for: a default is the site's."""
+    """Only if requested, because the default depends on the cluster."""
     gpus_per_node: int | None = None
-    """0 when none are asked for."""
+    """0 if none are requested."""
     gpus_per_task: int | None = None
-    """Only when it is asked for so: each task then sees its own alone."""
+    """Only if requested with --gpus-per-task, so that each task sees only its own GPUs."""
 
     @property
     def several_nodes(self) -> bool:
@@ -41,7 +41,7 @@ class Amounts:
 
 
 def read_request(directives: Directives) -> Amounts:
-    """Return what a script asks for."""
+    """Return the resources that a job requests."""
     if directives.several or not directives.items:
         return Amounts()
     number = _Numbers(directives)
@@ -60,7 +60,7 @@ def read_request(directives: Directives) -> Amounts:
     if per_node is None and not number.has("ntasks-per-node"):
         per_node = _tasks_of_nodes(number, ntasks, nodes, each)
     elif ntasks is not None and nodes and per_node and ntasks < nodes * per_node:
-        per_node = ntasks // nodes if ntasks % nodes == 0 else None  # it is then a limit
+        per_node = ntasks // nodes if ntasks % nodes == 0 else None  # then it is a maximum
     if each is None and gpus_per_task and per_node:
         each = gpus_per_task * per_node
     if each is None and total_gpus and nodes == 1:
@@ -88,7 +88,7 @@ _GPU_OPTIONS = (
 
 
 class _Numbers:
-    """Options as numbers."""
+    """Values of options as numbers."""
 
     def __init__(self, directives: Directives) -> None:
         self._directives = directives
@@ -108,7 +108,7 @@ class _Numbers:
         return _number(low), _number(high or low)
 
     def gpus_each(self) -> int | None:
-        """Return the GPUs of a node."""
+        """Return the number of GPUs per node."""
         if self.has("gpus-per-node"):
             return count_gpus(self.text("gpus-per-node"))
         return count_gres_gpus(self.text("gres")) if self.has("gres") else None
@@ -119,7 +119,7 @@ def _number(text: str) -> int | None:
 
 
 def _nodes_of_tasks(number: _Numbers, ntasks: int | None, per_node: int | None) -> int | None:
-    """Return the nodes of a script that does not say; tasks alone may be spread over any."""
+    """Return the number of nodes without --nodes; None if Slurm is free to choose it."""
     if number.has("nodes"):
         return None
     if ntasks and per_node and ntasks % per_node == 0:
@@ -144,7 +144,7 @@ def _tasks_of_nodes(
 
 
 def read_step(job: Amounts, options: Mapping[str, Word]) -> Amounts:
-    """Return what an srun takes of its job."""
+    """Return the resources that a step uses."""
     given = {name: word.number for name, word in options.items()}
     nodes = given["nodes"] if "nodes" in options else job.nodes
     fewest = nodes if "nodes" in options else job.fewest_nodes
@@ -161,7 +161,7 @@ def read_step(job: Amounts, options: Mapping[str, Word]) -> Amounts:
         gpus = _gpus_of_step(job, options, nodes) or 0
         per_node = (given["ntasks-per-gpu"] or 0) * gpus or None
     elif "nodes" in options and nodes != job.nodes:
-        per_node = None  # it takes the job's number of tasks along
+        per_node = None  # srun keeps the number of tasks of the job
     gpus_per_task = job.gpus_per_task
     if "gpus-per-task" in options:
         gpus_per_task = count_gpus(options["gpus-per-task"].text)
@@ -191,7 +191,7 @@ def _gpus_of_step(job: Amounts, options: Mapping[str, Word], nodes: int | None) 
 
 
 def known_variables(directives: Directives, job: Amounts) -> dict[str, str]:
-    """Return the variables whose values follow from the request, as a batch script sees them."""
+    """Return the Slurm variables of the job script whose values follow from the request."""
     values = {
         "SLURM_NNODES": job.nodes,
         "SLURM_JOB_NUM_NODES": job.nodes,
@@ -202,7 +202,7 @@ def known_variables(directives: Directives, job: Amounts) -> dict[str, str]:
     for variable, option in OF_OPTIONS.items():
         if (given := directives.last(option)) is not None and not directives.several:
             found[variable] = given.value
-    if directives.items:  # the batch script is the first task of its job
+    if directives.items:  # the job script runs as the first task
         found |= dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
     return found
 
@@ -214,4 +214,4 @@ OF_OPTIONS = {
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
 }
-"""Variables that are there only when their option is."""
+"""Variables that Slurm sets only if the job uses their option."""

@@ -1,7 +1,7 @@
-"""What a rule is: a code, what it looks for, and a bad and a good script that show it.
+"""Rules: a code, a check, an explanation, and an example with and without the problem.
 
-The examples are what `echelon lint --explain` prints and what the tests try. An example may have
-several files: a line `--- name` begins the next, and the first is job.sh if it has no such line.
+`echelon lint --explain` prints the examples, and the tests run the checks on them. An example can
+have several files: a line `--- name` starts the next file. Without such a line the file is job.sh.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,36 +15,41 @@ ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
-    """One place where a rule holds."""
+    """One place where a rule found a problem."""
 
     path: str
     line: int
     what: str
-    """What will happen at run time, in one sentence."""
+    """What is wrong and what it causes at run time."""
     fix: str
-    """Text to paste, or what to do."""
+    """Text to paste, or an instruction."""
     severity: Severity | None = None
-    """When it is less than the rule's own."""
+    """Set if it is lower than the rule's own severity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     code: str
-    """Never used for anything else afterwards."""
+    """Never reused for another rule."""
     title: str
-    """The defect, in a few words."""
+    """The problem in a few words."""
     severity: Severity
     check: Callable[[Subject], Iterator[Hit]]
     why: str
-    """What is behind it."""
+    """Why this is a problem, in two or three sentences."""
     bad: str
-    """A script with this defect and no other; `# <- here` marks the line."""
+    """A script with this problem and no other; `# <- here` marks the line."""
     good: str
-    """The same without it."""
+    """The same script without the problem."""
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def example_files(example: str) -> dict[str, str]:
-    """Return an example's files by name, the one to be linted first."""
+    """Return the files of an example by name; the first one is the file to lint."""
     files: dict[str, str] = {}
     name, lines = "job.sh", list[str]()
     for line in example.splitlines(keepends=True):

@@ -1,9 +1,9 @@
-"""A script's bytes, and where in them a node of the tree is. Two faults of others are kept out.
+"""The bytes of a script and the positions of tree nodes, with workarounds for two crashes.
 
-In the scanner of the bash grammar (0.25) some characters beyond 255 end the process. So it is shown
-ASCII alone, byte for byte, and texts are cut from the script itself. And in tree-sitter's Python
-binding (0.26) so does the row of a point, in scripts of more than some 250 lines: lines are counted
-from byte offsets.
+The scanner of the bash grammar (0.25) crashes on some characters beyond 255. The parser therefore
+gets ASCII of the same length, and texts are cut from the original. In tree-sitter's Python binding
+(0.26), reading the row of a point crashes in scripts of more than about 250 lines. Line numbers are
+therefore computed from byte offsets.
 """
 
 import re
@@ -15,7 +15,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def clean(text: str) -> str:
-    """Return a text without what an editor of Windows adds to it: a rule of its own tells it."""
+    """Remove a byte order mark and Windows line endings, which have their own rules."""
     return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n")
 
 
@@ -29,7 +29,7 @@ class Source:
 
     @property
     def shown(self) -> bytes:
-        """What the parser gets to see: as long, and with an underscore for what is not ASCII."""
+        """The input of the parser: every byte that is not ASCII is replaced by an underscore."""
         return re.sub(rb"[\x80-\xff]", b"_", self._bytes)
 
     def text(self, node: Node) -> str:

@@ -1,4 +1,4 @@
-"""Everything that rules look at: a script, what it asks for, starts and leads to."""
+"""The input of the rules: a script, its request, its launches and the files it starts."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from echelon.core.shell import Shell as Programs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """A launch, with the Python script where it was found."""
+    """A launch with its Python script, if lint found the file."""
 
     launch: Launch
     python: PythonScript | None
@@ -28,28 +28,28 @@ class Started:
 class Subject:
     path: str
     text: str
-    """Without a byte order mark, and with line ends as they should be."""
+    """Without a byte order mark, and with Unix line endings."""
     raw_text: str
-    """As it is on the disk."""
+    """The unmodified text of the file."""
     files: Files
     programs: Programs
-    """Runs bash, to ask it."""
+    """Runs `bash -n`."""
     directives: Directives
-    """None of a Python script."""
+    """Empty for a Python script."""
     job: Amounts
     shells: tuple[Shell, ...] = ()
-    """The script first, then those within it; none for a Python script."""
+    """The job script first, then the scripts it runs; empty for a Python script."""
     started: tuple[Started, ...] = ()
     sruns: tuple[tuple[Command, Mapping[str, Word], tuple[Word, ...]], ...] = ()
-    """Every srun: its options, and what it starts."""
+    """Each srun command with its options and the command it starts."""
     pythons: tuple[PythonScript, ...] = ()
-    """Each once."""
+    """Without duplicates."""
     unread: tuple[tuple[str, str], ...] = ()
-    """Path and text of Python scripts that this Python does not take."""
+    """Path and text of Python scripts that this Python version cannot parse."""
 
     @property
     def is_job(self) -> bool:
-        """It is for sbatch: it has lines for it."""
+        """True if the script has #SBATCH directives."""
         return bool(self.directives.items or self.directives.broken)
 
     @property
@@ -62,7 +62,7 @@ class Subject:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """All, also those in front of a command."""
+        """All assignments, including `NAME=value` before a command."""
         found = [assignment for shell in self.shells for assignment in shell.assignments]
         found += [own for command in self.commands for own in command.assignments]
         return sorted(found, key=lambda a: (a.path, a.line))
@@ -80,12 +80,12 @@ class Subject:
 
     @property
     def may_have_several_nodes(self) -> bool:
-        """False when the script asks for one."""
+        """False if the script requests exactly one node."""
         return self.job.fewest_nodes is None or self.job.fewest_nodes > 1 or self.job.nodes is None
 
 
 def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> Subject:
-    """Return what there is to say something about."""
+    """Parse a job script or a Python script, and everything it starts."""
     raw_text, text = text, clean(text)
     if is_python(path, text):
         python = parse_python(text, path=path, files=files)
@@ -138,13 +138,13 @@ def is_python(path: str, text: str) -> bool:
 
 
 def _place(launch: Launch, files: Files) -> str:
-    """Return the file of a launch's Python script, if it is beside the script."""
+    """Return the path of the Python script of a launch; empty if lint cannot find it."""
     if launch.program is None or not (launch.program.known or "/" in launch.program.text):
         return ""
     name = launch.program.text
     if launch.module:
         name = name.replace(".", "/") + ".py"
     name = os.path.expanduser(name) if name.startswith("~") else name  # noqa: PTH111
-    # Jobs mostly run where their script is; else where they were submitted.
+    # Most jobs are submitted from the directory of their script.
     places = [beside(base, name) for base in (launch.command.path, launch.path, "")]
     return next((place for place in places if files.read(place) is not None), "")

@@ -1,4 +1,4 @@
-"""All rules, in the order of their codes. What lints, explains, documents and tests reads this."""
+"""All rules, ordered by code. Linting, explanations, documentation and tests use this table."""
 
 from echelon.checks.lint.rule import Rule
 from echelon.checks.lint.rules import (
@@ -20,12 +20,12 @@ from echelon.checks.lint.rules import (
 )
 
 THEMES = {
-    "The #SBATCH lines": (*directive_lines.RULES, *amounts.RULES),
-    "What is started": (*start.RULES, *commands.RULES, *syntax.RULES),
-    "Where ranks meet": (*ports.RULES, *addresses.RULES, *world.RULES),
-    "CPUs and variables": (*cpus.RULES, *environment.RULES),
+    "`#SBATCH` directives": (*directive_lines.RULES, *amounts.RULES),
+    "Launching": (*start.RULES, *commands.RULES, *syntax.RULES),
+    "Rendezvous": (*ports.RULES, *addresses.RULES, *world.RULES),
+    "CPUs and environment variables": (*cpus.RULES, *environment.RULES),
     "Output and failures": output.RULES,
-    "The Python script": (*data.RULES, *saving.RULES, *processes.RULES, *names.RULES),
+    "Python scripts": (*data.RULES, *saving.RULES, *processes.RULES, *names.RULES),
 }
 RULES: tuple[Rule, ...] = tuple(rule for rules in THEMES.values() for rule in rules)
 

@@ -1,7 +1,7 @@
-"""What bash makes of a word: its text where that can be known, and all that went into it.
+"""Expanded words of bash: the text, if it is known, and everything it was derived from.
 
-A variable is worth the word that was assigned to it. So the origin of a value stays known through
-any number of variables: that a port came from a job id, or that a rank was expanded too early.
+A variable has the word that was assigned to it. The origin of a value is therefore known through
+any number of variables, such as a port that is derived from the job ID.
 """
 
 import ast
@@ -16,36 +16,36 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _MOST = 100
-"""Origins of one value that are kept."""
+"""Maximum number of origins to keep per value."""
 _LONGEST = 50_000
-"""Characters of one value that are kept: it may double with every line."""
+"""Maximum length of a value, which a script can double with every line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """A variable that is expanded somewhere."""
+    """An expansion of a variable."""
 
     name: str
     line: int
     guarded: bool = False
-    """With a default for when it is not set: ${NAME:-…}."""
+    """The expansion handles an unset variable, as in ${NAME:-…}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Word:
     text: str
-    """What it comes to; what cannot be known stands there as it is written."""
+    """The expanded text; parts with unknown values remain as written."""
     line: int
     known: bool = True
-    """The text is all there is: nothing in it depends on the run."""
+    """The text is complete and does not depend on the run."""
     quoted: bool = False
-    """Bash does not split it."""
+    """Bash does not split the word."""
     uses: tuple[Use, ...] = ()
-    """The variables in it, and those that they were made of."""
+    """The variables in the word, and those they were derived from."""
     commands: "tuple[Command, ...]" = ()
-    """What runs in its $(…), and in those of its variables."""
+    """The commands in $(…), in the word and in its variables."""
     text_line: int = 0
-    """Where the text begins, when it is a script of its own."""
+    """The line where the text starts, if it is a script."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -53,7 +53,7 @@ class Word:
 
     @property
     def number(self) -> int | None:
-        """The whole number that it is, if it is known to be one."""
+        """The value as a whole number; None if it is unknown or not a number."""
         text = self.text.strip()
         return int(text) if self.known and re.fullmatch(r"[0-9]{1,9}", text) else None
 
@@ -68,30 +68,30 @@ class Word:
         )
 
     def split(self) -> "list[Word]":
-        """Return the words that bash splits it into."""
+        """Return the words that bash splits this word into."""
         if self.quoted or not re.search(r"\s", self.text):
             return [self]
         return [replace(self, text=part) for part in _PART.findall(self.text)]
 
 
 def _gather(first: tuple[_T, ...], second: tuple[_T, ...]) -> tuple[_T, ...]:
-    """Join without repeating: a variable that is made of itself again and again stays small."""
+    """Join without duplicates, so that repeated self-assignment stays small."""
     together = {id(item): item for item in (*first, *second)}
     return tuple(together.values())[:_MOST]
 
 
 _PART = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\"[^\"]*\"|'[^']*'|\S)+")
-"""A word of a variable's text, where $(…) that is left in it may hold blanks."""
+"""A word in the text of a variable; a remaining $(…) may contain spaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The variables of a shell at one time. A copy for every command would be far too much."""
+    """The variables of a shell at one time, without a copy for every command."""
 
     history: "list[tuple[str, Word]]"
-    """What was assigned, in order, and may be assigned later."""
+    """All assignments in order; later ones may be appended."""
     length: int
-    """How much of it had been by then."""
+    """The number of assignments at this time."""
 
     def values(self) -> "dict[str, Word]":
         return dict(self.history[: self.length])
@@ -99,21 +99,21 @@ class Moment:
 
 @dataclass(slots=True)
 class Scope:
-    """The variables of one shell while it is read. The one thing here that changes."""
+    """The variables of one shell while it is read; the only mutable class here."""
 
     values: dict[str, Word] = field(default_factory=dict)
     positional: tuple[Word, ...] | None = None
-    """$1 and so on; None where nobody knows."""
+    """$1 and so on; None if unknown."""
     arrays: dict[str, tuple[Word, ...]] = field(default_factory=dict)
-    """Those that are written out, and nowhere changed."""
+    """Arrays with literal values that the script does not change."""
     _history: list[tuple[str, Word]] = field(init=False)
-    """All that was assigned, in order."""
+    """All assignments in order."""
 
     def __post_init__(self) -> None:
         self._history = list(self.values.items())
 
     def assign(self, name: str, value: Word, *, certain: bool) -> None:
-        """Note a value. Where it is not certain that it is assigned, its text is not known."""
+        """Record an assignment; if it is conditional, the text becomes unknown."""
         if not certain:
             before = self.values.get(name)
             value = replace(
@@ -127,11 +127,11 @@ class Scope:
         self._history.append((name, value))
 
     def moment(self) -> "Moment":
-        """Return the values as they are now, for later."""
+        """Return a snapshot of the current values."""
         return Moment(history=self._history, length=len(self._history))
 
     def expand(self, name: str, line: int, *, guarded: bool = False) -> Word:
-        """Return what a variable stands for."""
+        """Return the value of a variable."""
         use = Use(name=name, line=line, guarded=guarded)
         if name.isdecimal() and self.positional is not None:
             number = int(name)
@@ -145,7 +145,7 @@ class Scope:
 
 
 def _is_composed(text: str) -> bool:
-    """Tell a text that is partly known, such as a command line, from one that is not at all."""
+    """Tell whether a text is partly known, such as a command line."""
     return " " in text and not text.startswith(("$(", "`"))
 
 
@@ -163,7 +163,7 @@ _LARGEST = 10**9
 
 
 def calculate(expression: str) -> int | None:
-    """Return the value of an arithmetic expression of numbers; None when it is anything else."""
+    """Return the value of an arithmetic expression of numbers; None for anything else."""
     if len(expression) > 200:
         return None
     try:

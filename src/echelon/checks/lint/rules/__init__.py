@@ -1,1 +1,1 @@
-"""One module per theme; each ends with its table of rules."""
+"""One module per topic; each ends with its table of rules."""

@@ -1,4 +1,4 @@
-"""E306 to E308: the host at which ranks meet, and the shell in which it is expanded."""
+"""E306 to E308: the host of the rendezvous, and rank variables that expand too early."""
 
 import ast
 import re
@@ -41,15 +41,15 @@ def find_picked_address(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=command.path,
             line=command.line,
-            what=f"This takes the {which} address of the host, in no particular order: where the "
-            "node has fewer it is empty, and it may be of a network that the others do not reach.",
+            what=f"This picks the {which} address of the host, but their order is undefined. "
+            "The address can be empty, or unreachable from other nodes.",
             fix=_FIRST_NODE,
             severity=ADVICE if field == 1 else None,
         )
 
 
 def _picked_field(following: list[Command]) -> int | None:
-    """Return which word of a line cut or awk takes."""
+    """Return the number of the field that cut or awk selects."""
     for command in following:
         if command.name == "cut" and command.piped:
             match = re.search(r"-f\s*(\d+)", command.text)
@@ -69,34 +69,34 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
         handed_on = bool(assignment.value.names & blamed)
         if reason and not handed_on and _is_told_to_ranks(subject, assignment):
             blamed.add(assignment.name)
-            yield _wrong(assignment.path, assignment.line, reason)
+            yield _wrong(assignment.path, assignment.line, reason, _FIRST_NODE)
     told: set[str] = set()
     for one in subject.started:
         for word in _host_words(one.launch):
-            # A variable has been judged where it was assigned.
+            # Variables are checked where they are assigned.
             known = {a.name for a in subject.assignments} & word.names
             reason = "" if known else _wrong_host(word, _shell_of(subject, one.launch))
             if reason and word.text not in told:
                 told.add(word.text)
-                yield _wrong(one.launch.path, word.line or one.launch.line, reason)
+                yield _wrong(one.launch.path, word.line or one.launch.line, reason, _FIRST_NODE)
     yield from _wrong_in_python(subject)
 
 
 def _is_told_to_ranks(subject: Subject, assignment: Assignment) -> bool:
-    """Tell whether a variable is the host at which ranks are to meet, and not just on the way."""
+    """Tell whether a variable is the rendezvous host, not just an intermediate value."""
     named = assignment.name.upper() in ("MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP")
     if named and assignment.name.isupper() and reads_variables(subject):
         return True
     words = [word for one in subject.started for word in _host_words(one.launch)]
     if any(assignment.name in re.findall(r"\$\{?(\w+)", word.text) for word in words):
         return True
-    # A known value has taken its variable's place in the word.
+    # In the word, a known value has replaced its variable.
     likely = named or assignment.value.known
     return likely and any(assignment.name in word.names for word in words)
 
 
 def _shell_of(subject: Subject, launch: Launch) -> Where:
-    """Return where the words of a launcher were expanded."""
+    """Return which shell expanded the words of a launcher."""
     for shell in reversed(subject.shells):
         if shell.path == launch.path and shell.where is Where.TASK:
             lines = {command.line for command in shell.commands}
@@ -113,25 +113,25 @@ def _host_words(launch: Launch) -> Iterator[Word]:
 
 
 def _wrong_host(value: Word, where: Where) -> str:
-    """Return why ranks of several nodes cannot meet there; nothing when they may."""
+    """Return why ranks on several nodes cannot connect to a host; empty if they can."""
     if _LOOPBACK.fullmatch(value.text):
-        return f"'{value.text}' is each node itself"
+        return f"'{value.text}' is a different host on each node"
     if _ALL_NODES.fullmatch(value.text):
-        return "this is the list of all nodes, and not one of them"
+        return "This is the list of all nodes, not a single node"
     if _SUBMIT_HOST.fullmatch(value.text):
-        return "this is where sbatch was called, and rank 0 is on the first node of the job"
+        return "This is the host where sbatch ran, but rank 0 runs on the first node of the job"
     own = any(c.name == "hostname" for c in value.commands) or value.names & _OWN_HOST
     if where is Where.TASK and own and "scontrol" not in {c.name for c in value.commands}:
-        return "each node takes itself for the first one, because this is expanded on every node"
+        return "This is expanded on every node, so each node uses its own name"
     names = [command.name for command in value.commands]
     last = [c for c in value.commands if c.name == "tail" and re.search(r"-n?\s*1$", c.text)]
     if "scontrol" in names and last and "head" not in names and len(names) == 2:
-        return "rank 0 is on the first node, and this is the last one"
+        return "This is the last node, but rank 0 runs on the first one"
     return ""
 
 
-def _wrong(path: str, line: int, reason: str) -> Hit:
-    return Hit(path=path, line=line, what=f"The ranks never meet: {reason}.", fix=_FIRST_NODE)
+def _wrong(path: str, line: int, reason: str, fix: str) -> Hit:
+    return Hit(path=path, line=line, what=f"{reason}. The ranks never connect.", fix=fix)
 
 
 def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
@@ -143,7 +143,9 @@ def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
             looped = isinstance(value, str) and _LOOPBACK.fullmatch(value)
             chosen = guards(python, node) or is_conditional(python, node)
             if name == "MASTER_ADDR" and looped and not chosen:
-                yield _wrong(python.path, node.lineno, f"'{value}' is each node itself")
+                reason = f"'{value}' is a different host on each node"
+                fix = f"set it in the job script instead:\n{_FIRST_NODE}"
+                yield _wrong(python.path, node.lineno, reason, fix)
 
 
 def find_early_expansion(subject: Subject) -> Iterator[Hit]:
@@ -155,7 +157,7 @@ def find_early_expansion(subject: Subject) -> Iterator[Hit]:
 
 
 def _early_words(subject: Subject) -> Iterator[Hit]:
-    """Yield what stands in an srun's own words."""
+    """Yield uses in the arguments or the here-document of srun."""
     for command, options, words in subject.sruns:
         if command.where is not Where.BATCH or not read_step(subject.job, options).several_tasks:
             continue
@@ -167,7 +169,7 @@ def _early_words(subject: Subject) -> Iterator[Hit]:
 
 
 def _early_files(subject: Subject) -> Iterator[Hit]:
-    """Yield what stands in a heredoc whose file srun starts."""
+    """Yield uses in a here-document that is written to a file which srun starts."""
     run = {shell.text for shell in subject.shells if shell.where is Where.TASK}
     for shell in subject.shells:
         for text in shell.written.values():
@@ -182,7 +184,7 @@ def _early_exports(subject: Subject) -> Iterator[Hit]:
         one.launch
         for one in subject.started
         if one.launch.srun is not None
-        and one.launch.launcher is None  # which tells its ranks itself
+        and one.launch.launcher is None  # a launcher sets the ranks itself
         and one.launch.amounts.several_tasks
     ]
     for assignment in subject.assignments:
@@ -205,18 +207,20 @@ def _early(path: str, line: int, name: str) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what=f"${name} is 0 for every task: the batch script expands it before srun starts.",
-        fix=f"srun bash -c '… ${name} …'   (in single quotes, each task expands it)",
+        what=f"`${name}` is 0 for every task, because the job script expands it before srun "
+        "starts.",
+        fix=f"srun bash -c '… ${name} …'  # in single quotes, each task expands it",
     )
 
 
 RULES = (
     Rule(
         code="E306",
-        title="an address picked from hostname -I",
+        title="address picked from `hostname -I`",
         severity=WARNING,
         check=find_picked_address,
-        why="hostname -I prints all addresses in an order that nobody promises.",
+        why="`hostname -I` prints all addresses of a host, in no defined order. The name of the "
+        "first node is reliable.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -236,11 +240,12 @@ srun python train.py
     ),
     Rule(
         code="E307",
-        title="a host at which ranks cannot meet",
+        title="wrong rendezvous host",
         severity=ERROR,
         check=find_wrong_host,
-        why="All nodes have to name one and the same host, the first. In the batch script "
-        "$(hostname) is just that; within srun it is each node's own name.",
+        why="All ranks must connect to the same host: the first node. In the job script, "
+        "`$(hostname)` is the first node. In a command that srun starts, it is a different name "
+        "on each node.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -259,11 +264,11 @@ srun python train.py
     ),
     Rule(
         code="E308",
-        title="a rank expanded before srun",
+        title="rank variable expanded before srun",
         severity=ERROR,
         check=find_early_expansion,
-        why="The batch script is task 0 on node 0. What it expands is so for all tasks; in single "
-        "quotes, in a script of its own or behind a \\ it is left to each of them.",
+        why="The job script runs as task 0 on node 0, so it expands the variable to 0 for all "
+        "tasks. With single quotes, a backslash or a separate script, each task expands it itself.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2

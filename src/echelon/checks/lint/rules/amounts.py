@@ -1,10 +1,10 @@
-"""E111 to E116: what the #SBATCH lines ask for."""
+"""E111 to E116: invalid, contradictory or unfinished resource requests."""
 
 import re
 from collections.abc import Iterator
 
 from echelon.checks.lint.directives import Directive, count_gpus, count_gres_gpus, is_slurm_time
-from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
 from echelon.checks.lint.subject import Subject
 from echelon.core.units import parse_memory
 from echelon.errors import UsageError
@@ -27,7 +27,7 @@ def find_bad_memory(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what=f"sbatch refuses the script: '{item.value}' is no amount of memory.",
+                what=f"'{item.value}' is not a valid memory size. sbatch rejects the script.",
                 fix=f"#SBATCH --{item.option}={better}",
             )
 
@@ -38,8 +38,8 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what=f"sbatch refuses the script: '{item.value}' is no time limit.",
-                fix=f"#SBATCH --{item.option}=2-12:00:00   (days-hours:minutes:seconds)",
+                what=f"'{item.value}' is not a valid time limit. sbatch rejects the script.",
+                fix=f"#SBATCH --{item.option}=2-12:00:00  # days-hours:minutes:seconds",
             )
 
 
@@ -50,7 +50,8 @@ def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what=f"sbatch refuses the script: '{item.value}' is no number for --{item.option}.",
+                what=f"'{item.value}' is not a valid number for `--{item.option}`. sbatch rejects "
+                "the script.",
                 fix=f"#SBATCH --{item.option}=4",
             )
     yield from _bad_step_numbers(subject)
@@ -66,13 +67,13 @@ def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=command.path,
                 line=word.line or command.line,
-                what=f"srun fails at once: '{word.text}' is no number for --{name}.",
-                fix="srun -n 4   (-np is an option of mpirun)" if mpi else f"--{name}=4",
+                what=f"'{word.text}' is not a valid number for `--{name}`. srun fails immediately.",
+                fix="srun -n 4  # -np is an option of mpirun" if mpi else f"--{name}=4",
             )
 
 
 def _given(subject: Subject, *options: str) -> list[Directive]:
-    """Return options whose values can be judged: those with a variable have a rule of their own."""
+    """Return the given options, except those with a variable, which have their own rule."""
     return [i for i in subject.directives.items if i.option in options and "$" not in i.value]
 
 
@@ -83,21 +84,22 @@ def find_contradictions(subject: Subject) -> Iterator[Hit]:
     for group in _EXCLUSIVE:
         given = [item for item in directives.items if item.option in group]
         if len({item.option for item in given}) > 1:
-            both = " and ".join(sorted({f"--{item.option}" for item in given}))
-            what = f"sbatch refuses the script: {both} exclude each other."
-            yield Hit(path=path, line=given[-1].line, what=what, fix="take one of them out")
+            both = " and ".join(
+                f"`--{option}`" for option in sorted({item.option for item in given})
+            )
+            what = f"{both} are mutually exclusive. sbatch rejects the script."
+            yield Hit(path=path, line=given[-1].line, what=what, fix="remove one of them")
     nodes = subject.job.nodes if directives.last("nodes") else None
     total, each = directives.last("ntasks"), directives.last("ntasks-per-node")
     if nodes and total and each and total.value.isdecimal() and each.value.isdecimal():
         most = nodes * int(each.value)
         if int(total.value) > most:
             what = (
-                f"{nodes} nodes with {each.value} tasks each are {most} tasks, not {total.value}."
+                f"`--ntasks={total.value}` contradicts `--nodes={nodes}` and "
+                f"`--ntasks-per-node={each.value}`, which allow at most {most}."
             )
-            fix = f"#SBATCH --ntasks={most}   (or leave it out)"
-            yield Hit(
-                path=path, line=total.line, what=f"The request contradicts itself: {what}", fix=fix
-            )
+            fix = f"#SBATCH --ntasks={most}  # or remove the line"
+            yield Hit(path=path, line=total.line, what=what, fix=fix)
     yield from _contradicting_gpus(subject, nodes)
 
 
@@ -110,8 +112,9 @@ def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:
         yield Hit(
             path=subject.path,
             line=each.line,
-            what=f"The request contradicts itself: {by_gres} and {per_node} GPUs on each node.",
-            fix=f"take out one of --gres (line {gres.line if gres else 0}) and --gpus-per-node",
+            what=f"The numbers of GPUs per node differ: {by_gres} in `--gres`, {per_node} in "
+            "`--gpus-per-node`.",
+            fix=f"remove either --gres (line {gres.line if gres else 0}) or --gpus-per-node",
         )
     amount = count_gpus(total.value) if total else None
     per_node = per_node or by_gres
@@ -119,9 +122,9 @@ def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:
         yield Hit(
             path=subject.path,
             line=total.line,
-            what="The request contradicts itself: "
-            f"{nodes} nodes with {per_node} GPUs each have {per_node * nodes}, not {amount}.",
-            fix=f"#SBATCH --gpus={per_node * nodes}   (or leave it out)",
+            what=f"`--gpus={total.value}` contradicts `--nodes={nodes}` with "
+            f"{counted(per_node, 'GPU')} per node, {per_node * nodes} in total.",
+            fix=f"#SBATCH --gpus={per_node * nodes}  # or remove the line",
         )
 
 
@@ -132,9 +135,9 @@ def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=subject.path,
             line=given.line,
-            what=f"{total} GPUs cannot be shared evenly by {nodes} nodes, so ranks and GPUs do not "
-            "match on some of them.",
-            fix=f"#SBATCH --gpus-per-node={max(1, total // nodes)}   (and leave --gpus out)",
+            what=f"`--gpus={given.value}` is not divisible by {nodes} nodes, so ranks and GPUs do "
+            "not match on some nodes.",
+            fix=f"#SBATCH --gpus-per-node={max(1, total // nodes)}  # instead of --gpus",
         )
 
 
@@ -144,8 +147,8 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what=f"--{item.option} still has the placeholder '{item.value}' of an example.",
-                fix=f"#SBATCH --{item.option}=… (yours), or take the line out",
+                what=f"`--{item.option}` still has the placeholder value '{item.value}'.",
+                fix=f"#SBATCH --{item.option}=…  # your own value, or remove the line",
                 severity=ADVICE if item.option == "mail-user" else None,
             )
 
@@ -153,10 +156,11 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
 RULES = (
     Rule(
         code="E111",
-        title="memory in a form that Slurm refuses",
+        title="invalid memory size",
         severity=ERROR,
         check=find_bad_memory,
-        why="A whole number and K, M, G or T; since 20.11 Slurm refuses anything behind it.",
+        why="A memory size is a whole number with an optional suffix K, M, G or T. Since version "
+        "20.11, Slurm rejects anything after the suffix.",
         bad="""\
 #!/bin/bash
 #SBATCH --mem=16Go    # <- here
@@ -170,10 +174,10 @@ python train.py
     ),
     Rule(
         code="E112",
-        title="a time limit in a form that Slurm refuses",
+        title="invalid time limit",
         severity=ERROR,
         check=find_bad_time,
-        why="Minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS.",
+        why="Valid formats are minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS.",
         bad="""\
 #!/bin/bash
 #SBATCH --time=2h    # <- here
@@ -187,10 +191,10 @@ python train.py
     ),
     Rule(
         code="E113",
-        title="a count that is no number",
+        title="invalid number of tasks, CPUs or nodes",
         severity=ERROR,
         check=find_bad_numbers,
-        why="Tasks and CPUs are whole numbers, and at least 1.",
+        why="Numbers of tasks and CPUs must be whole numbers of at least 1.",
         bad="""\
 #!/bin/bash
 #SBATCH --ntasks-per-node=four    # <- here
@@ -204,10 +208,11 @@ srun hostname
     ),
     Rule(
         code="E114",
-        title="a request that contradicts itself",
+        title="contradictory resource request",
         severity=ERROR,
         check=find_contradictions,
-        why="Two options that exclude each other, or totals that are not the sum of their parts.",
+        why="Some options exclude each other, such as `--mem` and `--mem-per-cpu`. A total, such "
+        "as `--gpus`, must match the number of nodes and the amount per node.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -225,10 +230,10 @@ srun hostname
     ),
     Rule(
         code="E115",
-        title="GPUs that nodes cannot share evenly",
+        title="number of GPUs not divisible by the number of nodes",
         severity=WARNING,
         check=find_uneven_gpus,
-        why="Ranks are started per node, the same number on each.",
+        why="Launchers start the same number of ranks on every node.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -244,10 +249,11 @@ srun hostname
     ),
     Rule(
         code="E116",
-        title="a placeholder that was left in",
+        title="placeholder value",
         severity=WARNING,
         check=find_placeholders,
-        why="Examples have words in brackets for what everybody has to fill in.",
+        why="Example scripts use placeholders for values that depend on the user or the cluster. "
+        "Replace them before you submit the script.",
         bad="""\
 #!/bin/bash
 #SBATCH --account=<project>    # <- here

@@ -1,4 +1,4 @@
-"""E207 to E209: command lines that do not do what they look like."""
+"""E207 to E209: command lines that do not do what they appear to do."""
 
 import re
 from collections.abc import Iterator
@@ -25,10 +25,10 @@ def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=one.launch.path,
             line=one.launch.line,
-            what="torch.distributed.launch hands --local-rank=N to the script, which does not know "
-            "it: 'unrecognized arguments'.",
-            fix="torchrun   instead of python -m torch.distributed.launch, and "
-            'int(os.environ["LOCAL_RANK"]) in the script',
+            what="torch.distributed.launch passes `--local-rank`, which the script does not "
+            "define. It exits with 'unrecognized arguments'.",
+            fix="torchrun …  # instead of python -m torch.distributed.launch\n"
+            'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
         )
 
 
@@ -46,7 +46,7 @@ def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=shell.path,
                 line=begun,
-                what=f"{reason}, and line {command.line} is run as a command of its own"
+                what=f"{reason}. Bash runs line {command.line} as a separate command"
                 + (f": '{first}: command not found'." if first.startswith("-") else "."),
                 fix=fix,
             )
@@ -58,7 +58,7 @@ def _lines(subject: Subject, path: str) -> list[str]:
 
 
 def _broken_line(lines: list[str], command: Command) -> int:
-    """Return the line with the first part of a command that was cut in two; 0 if it was not."""
+    """Return the line that a command should have continued; 0 if there is none."""
     number = command.line
     if not 1 < number <= len(lines):
         return 0
@@ -74,17 +74,14 @@ def _broken_line(lines: list[str], command: Command) -> int:
 def _why_it_ends(lines: list[str], number: int) -> tuple[str, str]:
     line, after = lines[number - 1], lines[number].strip()
     if line.endswith("\\") and after.startswith("#"):
-        reason, fix = "The comment on the next line ends", "move the comment above the command"
+        reason, fix = "The comment on the next line", "move the comment above the command"
     elif line.endswith("\\"):
-        reason, fix = "The empty line behind it ends", "take out the empty line"
+        reason, fix = "The empty line after it", "remove the empty line"
     elif re.search(r"\\[ \t]+(#.*)?$", line):
-        reason, fix = (
-            "A blank behind the \\ ends",
-            "nothing may stand behind the \\, not even a blank",
-        )
+        reason, fix = "The space after the backslash", "remove everything after the backslash"
     else:
-        reason, fix = "A line without a \\ at its end ends", f"{line.strip()} \\"
-    return f"{reason} the command", fix
+        reason, fix = "A missing backslash at the end of the line", f"{line.strip()} \\"
+    return f"{reason} ends this command", fix
 
 
 def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
@@ -112,7 +109,7 @@ def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
 
 
 def _is_told(name: str, program: str) -> bool:
-    """Tell a variable for ranks in front of a $(…): what that prints would be run."""
+    """Tell whether a rendezvous variable precedes $(…), whose output bash would then run."""
     return program.startswith("$(") and name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
@@ -120,7 +117,7 @@ def _blanks(path: str, line: int, name: str, fix: str, said: str) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what=f"{name} is not assigned, because of the blank beside the =: '{said}'.",
+        what=f"`{name}` is not assigned because of the space next to `=`: '{said}'.",
         fix=fix,
     )
 
@@ -128,11 +125,11 @@ def _blanks(path: str, line: int, name: str, fix: str, said: str) -> Hit:
 RULES = (
     Rule(
         code="E207",
-        title="torch.distributed.launch, and a script without --local-rank",
+        title="script without `--local-rank` for torch.distributed.launch",
         severity=ERROR,
         check=find_local_rank_argument,
-        why="The old launcher tells the local rank by an argument, with a dash since PyTorch 2.0. "
-        "torchrun sets LOCAL_RANK instead.",
+        why="torch.distributed.launch passes the local rank as an argument, spelled "
+        "`--local-rank` since PyTorch 2.0. torchrun sets the variable `LOCAL_RANK` instead.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -157,21 +154,22 @@ args = parser.parse_args()
     ),
     Rule(
         code="E208",
-        title="a command that ends too early",
+        title="broken line continuation",
         severity=ERROR,
         check=find_broken_continuations,
-        why="A \\ joins two lines only as the last character of the first, and a comment or an "
-        "empty line between them ends what it stands in. No command begins with a dash.",
+        why="A backslash continues a command only if it is the last character of a line. A "
+        "comment or an empty line ends the command. Bash then runs the next line, often an "
+        "option, as a command.",
         bad="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\ \n    --fast\n",
         good="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\\n    --fast\n",
     ),
     Rule(
         code="E209",
-        title="blanks around the = of an assignment",
+        title="spaces around `=` in an assignment",
         severity=ERROR,
         check=find_blanks_around_equals,
-        why="Bash splits at blanks first: NAME = value runs a program NAME with two arguments, and "
-        "the variable stays as it was.",
+        why="Bash splits a line at spaces first. `NAME = value` runs the program NAME with two "
+        "arguments and does not change the variable.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2

@@ -1,11 +1,11 @@
-"""E401 to E404: the CPUs of a task, and who wants them."""
+"""E401 to E404: the CPUs of a task and the processes that share them."""
 
 from collections.abc import Iterator
 
 from echelon.checks.lint.bash import Where
 from echelon.checks.lint.facts import processes_per_task, spawns
 from echelon.checks.lint.python_script import constant, keyword
-from echelon.checks.lint.rule import ADVICE, WARNING, Hit, Rule
+from echelon.checks.lint.rule import ADVICE, WARNING, Hit, Rule, counted
 from echelon.checks.lint.subject import Started, Subject
 
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
@@ -27,9 +27,9 @@ def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=command.path,
             line=command.line,
-            what=f"With Slurm 22.05 to 23.02 each task gets 1 CPU instead of {cpus}: srun does not "
-            "take --cpus-per-task over from sbatch.",
-            fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK   (before srun)",
+            what="In Slurm 22.05 to 23.02, srun does not inherit `--cpus-per-task` from sbatch. "
+            f"Each task gets 1 CPU instead of {cpus}.",
+            fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # before srun",
         )
 
 
@@ -41,20 +41,20 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
         path, line, workers = _workers(subject, one)
         if workers and workers * processes > cpus:
             each = (
-                f"{processes} processes with {workers} workers each"
+                f"{processes} processes with {counted(workers, 'worker')} each"
                 if processes > 1
-                else (f"{workers} workers")
+                else counted(workers, "worker")
             )
             yield Hit(
                 path=path,
                 line=line,
-                what=f"{each} share {cpus} CPUs, and loading data becomes slower, not faster.",
+                what=f"{each} share {counted(cpus, 'CPU')}, which slows data loading down.",
                 fix=f"--num-workers={max(1, cpus // processes)}",
             )
 
 
 def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
-    """Return how many loader processes a rank starts, and where that is said."""
+    """Return where the number of data loader workers per rank is set, and the number."""
     words = one.launch.arguments
     for number, word in enumerate(words):
         flag, equals, value = word.text.partition("=")
@@ -79,7 +79,8 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=given.line,
-                what=f"In each task {processes} processes share {cpus} CPU{'s'[: cpus > 1]}.",
+                what=f"{processes} processes in each task share {counted(cpus, 'CPU')} and slow "
+                "each other down.",
                 fix=f"#SBATCH --cpus-per-task={processes * 4}",
             )
 
@@ -96,8 +97,8 @@ def find_threads_of_spawned(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=one.launch.path,
             line=one.launch.line,
-            what=f"Each of the {processes} spawned processes starts a thread for every CPU of the "
-            "task, and they get in each other's way.",
+            what=f"Each of the {processes} spawned processes starts one thread per CPU of the "
+            "task. The threads compete for the CPUs.",
             fix=f"export OMP_NUM_THREADS={share}",
         )
 
@@ -105,11 +106,11 @@ def find_threads_of_spawned(subject: Subject) -> Iterator[Hit]:
 RULES = (
     Rule(
         code="E401",
-        title="--cpus-per-task that srun does not take over",
+        title="`--cpus-per-task` that srun does not inherit",
         severity=WARNING,
         check=find_lost_cpus,
-        why="From Slurm 22.05 to 23.02 srun asks for one CPU per task, whatever the job has. "
-        "Elsewhere the line does no harm.",
+        why="In Slurm 22.05 to 23.02, srun requests one CPU per task unless told otherwise. In "
+        "other versions, the `export` line is harmless.",
         bad="""\
 #!/bin/bash
 #SBATCH --ntasks-per-node=4
@@ -126,10 +127,10 @@ srun python train.py
     ),
     Rule(
         code="E402",
-        title="more loader processes than CPUs",
+        title="more data loader workers than CPUs",
         severity=WARNING,
         check=find_too_many_workers,
-        why="Every rank starts its own workers. Ranks of one task share its CPUs.",
+        why="Every rank starts its own workers. All ranks of a task share its CPUs.",
         bad="""\
 #!/bin/bash
 #SBATCH --gpus-per-node=2
@@ -148,8 +149,8 @@ torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
         title="fewer CPUs than processes",
         severity=WARNING,
         check=find_too_few_cpus,
-        why="--cpus-per-task counts for all that a task starts: with torchrun or mp.spawn, for the "
-        "ranks of the whole node.",
+        why="All processes of a task share the CPUs of `--cpus-per-task`. With torchrun or "
+        "`mp.spawn`, these are all ranks of the node.",
         bad="""\
 #!/bin/bash
 #SBATCH --gpus-per-node=4
@@ -165,10 +166,10 @@ torchrun --standalone --nproc_per_node=4 train.py
     ),
     Rule(
         code="E404",
-        title="spawned processes without OMP_NUM_THREADS",
+        title="spawned processes without `OMP_NUM_THREADS`",
         severity=ADVICE,
         check=find_threads_of_spawned,
-        why="torchrun limits the threads of its ranks; mp.spawn does not.",
+        why="torchrun limits the number of threads of each rank, but `mp.spawn` does not.",
         bad="""\
 #!/bin/bash
 #SBATCH --gpus-per-node=4

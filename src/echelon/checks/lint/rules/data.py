@@ -1,4 +1,4 @@
-"""E601 to E608: what each rank reads and counts."""
+"""E601 to E607: samplers, downloads and metrics of each rank."""
 
 import ast
 import re
@@ -45,9 +45,9 @@ def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="DataLoader refuses shuffle=True beside a sampler: 'sampler option is "
-                    "mutually exclusive with shuffle'.",
-                    fix="DataLoader(…, sampler=sampler)   without shuffle; the sampler shuffles",
+                    what="`DataLoader` rejects `shuffle=True` together with a sampler: 'sampler "
+                    "option is mutually exclusive with shuffle'.",
+                    fix="DataLoader(…, sampler=sampler)  # without shuffle; the sampler shuffles",
                 )
 
 
@@ -60,8 +60,8 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=python.path,
             line=samplers[0].lineno,
-            what="Every epoch has the same order of samples, because nobody calls set_epoch.",
-            fix="sampler.set_epoch(epoch)   as the first line of the loop over epochs",
+            what="Nothing calls `set_epoch`, so every epoch has the same order of samples.",
+            fix="sampler.set_epoch(epoch)  # as the first line of the epoch loop",
         )
 
 
@@ -83,9 +83,9 @@ def find_local_sampler(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="On several nodes the same samples are read by every node, and the rest "
-                    "by none, because the sampler is given the local rank.",
-                    fix="DistributedSampler(dataset)   (it asks for the rank itself)",
+                    what="The sampler uses the local rank. On several nodes, all nodes read the "
+                    "same samples. The other samples are never read.",
+                    fix="DistributedSampler(dataset)  # uses the global rank by default",
                 )
 
 
@@ -99,14 +99,14 @@ def find_local_group_rank(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="On several nodes two processes say that they are rank 0, and the group "
-                    "never forms, because it is given the local rank.",
-                    fix='rank=int(os.environ["RANK"])   (or SLURM_PROCID with srun)',
+                    what="The process group uses the local rank. On several nodes, more than one "
+                    "process claims rank 0, and the group never forms.",
+                    fix='rank=int(os.environ["RANK"])  # with srun: SLURM_PROCID',
                 )
 
 
 def _is_local(python: PythonScript, rank: ast.expr) -> bool:
-    """Tell a rank that is one of its node, for sure: made of the local one and of nothing else."""
+    """Tell whether a rank is certainly local: derived from the local rank and nothing else."""
     made_of = origin(python, rank)
     environ = re.search(r"LOCAL_RANK|SLURM_LOCALID", made_of)
     return bool(environ) and not _GLOBAL.search(made_of) and not re.search(r"[*+]", made_of)
@@ -124,16 +124,16 @@ def find_downloads(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=node.lineno,
-                what="Every rank downloads the data into the same folder at once, and some read "
-                "files that others are still writing.",
-                fix="download once before the job; or on one rank of each node, with "
-                "dist.barrier() for the others",
+                what="All ranks download the data to the same directory at the same time. Some "
+                "read files that others are still writing.",
+                fix="download the data once before the job, or on one rank per node while the "
+                "others wait in dist.barrier()",
             )
             break
 
 
 def _behind_barrier(python: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a function lets some ranks wait: then it has thought of it."""
+    """Tell whether the function uses a barrier or a lock, and so already handles this."""
     function = enclosing_function(python, node)
     text = unparse(function) if function is not None else ""
     return "barrier" in text or "FileLock" in python.text
@@ -145,7 +145,7 @@ def find_unreduced(subject: Subject) -> Iterator[Hit]:
         if not loaders or not _samplers(python) or python.mentions(*_REDUCES):
             continue
         if any(keyword(call, "sampler", 3) is None or has_spread(call) for call in loaders):
-            continue  # some loader gives each rank everything: this one may be it
+            continue  # one loader gives all data to each rank, possibly this one
         for node in python.nodes:
             divided = (
                 node.right
@@ -160,9 +160,9 @@ def find_unreduced(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=divided.lineno,
-                    what="The result is too small by the number of ranks: each counts its share of "
-                    "the samples, and divides by all of them.",
-                    fix="dist.all_reduce(counts)   before it is divided",
+                    what="Each rank counts its share of the samples but divides by the size of the "
+                    "whole dataset. The result is too small.",
+                    fix="dist.all_reduce(counts)  # before the division",
                 )
                 break
 
@@ -184,8 +184,8 @@ def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="The progress ends far below 100 %: a rank counts its own samples, "
-                    "against those of all ranks.",
+                    what="The progress counts the samples of one rank but divides by those of all "
+                    "ranks. It ends far below 100%.",
                     fix="batch_idx * len(data) * dist.get_world_size()",
                 )
                 break
@@ -194,10 +194,11 @@ def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
 RULES = (
     Rule(
         code="E601",
-        title="shuffle=True beside a sampler",
+        title="`shuffle=True` with a sampler",
         severity=ERROR,
         check=find_shuffled_sampler,
-        why="DistributedSampler shuffles by itself.",
+        why="`DataLoader` accepts either a sampler or `shuffle=True`. `DistributedSampler` "
+        "shuffles by default.",
         bad="""\
 --- train.py
 from torch.utils.data import DataLoader, DistributedSampler
@@ -215,10 +216,11 @@ loader = DataLoader(data, sampler=sampler)
     ),
     Rule(
         code="E602",
-        title="no set_epoch",
+        title="missing `set_epoch`",
         severity=WARNING,
         check=find_missing_set_epoch,
-        why="DistributedSampler orders samples by its seed and the epoch that it is told.",
+        why="`DistributedSampler` derives the order of the samples from its seed and the epoch. "
+        "Without `set_epoch`, the epoch is always 0.",
         bad="""\
 --- train.py
 from torch.utils.data import DataLoader, DistributedSampler
@@ -243,10 +245,10 @@ for epoch in range(10):
     ),
     Rule(
         code="E603",
-        title="a sampler by local rank",
+        title="sampler that uses the local rank",
         severity=ERROR,
         check=find_local_sampler,
-        why="LOCAL_RANK counts from 0 on every node. What is one of all ranks needs RANK.",
+        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes.",
         bad="""\
 --- train.py
 import os
@@ -264,10 +266,10 @@ sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)
     ),
     Rule(
         code="E604",
-        title="a group by local rank",
+        title="process group that uses the local rank",
         severity=ERROR,
         check=find_local_group_rank,
-        why="LOCAL_RANK counts from 0 on every node.",
+        why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique.",
         bad="""\
 --- train.py
 import os
@@ -287,10 +289,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E605",
-        title="every rank downloads",
+        title="download on every rank",
         severity=WARNING,
         check=find_downloads,
-        why="Compute nodes often have no network; where they do, ranks write the same files.",
+        why="Compute nodes often have no internet access. If they have it, all ranks write the "
+        "same files.",
         bad="""\
 --- train.py
 import torch.distributed as dist
@@ -310,11 +313,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E606",
-        title="a share divided by the whole",
+        title="count of one rank divided by the size of the dataset",
         severity=WARNING,
         check=find_unreduced,
-        why="With a sampler a rank sees its share of the data, and len(loader.dataset) is all of "
-        "it.",
+        why="With a distributed sampler, each rank sees only its share of the data. "
+        "`len(loader.dataset)` is the size of the whole dataset.",
         bad="""\
 --- train.py
 from torch.utils.data import DataLoader, DistributedSampler
@@ -341,10 +344,11 @@ print(right / len(loader.dataset))
     ),
     Rule(
         code="E607",
-        title="progress against the data of all ranks",
+        title="progress of one rank relative to the whole dataset",
         severity=ADVICE,
         check=find_counted_against_all,
-        why="batch_idx * len(data) counts one rank's samples.",
+        why="`batch_idx * len(data)` counts the samples of one rank. `len(loader.dataset)` counts "
+        "those of all ranks.",
         bad="""\
 --- train.py
 import torch.distributed as dist

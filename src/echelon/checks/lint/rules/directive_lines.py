@@ -1,21 +1,21 @@
-"""E101 to E109: whether Slurm reads the #SBATCH lines, and as they are meant."""
+"""E101 to E109: `#SBATCH` directives that Slurm ignores, rejects or misreads."""
 
 import difflib
 import re
 from collections.abc import Iterator
 
 from echelon.checks.lint.directives import SBATCH_OPTIONS, SRUN_OPTIONS, Directive
-from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule, counted
 from echelon.checks.lint.source import BYTE_ORDER_MARK
 from echelon.checks.lint.subject import Subject
 
 _GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
-"""Options that people repeat, and some versions of Slurm gather."""
+"""Options that are often repeated; some versions of Slurm combine the values."""
 _MISSPELT = re.compile(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
 
 
 def _end_of_head(text: str) -> int:
-    """Return the line at which Slurm stops to look for #SBATCH lines."""
+    """Return the number of the line where Slurm stops reading directives."""
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -28,14 +28,12 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or lines[0].startswith("#!"):
         return
     later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
-    what = (
-        f"the #! line is line {later}, and has to be the first" if later else "there is no #! line"
-    )
+    what = f"The `#!` line is line {later}, not line 1" if later else "There is no `#!` line"
     yield Hit(
         path=subject.path,
         line=1,
-        what=f"sbatch refuses the script, because {what}.",
-        fix="#!/bin/bash   as the first line, with nothing before it",
+        what=f"{what}. sbatch rejects the script.",
+        fix="make #!/bin/bash the first line of the file",
     )
 
 
@@ -47,12 +45,14 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
     late = [line for line, text, column in comments if text.startswith("#SBATCH") and not column]
     late = [line for line in late if line > end]
     if late:
-        more = f" So are {len(late) - 1} more behind it." if late[1:] else ""
+        rest = len(late) - 1
+        more = f" It also ignores {counted(rest, 'later directive')}." if rest else ""
         yield Hit(
             path=subject.path,
             line=late[0],
-            what=f"Slurm ignores this line, because a command stands before it (line {end}).{more}",
-            fix="move the #SBATCH lines up, right below the #! line",
+            what="Slurm ignores this directive because it comes after a command (line "
+            f"{end}).{more}",
+            fix="move all #SBATCH lines directly below the #! line",
         )
 
 
@@ -62,11 +62,11 @@ def find_lookalikes(subject: Subject) -> Iterator[Hit]:
     for number, line in enumerate(subject.text.split("\n")[: _end_of_head(subject.text) - 1], 1):
         indented = re.match(r"[ \t]+#SBATCH\s+-", line)
         if indented or _MISSPELT.match(line.lstrip()):
-            reason = "it does not begin in the first column" if indented else "of its spelling"
+            mistake = "indented" if indented else "misspelled"
             yield Hit(
                 path=subject.path,
                 line=number,
-                what=f"Slurm takes this line for a comment, because {reason}.",
+                what=f"`#SBATCH` is {mistake}, so Slurm treats this line as a comment.",
                 fix=re.sub(r"^\s*#\s?\w+", "#SBATCH", line),
             )
 
@@ -78,7 +78,7 @@ def find_unknown_options(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=subject.path,
             line=item.line,
-            what=f"sbatch refuses the script: it has no option --{item.option}.",
+            what=f"sbatch has no option `--{item.option}` and rejects the script.",
             fix=f"#SBATCH --{near}={item.value}" if item.value else f"#SBATCH --{near}",
         )
     for command, options, _ in subject.sruns:
@@ -89,13 +89,13 @@ def find_unknown_options(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=command.path,
                 line=options[name].line or command.line,
-                what=f"srun fails at once: it has no option --{name}.",
+                what=f"srun has no option `--{name}` and fails immediately.",
                 fix=f"--{near}",
             )
 
 
 def _nearest(name: str, known: frozenset[str]) -> str:
-    """Return the option that was meant; nothing when it may be a plugin's."""
+    """Return the most similar option; an empty string if the name may belong to a plugin."""
     dashed = name.replace("_", "-").lower()
     if dashed in known:
         return dashed
@@ -108,8 +108,9 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=subject.path,
             line=line,
-            what=f"sbatch does not read this as it is meant: {message}.",
-            fix="#SBATCH --option=value, without blanks around the = and with its quotes closed",
+            what="sbatch rejects or misreads this directive: "
+            f"{message.removeprefix(f'line {line}: ')}.",
+            fix="write #SBATCH --option=value, with no spaces around = and all quotes closed",
         )
 
 
@@ -121,12 +122,12 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
         home = item.value.startswith("~/")
         if variable or home:
             shown = variable[0] if variable else "~"
-            better = "%j" if "JOB" in shown else "the value itself, or give it to sbatch as a flag"
+            better = "%j" if "JOB" in shown else "the value, or pass it to sbatch as an option"
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what=f"Slurm takes '{shown}' as it stands: nothing is expanded in #SBATCH lines.",
-                fix=f"write {better}",
+                what=f"Slurm uses '{shown}' literally. It does not expand variables here.",
+                fix=f"replace it with {better}",
             )
 
 
@@ -142,53 +143,53 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what=f"--{item.option} stands on line {before.line} too, with another value: only "
-                f"this one, '{item.value}', counts.",
-                fix=f"take out line {before.line}, or this one",
+                what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
+                f"last one, '{item.value}'.",
+                fix=f"remove line {before.line} or this line",
             )
         seen[item.option] = item
 
 
 def find_dos_lines(subject: Subject) -> Iterator[Hit]:
-    for path, text, who in _shell_files(subject):
+    for path, text, effect in _shell_files(subject):
         if "\r\n" in text:
             yield Hit(
                 path=path,
                 line=text[: text.index("\r\n")].count("\n") + 1,
-                what=f"{who} the script: it has the line ends of Windows.",
+                what=f"The script has Windows line endings (CRLF). {effect}.",
                 fix=f"sed -i 's/\\r$//' {path}",
             )
 
 
 def find_byte_order_mark(subject: Subject) -> Iterator[Hit]:
-    for path, text, who in _shell_files(subject):
+    for path, text, effect in _shell_files(subject):
         if text.startswith(BYTE_ORDER_MARK):
             yield Hit(
                 path=path,
                 line=1,
-                what=f"{who} the script: three bytes that no editor shows, a byte order mark, "
-                "stand before its #!.",
+                what=f"The script starts with an invisible byte order mark. {effect}.",
                 fix=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
             )
 
 
 def _shell_files(subject: Subject) -> Iterator[tuple[str, str, str]]:
-    """Yield path and text of all shell scripts, as they are on the disk, and who refuses them."""
+    """Yield path and unmodified text of each shell script, and what happens to a bad one."""
     if subject.batch is not None:
-        refuses = "sbatch refuses" if subject.is_job else "Bash stumbles over"
-        yield subject.path, subject.raw_text, refuses
+        effect = "sbatch rejects it" if subject.is_job else "Bash misreads it"
+        yield subject.path, subject.raw_text, effect
     for path in dict.fromkeys(shell.path for shell in subject.shells):
         if path != subject.path and (text := subject.files.read(path)):
-            yield path, text, "Bash stumbles over"
+            yield path, text, "Bash misreads it"
 
 
 RULES = (
     Rule(
         code="E101",
-        title="no shebang, or a late one",
+        title="missing or misplaced `#!` line",
         severity=ERROR,
         check=find_missing_shebang,
-        why="sbatch asks for a script, and knows one by the #! at the very beginning.",
+        why="sbatch accepts only scripts whose first two characters are `#!`. Nothing may come "
+        "before them, not even a blank line.",
         bad="""\
 #SBATCH --nodes=1    # <- here
 python train.py
@@ -201,11 +202,11 @@ python train.py
     ),
     Rule(
         code="E102",
-        title="#SBATCH behind the first command",
+        title="`#SBATCH` directive after the first command",
         severity=ERROR,
         check=find_late_directives,
-        why="Slurm reads #SBATCH lines up to the first line that is neither blank nor a comment. "
-        "The others are comments, and the job runs with defaults.",
+        why="Slurm reads directives up to the first line that is neither blank nor a comment. It "
+        "ignores later ones, and the job runs with default values.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -223,11 +224,11 @@ python train.py
     ),
     Rule(
         code="E103",
-        title="a line that only looks like #SBATCH",
+        title="misspelled or indented `#SBATCH` directive",
         severity=ERROR,
         check=find_lookalikes,
-        why="The word has to be #SBATCH, in capitals and in the first column. Anything else is a "
-        "comment, and nobody says so.",
+        why="A directive starts with `#SBATCH`, in capital letters and in the first column. Slurm "
+        "treats anything else as a comment and does not warn about it.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -238,16 +239,17 @@ python train.py
 #!/bin/bash
 #SBATCH --nodes=1
 #SBATCH --gres=gpu:1
-##SBATCH --time=10   (a second # is the usual way to turn one off)
+##SBATCH --time=10   (a second # disables a directive)
 python train.py
 """,
     ),
     Rule(
         code="E104",
-        title="an option that Slurm does not have",
+        title="unknown Slurm option",
         severity=ERROR,
         check=find_unknown_options,
-        why="Names that are near to a real option are reported; others may belong to a plugin.",
+        why="sbatch and srun exit with an error if they do not know an option. Lint reports only "
+        "names that resemble a known option; others may belong to a plugin.",
         bad="""\
 #!/bin/bash
 #SBATCH --ntask-per-nodes=1    # <- here
@@ -262,10 +264,10 @@ python train.py
     ),
     Rule(
         code="E105",
-        title="an #SBATCH line that cannot be read",
+        title="malformed `#SBATCH` directive",
         severity=ERROR,
         check=find_broken_lines,
-        why="A stray word, blanks around the =, or a quote that is not closed.",
+        why="Common causes are a stray word, spaces around `=` and an unclosed quote.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes = 2    # <- here
@@ -279,11 +281,11 @@ srun hostname
     ),
     Rule(
         code="E106",
-        title="a variable in an #SBATCH line",
+        title="variable in an `#SBATCH` directive",
         severity=ERROR,
         check=find_variables,
-        why="#SBATCH lines are comments to the shell. Slurm reads them, and expands nothing but "
-        "its own %j, %x and the like, in file names.",
+        why="The shell treats directives as comments, and Slurm does not expand variables. In "
+        "file names, Slurm replaces only its own patterns, such as `%j` and `%x`.",
         bad="""\
 #!/bin/bash
 #SBATCH --output=$HOME/run.%j    # <- here
@@ -297,10 +299,10 @@ python train.py
     ),
     Rule(
         code="E107",
-        title="the same option twice",
+        title="option given twice",
         severity=WARNING,
         check=find_repeated,
-        why="The last one counts; the other is read by people only.",
+        why="Slurm uses the last value. The earlier line has no effect and misleads readers.",
         bad="""\
 #!/bin/bash
 #SBATCH --mem=16G
@@ -315,20 +317,21 @@ python train.py
     ),
     Rule(
         code="E108",
-        title="line ends of Windows",
+        title="Windows line endings",
         severity=ERROR,
         check=find_dos_lines,
-        why="An editor on Windows ends lines with two characters; sbatch refuses the first.",
+        why="Editors on Windows end each line with CR and LF. sbatch rejects scripts with CR: "
+        "'Batch script contains DOS line breaks'.",
         bad="#!/bin/bash\n#SBATCH --nodes=1    # <- here\r\npython train.py\r\n",
         good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
     ),
     Rule(
         code="E109",
-        title="a byte order mark",
+        title="byte order mark",
         severity=ERROR,
         check=find_byte_order_mark,
-        why="Editors of Windows write it in front of a text. sbatch then finds no #! at the "
-        "beginning: 'This does not look like a batch script'.",
+        why="Some editors on Windows put this character at the start of a file. sbatch then does "
+        "not find `#!` there: 'This does not look like a batch script'.",
         bad="\ufeff#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
         good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
     ),

@@ -1,11 +1,11 @@
-"""E405 to E409: interfaces, secrets, environments, and variables that Slurm does not set."""
+"""E405 to E409: network interfaces, secrets, conda, and variables that Slurm sets."""
 
 import re
 from collections.abc import Iterator
 
 from echelon.checks.lint.facts import is_training
 from echelon.checks.lint.request import OF_OPTIONS
-from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
 from echelon.checks.lint.subject import Subject
 
 _INTERFACE = re.compile(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
@@ -33,9 +33,11 @@ def find_interfaces(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=assignment.path,
             line=assignment.line,
-            what=f"On a node without an interface {text.removeprefix('=')} the ranks fail when "
-            "they first talk; names differ between clusters and kinds of nodes.",
-            fix=f"export {assignment.name}=^lo,docker   (all but these), or leave it out",
+            what=f"On a node without the interface '{text.removeprefix('=')}', the ranks cannot "
+            "connect. Interface names differ between clusters and types of nodes.",
+            fix="export NCCL_SOCKET_IFNAME=^lo,docker  # exclude these, or remove the line"
+            if assignment.name == "NCCL_SOCKET_IFNAME"
+            else "remove the line",  # gloo does not know ^
             severity=None if _SURE_TO_DIFFER.match(text) else ADVICE,
         )
 
@@ -47,19 +49,19 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
             continue
         named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
-            yield _secret(assignment.path, assignment.line, assignment.name)
+            yield _secret(assignment.path, assignment.line, f"`{assignment.name}`")
     for command in subject.commands:
         if "login" in command.text and _TOKEN.search(command.text):
-            yield _secret(command.path, command.line, "a token")
+            yield _secret(command.path, command.line, "the token")
 
 
 def _secret(path: str, line: int, name: str) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what=f"Everybody who can read the script has {name}, and so has whoever asks Slurm for it: "
-        "sbatch keeps a copy.",
-        fix='export NAME="$(cat ~/.secrets/name)"   (chmod 600), or log in once by hand',
+        what=f"Everyone who can read the script can read {name}. Slurm also stores a copy of the "
+        "script.",
+        fix='export NAME="$(cat ~/.secrets/name)"  # a file with mode 600, or log in once by hand',
     )
 
 
@@ -97,11 +99,12 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
 
 def _unset(path: str, line: int, name: str, value: str, option: str) -> Hit:
     if value:
-        what, fix = f"${name} is '{value}' here, which is no number.", "write the number itself"
+        what = f"`${name}` is '{value}' here, which is not a number."
+        fix = "write the number instead of the variable"
     else:
-        what = f"${name} is empty: Slurm sets it only when --{option} is asked for."
+        what = f"`${name}` is empty. Slurm sets it only if the script uses `--{option}`."
         fix = f"#SBATCH --{option}=…"
-        fix += "   or $SLURM_GPUS_ON_NODE" if name == "SLURM_GPUS_PER_NODE" else ""
+        fix += "  # or use $SLURM_GPUS_ON_NODE" if name == "SLURM_GPUS_PER_NODE" else ""
     return Hit(path=path, line=line, what=what, fix=fix)
 
 
@@ -120,9 +123,9 @@ def find_unready_conda(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=command.path,
                 line=command.line,
-                what=f"'{command.name} activate' fails in a batch job ('run conda init'), and the "
-                "script goes on with another Python.",
-                fix='eval "$(conda shell.bash hook)"   (before it)',
+                what=f"`{command.name} activate` fails in a job script ('run conda init'). The "
+                "script continues with another Python.",
+                fix='eval "$(conda shell.bash hook)"  # before this line',
             )
             return
 
@@ -145,19 +148,21 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=assignment.path,
                 line=assignment.line,
-                what=f"It names {count} GPUs, and the job has {gpus} on each node.",
-                fix="leave it out: Slurm sets it to the GPUs that the job was given",
+                what=f"`CUDA_VISIBLE_DEVICES` lists {counted(count, 'GPU')}, but the job has "
+                f"{gpus} on each node.",
+                fix="remove the line; Slurm sets the variable to the GPUs of the job",
             )
 
 
 RULES = (
     Rule(
         code="E405",
-        title="an interface by its name",
+        title="hard-coded network interface",
         severity=WARNING,
         check=find_interfaces,
-        why="NCCL finds the interface by itself in most places. A name is right for one kind of "
-        "node; ^name leaves one out, and a name without its number, such as ib, takes any.",
+        why="NCCL finds the right interface itself on most clusters. A full name fits only one "
+        "type of node. `^name` excludes an interface, and a prefix such as `ib` matches all that "
+        "start with it.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -173,10 +178,10 @@ srun python train.py
     ),
     Rule(
         code="E406",
-        title="a secret in the script",
+        title="secret in the script",
         severity=WARNING,
         check=find_secrets,
-        why="Scripts are copied, shared and committed, and Slurm stores what is submitted.",
+        why="Scripts are copied, shared and committed, and Slurm stores every submitted script.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -192,11 +197,11 @@ python train.py
     ),
     Rule(
         code="E407",
-        title="a variable that Slurm does not set",
+        title="Slurm variable that is not set",
         severity=ERROR,
         check=find_unset_variables,
-        why="SLURM_GPUS_PER_NODE, SLURM_CPUS_PER_TASK and the like repeat an option; without it "
-        "they are empty. With a type, as in a100:4, they hold that too.",
+        why="Variables such as `SLURM_GPUS_PER_NODE` and `SLURM_CPUS_PER_TASK` repeat an option. "
+        "They are empty without it, and include the GPU type if the option does, as in a100:4.",
         bad="""\
 #!/bin/bash
 #SBATCH --gres=gpu:4
@@ -210,10 +215,11 @@ torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py
     ),
     Rule(
         code="E408",
-        title="conda activate without its hook",
+        title="`conda activate` without the shell hook",
         severity=WARNING,
         check=find_unready_conda,
-        why="A batch script is no interactive shell: ~/.bashrc, with conda's lines, is not read.",
+        why="A job script is not an interactive shell, so bash does not read the conda setup in "
+        "`~/.bashrc`.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -230,11 +236,11 @@ python train.py
     ),
     Rule(
         code="E409",
-        title="CUDA_VISIBLE_DEVICES by hand",
+        title="`CUDA_VISIBLE_DEVICES` set by hand",
         severity=WARNING,
         check=find_visible_devices,
-        why="Slurm sets it to what the job was given. Another number of devices leaves some idle, "
-        "or names some that are not there.",
+        why="Slurm sets the variable to the GPUs of the job. A different number leaves GPUs idle "
+        "or lists GPUs that do not exist.",
         bad="""\
 #!/bin/bash
 #SBATCH --gpus-per-node=4

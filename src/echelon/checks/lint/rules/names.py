@@ -1,4 +1,4 @@
-"""E626 and E627: whether Python runs the script at all."""
+"""E626 and E627: undefined names and syntax errors in Python."""
 
 import ast
 import builtins
@@ -29,7 +29,7 @@ _MODULE_NAMES = frozenset(
         "__module__",
         "__qualname__",
         "reveal_type",
-        # Python 2's, behind a test of the version.
+        # Names of Python 2, used after a version check.
         *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
     }
 )
@@ -37,12 +37,12 @@ _HERE = "Python {}.{}".format(*sys.version_info)
 _NEWER = (
     ((3, 12), re.compile(r"^\s*type\s+\w+\s*(\[.*\]\s*)?=")),
     ((3, 12), re.compile(r"^\s*(async\s+)?(def|class)\s+\w+\s*\[")),
-    ((3, 12), re.compile(r"\b(f|rf|fr)['\"]", re.IGNORECASE)),  # quotes within quotes
+    ((3, 12), re.compile(r"\b(f|rf|fr)['\"]", re.IGNORECASE)),  # nested quotes
     ((3, 14), re.compile(r"\b(t|rt|tr)['\"]", re.IGNORECASE)),
     ((3, 14), re.compile(r"^\s*except\*?\s+[\w.]+\s*,")),  # without parentheses
     ((3, 15), re.compile(r"^\s*lazy\s+(import|from)\b")),
 )
-"""Lines that came with a version of Python."""
+"""Syntax by the Python version that introduced it."""
 
 
 def find_undefined_names(subject: Subject) -> Iterator[Hit]:
@@ -51,7 +51,7 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=line,
-                what=f"NameError when this line is reached: nothing here is called {name}.",
+                what=f"`{name}` is not defined. This line raises a NameError.",
                 fix=_guess(python, name),
             )
 
@@ -71,7 +71,7 @@ def _undefined(python: PythonScript) -> dict[str, int]:
         tables += table.get_children()
         for symbol in table.get_symbols():
             if symbol.is_global() and (symbol.is_assigned() or symbol.is_imported()):
-                known.add(symbol.get_name())  # by `global` in a function
+                known.add(symbol.get_name())  # declared `global` in a function
             elif symbol.is_referenced() and (symbol.is_global() or table is top):
                 wanted.add(symbol.get_name())
     missing = wanted - known - set(dir(builtins)) - _MODULE_NAMES
@@ -85,7 +85,7 @@ def _undefined(python: PythonScript) -> dict[str, int]:
 
 
 def _is_local(python: PythonScript, name: ast.Name) -> bool:
-    """Tell whether a name of a function around is meant, and not the one that is missing."""
+    """Tell whether a name is local to an enclosing function, and so not the undefined one."""
     for scope in ancestors(python, name):
         if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             bound = {
@@ -117,7 +117,7 @@ def _in_annotation(python: PythonScript, node: ast.AST) -> bool:
 def _guess(python: PythonScript, name: str) -> str:
     names = {n.id for n in python.nodes if isinstance(n, ast.Name) and n.id != name}
     near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
-    return near[0] if near else f"import or assign {name}"
+    return near[0] if near else f"define or import {name}"
 
 
 def find_syntax_error(subject: Subject) -> Iterator[Hit]:
@@ -130,7 +130,8 @@ def find_syntax_error(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=path,
                 line=1,
-                what=f"Something in it is too long or too deep for {_HERE}: it was not looked at.",
+                what=f"{_HERE} cannot parse the file: it is nested too deeply or contains too long "
+                "an expression. Lint did not check it.",
                 fix=f"python -m py_compile {path}",
                 severity=ADVICE,
             )
@@ -142,17 +143,19 @@ def _refused(path: str, text: str, error: SyntaxError) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what=f"{_HERE} does not take the file, and it was not looked at: {error.msg}."
-        + (f" Python {newer} may take it." if newer else ""),
-        fix=f"see that the job has Python {newer}" if newer else f"python -m py_compile {path}",
+        what=f"{_HERE} cannot parse the file: {error.msg}. Lint did not check it."
+        + (f" Python {newer} may accept it." if newer else ""),
+        fix=f"run the job with Python {newer} or later"
+        if newer
+        else f"python -m py_compile {path}",
         severity=ADVICE if newer else None,
     )
 
 
 def _newer_python(line: str, error: SyntaxError) -> str:
-    """Return the first Python for which a line that this one refuses may be right, if any."""
+    """Return the first newer Python version that may accept a line; empty if there is none."""
     versions = [since for since, pattern in _NEWER if pattern.search(line)]
-    if error.msg.startswith("f-string"):  # the line may then be one within the string
+    if error.msg.startswith("f-string"):  # the line number may be relative to the string
         versions.append((3, 12))
     later = [since for since in versions if since > sys.version_info[:2]]
     return "{}.{}".format(*min(later)) if later else ""
@@ -161,10 +164,11 @@ def _newer_python(line: str, error: SyntaxError) -> str:
 RULES = (
     Rule(
         code="E626",
-        title="a name that is not defined",
+        title="undefined name",
         severity=ERROR,
         check=find_undefined_names,
-        why="On a cluster a slip is found after hours in the queue.",
+        why="Python finds an undefined name only when it reaches the line. On a cluster, that can "
+        "be after hours in the queue.",
         bad="""\
 --- train.py
 trainer = object()
@@ -178,10 +182,10 @@ print(trainer)
     ),
     Rule(
         code="E627",
-        title="no Python",
+        title="Python syntax error",
         severity=ERROR,
         check=find_syntax_error,
-        why="The file cannot be compiled.",
+        why="Python cannot compile the file, so the job fails when it starts the script.",
         bad="""\
 --- train.py
 if True print("yes")    # <- here

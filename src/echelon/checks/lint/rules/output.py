@@ -1,4 +1,4 @@
-"""E501 to E507: where output goes, and whether anybody learns that a job has failed."""
+"""E501 to E506: lost output, hidden failures and lost training."""
 
 import re
 from collections.abc import Iterator
@@ -27,15 +27,15 @@ def find_missing_folder(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what=f"The job fails at once and without a word if there is no folder {folder}: "
-                "Slurm does not make it"
-                + (", and the script's own mkdir comes too late." if late else "."),
-                fix=f"mkdir -p {folder}   (before sbatch)",
+                what=f"If the directory '{folder}' does not exist, the job fails immediately and "
+                "writes no output. Slurm does not create it"
+                + (", and the script's own `mkdir` runs too late." if late else "."),
+                fix=f"mkdir -p {folder}  # before sbatch",
             )
 
 
 def _folder(path: str) -> str:
-    """Return the part of a file name's folder that has no pattern in it."""
+    """Return the leading directories of a path, up to the first one with a pattern."""
     parts = path.split("/")[:-1]
     while parts and any("%" in part for part in parts):
         parts.pop()
@@ -55,14 +55,14 @@ def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what="All jobs of the array write into this one file.",
+                what="All tasks of the job array write to this file.",
                 fix=f"#SBATCH --{option}=%x-%A_%a.out",
             )
         elif not patterns & {"j", "J", "A"}:
             yield Hit(
                 path=subject.path,
                 line=item.line,
-                what="The next job overwrites this file, also while this one still writes.",
+                what="The next job overwrites this file, even while this job is still writing it.",
                 fix=f"#SBATCH --{option}=%x-%j.out",
             )
 
@@ -81,9 +81,9 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=wait.path,
                 line=wait.line,
-                what="A bare wait is always content: the job counts as completed although one of "
-                "the steps has failed.",
-                fix="pids+=($!)   behind each &, then:   "
+                what="`wait` without arguments returns 0, so the job is COMPLETED even if a step "
+                "failed.",
+                fix="pids+=($!)  # after each &, then replace wait with:\n"
                 'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
             )
 
@@ -108,8 +108,9 @@ def find_missing_wait(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=last.path,
             line=last.line,
-            what="The script ends while this still runs, and Slurm ends the job with it.",
-            fix="wait $!   as the last line",
+            what="The script ends while this command is still running. Slurm then kills the "
+            "command.",
+            fix="wait $!  # as the last line",
         )
 
 
@@ -127,9 +128,9 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=command.path,
                 line=command.line,
-                what=f"The job counts as completed although this has failed: a pipe ends as its "
-                f"last program does, and {into[0]} is content.",
-                fix="set -o pipefail   (near the top of the script)",
+                what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
+                "if this command fails.",
+                fix="set -o pipefail  # near the top of the script",
             )
 
 
@@ -154,20 +155,20 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=subject.path,
                 line=limit.line,
-                what=f"At the time limit all is lost that was trained: {python.path} has nothing "
-                "to go on from.",
-                fix="save model, optimizer and epoch now and then, and load them at the start",
+                what=f"{python.path} cannot resume from a checkpoint. All progress is lost when "
+                "the job reaches its time limit.",
+                fix="save the model, optimizer and epoch regularly, and load them at startup",
             )
 
 
 RULES = (
     Rule(
         code="E501",
-        title="output into a folder that is not there",
+        title="output in a missing directory",
         severity=WARNING,
         check=find_missing_folder,
-        why="The file is opened before the script's first line. Without its folder the job ends, "
-        "and there is no file to say so.",
+        why="Slurm opens the output file before it runs the script. If the directory is missing, "
+        "the job fails and there is no file that says why.",
         bad="""\
 #!/bin/bash
 #SBATCH --output=logs/%j.out    # <- here
@@ -182,10 +183,11 @@ python train.py
     ),
     Rule(
         code="E502",
-        title="output that the next job overwrites",
+        title="output file shared between jobs",
         severity=WARNING,
         check=find_overwritten_output,
-        why="%j is the job's id, %A_%a an array's and the place in it.",
+        why="Include the job ID in the file name: `%j`, or `%A_%a` for the ID and index of a task "
+        "in a job array.",
         bad="""\
 #!/bin/bash
 #SBATCH --output=output.txt    # <- here
@@ -199,10 +201,11 @@ python train.py
     ),
     Rule(
         code="E503",
-        title="a wait that swallows failures",
+        title="`wait` that hides failures",
         severity=WARNING,
         check=find_swallowed_failure,
-        why="wait without a process returns 0 whatever happened, and jobs that depend on it start.",
+        why="`wait` without arguments returns 0 even if a background process failed. Jobs that "
+        "depend on the success of this job then start.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -220,10 +223,10 @@ wait $first && wait $second
     ),
     Rule(
         code="E504",
-        title="a step in the background, and no wait",
+        title="background step without `wait`",
         severity=ERROR,
         check=find_missing_wait,
-        why="A job is over when its script is.",
+        why="A job ends when its script ends. Slurm then kills all remaining processes.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -238,10 +241,10 @@ wait $!
     ),
     Rule(
         code="E505",
-        title="a pipe that swallows a failure",
+        title="pipe that hides a failure",
         severity=WARNING,
         check=find_swallowing_pipe,
-        why="Without pipefail the code of tee is the code of all.",
+        why="Without `pipefail`, the exit status of a pipe is that of its last command.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -256,10 +259,10 @@ srun python train.py 2>&1 | tee train.log
     ),
     Rule(
         code="E506",
-        title="a time limit, and nothing to go on from",
+        title="time limit without a checkpoint to resume from",
         severity=ADVICE,
         check=find_nothing_saved,
-        why="Jobs are ended at their limit, and by failures and preemption before it.",
+        why="Slurm kills a job at its time limit. Failures and preemption can end it earlier.",
         bad="""\
 #!/bin/bash
 #SBATCH --time=24:00:00    # <- here

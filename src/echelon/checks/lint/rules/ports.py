@@ -1,4 +1,4 @@
-"""E301 to E305: the port at which ranks meet."""
+"""E301 to E305: the port of the rendezvous."""
 
 import ast
 import re
@@ -23,16 +23,15 @@ from echelon.checks.lint.words import Word
 _PORT_OPTIONS = ("master-port", "main-process-port")
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
 _FREE_PORT = """\
-MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); \
+export MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')"""
-_RETRY = (
-    "echelon script --style torchrun …   prints a script that tries another port when this happens"
-)
+_SET_IN_JOB = f"set the port in the job script instead:\n{_FREE_PORT}"
+_RETRY = "echelon script --style torchrun …  # prints a script that retries with another port"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port that ranks are told, and where."""
+    """A port that ranks use, and where it is set."""
 
     value: Word
     path: str
@@ -41,7 +40,7 @@ class Port:
 
 
 def ports(subject: Subject) -> Iterator[Port]:
-    """Yield the ports of a script, each where it comes from."""
+    """Yield the ports of a script, each at the place that sets it."""
     used = {
         name for one in subject.started for word in _port_words(one.launch) for name in word.names
     }
@@ -53,7 +52,7 @@ def ports(subject: Subject) -> Iterator[Port]:
             makers = [a for use in word.uses for a in subject.assigned(use.name)]
             makers = [maker for maker in makers if _is_port(maker.value)]
             if any(maker.name == "MASTER_PORT" for maker in makers):
-                continue  # has been told
+                continue  # already yielded
             for maker in makers:
                 yield Port(value=maker.value, path=maker.path, line=maker.line, where=maker.where)
             if not makers:
@@ -77,13 +76,13 @@ def _port_words(launch: Launch) -> Iterator[Word]:
 
 
 def _is_probe(value: Word) -> bool:
-    """Tell a port that was bound and released."""
+    """Tell whether a command binds a free port, prints it and releases it."""
     texts = (command.text for command in value.commands)
     return any("getsockname()[1]" in text or "server_address[1]" in text for text in texts)
 
 
 def _is_exclusive(subject: Subject) -> bool:
-    """Tell a job that has its nodes for itself."""
+    """Tell whether the job shares its nodes with no other job."""
     given = subject.directives.last("exclusive")
     return given is not None and given.value not in ("user", "mcs", "topo")
 
@@ -95,11 +94,11 @@ def find_fixed_port(subject: Subject) -> Iterator[Hit]:
         for port in ports(subject):
             number = _literal_port(port.value)
             if number:
-                yield _fixed(port.path, port.line, number)
+                yield _fixed(port.path, port.line, number, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if isinstance(given := constant(value), str | int) and str(given) != "0":
-                yield _fixed(python.path, line, str(given))
+                yield _fixed(python.path, line, str(given), _SET_IN_JOB)
 
 
 def _literal_port(value: Word) -> str:
@@ -111,22 +110,22 @@ def _literal_port(value: Word) -> str:
     return match[1]
 
 
-def _fixed(path: str, line: int, number: str) -> Hit:
+def _fixed(path: str, line: int, number: str, fix: str) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what=f"When two jobs of this kind share a node, the second fails on port {number}: "
-        "'address already in use'.",
-        fix=_FREE_PORT,
+        what=f"Port {number} is hard-coded. If two such jobs share a node, the second one fails "
+        "with 'address already in use'.",
+        fix=fix,
     )
 
 
 def python_ports(python: PythonScript) -> Iterator[tuple[int, ast.expr]]:
-    """Yield what a script sets MASTER_PORT to, always."""
+    """Yield the values that a script unconditionally sets MASTER_PORT to."""
     for node in python.nodes:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
             continue
-        if is_conditional(python, node):  # mostly: when nobody else has set it
+        if is_conditional(python, node):  # usually a default for when it is not set
             continue
         target = node.targets[0]
         if unparse(target.value).endswith("environ") and constant(target.slice) == "MASTER_PORT":
@@ -159,11 +158,11 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=one.launch.path,
             line=endpoint.line if endpoint and one.launch.path == subject.path else one.launch.line,
-            what=f"Without a port it is {port}, for every job of everybody: the second one on a "
-            "node fails, or joins the first.",
+            what=f"No port is given, so {launcher.name} uses its default, {port}. A second job on "
+            "the node fails, or joins this one.",
             fix="--standalone"
             if subject.job.nodes == 1
-            else "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT   with a free port: " + _FREE_PORT,
+            else f"{_FREE_PORT}\n--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT",
         )
 
 
@@ -191,25 +190,25 @@ def find_port_of_job_id(subject: Subject) -> Iterator[Hit]:
         return
     for port in ports(subject):
         if port.value.names & _JOB_ID and not _is_probe(port.value) and not _names_only(port.value):
-            yield _of_job_id(port.path, port.line)
+            yield _of_job_id(port.path, port.line, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if "SLURM_JOB" in origin(python, value):
-                yield _of_job_id(python.path, line)
+                yield _of_job_id(python.path, line, _SET_IN_JOB)
 
 
 def _names_only(value: Word) -> bool:
-    """Tell an endpoint in which the job id is not the port."""
+    """Tell whether the job ID is in the host part of an endpoint, not in the port."""
     return ":" in value.text and not re.search(r":\$[^:]*$", value.text)
 
 
-def _of_job_id(path: str, line: int) -> Hit:
+def _of_job_id(path: str, line: int, fix: str) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what="Two jobs on one node whose ids end alike get the same port, and nobody has looked "
-        "whether it is free.",
-        fix=_FREE_PORT,
+        what="Two jobs on a node get the same port if their job IDs end in the same digits. The "
+        "port may also be in use already.",
+        fix=fix,
     )
 
 
@@ -221,8 +220,8 @@ def find_released_port(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=port.path,
                 line=port.line,
-                what="The port is free again as soon as it is chosen, and another job may take it "
-                "before rank 0 listens.",
+                what="The port is released as soon as it is chosen. Another job can take it before "
+                "rank 0 listens on it.",
                 fix=_RETRY,
             )
 
@@ -239,18 +238,19 @@ def find_port_per_task(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=port.path,
                 line=port.line,
-                what="Every task chooses a port of its own here, so that they never meet.",
-                fix="choose it in the batch script, before srun, and export it",
+                what="Each task chooses its own port, so the ranks never connect to each other.",
+                fix=f"{_FREE_PORT}  # in the job script, before srun",
             )
 
 
 RULES = (
     Rule(
         code="E301",
-        title="a fixed port",
+        title="hard-coded port",
         severity=WARNING,
         check=find_fixed_port,
-        why="Several jobs may run on one node; with --exclusive only one does.",
+        why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
+        "`--exclusive`, the node runs only one job, and a fixed port is safe.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -269,11 +269,11 @@ srun python train.py
     ),
     Rule(
         code="E302",
-        title="a rendezvous without a port",
+        title="rendezvous without a port",
         severity=WARNING,
         check=find_default_port,
-        why="torchrun's own port is 29500, and 29400 with c10d: the same for everybody. Where it "
-        "is taken, a node may even join the store of another job.",
+        why="torchrun uses port 29500 by default, and 29400 with a c10d endpoint. If another job "
+        "on the node uses the same default, a node can even join that job's store.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -289,10 +289,11 @@ torchrun --standalone --nproc_per_node=4 train.py
     ),
     Rule(
         code="E303",
-        title="a port made of the job's id",
+        title="port derived from the job ID",
         severity=ADVICE,
         check=find_port_of_job_id,
-        why="The last digits of ids repeat, and the port may belong to something else.",
+        why="The last digits of job IDs repeat. Another program may also use the port, because "
+        "nothing checks that it is free.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -311,11 +312,11 @@ srun python train.py
     ),
     Rule(
         code="E304",
-        title="a port that is released before it is used",
+        title="port released before it is used",
         severity=ADVICE,
         check=find_released_port,
-        why="A probe binds a port, prints it and goes. It is far better than a fixed one; a script "
-        "that looks for EADDRINUSE and tries again is better still.",
+        why="The command binds a free port, prints it and releases it. This is much safer than a "
+        "fixed port. A script that also retries on EADDRINUSE is safer still.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -339,10 +340,10 @@ done
     ),
     Rule(
         code="E305",
-        title="a port that each task chooses for itself",
+        title="port chosen by each task",
         severity=ERROR,
         check=find_port_per_task,
-        why="All ranks have to be told the same port, that of rank 0.",
+        why="All ranks must use the same port: the one on which rank 0 listens.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2

@@ -1,4 +1,4 @@
-"""E621 to E625: a rank's device and its group."""
+"""E621 to E625: the device and the process group of a rank."""
 
 import ast
 import difflib
@@ -25,7 +25,7 @@ _BY_INDEX = re.compile(
 
 
 def _needs_device(subject: Subject, python: PythonScript) -> bool:
-    """Tell whether ranks of a script see several GPUs, and say nothing of which one they use."""
+    """Tell whether the ranks see several GPUs and do not set their current device."""
     calls = python.calls("init_process_group")
     if not any("nccl" in unparse(call) or "nccl" in _backend(python, call) for call in calls):
         return False
@@ -57,9 +57,9 @@ def find_one_device(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=python.text[: places.start()].count("\n") + 1,
-                what="All ranks of a node use GPU 0, because nothing tells them another: NCCL "
+                what="All ranks of a node use GPU 0, because none selects another device. NCCL "
                 "fails with 'Duplicate GPU detected'.",
-                fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))   (before anything else)',
+                fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before any CUDA call',
             )
 
 
@@ -69,9 +69,9 @@ def find_missing_set_device(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=python.calls("init_process_group")[0].lineno,
-                what="Every rank also opens GPU 0, and some calls (barrier, all_gather_object) "
-                "use it, because the process has no device of its own.",
-                fix="torch.cuda.set_device(local_rank)   (before init_process_group)",
+                what="The process does not set its device. Every rank also opens GPU 0, and calls "
+                "such as `barrier` and `all_gather_object` use it.",
+                fix="torch.cuda.set_device(local_rank)  # before init_process_group",
             )
 
 
@@ -85,14 +85,14 @@ def find_missing_destroy(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=calls[0].lineno,
-                what="Ranks leave without a word to the others: NCCL warns, and may hang or "
-                "crash at the end.",
-                fix="dist.destroy_process_group()   at the end of the program",
+                what="The script does not call `destroy_process_group`. NCCL warns, and can hang "
+                "or crash at exit.",
+                fix="dist.destroy_process_group()  # at the end of the program",
             )
 
 
 def _is_program(subject: Subject, python: PythonScript) -> bool:
-    """Tell what is run from what others import, who may do the rest."""
+    """Tell whether a file is a program, not a module whose importer may clean up."""
     calls = any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Call) for n in python.tree.body)
     return calls or "__main__" in python.text or bool(subject.with_python(python))
 
@@ -112,7 +112,7 @@ def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
                     yield Hit(
                         path=python.path,
                         line=call.lineno,
-                        what=f"init_process_group fails: there is no backend '{text}'.",
+                        what=f"There is no backend '{text}', so `init_process_group` fails.",
                         fix=f'backend="{near[0] if near else "nccl"}"',
                     )
 
@@ -127,9 +127,9 @@ def find_counted_local_rank(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="Two ranks of a node get the same GPU when Slurm deals tasks out in "
-                    "turn, or nodes have different numbers of them: the local rank is worked out.",
-                    fix='local_rank = int(os.environ["SLURM_LOCALID"])   (torchrun: LOCAL_RANK)',
+                    what="The local rank is computed from the rank. Two ranks get the same GPU if "
+                    "tasks are distributed cyclically or nodes have different numbers of GPUs.",
+                    fix='local_rank = int(os.environ["SLURM_LOCALID"])  # torchrun: LOCAL_RANK',
                 )
 
 
@@ -139,7 +139,8 @@ RULES = (
         title="all ranks on GPU 0",
         severity=ERROR,
         check=find_one_device,
-        why="'cuda' without a number is the current device, which is 0 until somebody sets it.",
+        why="'cuda' without an index is the current device, which is GPU 0 unless the script calls "
+        "`set_device`.",
         bad="""\
 --- train.py
 import torch
@@ -161,10 +162,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E622",
-        title="no set_device",
+        title="missing `set_device`",
         severity=ADVICE,
         check=find_missing_set_device,
-        why="To move the model is not enough: collectives without a tensor use the current device.",
+        why="Moving the model to a GPU is not enough. Collectives without a tensor use the current "
+        "device.",
         bad="""\
 --- train.py
 import os
@@ -188,10 +190,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E623",
-        title="no destroy_process_group",
+        title="missing `destroy_process_group`",
         severity=ADVICE,
         check=find_missing_destroy,
-        why="Since 2.4 PyTorch warns when a process ends with its NCCL group open.",
+        why="Since version 2.4, PyTorch warns if a process exits while its NCCL process group is "
+        "open.",
         bad="""\
 --- train.py
 import torch.distributed as dist
@@ -208,10 +211,10 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E624",
-        title="a backend that does not exist",
+        title="unknown backend",
         severity=ERROR,
         check=find_unknown_backend,
-        why="nccl for GPUs, gloo for CPUs, or both: cpu:gloo,cuda:nccl.",
+        why="Use nccl for GPUs, gloo for CPUs, or `cpu:gloo,cuda:nccl` for both.",
         bad="""\
 --- train.py
 import torch.distributed as dist
@@ -227,11 +230,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E625",
-        title="a local rank that is worked out",
+        title="local rank computed from the rank",
         severity=ADVICE,
         check=find_counted_local_rank,
-        why="rank % GPUs is the local rank only if Slurm fills one node after the other, and all "
-        "are alike. It says the local rank itself: SLURM_LOCALID.",
+        why="`rank % gpus` is the local rank only if Slurm fills one node after the other and all "
+        "nodes are the same. Slurm provides the local rank as `SLURM_LOCALID`.",
         bad="""\
 --- train.py
 import os

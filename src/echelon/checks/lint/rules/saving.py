@@ -1,4 +1,4 @@
-"""E611 to E615: checkpoints, and who writes them."""
+"""E611 to E615: writing and loading checkpoints, and evaluation on rank 0."""
 
 import ast
 import re
@@ -20,18 +20,18 @@ _ONE_PER_NODE = re.compile(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|loca
 _ONE_PER_RANK = re.compile(
     r"rank|RANK|PROCID|LOCALID|getpid|uuid|mkstemp|mkdtemp|mktemp|token_hex|TemporaryFile"
 )
-"""What makes a file's name another one in each process."""
+"""Expressions that make a file name different in each process."""
 _ZERO_ENTERS = re.compile(r"rank\w*(\(\))?\s*==\s*0|not \w*rank|is_main|is_master|is_primary")
 _OTHERS_LEFT = re.compile(
     r"not \((.*rank\w*(\(\))?( (!=|>) 0)?\)$|not .*(is_main|is_master|is_primary))"
 )
 _NO_FILE = re.compile(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\btmp\w*\.name")
-"""What torch.save may also be given: memory, or something of one process alone."""
+"""Targets of torch.save that no other process writes: a buffer or a temporary file."""
 _ATOMIC = ("os.replace", "os.rename", "shutil.move", ".replace(", ".rename(", "atomic")
 
 
 def _saves(python: PythonScript) -> Iterator[tuple[ast.Call, ast.expr]]:
-    """Yield calls of torch.save, with the file."""
+    """Yield calls of torch.save with their target."""
     for call in python.calls("save"):
         target = keyword(call, "f", 1)
         if unparse(call.func) != "torch.save" or target is None:
@@ -51,13 +51,13 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="Every rank writes this file at once, and what is left may be a mixture.",
-                    fix="if dist.get_rank() == 0:   around it",
+                    what="All ranks write this file at the same time, which can corrupt it.",
+                    fix="if dist.get_rank() == 0:  # around this call",
                 )
 
 
 def _made_of(python: PythonScript, target: ast.expr) -> str:
-    """Return the text of all that a file's name was made of, also by callers."""
+    """Return the text of all expressions that a file name is derived from, callers included."""
     names = [node for node in ast.walk(target) if isinstance(node, ast.Name)]
     given = [value for name in names for value in handed_over(python, name)]
     return " ; ".join(origin(python, value) for value in (target, *given))
@@ -86,8 +86,9 @@ def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="On several nodes one rank of each writes this file at the same time.",
-                    fix="if dist.get_rank() == 0:   instead of the local rank",
+                    what="One rank of each node writes this file. On several nodes, they write it "
+                    "at the same time.",
+                    fix="if dist.get_rank() == 0:  # instead of the local rank",
                 )
 
 
@@ -105,8 +106,8 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what="A job that is ended while it saves leaves half a file under the name "
-                    "from which the next one goes on, and the one before is gone.",
+                    what="A job that is killed while saving leaves an incomplete file. The "
+                    "previous checkpoint is lost, and the next job cannot resume.",
                     fix='torch.save(state, f"{path}.tmp"); os.replace(f"{path}.tmp", path)',
                 )
 
@@ -129,8 +130,8 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=python.path,
                 line=call.lineno,
-                what="Every rank loads onto the GPU that the file was saved from, mostly 0, whose "
-                "memory then has to hold it once for each rank.",
+                what="Every rank loads the file onto the GPU it was saved from, usually GPU 0. "
+                "That GPU then holds one copy per rank.",
                 fix='torch.load(path, map_location="cpu")',
             )
 
@@ -147,8 +148,9 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what=f"Only rank 0 gets here, and {min(used)} is wrapped in DDP: when it "
-                    "sends its buffers around, such as those of BatchNorm, it waits for ever.",
+                    what=f"Only rank 0 runs `{min(used)}`, which is wrapped in DDP. It waits "
+                    "forever for the other ranks when DDP broadcasts buffers, such as those of "
+                    "BatchNorm.",
                     fix=f"use {min(used)}.module here, or let every rank evaluate its share",
                 )
 
@@ -164,7 +166,7 @@ def _wrapped_names(python: PythonScript) -> set[str]:
 
 
 def _may_have_buffers(python: PythonScript) -> bool:
-    """Tell whether a model may have buffers: when it says so, or comes from elsewhere."""
+    """Tell whether a model may have buffers: it defines some, or comes from elsewhere."""
     if re.search(
         r"BatchNorm|SyncBatch|register_buffer|resnet|torchvision\.models|timm|models\.", python.text
     ):
@@ -178,10 +180,10 @@ def _may_have_buffers(python: PythonScript) -> bool:
 
 
 def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
-    """Return the names of models that a call runs: itself, or in a function that is here."""
+    """Return the models that a call runs, directly or through a function of the script."""
     direct = unparse(call.func)
     around = enclosing_function(python, call)
-    # A parameter is whatever the caller hands over: the call is where it shows.
+    # A parameter is reported where the caller passes the model.
     handed = {argument.arg for argument in around.args.args} if around else set()
     found = {direct} - handed
     for function in python.functions.get(direct, []):
@@ -202,10 +204,10 @@ def _is_rank_zero(test: str) -> bool:
 RULES = (
     Rule(
         code="E611",
-        title="every rank writes the checkpoint",
+        title="checkpoint written by every rank",
         severity=ERROR,
         check=find_every_rank_saves,
-        why="Ranks have the same weights; one of them saves.",
+        why="All ranks have the same weights, so only one of them needs to save.",
         bad="""\
 --- train.py
 import torch
@@ -226,10 +228,10 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E612",
-        title="one writer per node, and one file",
+        title="checkpoint written by one rank per node",
         severity=WARNING,
         check=find_one_writer_per_node,
-        why="Local rank 0 is there once on every node, and nodes share the file system.",
+        why="Every node has a local rank 0, and the nodes usually share a file system.",
         bad="""\
 --- train.py
 import os
@@ -255,10 +257,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E613",
-        title="a checkpoint written over the last one",
+        title="checkpoint overwritten in place",
         severity=WARNING,
         check=find_torn_checkpoint,
-        why="A file appears whole only if it is written under another name and then renamed.",
+        why="Write the new checkpoint to a temporary file, then rename it. The old checkpoint "
+        "remains until the new one is complete.",
         bad="""\
 --- train.py
 import os
@@ -279,10 +282,10 @@ os.replace("last.pt.tmp", "last.pt")
     ),
     Rule(
         code="E614",
-        title="no map_location",
+        title="missing `map_location`",
         severity=WARNING,
         check=find_missing_map_location,
-        why="torch.load puts tensors where they were when they were saved.",
+        why="By default, `torch.load` moves tensors to the device on which they were saved.",
         bad="""\
 --- train.py
 import os
@@ -306,10 +309,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E615",
-        title="rank 0 alone runs the DDP model",
+        title="DDP model run on rank 0 only",
         severity=WARNING,
         check=find_lonely_forward,
-        why="A forward of DDP is a matter of all ranks when the model has buffers.",
+        why="If a model has buffers, the forward pass of its DDP wrapper is a collective "
+        "operation. All ranks must take part in it.",
         bad="""\
 --- train.py
 import torch

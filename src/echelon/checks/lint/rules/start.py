@@ -1,4 +1,4 @@
-"""E201 to E206: whether as many processes are started as there are GPUs, and on which nodes."""
+"""E201 to E206: numbers of nodes, ranks and GPUs that do not match."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from echelon.checks.lint.facts import (
     spawns,
 )
 from echelon.checks.lint.python_script import keyword, origin
-from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.rule import ERROR, WARNING, Hit, Rule, counted
 from echelon.checks.lint.subject import Subject
 
 _SPREADERS = frozenset(
@@ -41,10 +41,10 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=one.launch.path,
             line=one.launch.line,
-            what=f"Only the first of {count} nodes runs this, because it is not started with srun"
-            + ("; it waits for the others until it times out." if waits else "."),
+            what=f"This runs only on the first of {count} nodes, because srun does not start it."
+            + (" It waits for the other nodes until it times out." if waits else ""),
             fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
-            # One that we cannot read may go to the other nodes by itself.
+            # A program that lint cannot read may contact the other nodes itself.
             severity=None if waits or one.python is not None else WARNING,
         )
 
@@ -62,9 +62,9 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=launch.path,
                 line=launch.line,
-                what=f"srun starts {launch.launcher.kind} {tasks} times on each node, and each of "
-                "them starts the ranks of the whole node.",
-                fix="srun --ntasks-per-node=1 …   (and #SBATCH --ntasks-per-node=1)",
+                what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
+                "instance starts all ranks of the node.",
+                fix="srun --ntasks-per-node=1 …  # and #SBATCH --ntasks-per-node=1",
             )
 
 
@@ -89,10 +89,11 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=launch.path,
                 line=launch.line,
-                what=f"{ranks * tasks} of {gpus} GPUs on each node get a process; the others idle.",
+                what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
+                "are idle.",
                 fix=f"--nproc_per_node={gpus}"
                 if launch.launcher
-                else f"#SBATCH --ntasks-per-node={gpus}   and start it with srun",
+                else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
             )
 
 
@@ -111,13 +112,13 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
             continue
         total = ranks * (tasks or 1) if launch.srun is not None else ranks
         if tasks and launch.launcher is not None and tasks > 1:
-            continue  # E202 has said it
+            continue  # reported by E202
         if total > gpus:
             yield Hit(
                 path=launch.path,
                 line=launch.line,
-                what=f"{total} ranks share {gpus} GPU{'s' * (gpus > 1)} on each node, which NCCL "
-                "refuses: 'invalid device ordinal' or 'Duplicate GPU detected'.",
+                what=f"{total} ranks share {counted(gpus, 'GPU')} on each node. They fail with "
+                "'invalid device ordinal' or 'Duplicate GPU detected'.",
                 fix=f"--nproc_per_node={gpus}"
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}",
@@ -148,13 +149,15 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
         yield Hit(
             path=one.launch.path,
             line=option.line if option and one.launch.path == subject.path else one.launch.line,
-            what=f"{launcher.kind} is told {given} nodes and the job has {nodes}: "
+            what=f"{launcher.name} expects {counted(given, 'node')}, but the job has {nodes}. "
             + (
-                "it waits for the missing ones until it times out."
+                "It waits for the missing nodes until it times out."
                 if waits
-                else f"each group of {given} trains a model of its own, or nodes are refused."
+                else "The nodes train separate models, or some of them are rejected."
             ),
-            fix="--nnodes=$SLURM_JOB_NUM_NODES",
+            fix="--num_machines=$SLURM_JOB_NUM_NODES"
+            if launcher.kind == "accelerate"
+            else "--nnodes=$SLURM_JOB_NUM_NODES",
         )
 
 
@@ -173,21 +176,22 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     path=python.path,
                     line=call.lineno,
-                    what=f"--gpus-per-task={amounts.gpus_per_task} shows each task its own GPU as "
-                    "number 0, so that every local rank but 0 fails with 'invalid device ordinal'.",
-                    fix="#SBATCH --gpus-per-node=…   instead of --gpus-per-task, or "
-                    "torch.cuda.set_device(local_rank % torch.cuda.device_count())",
+                    what=f"With `--gpus-per-task={amounts.gpus_per_task}`, each task sees only its "
+                    "own GPUs, numbered from 0. Larger local ranks fail with 'invalid device "
+                    "ordinal'.",
+                    fix="#SBATCH --gpus-per-node=…  # instead of --gpus-per-task\n"
+                    "or: torch.cuda.set_device(local_rank % torch.cuda.device_count())",
                 )
 
 
 RULES = (
     Rule(
         code="E201",
-        title="several nodes, and no srun",
+        title="several nodes without srun",
         severity=ERROR,
         check=find_missing_srun,
-        why="A batch script runs on the first node of its job. Only srun (or mpirun and the like) "
-        "starts anything on the others.",
+        why="A job script runs on the first node of the job. Only srun, or a similar launcher "
+        "such as mpirun, starts processes on the other nodes.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -205,11 +209,11 @@ srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 tra
     ),
     Rule(
         code="E202",
-        title="torchrun started once per GPU",
+        title="launcher started more than once per node",
         severity=ERROR,
         check=find_launcher_per_task,
-        why="torchrun starts all ranks of a node. Started once per task it starts them that many "
-        "times: ranks twice, or a rendezvous that never fills.",
+        why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
+        "too many ranks, or the rendezvous never completes.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -227,10 +231,10 @@ srun torchrun --standalone --nproc_per_node=4 train.py
     ),
     Rule(
         code="E203",
-        title="GPUs without a process",
+        title="idle GPUs",
         severity=WARNING,
         check=find_idle_gpus,
-        why="Each rank uses one GPU. What is asked for and not used is paid for all the same.",
+        why="Each rank uses one GPU. Requested GPUs count toward your usage even if they are idle.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -249,7 +253,7 @@ torchrun --standalone --nproc_per_node=4 train.py
         title="more ranks than GPUs",
         severity=ERROR,
         check=find_too_many_ranks,
-        why="NCCL wants a GPU of its own for each rank.",
+        why="NCCL needs a separate GPU for each rank.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
@@ -265,10 +269,11 @@ torchrun --standalone --nproc_per_node=2 train.py
     ),
     Rule(
         code="E205",
-        title="another number of nodes than the job has",
+        title="wrong number of nodes",
         severity=ERROR,
         check=find_wrong_nnodes,
-        why="The launcher waits until as many nodes have come as it was told.",
+        why="The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` "
+        "is always the number of nodes of the job.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -287,11 +292,11 @@ srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
     ),
     Rule(
         code="E206",
-        title="--gpus-per-task, and a script that counts devices by local rank",
+        title="device selected by local rank with `--gpus-per-task`",
         severity=ERROR,
         check=find_hidden_devices,
-        why="With --gpus-per-task Slurm binds each task to its own GPUs, which are then numbered "
-        "from 0 in every task.",
+        why="With `--gpus-per-task`, Slurm binds each task to its own GPUs and numbers them from "
+        "0 in every task. The local rank is then not a valid device index.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1

@@ -1,4 +1,4 @@
-"""E210: whether bash reads the script to its end."""
+"""E210: scripts that bash cannot parse."""
 
 import re
 from collections.abc import Iterator
@@ -18,25 +18,25 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=path,
                 line=1,
-                what="Commands are nested too deeply here to be read, and were not looked at.",
-                fix="is it a script at all?",
+                what="Commands are nested too deeply. Lint did not check this script.",
+                fix="check that the file is a bash script",
                 severity=ADVICE,
             )
         if not shell.suspect or not _is_file(subject, shell):
             continue
-        # The parser knows less of bash than bash: it only says when to ask.
+        # The parser does not know all of bash, so bash itself decides.
         complaint = ask_bash(clean(shell.text), subject.programs)
         if complaint is not None:
             yield Hit(
                 path=path,
                 line=complaint.line,
-                what=f"Bash runs what stands before and stops: {complaint.message}.",
-                fix=f"bash -n {path}   says where it notices; the cause may be above",
+                what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
+                fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
 
 
 def _is_file(subject: Subject, shell: Shell) -> bool:
-    """Tell a whole file for bash from a text that was put together, or is of another shell."""
+    """Tell whether a script is a complete file for bash, not generated text or another shell."""
     whole = shell is subject.batch or subject.files.read(shell.path) == shell.text
     return whole and (not shell.text.startswith("#!") or bool(_BASH.match(shell.text)))
 
@@ -44,11 +44,11 @@ def _is_file(subject: Subject, shell: Shell) -> bool:
 RULES = (
     Rule(
         code="E210",
-        title="a syntax error of bash",
+        title="bash syntax error",
         severity=ERROR,
         check=find_bash_errors,
-        why="Bash reads a script as it runs it. What is before the error has then been done, and "
-        "the job ends with 2.",
+        why="Bash reads a script while it runs it. The commands before the error have already run "
+        "when the job exits with status 2.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1

@@ -1,4 +1,4 @@
-"""E309 to E312: what ranks are told of each other."""
+"""E309 to E312: variables and files through which ranks find each other."""
 
 import ast
 import re
@@ -13,7 +13,7 @@ from echelon.checks.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.checks.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
 from echelon.checks.lint.subject import Started, Subject
 
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -41,23 +41,23 @@ def find_world_size(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=assignment.path,
                 line=assignment.line,
-                what=f"WORLD_SIZE is {number} and srun starts {amounts.tasks} ranks: they wait for "
-                "each other until they time out.",
+                what=f"`WORLD_SIZE` is {number}, but srun starts {counted(amounts.tasks, 'rank')}. "
+                "The ranks wait for each other until they time out.",
                 fix="export WORLD_SIZE=$SLURM_NTASKS",
             )
         elif literal and amounts.tasks == number and number > 1:
             yield Hit(
                 path=assignment.path,
                 line=assignment.line,
-                what="WORLD_SIZE is typed by hand: the job hangs when somebody changes the number "
-                "of nodes or tasks alone.",
+                what="`WORLD_SIZE` is hard-coded. The job hangs if you change the number of nodes "
+                "or tasks but not this line.",
                 fix="export WORLD_SIZE=$SLURM_NTASKS",
                 severity=ADVICE,
             )
 
 
 def _is_plain(one: Started) -> bool:
-    """Tell a launch in which Slurm's tasks are the ranks."""
+    """Tell whether each Slurm task of a launch is one rank."""
     launch = one.launch
     return launch.srun is not None and launch.launcher is None and not launch.mpi
 
@@ -81,14 +81,19 @@ def find_missing_variables(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=launch.path,
                 line=launch.line,
-                what=f"{python.path} needs {' and '.join(missing)}, which neither srun nor this "
-                "script sets.",
+                what=f"{python.path} needs {_listed(missing)}, but neither srun nor this script "
+                f"sets {'it' if len(missing) == 1 else 'them'}.",
                 fix=f"srun bash -c 'export {values}; exec python …'",
             )
 
 
+def _listed(names: list[str]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)
+
+
 def _sources_others(subject: Subject) -> bool:
-    """Tell whether a file is sourced that may set anything."""
+    """Tell whether the script sources a file that may set variables."""
     return any(
         command.name in ("source", ".") and not _HARMLESS_SOURCES.search(command.text)
         for command in subject.commands
@@ -96,7 +101,7 @@ def _sources_others(subject: Subject) -> bool:
 
 
 def _needed(python: PythonScript) -> set[str]:
-    """Return the variables without which a script fails."""
+    """Return the variables that a script cannot run without."""
     found: set[str] = set()
     for node in python.nodes:
         if (
@@ -175,9 +180,9 @@ def _stale(path: str, line: int) -> Hit:
     return Hit(
         path=path,
         line=line,
-        what="The file is still there when the job starts again (a requeue keeps the job's id), "
-        "and its ranks meet those of the first time.",
-        fix="file://$PWD/.meet-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}",
+        what="The file remains if the job is killed, and a requeued job has the same ID. The new "
+        "ranks then read stale entries.",
+        fix="file://$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}",
     )
 
 
@@ -194,7 +199,7 @@ def find_not_exported(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 path=assignment.path,
                 line=assignment.line,
-                what=f"No program sees {name}, because it is not exported.",
+                what=f"`{name}` is not exported, so programs do not see it.",
                 fix=f"export {name}={assignment.value.text}",
             )
 
@@ -207,10 +212,11 @@ def _is_for_programs(name: str) -> bool:
 RULES = (
     Rule(
         code="E309",
-        title="a WORLD_SIZE that is not the number of ranks",
+        title="wrong `WORLD_SIZE`",
         severity=ERROR,
         check=find_world_size,
-        why="WORLD_SIZE counts ranks, not nodes. Slurm knows the number: SLURM_NTASKS.",
+        why="`WORLD_SIZE` is the number of ranks, not of nodes. If each task is a rank, Slurm "
+        "provides it as `SLURM_NTASKS`.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -232,11 +238,12 @@ srun python train.py
     ),
     Rule(
         code="E310",
-        title="a variable that the script needs and nobody sets",
+        title="required variable that is not set",
         severity=ERROR,
         check=find_missing_variables,
-        why="torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; srun sets "
-        "none of them. init_process_group reads all but LOCAL_RANK unless it is told otherwise.",
+        why="torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. "
+        "srun sets none of them. By default, `init_process_group` needs all of them except "
+        "`LOCAL_RANK`.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -262,11 +269,11 @@ dist.destroy_process_group()
     ),
     Rule(
         code="E311",
-        title="a rendezvous file that outlives its job",
+        title="stale rendezvous file",
         severity=WARNING,
         check=find_stale_file,
-        why="Ranks that meet in a file leave it behind when they are killed. A job that is "
-        "requeued has the same id; only SLURM_RESTART_COUNT differs.",
+        why="Ranks that are killed leave the rendezvous file behind. A requeued job has the same "
+        "ID, and only `SLURM_RESTART_COUNT` differs.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=2
@@ -280,10 +287,10 @@ srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_C
     ),
     Rule(
         code="E312",
-        title="a variable that is not exported",
+        title="variable that is not exported",
         severity=ERROR,
         check=find_not_exported,
-        why="A plain assignment is for the shell alone.",
+        why="A plain assignment sets a shell variable. Programs see only exported variables.",
         bad="""\
 #!/bin/bash
 #SBATCH --nodes=1
