@@ -1,4 +1,4 @@
-"""Where an examination takes place."""
+"""Paths that an examination uses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,13 +6,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an examination takes place."""
+    """Paths that an examination uses."""
 
     launcher: Path
-    """A copy of our programs, in the shared folder."""
+    """A copy of our programs, in the shared directory."""
     folder: Path
-    """The shared folder's part that is ours: nodes are asked whether they see it."""
+    """Our part of the shared directory; nodes are checked for seeing it."""
     python: str
     """The Python of the ranks."""
     scratch: Path
-    """A folder of this host's own."""
+    """A directory local to this host."""
