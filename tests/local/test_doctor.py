@@ -66,7 +66,7 @@ def test_nodes_that_are_played_here(place):
     }
     assert (examined.overall.ranks, examined.overall.error) == (3, "")
     assert examined.overall.bandwidth > 0
-    assert told[-1] == "all-reduce over 3 nodes"
+    assert told[-1] == "measuring all-reduce over 3 nodes"
     errors = judge(examined, folder=str(place.folder), python=place.python)
     assert [one for one in errors if one.severity == "error"] == []
 
@@ -77,7 +77,7 @@ def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeyp
     launcher, mark = str(place.folder / "launcher").encode(), f"ECHELON_NODE={node}".encode()
 
     def kill(text):
-        if text == "all-reduce by pairs, round 2 of 3":
+        if text == "measuring all-reduce in pairs, round 2 of 3":
             probes = [pid for pid in all_pids() if {launcher, b"doctor-probe"} <= words(pid)]
             (probe,) = [pid for pid in probes if mark in environ_of(pid).split(b"\0")]
             os.kill(probe, signal.SIGKILL)
@@ -105,7 +105,7 @@ exec {sys.executable} "$@"
     python.chmod(0o755)
     probe = [str(python), *place.probe[1:]]
     examined, told = examine_played(replace(place, python=str(python), probe=probe), 4)
-    assert "once more for 2 that did not come" in told
+    assert "restarting 2 probes that did not connect" in told
     assert [node.lost for node in examined.nodes] == ["", "", "no such library", ""]
     assert [bool(node.torch and node.torch.version) for node in examined.nodes] == [
         *(True, True, False, True)
@@ -132,7 +132,7 @@ esac
     assert examined.nodes[0].facts.ours == [1]
     found = judge(examined, folder=str(place.folder), python=place.python)
     assert [one.message for one in found if one.check in ("ecc", "throttle", "gpus", "cuda")] == [
-        "GPU 1 has had 2 uncorrected ECC errors"
+        "GPU 1 has 2 uncorrected ECC errors"
     ]
 
 
@@ -190,7 +190,7 @@ def test_a_worker_that_hangs_is_killed_and_the_next_order_has_another(tmp_path):
             lonely = {"what": "reduce", "backend": "gloo", "address": "127.0.0.1", "port": 1}
             more = {"first_rank": 1, "count": 1, "world": 2, "limit_s": 3600.0, "largest": 1}
             hung = await worker.order({**lonely, **more}, limit_s=1.0)
-            assert hung == {"error": "it did not end within 1 s"}
+            assert hung == {"error": "did not finish within 1 s"}
             again = await worker.order({"what": "devices", "count": 1}, limit_s=60.0)
             assert again["ranks"][0]["devices"] >= 0
         finally:

@@ -115,7 +115,7 @@ def test_resume_begins_with_a_file_of_torch_save(data, tmp_path):
     [
         (["--resume=nowhere"], 2, "there is no checkpoint nowhere; name a folder"),
         (["-a=mlp", "-e"], 2, "step-000000008 does not fit -a mlp"),
-        (["-a=mlp"], 2, "step-000000008 is of another model"),
+        (["-a=mlp"], 2, "step-000000008 does not match the model"),
     ],
 )
 def test_resume_says_in_one_line_why_it_cannot(trained, data, flags, code, told):

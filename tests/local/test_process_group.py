@@ -80,7 +80,7 @@ def test_the_ranks_that_are_missing_are_named(start, tmp_path):
     where = meeting()
     ranks = [start(RANK=rank, WORLD_SIZE="4", **where) for rank in ("0", "2")]
     said = [process.communicate(timeout=120) for process in ranks]
-    assert "2 of 4 ranks did not come within 2 s: 1, 3" in said[0][1], said
+    assert "2 of 4 ranks did not join within 2 s: 1, 3" in said[0][1], said
 
 
 def test_an_error_inside_leaves_the_group_and_stays_the_error(start):

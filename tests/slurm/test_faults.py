@@ -93,7 +93,7 @@ def test_a_node_that_is_off_has_no_cable(full):
         assert done.returncode == 66
         assert done.stderr == (
             "error: the sandbox's host 'node3' is not running\n"
-            "hint: echelon sandbox restore --name t node3\n"
+            "hint: run: echelon sandbox restore --name t node3\n"
         )
 
 
@@ -103,7 +103,7 @@ def test_faults_need_a_node_that_is_there(cluster):
         assert done.returncode == 66
         assert done.stderr == (
             "error: the sandbox 't' has no node 'node9'\n"
-            "hint: its nodes are node1, node2, node3, node4\n"
+            "hint: available nodes: node1, node2, node3, node4\n"
         )
 
 

@@ -113,7 +113,7 @@ def test_an_up_that_was_killed_does_not_hinder_the_next(other):
     starting.kill()
     starting.wait()
     assert "not up" in cluster("status", check=False).stderr
-    assert "removing what is left of an earlier one" in cluster("up", "--nodes=2").stderr
+    assert "removing leftovers of an earlier sandbox" in cluster("up", "--nodes=2").stderr
     assert cluster.exec("srun", "--nodes=2", "hostname").split() != []
 
 
@@ -183,10 +183,10 @@ def test_up_works_where_an_earlier_one_has_died(other):
             end_processes([process.pid])
     done = cluster("status", check=False)
     assert done.returncode == 69
-    assert "slurmctld of sandbox 'dead' does not answer" in done.stderr
-    assert "removing what is left" in cluster("up", "--nodes=1").stderr
+    assert "slurmctld of sandbox 'dead' does not respond" in done.stderr
+    assert "removing leftovers" in cluster("up", "--nodes=1").stderr
     shutil.rmtree(cluster.root)
-    assert "removing what is left" in cluster("up", "--nodes=1").stderr
+    assert "removing leftovers" in cluster("up", "--nodes=1").stderr
     assert cluster.exec("srun", "hostname") == "node1\n"
 
 
@@ -247,8 +247,8 @@ def test_up_twice_says_so(full):
     done = full("up", check=False)
     assert done.returncode == 73
     assert done.stderr == (
-        "error: the sandbox 't' is up already\n"
-        "hint: end it: echelon sandbox down --name t; or choose another --name\n"
+        "error: the sandbox 't' is already running\n"
+        "hint: stop it: echelon sandbox down --name t; or choose another --name\n"
     )
     assert full.exec("srun", "echo", "unharmed") == "unharmed\n"
 
@@ -314,7 +314,7 @@ def test_a_shell_is_on_the_login_host(full):
     done = full("shell", input="hostname; echelon sandbox down --name t; exit 3\n", check=False)
     assert done.returncode == 3
     assert done.stdout == "login\n"
-    assert "error: this shell is inside the sandbox 't'" in done.stderr
+    assert "error: cannot stop the sandbox 't' from inside it" in done.stderr
 
 
 def test_accounting_makes_sacct_work(other):
@@ -377,7 +377,7 @@ def test_without_root_there_is_a_plainer_cluster(home):
             "node2 is back",
             "after down 0 0",
         ], done.stderr
-        assert "without root this is the plain form" in done.stderr
+        assert "running without root" in done.stderr
         assert list(folder.iterdir()) == []
     finally:
         end_processes([p.pid for p in find_processes(Layout(root=folder / "plain"))])

@@ -1,4 +1,4 @@
-"""What the doctor found, for people and for programs. Pure."""
+"""Render the doctor's results as text and JSON. Pure."""
 
 import textwrap
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ from echelon.launch.doctor.judge_figures import describe, rate
 from echelon.launch.doctor.record import Examined, Facts, Finding, Node
 
 WARNED, BROKEN = 1, 3
-"""Exit codes: something should be known; something is not to be used."""
+"""Exit codes: only warnings; at least one error."""
 HEADINGS = ["node", "python", "torch", "import", "clock", "link", "shm", "GPUs", "pair"]
 _WIDTH = 79
 _INDENT = "    "
 _LONGEST = 200
-"""Characters of what a node has said; JSON has all of it."""
+"""Characters shown of a message; JSON has all of it."""
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Return the code of the worst finding."""
+    """Return the exit code for the most severe finding."""
     if any(one.severity == "error" for one in findings):
         return BROKEN
     return WARNED if findings else 0
 
 
 def to_record(examined: Examined, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return everything, for JSON."""
+    """Return all results, for JSON."""
     nodes = [node.name for node in examined.nodes]
     return {
         **asdict(examined),
@@ -39,7 +39,7 @@ def to_record(examined: Examined, findings: Sequence[Finding]) -> dict[str, Any]
 
 
 def render_table(examined: Examined) -> tuple[list[str], list[list[str]]]:
-    """Return headings and a row for each node: '-' is unknown; what all lack has no column."""
+    """Return headings and a row for each node; '-' means unknown, empty columns are left out."""
     rows = [_row(node, examined) for node in examined.nodes]
     kept = [number for number in range(len(HEADINGS)) if any(row[number] for row in rows)]
     headings = [HEADINGS[number] for number in kept]
@@ -77,7 +77,7 @@ def _room(mib: int) -> str:
 
 
 def render_overall(examined: Examined) -> str:
-    """Return how fast all nodes are together; empty where that was not measured."""
+    """Return the all-reduce figures over all nodes; empty if they were not measured."""
     group = examined.overall
     if group is None:
         return ""
@@ -96,7 +96,7 @@ def render_gpus(examined: Examined) -> list[str]:
 
 
 def render_findings(findings: Sequence[Finding]) -> str:
-    """Return the findings, nodes with the same one together."""
+    """Return the findings; nodes with the same finding share one entry."""
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for one in findings:
         key = (one.severity, one.check, one.message, one.fix)
@@ -114,7 +114,7 @@ def _cut(text: str) -> str:
 
 
 def _wrap(text: str, *, first: str) -> list[str]:
-    # What one may want to copy, a path or an option, stays in one piece.
+    # Keep paths and options in one piece, so that they can be copied.
     return textwrap.wrap(
         text,
         _WIDTH,
@@ -126,10 +126,10 @@ def _wrap(text: str, *, first: str) -> list[str]:
 
 
 def render_conclusion(examined: Examined, findings: Sequence[Finding]) -> str:
-    """Return what it comes to, in a line or two."""
+    """Return the conclusion: no problems, or the option that excludes bad nodes."""
     nodes = [node.name for node in examined.nodes]
     if not findings:
-        count = f"{len(nodes)} nodes are" if len(nodes) > 1 else f"{nodes[0]} is"
-        return f"{count} well ({examined.seconds:.0f} s)"
+        what = f"{len(nodes)} nodes" if len(nodes) > 1 else nodes[0]
+        return f"no problems found on {what} ({examined.seconds:.0f} s)"
     option = exclude_option(findings, nodes)
-    return f"to leave out what is not to be used: {option}" if option else ""
+    return f"to exclude the nodes with errors: {option}" if option else ""

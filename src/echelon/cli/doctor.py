@@ -1,4 +1,4 @@
-"""`echelon doctor`: whether this machine, or the nodes of a job, are fit for training."""
+"""`echelon doctor`: check whether this machine, or the nodes of a job, are fit for training."""
 
 import contextlib
 import os
@@ -29,9 +29,9 @@ KEYS = (
     *("nodes", "gpus", "gpu_type", "gpu_option", "partition", "account", "qos", "constraint"),
     *("nodelist", "exclude", "cpus_per_task", "mem", "time", "python", "venv", "slurm.extra"),
 )
-"""What can be said of the nodes to look at."""
+"""Keys that select the nodes to examine."""
 _SAID_NOW = ("flags", "--set")
-"""A number of nodes in a project file is its training's: it does not make a job of this."""
+"""A node count from a project file applies to training jobs; it does not make the doctor a job."""
 
 
 @app.command()
@@ -41,14 +41,14 @@ def doctor(
     request: Merged,
     runs_dir: RunsDir = RUNS,
     short: Annotated[
-        bool, typer.Option("--short", help="What --preflight does: no GPU is measured.")
+        bool, typer.Option("--short", help="Skip the GPU measurements, as --preflight does.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what is broken, slow or odd: here, or on a job's nodes.
+    """Find nodes that are broken, slow or different from the others.
 
-    With --nodes as a short job; inside an allocation on all its nodes; otherwise on this machine.
-    Ends with 0 when all is well, 1 after warnings, 3 where something is not to be used.
+    With --nodes, run a short job; inside an allocation, examine all its nodes; otherwise examine
+    this machine. Exit with 0 if there are no findings, 1 after warnings, 3 after errors.
 
     Example: echelon doctor --nodes 4 --gpus 8 --partition a100
     """
@@ -107,9 +107,9 @@ def _progress(text: str) -> None:
 
 @contextlib.contextmanager
 def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
-    """Make a folder where runs are kept, with our programs in it, and one of this host's own.
+    """Create a directory beside the runs, with a copy of our programs, and a local scratch one.
 
-    The third is the digest of our programs.
+    The third value is the digest of our programs.
     """
     from echelon.clusters.runs import ship_launcher  # noqa: PLC0415
     from echelon.core.rundir import make_private  # noqa: PLC0415
@@ -124,13 +124,13 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(scratch, ignore_errors=True)
         if made:
-            with contextlib.suppress(OSError):  # somebody has put something there
+            with contextlib.suppress(OSError):  # not empty any more
                 runs.rmdir()
 
 
 @contextlib.contextmanager
 def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
-    """Have the nodes that are meant; the variables are those of a process beside them."""
+    """Hold the requested nodes; yield the environment of a process in their allocation."""
     asked = request.origins["nodes"] in _SAID_NOW
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
         _check_allocation(request.spec, environ, asked=asked)
@@ -143,7 +143,7 @@ def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str,
 
 
 def count_nodes(spec: "JobSpec", *, asked: bool) -> "JobSpec":
-    """Return a request for as many nodes as were asked for, or named."""
+    """Return a request for the given number of nodes, or for all nodes of --nodelist."""
     if asked:
         return spec
     count = len(expand(spec.nodelist))
@@ -165,13 +165,13 @@ def _allocate(
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if problems := SlurmCluster(LocalShell(), environ, tell=tell).problems(spec):
-        raise UsageError("; ".join(problems), hint="sinfo shows what there is")
+        raise UsageError("; ".join(problems), hint="list partitions and nodes with: sinfo")
     with hold_nodes(spec, LocalShell(), environ, tell=tell) as held:
         yield held
 
 
 def choose_interpreter(spec: "JobSpec", environ: Mapping[str, str]) -> str:
-    """Return the Python that ranks would have: named, of an environment, or our own."""
+    """Return the Python that ranks would use: --python, that of an environment, or our own."""
     if spec.python:
         found = shutil.which(spec.python, path=environ.get("PATH"))
         return str(Path(found or spec.python).absolute())

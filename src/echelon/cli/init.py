@@ -1,4 +1,4 @@
-"""`echelon init`: a first echelon.toml, from what there is."""
+"""`echelon init`: write a first echelon.toml from the cluster, the machine and the directory."""
 
 import getpass
 import os
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 _BESIDE = (".venv", "venv", "env")
-"""What environments beside a script are called."""
+"""Usual directory names of virtual environments."""
 _LOOK = 200_000
-"""How much of a file is read to tell what it is, in characters."""
+"""Characters of a file that are read to recognise a training script."""
 
 
 @app.command()
 def init(
     *,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing, take the guesses.")
+        bool, typer.Option("--yes", "-y", help="Use the defaults instead of asking.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace an echelon.toml that is there.")
+        bool, typer.Option("--force", help="Replace an existing echelon.toml.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the file, and write nothing.")
+        bool, typer.Option("--dry-run", help="Print the file without writing it.")
     ] = False,
 ) -> None:
-    """Write a first echelon.toml, from what is here.
+    """Write a first echelon.toml for this directory.
 
-    GPUs, CPUs, partition and time are those of the Slurm that answers, else of this machine; the
-    script and its Python are looked for in this folder. What cannot be guessed is asked, in a
-    terminal.
+    GPUs, CPUs, partition and time limit are taken from Slurm or, without Slurm, from this machine.
+    The training script and its Python environment are detected in the current directory. In a
+    terminal, the command asks for what it cannot detect.
 
     Example: echelon init --yes
     """
@@ -64,7 +64,7 @@ def init(
     }
     made = proposal.propose(facts, answers)
     text = proposal.render_file(made)
-    read_text(text, os.environ)  # what would not load is not written
+    read_text(text, os.environ)  # raises before an invalid file is written
     if dry_run:
         console.print_file(text)
         return
@@ -73,38 +73,38 @@ def init(
     except OSError as error:
         raise NotPermittedError(
             f"cannot write {PROJECT} in {folder}: {error.strerror}",
-            hint="go to a folder of yours, or only look: echelon init --dry-run",
+            hint="change to a directory that you can write to, or use: echelon init --dry-run",
         ) from error
     console.print_result(f"wrote {PROJECT}")
     if why := find_intruder(folder / PROJECT):
         console.note(f"warning: {why}, so commands use this file only with --config {PROJECT}")
-    console.note(proposal.render_settings(made.settings, "  ").rstrip("\n") or "  nothing to set")
+    console.note(proposal.render_settings(made.settings, "  ").rstrip("\n") or "  (no settings)")
     console.note("next:")
     for command, purpose in proposal.next_commands(facts, made):
         console.note(f"  {command.ljust(36)}# {purpose}")
 
 
 def _check_free(folder: Path, *, force: bool) -> None:
-    """See to it that nothing is replaced, or overruled, unasked."""
+    """Check that no existing file or table is replaced or overridden without --force."""
     path = folder / PROJECT
     if path.is_dir():
-        raise ConflictError(f"{path} is a folder", hint=f"move it away: mv {PROJECT} somewhere")
+        raise ConflictError(f"{path} is a directory", hint=f"rename it: mv {PROJECT} {PROJECT}.old")
     if force:
         return
     if path.exists() or path.is_symlink():
         raise ConflictError(
-            f"there is an {PROJECT} in {folder} already; nothing was changed",
-            hint="edit it (echelon config shows what it says), or replace it: echelon init --force",
+            f"{path} already exists",
+            hint="edit it, or replace it with: echelon init --force",
         )
     if has_project_table(folder):
         raise ConflictError(
-            f"{PYPROJECT} in {folder} has a table [tool.echelon], which {PROJECT} would overrule",
-            hint="edit that table, or write the file all the same: echelon init --force",
+            f"{folder / PYPROJECT} has a table [tool.echelon], which {PROJECT} would override",
+            hint="edit that table, or write the file anyway: echelon init --force",
         )
 
 
 def gather_facts(folder: Path, shell: "Shell", environ: Mapping[str, str]) -> "Facts":
-    """Look at the cluster, this machine, the folder and the user's own settings."""
+    """Collect facts about the cluster, this machine, the directory and the user's settings."""
     from echelon.clusters.proposal import Facts  # noqa: PLC0415
 
     own = read_text("", environ)
@@ -125,12 +125,12 @@ def _ask_slurm(shell: "Shell", environ: Mapping[str, str]) -> "Survey | None":
     from echelon.clusters.survey import survey_cluster  # noqa: PLC0415
 
     if shell.which("sinfo") is None:
-        console.note("there is no Slurm here: guessing from this machine")
+        console.note("Slurm not found; using this machine's CPUs and GPUs")
         return None
     try:
         return survey_cluster(shell, environ, _user())
     except EchelonError as error:
-        console.note(f"Slurm does not answer, so this machine has to do: {error.message}")
+        console.note(f"Slurm does not respond; using this machine's CPUs and GPUs: {error.message}")
         return None
 
 
@@ -149,7 +149,7 @@ def _look_at_machine(shell: "Shell") -> "Machine":
         try:
             shown = shell.run(["nvidia-smi", "--list-gpus"], timeout_s=15).stdout
         except EchelonError:
-            shown = ""  # a driver that hangs: doctor is for that
+            shown = ""  # a hanging driver is for `echelon doctor` to report
         gpus = sum(line.startswith("GPU ") for line in shown.splitlines())
     return Machine(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
 
@@ -170,17 +170,17 @@ def _find_scripts(folder: Path) -> tuple[str, ...]:
 
 
 def _find_environment(folder: Path, environ: Mapping[str, str]) -> "Environment | None":
-    """Return the Python environment that is active, or else lies here."""
+    """Return the active Python environment, or else one in this directory."""
     from echelon.clusters.proposal import Environment  # noqa: PLC0415
 
     active, conda = environ.get("VIRTUAL_ENV", ""), environ.get("CONDA_DEFAULT_ENV", "")
     if active.isprintable() and Path(active, "bin/activate").is_file():
         near = Path(active).is_relative_to(folder)
         value = str(Path(active).relative_to(folder)) if near else active
-        return Environment(key="venv", value=value, why="the environment that is active now")
+        return Environment(key="venv", value=value, why="the active environment")
     if conda not in ("", "base") and conda.isprintable():
-        return Environment(key="conda", value=conda, why="the environment that is active now")
+        return Environment(key="conda", value=conda, why="the active environment")
     for name in _BESIDE:
         if (folder / name / "bin/activate").is_file():
-            return Environment(key="venv", value=name, why="the environment in this folder")
+            return Environment(key="venv", value=name, why="the environment in this directory")
     return None

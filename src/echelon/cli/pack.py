@@ -1,4 +1,4 @@
-"""`echelon pack`: folders of images, made into files that training reads as fast as memory."""
+"""`echelon pack`: convert directories of images into files that training reads at memory speed."""
 
 import sys
 import time
@@ -21,48 +21,52 @@ app = typer.Typer(rich_markup_mode=None)
 
 LINE_EVERY_S = 5.0
 _NAMED = 20
-"""Broken images that are named one by one."""
+"""Number of broken images that are listed."""
 
 
 @app.command()
 def pack(
-    source: Annotated[Path, typer.Argument(help="Folder of images.", show_default=False)],
+    source: Annotated[Path, typer.Argument(help="Directory of images.", show_default=False)],
     target: Annotated[
         Path | None,
-        typer.Argument(help="Folder, or a file ending in .packed.", show_default=False),
+        typer.Argument(
+            help="Output directory, or a file name ending in .packed.", show_default=False
+        ),
     ] = None,
     *,
     split: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this one, such as train.", show_default=False),
+        typer.Option(
+            metavar="NAME", help="Pack only this split, such as train.", show_default=False
+        ),
     ] = None,
     size: Annotated[
         str,
         typer.Option(
             metavar="N|HxW",
-            help="Resize and crop; without it all must be alike.",
+            help="Resize and crop; otherwise all images must have the same size.",
             show_default=False,
         ),
     ] = "",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes; by default one per CPU.")
+        int | None, typer.Option(min=1, help="Number of processes [default: one per CPU].")
     ] = None,
     skip_broken: Annotated[
-        bool, typer.Option("--skip-broken", help="Leave broken images out, and list them.")
+        bool, typer.Option("--skip-broken", help="Skip broken images and list them.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check every byte of the packed file SOURCE.")
+        bool, typer.Option("--verify", help="Verify all checksums of the packed file SOURCE.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be made, and stop.")
+        bool, typer.Option("--dry-run", help="Show what would be packed, without packing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
 ) -> None:
-    """Pack a folder of images into one file that loads fast.
+    """Pack a directory of images into one file that loads fast.
 
-    Class folders, or a data set with train and val, as TinyImageNet: one file for each. When it is
-    interrupted, the same command goes on where it was.
+    SOURCE has one directory per class, or splits such as train and val, each packed into its own
+    file. To continue after an interruption, run the same command again.
 
     Example: echelon pack tiny-imagenet-200
     """
@@ -85,7 +89,7 @@ def pack(
     plans = [
         packing.make_plan(listing, targets[name], size=wanted) for name, listing in listings.items()
     ]
-    # All are looked at before the first is begun: a conflict should not come after an hour.
+    # Check all targets before packing the first: a conflict should not show up after an hour.
     states = [_find_state(plan, force=force) for plan in plans]
     facts = []
     for plan, state in zip(plans, states, strict=True):
@@ -112,7 +116,7 @@ def _verify(path: Path, *, as_json: bool) -> None:
 
     with _progress(path.name) as progress:
         header = packfile.verify(path, progress)
-    _print([_describe(path, header, state="whole", skipped={})], as_json=as_json)
+    _print([_describe(path, header, state="verified", skipped={})], as_json=as_json)
 
 
 def _parse_size(text: str) -> tuple[int, int] | None:
@@ -121,37 +125,39 @@ def _parse_size(text: str) -> tuple[int, int] | None:
         return None
     words = text.lower().split("x")
     if len(words) > 2 or not all(w.isascii() and w.isdecimal() and int(w) for w in words):
-        raise UsageError(f"'{text}' is not a size", hint="write --size 64, or --size 48x64")
+        raise UsageError(
+            f"invalid value for --size: '{text}'", hint="for example --size 64 or --size 48x64"
+        )
     return int(words[0]), int(words[-1])
 
 
 def _list(source: Path, asked: list[str]) -> "dict[str, Listing]":
-    """Return what is to be packed, by split; a data set without splits is under ''."""
+    """Return the listings to pack, by split; a data set without splits is under ''."""
     from echelon.train.images.folders import find_splits, list_folder, list_split  # noqa: PLC0415
 
     splits, unlabelled = find_splits(source)
     for name in [] if asked else unlabelled:
-        console.note(f"{source / name} has no labels, and is left out")
+        console.note(f"skipping {source / name}: no labels")
     if asked or splits:
         return {name: list_split(source, name) for name in asked or splits}
     return {"": list_folder(source)}
 
 
 def _name_targets(source: Path, target: Path | None, splits: list[str]) -> dict[str, Path]:
-    """Return the file for each split: in TARGET, or in the data set; one folder's is beside it."""
+    """Return the file of each split: in TARGET or in the data set; without splits, beside it."""
     from echelon.train.images.packfile import SUFFIX  # noqa: PLC0415
 
     whole = source.resolve()
     if target and target.suffix == SUFFIX:
         if len(splits) > 1:
             raise UsageError(
-                f"{' and '.join(splits)} cannot both be {target}",
-                hint="name a folder, or one of them: --split " + splits[0],
+                f"cannot pack several splits ({', '.join(splits)}) into one file: {target}",
+                hint=f"use a directory as the target, or select one split: --split {splits[0]}",
             )
         return {splits[0]: target}
     if target and target.exists() and not target.is_dir():
         raise UsageError(
-            f"{target} is no folder", hint=f"name one, or a file that ends in {SUFFIX}"
+            f"{target} is not a directory", hint=f"use a directory, or a file ending in {SUFFIX}"
         )
     beside = source.parent if source.name not in ("", "..") else whole.parent
     return {
@@ -204,16 +210,16 @@ def _print(facts: list[dict[str, Any]], *, as_json: bool) -> None:
 
 def _note_skipped(skipped: dict[str, str]) -> None:
     if skipped:
-        console.note(f"left out {len(skipped)} broken images:")
+        console.note(f"skipped {len(skipped)} broken image{'s' if len(skipped) > 1 else ''}:")
     for name, why in list(skipped.items())[:_NAMED]:
         console.note(f"  {name}: {why}")
     if len(skipped) > _NAMED:
-        console.note(f"  and {len(skipped) - _NAMED} more: --json names them all")
+        console.note(f"  and {len(skipped) - _NAMED} more; --json lists all of them")
 
 
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how far it is: a bar where a person watches, a line now and then elsewhere."""
+    """Show progress: a bar in a terminal, occasional lines elsewhere."""
     if not (sys.stderr and sys.stderr.isatty()):
         yield _Lines(name)
         return
@@ -231,7 +237,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
 
         def show(done: int, total: int) -> None:
             if not bar.tasks[0].started:
-                # What an interrupted run had done tells nothing about the speed of this one.
+                # Images packed before an interruption must not count towards the speed.
                 bar.update(task, completed=done)
                 bar.start_task(task)
             speed = f", {bar.tasks[0].speed:,.0f} images/s" if bar.tasks[0].speed else ""

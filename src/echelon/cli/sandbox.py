@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sandbox",
-    help="A real Slurm cluster on this machine, to rehearse on.",
+    help="Run a real Slurm cluster on this machine, for rehearsals and tests.",
     epilog="Example: echelon sandbox up",
     rich_markup_mode=None,
 )
@@ -38,14 +38,16 @@ def _complete_node(context: typer.Context, incomplete: str) -> list[str]:
     try:
         names = _open(context.params.get("name") or DEFAULT_NAME).state.config.node_names
     except EchelonError:
-        return []  # a prompt is no place for an error
+        return []  # completion must not print errors
     return [name for name in names if name.startswith(incomplete)]
 
 
-Name = Annotated[str, typer.Option(help="Which sandbox.", autocompletion=_complete_name)]
+Name = Annotated[str, typer.Option(help="Name of the sandbox.", autocompletion=_complete_name)]
 Node = Annotated[
     str,
-    typer.Argument(help="For example node2.", autocompletion=_complete_node, show_default=False),
+    typer.Argument(
+        help="Node name, such as node2.", autocompletion=_complete_node, show_default=False
+    ),
 ]
 
 
@@ -53,7 +55,9 @@ def _here() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError as error:
-        raise UsageError("this folder has been deleted", hint="go to another one: cd") from error
+        raise UsageError(
+            "the current directory has been deleted", hint="change to another one: cd"
+        ) from error
 
 
 @contextmanager
@@ -75,16 +79,20 @@ def _open(name: str) -> "Sandbox":
 def up(
     *,
     name: Name = DEFAULT_NAME,
-    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 4,
-    gpus: Annotated[int, typer.Option(help="GPUs per node, as Slurm counts them.")] = 4,
-    gpu_type: Annotated[str, typer.Option(help="Their type, also a feature of the node.")] = "a100",
-    cpus: Annotated[int, typer.Option(help="CPUs per node; may be more than there are.")] = 16,
-    mem: Annotated[str, typer.Option(help="Memory per node, likewise.")] = "64G",
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 4,
+    gpus: Annotated[int, typer.Option(help="Simulated GPUs per node.")] = 4,
+    gpu_type: Annotated[
+        str, typer.Option(help="GPU type, also set as a feature of each node.")
+    ] = "a100",
+    cpus: Annotated[int, typer.Option(help="CPUs per node; may exceed what the machine has.")] = 16,
+    mem: Annotated[
+        str, typer.Option(help="Memory per node; may exceed what the machine has.")
+    ] = "64G",
     accounting: Annotated[
-        bool, typer.Option("--accounting", help="Add MariaDB and slurmdbd, so that sacct works.")
+        bool, typer.Option("--accounting", help="Also start MariaDB and slurmdbd, for sacct.")
     ] = False,
 ) -> None:
-    """Start a cluster; done when all its nodes are idle.
+    """Start a cluster and wait until all its nodes are idle.
 
     Example: echelon sandbox up --nodes 2 --gpus 8 --gpu-type h100
     """
@@ -110,23 +118,24 @@ def up(
         progress=lambda text: console.note(f"sandbox: {text}"),
     )
     console.note(
-        f"sandbox '{name}' is up after {time.monotonic() - began:.1f} s: {nodes} nodes, each with "
-        f"{gpus} {gpu_type}, {cpus} CPUs, {format_memory(wanted.mem_mib)}; partitions low and high"
+        f"sandbox '{name}' is up after {time.monotonic() - began:.1f} s: {nodes} nodes with "
+        f"{gpus} {gpu_type}, {cpus} CPUs and {format_memory(wanted.mem_mib)} each; "
+        "partitions low and high"
     )
     if sandbox.state.network.kind == "loopback":
         console.note(
-            "without root this is the plain form: all nodes share this machine's name, address "
-            "and processes; cut and heal do not work, and node names do not resolve"
+            "running without root: all nodes share this machine's host name, address and "
+            "processes; 'cut' and 'heal' are not available, and node names do not resolve"
         )
     option = sandbox.layout.option
-    console.note(f"  try it:    echelon sandbox exec{option} -- srun -N{nodes} hostname")
-    console.note(f'  from here: eval "$(echelon sandbox env{option})"; sinfo')
-    console.note(f"  end it:    echelon sandbox down{option}")
+    console.note(f"  try it:         echelon sandbox exec{option} -- srun -N{nodes} hostname")
+    console.note(f'  in this shell:  eval "$(echelon sandbox env{option})"; sinfo')
+    console.note(f"  shut down:      echelon sandbox down{option}")
 
 
 @app.command()
 def down(*, name: Name = DEFAULT_NAME) -> None:
-    """Stop a cluster and leave nothing of it behind.
+    """Stop a cluster and remove all its files.
 
     Example: echelon sandbox down
     """
@@ -134,16 +143,16 @@ def down(*, name: Name = DEFAULT_NAME) -> None:
     from echelon.sandbox.lifecycle import stop_sandbox  # noqa: PLC0415
 
     stop_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
-    console.note(f"sandbox '{name}' is gone")
+    console.note(f"sandbox '{name}' stopped and removed")
 
 
 @app.command()
 def status(
     *,
     name: Name = DEFAULT_NAME,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
 ) -> None:
-    """Show the nodes: what Slurm says, and what was done.
+    """Show the nodes' Slurm states and injected faults.
 
     Example: echelon sandbox status --json
     """
@@ -170,12 +179,12 @@ def status(
         ]
         for node in nodes
     ]
-    console.print_table(["node", "address", "state", "slurmd", "cable"], rows)
+    console.print_table(["node", "address", "state", "slurmd", "network"], rows)
 
 
 @app.command()
 def shell(*, name: Name = DEFAULT_NAME) -> None:
-    """Open a shell on the login host; leave it with exit.
+    """Open a shell on the login host.
 
     Example: echelon sandbox shell
     """
@@ -190,10 +199,10 @@ def execute(
     *,
     name: Name = DEFAULT_NAME,
     command: Annotated[
-        list[str], typer.Argument(metavar="CMD...", help="What to run.", show_default=False)
+        list[str], typer.Argument(metavar="CMD...", help="Command to run.", show_default=False)
     ],
 ) -> None:
-    """Run a command on the login host, with its exit code.
+    """Run a command on the login host and exit with its status.
 
     Example: echelon sandbox exec -- srun -N4 hostname
     """
@@ -202,7 +211,7 @@ def execute(
 
 @app.command()
 def env(*, name: Name = DEFAULT_NAME) -> None:
-    """Print what makes this shell talk to the cluster.
+    """Print the export line that points a shell's Slurm commands at the cluster.
 
     Example: eval "$(echelon sandbox env)"
     """
@@ -211,7 +220,7 @@ def env(*, name: Name = DEFAULT_NAME) -> None:
 
 @app.command()
 def kill(node: Node, *, name: Name = DEFAULT_NAME) -> None:
-    """Turn a node off: its slurmd and its jobs die at once.
+    """Turn a node off: kill its slurmd and its jobs' processes.
 
     Example: echelon sandbox kill node2
     """
@@ -223,30 +232,30 @@ def kill(node: Node, *, name: Name = DEFAULT_NAME) -> None:
 
 @app.command()
 def cut(node: Node, *, name: Name = DEFAULT_NAME) -> None:
-    """Unplug a node's network cable; its processes go on, alone.
+    """Disconnect a node from the network; its processes keep running.
 
     Example: echelon sandbox cut node2
     """
     with _changing(name) as sandbox:
         sandbox.cut(node)
         back = f"echelon sandbox heal{sandbox.layout.option} {node}"
-    console.note(f"{node} is cut off; plug it in with: {back}")
+    console.note(f"{node} is disconnected; reconnect it with: {back}")
 
 
 @app.command()
 def heal(node: Node, *, name: Name = DEFAULT_NAME) -> None:
-    """Plug a node's network cable in again.
+    """Reconnect a node to the network.
 
     Example: echelon sandbox heal node2
     """
     with _changing(name) as sandbox:
         sandbox.heal(node)
-    console.note(f"{node} is plugged in")
+    console.note(f"{node} is connected")
 
 
 @app.command()
 def restore(node: Node, *, name: Name = DEFAULT_NAME) -> None:
-    """Bring a node back, whatever was done to it.
+    """Make a node ready again after kill, cut or a drain.
 
     Example: echelon sandbox restore node2
     """

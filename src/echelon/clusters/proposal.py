@@ -1,7 +1,7 @@
-"""A first project file, from what is known of the cluster, this machine and the folder. Pure.
+"""Propose a first project file from facts about the cluster, machine and directory. Pure.
 
-What can be guessed is guessed, each value with its reason; what cannot is a question with a
-default, so that nobody has to be asked.
+Each proposed value has a reason. What cannot be determined becomes a question with a default, so
+that the command also works without a terminal.
 """
 
 import json
@@ -13,23 +13,24 @@ from echelon.core.units import format_duration, parse_duration
 from echelon.errors import UsageError
 
 _LONGEST_S = 24 * 3600
-"""A longer job waits longer, and a run goes on in the next one anyway."""
+"""Longest time proposed: longer jobs wait longer in the queue, and a run continues in the next
+job anyway."""
 _MARGIN = 34
-"""Where comments begin, unless a value needs more room."""
+"""Column at which comments start, unless a value is longer."""
 _NAMED = 8
-"""How many names a comment lists."""
+"""Number of names that a comment lists."""
 _USUAL = ("train.py", "main.py", "run.py")
-"""What training scripts are called, the likelier first."""
+"""Usual names of training scripts, most likely first."""
 _HEADER = """\
-# What `echelon submit`, `run` and `script` ask for in this folder; written by `echelon init`.
-# Flags are stronger: echelon submit --nodes 2. What counts, and why: echelon config
+# Defaults for `echelon submit`, `run` and `script` in this directory; written by `echelon init`.
+# Flags override them: echelon submit --nodes 2. `echelon config` shows each value and its source.
 """
-_EXAMPLES_HEADER = "# Some others, as examples; `echelon config --all` lists every key.\n"
+_EXAMPLES_HEADER = "# Other keys, as examples; `echelon config --all` lists every key.\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The one that we are on."""
+    """The machine on which the command runs."""
 
     cpus: int
     gpus: int = 0
@@ -37,7 +38,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Where the ranks' Python is."""
+    """The ranks' Python environment."""
 
     key: str
     """venv or conda."""
@@ -47,21 +48,21 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known before anybody is asked."""
+    """What is known before asking the user."""
 
     machine: Machine
     survey: Survey | None = None
-    """The cluster; None where there is none, or none that answers."""
+    """The cluster; None if there is none, or if it does not respond."""
     scripts: tuple[str, ...] = ()
-    """Files of the folder that look as if they were started to train."""
+    """Files in the directory that look like training scripts."""
     environment: Environment | None = None
     decided: Mapping[str, str] = field(default_factory=dict)
-    """Keys that the user's own settings have decided already, and their values."""
+    """Keys and values that the user's own settings already define."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What only the user knows."""
+    """A question to the user."""
 
     key: str
     text: str
@@ -79,7 +80,7 @@ class Setting:
 
     @property
     def code(self) -> str:
-        """As TOML has it."""
+        """The line in TOML."""
         return f"{self.key} = {json.dumps(self.value, ensure_ascii=False)}"
 
 
@@ -87,11 +88,11 @@ class Setting:
 class Proposal:
     settings: tuple[Setting, ...]
     examples: tuple[Setting, ...]
-    """Keys that are left as they are, to show how they are written."""
+    """Keys shown in comments, as examples."""
 
 
 def looks_like_training(name: str, text: str) -> bool:
-    """Tell whether a Python file is one that is started to train, and no part of one."""
+    """Tell whether a Python file looks like a training script, not like a module of one."""
     if name.startswith(("_", "test_", "setup.", "conftest.")):
         return False
     trains = any(word in text for word in ("torch", "lightning", "accelerate", "transformers"))
@@ -101,15 +102,15 @@ def looks_like_training(name: str, text: str) -> bool:
     return trains and started
 
 
-# --- what to ask ----------------------------------------------------------------------------
+# --- questions ------------------------------------------------------------------------------
 
 
 def list_questions(facts: Facts) -> list[Question]:
-    """Return what cannot be guessed."""
+    """Return questions for what the facts do not determine."""
     found = []
     if len(facts.scripts) > 1:
         likely = sorted(facts.scripts, key=_likelihood)
-        found.append(_question("script", "Which script trains?", likely))
+        found.append(_question("script", "Which training script?", likely))
     if facts.survey:
         default = _default_partition(facts.survey)
         candidates = _candidates(facts.survey)
@@ -118,7 +119,7 @@ def list_questions(facts: Facts) -> list[Question]:
             found.append(_question("partition", "Which partition?", names))
         member = facts.survey.membership
         if len(member.accounts) > 1 and not member.account:
-            found.append(_question("account", "Which account pays?", member.accounts))
+            found.append(_question("account", "Which account to charge?", member.accounts))
     return [one for one in found if one.key not in facts.decided]
 
 
@@ -145,11 +146,11 @@ def _size(partition: Partition) -> int:
     return partition.gpu_kind.count if partition.gpu_kind else 0
 
 
-# --- what to write --------------------------------------------------------------------------
+# --- settings -------------------------------------------------------------------------------
 
 
 def propose(facts: Facts, answers: Mapping[str, str]) -> Proposal:
-    """Return the file's lines, with `answers` to the questions by key."""
+    """Return the file's settings, given the `answers` by key."""
     partition = _choose_partition(facts, answers)
     settings = [
         *_script(facts, answers),
@@ -164,7 +165,7 @@ def propose(facts: Facts, answers: Mapping[str, str]) -> Proposal:
 
 
 def _choose_partition(facts: Facts, answers: Mapping[str, str]) -> Partition | None:
-    """Return where jobs will go; None without a cluster, or where that is not one partition."""
+    """Return the partition for jobs; None without a cluster, or if it is not one that is up."""
     if facts.survey is None:
         return None
     if name := facts.decided.get("partition") or answers.get("partition"):
@@ -176,35 +177,36 @@ def _choose_partition(facts: Facts, answers: Mapping[str, str]) -> Partition | N
 def _script(facts: Facts, answers: Mapping[str, str]) -> list[Setting]:
     if "script" in answers:
         others = [name for name in facts.scripts if name != answers["script"]]
-        why = f"chosen; also here: {_list(others)}"
+        why = f"other candidates: {_list(others)}"
         return [Setting(key="script", value=answers["script"], why=why)]
-    why = "the one file here that looks like training"
+    why = "the only training script found in this directory"
     return [Setting(key="script", value=name, why=why) for name in facts.scripts[:1]]
 
 
 def _place(facts: Facts, partition: Partition | None, answers: Mapping[str, str]) -> list[Setting]:
-    """Return the partition and the account, where they are not what Slurm would take anyway."""
+    """Return the partition and the account, unless they are Slurm's defaults."""
     found = []
     if partition and not partition.default:
-        why = "Slurm has no default here"
+        why = "the cluster has no default partition"
         default = _default_partition(facts.survey) if facts.survey else None
         if default:
-            why = f"{default.name}, the default, has no GPUs"
+            why = f"the default partition, {default.name}, has no GPUs"
         found.append(Setting(key="partition", value=partition.name, why=why))
     if "account" in answers:
         accounts = facts.survey.membership.accounts if facts.survey else ()
-        why = f"who pays; yours are: {_list(accounts)}"
+        why = f"your accounts: {_list(accounts)}"
         found.append(Setting(key="account", value=answers["account"], why=why))
     return found
 
 
 def _amounts(facts: Facts, partition: Partition | None) -> list[Setting]:
-    """Return GPUs, CPUs and time: a whole node of the partition, or this machine."""
+    """Return GPUs, CPUs and time: those of a full node of the partition, or of this machine."""
     found = []
     if kind := _choose_kind(facts, partition):
         found.append(Setting(key="gpus", value=kind.gpus, why=_describe(kind, partition)))
         if kind.cpus >= kind.gpus and "cpus_per_gpu" not in facts.decided:
-            share = f"per rank: the {kind.cpus} CPUs of a node, shared by {kind.gpus} ranks"
+            ranks = f"{kind.gpus} rank{'' if kind.gpus == 1 else 's'}"
+            share = f"per rank: {kind.cpus} CPUs per node, {ranks}"
             found.append(Setting(key="cpus_per_task", value=kind.cpus // kind.gpus, why=share))
     if partition and (limit := _time(partition)):
         found.append(limit)
@@ -212,7 +214,7 @@ def _amounts(facts: Facts, partition: Partition | None) -> list[Setting]:
 
 
 def _choose_kind(facts: Facts, partition: Partition | None) -> NodeKind | None:
-    """Return the nodes to count on; None where none with GPUs is known."""
+    """Return the node type to request; None if no node with GPUs is known."""
     if partition:
         return partition.gpu_kind
     if facts.survey or not facts.machine.gpus:
@@ -222,22 +224,22 @@ def _choose_kind(facts: Facts, partition: Partition | None) -> NodeKind | None:
 
 def _describe(kind: NodeKind, partition: Partition | None) -> str:
     if partition is None:
-        return "per node: as many as this machine has"
+        return "per node: this machine's GPUs"
     nodes = f"{kind.count} node{'' if kind.count == 1 else 's'}"
     return f"per node: {partition.name} has {nodes} with {kind.gpus} {kind.gpu_type or 'GPUs'}"
 
 
 def _time(partition: Partition) -> Setting | None:
-    """Return how long to ask for; None where the partition sets no limit at all."""
+    """Return the time limit to request; None if the partition has no limit."""
     longest, usual = _seconds(partition.limit), _seconds(partition.usual)
     if longest is None and usual is None:
         return None
     asked = min(longest or _LONGEST_S, _LONGEST_S)
-    why = f"{partition.name} allows {partition.limit}"
+    why = f"the limit of {partition.name} is {partition.limit}"
     if usual is not None:
-        why += f", and gives {partition.usual} when not asked"
+        why += f", its default {partition.usual}"
     if longest is None or longest > asked:
-        why += "; shorter jobs start sooner, and a run goes on in the next one"
+        why += "; shorter jobs start sooner, and a run continues in the next job"
     return Setting(key="time", value=format_duration(asked), why=why)
 
 
@@ -245,7 +247,7 @@ def _seconds(text: str) -> int | None:
     try:
         return parse_duration(text)
     except UsageError:
-        return None  # n/a, or a form that we do not know
+        return None  # n/a, or an unknown format
 
 
 def _environment(facts: Facts) -> list[Setting]:
@@ -259,23 +261,23 @@ def _examples(facts: Facts, partition: Partition | None) -> list[Setting]:
     survey = facts.survey or Survey()
     member = survey.membership
     names = [one.name for one in survey.partitions]
-    there = f"there are: {_list(names)}" if names else "Slurm's default when left out"
-    yours = f"; yours are: {_list(member.accounts)}" if member.accounts else ""
-    qos = f"; yours are: {_list(member.qos)}" if member.qos else ""
+    there = f"available: {_list(names)}" if names else "default: Slurm's default partition"
+    yours = f"; yours: {_list(member.accounts)}" if member.accounts else ""
+    qos = f"; yours: {_list(member.qos)}" if member.qos else ""
     cpus = max((kind.cpus for kind in partition.kinds), default=0) if partition else 0
     room = f"; a node has {cpus} CPUs" if cpus else ""
     rows: list[tuple[str, int | str, str]] = [
-        ("script", "train.py", "then `echelon submit` needs no name"),
-        ("nodes", 2, 'or "2:4": two will do, and four are better'),
+        ("script", "train.py", "default script of `echelon submit`"),
+        ("nodes", 2, 'or "2:4": at least two, preferably four'),
         ("gpus", 4, "per node"),
-        ("procs", 2, f"ranks per node, one per GPU when left out{room}"),
-        ("time", "2h", "a job's limit; a run goes on in the next job"),
+        ("procs", 2, f"ranks per node; default: one per GPU{room}"),
+        ("time", "2h", "time limit of a job; a run continues in the next job"),
         ("mem", "64G", "per node"),
         ("partition", partition.name if partition else "gpu", there),
-        ("account", member.account or "my-project", f"who pays{yours}"),
+        ("account", member.account or "my-project", f"account to charge{yours}"),
         ("qos", (*member.qos, "normal")[0], f"quality of service{qos}"),
-        ("venv", ".venv", "environment of the ranks; or conda, or modules"),
-        ("mail", "me@example.org", "who gets mail when a run is over"),
+        ("venv", ".venv", "the ranks' environment; or conda, or modules"),
+        ("mail", "me@example.org", "address to notify when a run ends"),
     ]
     return [Setting(key=key, value=value, why=why) for key, value, why in rows]
 
@@ -289,7 +291,7 @@ def _list(names: Sequence[str]) -> str:
 
 
 def render_settings(settings: Sequence[Setting], prefix: str = "") -> str:
-    """Return lines of TOML, each with its reason."""
+    """Return lines of TOML, each with its reason as a comment."""
     lines = [
         f"{prefix}{one.code}".ljust(_MARGIN - 2) + f"  # {_plain(one.why)}" for one in settings
     ]
@@ -306,20 +308,20 @@ def render_file(proposal: Proposal) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text as a comment can hold it, whatever a cluster calls its things."""
+    """Return a text that is safe in a comment, whatever names a cluster uses."""
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def next_commands(facts: Facts, proposal: Proposal) -> list[tuple[str, str]]:
-    """Return what to type next, and what it does."""
+    """Return the commands to run next, and what they do."""
     named = any(one.key == "script" for one in proposal.settings) or "script" in facts.decided
     script = "" if named else " train.py"
     if facts.survey:
         return [
-            (f"echelon submit --dry-run{script}", "checks it, and shows the job's script"),
-            (f"echelon submit --follow{script}", "queues it, and shows its output"),
+            (f"echelon submit --dry-run{script}", "check the request and print the job script"),
+            (f"echelon submit --follow{script}", "submit it and follow its output"),
         ]
     return [
-        (f"echelon run{script}", "here and now"),
-        (f"echelon script{script}", "what a cluster would get"),
+        (f"echelon run{script}", "run it on this machine"),
+        (f"echelon script{script}", "print the job script for a cluster"),
     ]

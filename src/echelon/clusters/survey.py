@@ -1,7 +1,7 @@
-"""What a cluster has and what its user may use, as Slurm's own commands say it.
+"""Partitions, nodes and accounts of a cluster, from Slurm's own commands.
 
-For a first guess alone, so nothing here is waited for: a Slurm that does not answer at once, or has
-no accounting, has simply said nothing.
+Only used for suggestions, so time-outs are short, and a missing answer (no accounting, or a slow
+slurmctld) is not an error.
 """
 
 import re
@@ -14,70 +14,70 @@ from echelon.errors import EchelonError, UnavailableError
 
 _PATIENCE_S = 15
 _GLANCE_S = 2
-"""For whoever waits at a prompt."""
+"""Time-out for shell completion."""
 _SINFO = ("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%L|%D|%c|%G")
 _SACCTMGR = ("sacctmgr", "--noheader", "--parsable2", "show", "user")
 _FIELDS = "format=defaultaccount,cluster,account,partition,qos,defaultqos"
 _GRES_GPU = re.compile(r"gpu(?::(?P<type>[^:,()]+))?:(?P<count>\d+)", re.ASCII)
 _NAME = re.compile(r"[\w.@+-]+")
-"""What can be written into a file without a second thought."""
+"""Names that need no quoting or escaping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeKind:
-    """Nodes of a partition that are alike."""
+    """Nodes of a partition with the same resources."""
 
     count: int
     cpus: int
-    """Each node's, as Slurm counts them."""
+    """Per node, as Slurm counts them."""
     gpus: int = 0
     gpu_type: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One that jobs can be sent to."""
+    """A partition that accepts jobs."""
 
     name: str
     default: bool = False
     limit: str = "infinite"
-    """The longest a job may take."""
+    """MaxTime."""
     usual: str = "n/a"
-    """What a job gets that does not ask; the limit, where it is n/a."""
+    """DefaultTime; if n/a, the limit applies."""
     kinds: tuple[NodeKind, ...] = ()
 
     @property
     def gpu_kind(self) -> NodeKind | None:
-        """The most frequent kind of node with GPUs; of two, the one with more of them."""
+        """The most frequent type of node with GPUs; if tied, the one with more GPUs."""
         with_gpus = [kind for kind in self.kinds if kind.gpus]
         return max(with_gpus, key=lambda kind: (kind.count, kind.gpus), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What accounting lets a user use."""
+    """A user's accounts and QOS."""
 
     account: str = ""
-    """The one that pays when none is named."""
+    """The default account."""
     accounts: tuple[str, ...] = ()
     qos: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """A cluster, as far as it matters for a request."""
+    """What a request needs to know about a cluster."""
 
     name: str = ""
     partitions: tuple[Partition, ...] = ()
-    """Those that are up."""
+    """Partitions that are up."""
     membership: Membership = Membership()
 
 
 def survey_cluster(shell: Shell, environ: Mapping[str, str], user: str) -> Survey:
-    """Ask Slurm what there is.
+    """Query Slurm for partitions and accounts.
 
     Raises:
-        EchelonError: it is not installed, or does not answer.
+        EchelonError: Slurm is not installed or does not respond.
     """
     clean = scrub(environ)
 
@@ -87,7 +87,7 @@ def survey_cluster(shell: Shell, environ: Mapping[str, str], user: str) -> Surve
     partitions = parse_sinfo(ask(*_SINFO).check().stdout)
     if not partitions:
         raise UnavailableError(
-            "Slurm shows no partition that is up", hint="ask whoever runs it; sinfo shows them"
+            "Slurm has no partition that is up", hint="check their states with: sinfo"
         )
     try:
         name = parse_cluster_name(ask("scontrol", "show", "config").stdout)
@@ -98,23 +98,23 @@ def survey_cluster(shell: Shell, environ: Mapping[str, str], user: str) -> Surve
 
 
 def list_partitions(shell: Shell, environ: Mapping[str, str]) -> list[str]:
-    """Return the names of partitions that are up, or give up soon.
+    """Return the names of partitions that are up, with a short time-out.
 
     Raises:
-        EchelonError: Slurm is not installed, or does not answer.
+        EchelonError: Slurm is not installed or does not respond.
     """
     shown = shell.run(_SINFO, env=scrub(environ), timeout_s=_GLANCE_S).check().stdout
     return [one.name for one in parse_sinfo(shown)]
 
 
 def parse_cluster_name(text: str) -> str:
-    """Return how `scontrol show config` calls the cluster; empty where it does not."""
+    """Return the cluster's name from `scontrol show config`, or ''."""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
     return found[1] if found else ""
 
 
 def parse_sinfo(text: str) -> tuple[Partition, ...]:
-    """Read what sinfo says of partitions that are up, each with its kinds of nodes."""
+    """Parse sinfo's output: partitions that are up, each with its types of nodes."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 6)
@@ -134,9 +134,9 @@ def parse_sinfo(text: str) -> tuple[Partition, ...]:
 
 
 def parse_gres(text: str) -> tuple[int, str]:
-    """Return how many GPUs a node has, and their type; of several types, the most frequent.
+    """Return the number of GPUs of a node and their type; of several types, the most frequent.
 
-    `gpu:a100:4(S:0-1)`, `gpu:8`, `gpu:a100:2,gpu:a30:2,nvme:1`, `(null)`: all are seen.
+    Forms seen: `gpu:a100:4(S:0-1)`, `gpu:8`, `gpu:a100:2,gpu:a30:2,nvme:1`, `(null)`.
     """
     by_type: dict[str, int] = {}
     for match in _GRES_GPU.finditer(text):
@@ -147,7 +147,7 @@ def parse_gres(text: str) -> tuple[int, str]:
 
 
 def parse_membership(text: str, cluster: str) -> Membership:
-    """Read what sacctmgr says of a user, on one cluster of those that share a database."""
+    """Parse sacctmgr's output about a user; rows of other clusters in the database are ignored."""
     rows = [line.strip().split("|") for line in text.splitlines()]
     rows = [row for row in rows if len(row) == 6 and cluster in ("", row[1])]
     accounts = dict.fromkeys(row[2] for row in rows if _NAME.fullmatch(row[2]))

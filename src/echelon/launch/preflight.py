@@ -1,6 +1,6 @@
-"""A run's preflight: its controller has the nodes examined, and does without those that fail.
+"""A run's preflight: the controller has the nodes examined and excludes those that fail.
 
-A node that fails is treated as one that fails its own check: told of, remembered, left out.
+A node that fails is treated like one that fails its start check: reported, recorded, excluded.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from echelon.launch.messages import Hello
 from echelon.launch.roles import role_command
 
 LIMIT_S = 600.0
-"""After so long a run does without it,"""
+"""Longest duration of a preflight."""
 SHARE = 0.1
-"""or after so much of the time that its job has left."""
+"""Largest share of the job's remaining time that it may take."""
 
 _LONGER_S = 5.0
-"""What the doctor needs beyond the programs that it ends itself."""
+"""Grace period of the doctor beyond that of the programs that it ends itself."""
 _SWEEP_S = 2.0
 _LONGEST = 200
-"""Characters of a finding in the run's own words; its record has all of it."""
+"""Characters of a finding in the run's messages; preflight.json has all of it."""
 
 
 async def fly(
@@ -45,18 +45,18 @@ async def fly(
     left_s: float | None,
     shell: Shell | None = None,
 ) -> None:
-    """Examine the nodes of a job, and have the crew reject those that are not fit.
+    """Examine the nodes of a job, and have the crew reject the unfit ones.
 
     Args:
-        crew: those who would come.
-        journal: where it is said and written what was found.
+        crew: the agents of the job's nodes.
+        journal: where findings are reported and recorded.
         hosts: the nodes.
-        environ: the job's variables.
-        left_s: how much time the job has; None where it has no limit.
-        shell: what starts the doctor.
+        environ: the job's environment variables.
+        left_s: the job's remaining time; None if it has no limit.
+        shell: starts the doctor.
 
     Raises:
-        StopError: the run is to stop.
+        StopError: a stop of the run was requested.
     """
     crew.hear_signals()
     run, attempt = journal.run, journal.attempt
@@ -84,7 +84,7 @@ async def fly(
     except (OSError, ValueError):
         code, said = task.result()
         why = _tell_cut(limit_s, left_s) if code is None else _last_line(said)
-        journal.report(f"there was no preflight: {why}")
+        journal.report(f"preflight skipped: {why}")
         return
     journal.note("preflight", seconds=seconds, findings=findings)
     for one in findings:
@@ -97,23 +97,25 @@ async def fly(
 
 
 def limit_of(left_s: float | None) -> float:
-    """Return how long a preflight may take: a small share of what the job has left. Pure."""
+    """Return how long a preflight may take: a small share of the job's remaining time. Pure."""
     return LIMIT_S if left_s is None else min(LIMIT_S, SHARE * left_s)
 
 
 def _tell_cut(limit_s: float, left_s: float | None) -> str:
     if left_s is None or limit_s >= LIMIT_S:
-        return f"it was cut after {limit_s:.0f} s"
-    return f"it was cut after {limit_s:.0f} s, a tenth of the {left_s:.0f} s that the job has left"
+        return f"it did not finish within {limit_s:.0f} s"
+    return (
+        f"it did not finish within {limit_s:.0f} s, a tenth of the job's remaining {left_s:.0f} s"
+    )
 
 
 def _last_line(said: str) -> str:
     lines = said.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "the doctor failed without output"
 
 
 def _sweep(*folders: Path) -> None:
-    """Remove what a doctor that was killed has left; storage that hangs is not waited for."""
+    """Remove directories left by a killed doctor, without waiting for storage that hangs."""
     sweeper = Scribe("sweeper")
     for folder in folders:
         sweeper.post(partial(shutil.rmtree, folder, ignore_errors=True))
@@ -121,10 +123,10 @@ def _sweep(*folders: Path) -> None:
 
 
 def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:
-    """Read what a preflight has left: how long it took, and its findings. Pure.
+    """Parse preflight.json: the duration and the findings. Pure.
 
     Raises:
-        ValueError: it is not whole.
+        ValueError: it is incomplete or malformed.
     """
     match parse_json(text):
         case {"seconds": float() | int() as seconds, "findings": list() as findings}:
@@ -132,12 +134,12 @@ def parse_record(text: str) -> tuple[float, list[dict[str, str]]]:
             try:
                 return seconds, [{name: str(one[name]) for name in names} for one in findings]
             except (KeyError, TypeError, IndexError) as error:
-                raise ValueError("a finding is not whole") from error
-    raise ValueError("this is no record of a preflight")
+                raise ValueError("a finding lacks a field") from error
+    raise ValueError("not a preflight record")
 
 
 def find_unfit(findings: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[int, Hello]:
-    """Return the nodes that are not to be used, with the first of their faults. Pure."""
+    """Return the nodes with errors, each with its first one. Pure."""
     found: dict[int, Hello] = {}
     for one in findings:
         if one["severity"] != "error" or one["node"] not in hosts:

@@ -1,12 +1,12 @@
-"""`echelon sandbox`: a real Slurm cluster on one machine, to rehearse on.
+"""`echelon sandbox`: a real Slurm cluster on one machine, for rehearsals and tests.
 
-config.py      what a cluster of ours looks like: pure text of every configuration file
-layout.py      where its files are
-lifecycle.py   up and down, and the order in which things happen
-cluster.py     a sandbox that is up: run in it, look at it, break it, mend it
-hosts.py       what is asked of a simulated machine
-  namespaces.py  made as root, with everything of their own
-  loopback.py    made by anyone, sharing this machine
-processes.py   which processes belong to a sandbox, and how to be sure that they are gone
-accounting.py  MariaDB and slurmdbd, when asked for
+config.py      the cluster's size and the text of its configuration files (pure)
+layout.py      paths of all its files
+lifecycle.py   starting and stopping a sandbox
+cluster.py     a running sandbox: run commands, read node states, inject and repair faults
+hosts.py       the interface of a simulated host
+  namespaces.py  hosts in namespaces of their own (needs root)
+  loopback.py    hosts that share this machine (any user)
+processes.py   finding and ending all processes of a sandbox
+accounting.py  MariaDB and slurmdbd (--accounting)
 """

@@ -1,6 +1,7 @@
-"""MariaDB and slurmdbd beside the cluster, so that `sacct` works.
+"""MariaDB and slurmdbd for a sandbox, so that `sacct` works.
 
-The database lives in the sandbox's folder, listens on loopback alone and goes with the sandbox.
+The database is kept in the sandbox's directory, listens on loopback only and is removed with the
+sandbox.
 """
 
 import secrets
@@ -24,29 +25,29 @@ PROGRAMS = {
 
 
 class LoginHost(Protocol):
-    """Where both run."""
+    """The host on which both daemons run."""
 
     def run(self, argv: Sequence[str], *, stdin: str = "") -> Result:
-        """Run a program to its end."""
+        """Run a program and wait for it."""
 
     def start(self, argv: Sequence[str], *, log: str) -> None:
-        """Leave a program running."""
+        """Start a program in the background."""
 
     def last_complaint(self, *logs: str) -> str:
-        """Return what a log has to say about a failure."""
+        """Return the last error found in the logs."""
 
 
 def start_accounting(state: SandboxState, layout: Layout, login: LoginHost) -> None:
-    """Start both, and return when slurmdbd answers.
+    """Start MariaDB and slurmdbd, and wait until slurmdbd answers.
 
     Raises:
-        UnavailableError: one of them did not come up.
+        UnavailableError: a daemon did not start in time.
     """
     password = secrets.token_hex(16)
     _start_database(state, layout, password, login)
     write_atomic(layout.slurmdbd_conf, render_slurmdbd_conf(state, layout, password))
     login.start(["slurmdbd", "-D"], log="slurmdbd.out")
-    # Naming the cluster now spares slurmctld a complaint and a retry.
+    # Register the cluster before slurmctld starts, which otherwise logs an error and retries.
     add = ["sacctmgr", "--immediate", "add", "cluster", layout.cluster_name]
     _await(lambda: login.run(add).code == 0, "slurmdbd", login)
     login.run(["sacctmgr", "--immediate", "add", "account", "sandbox"]).check()
@@ -63,7 +64,7 @@ def _start_database(state: SandboxState, layout: Layout, password: str, login: L
             f"--datadir={data}",
             f"--user={state.user}",
             "--skip-test-db",
-            # Only the sandbox's owner may be root in its database, and only by the socket.
+            # Only the sandbox's owner can log in as root, and only through the socket.
             "--auth-root-authentication-method=socket",
             f"--auth-root-socket-user={state.user}",
         ]
@@ -79,7 +80,7 @@ def _start_database(state: SandboxState, layout: Layout, password: str, login: L
             f"--port={state.database_port}",
             "--bind-address=127.0.0.1",
             "--skip-name-resolve",
-            # slurmdbd asks for these; the defaults of MariaDB are too small for it.
+            # slurmdbd requires these; MariaDB's defaults are too small.
             "--innodb-buffer-pool-size=256M",
             "--innodb-lock-wait-timeout=900",
         ],

@@ -1,4 +1,4 @@
-"""A sandbox that is up: run things in it, look at its nodes, break them and mend them."""
+"""A running sandbox: run commands in it, read its nodes' states, inject and repair faults."""
 
 import os
 import re
@@ -24,26 +24,26 @@ Progress = Callable[[str], None]
 
 
 _COMPLAINT = re.compile(r"fatal|error", re.IGNORECASE)
-# Said at every start: there is no state to recover yet, nor PMIx.
+# Logged at every start: there is no state to recover yet, and no PMIx.
 _NOISE = re.compile(r"state save file|pmix|recover|No such file or directory|hwloc", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A node as Slurm and the machine see it."""
+    """State of a node, from Slurm and from the process table."""
 
     name: str
     address: str
     state: str
-    """Slurm's word: idle, allocated, mixed, down, …; with '*' when it does not answer."""
+    """Slurm's node state: idle, allocated, mixed, down, …; with '*' if it does not respond."""
     running: bool
-    """Whether it has a slurmd."""
+    """Whether its slurmd runs."""
     cut: bool
-    """Whether its cable is unplugged."""
+    """Whether it is disconnected from the network."""
 
 
 class Sandbox:
-    """A sandbox that is up."""
+    """A running sandbox."""
 
     def __init__(
         self, layout: Layout, state: SandboxState, shell: Shell, environ: Mapping[str, str]
@@ -62,16 +62,16 @@ class Sandbox:
     def name(self) -> str:
         return self.state.config.name
 
-    # What runs inside
+    # Running programs inside
 
     def environment(self, host: str = LOGIN) -> dict[str, str]:
-        """Return the variables of a process inside; nothing of a surrounding Slurm job gets in."""
+        """Return a process's environment inside, without variables of a surrounding Slurm job."""
         outer = scrub(self._environ)
         variables = {
             **outer,
             **mark(self.layout, host),
             "SLURM_CONF": str(self.layout.slurm_conf),
-            # Debian keeps daemons where an ordinary user's PATH does not look.
+            # Debian installs daemons in directories that are not in an ordinary user's PATH.
             "PATH": f"{outer.get('PATH', os.defpath)}:/usr/sbin:/sbin",
         }
         if host == LOGIN:
@@ -86,17 +86,17 @@ class Sandbox:
         stdin: str = "",
         timeout_s: float | None = 120,
     ) -> Result:
-        """Run a program on a host and return what it said."""
+        """Run a program on a host and return its result."""
         done = self._shell.run(
             [*self._hosts.enter(host), *argv],
             env=self.environment(host),
             stdin=stdin,
             timeout_s=timeout_s,
         )
-        return replace(done, argv=tuple(argv))  # an error names the program, not how we got there
+        return replace(done, argv=tuple(argv))  # errors name the program, not nsenter
 
     def start(self, argv: Sequence[str], *, log: str, host: str = LOGIN) -> None:
-        """Leave a program running on a host."""
+        """Start a program in the background on a host."""
         self._shell.start(
             [*self._hosts.enter(host), *argv],
             log=self.layout.logs / log,
@@ -104,39 +104,39 @@ class Sandbox:
         )
 
     def become(self, argv: Sequence[str], *, cwd: Path) -> NoReturn:
-        """Turn this process into a program on the login host.
+        """Replace this process with a program on the login host.
 
         Raises:
             NotPermittedError: only root can enter root's sandbox.
         """
         self._check_owner()
         enter = self._hosts.enter(LOGIN)
-        # Another mount namespace forgets where we were.
+        # Entering a mount namespace resets the working directory.
         back = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(cwd)] if enter else []
         self._shell.replace([*enter, *back, *argv], env=self.environment())
 
     def _check_owner(self) -> None:
         if self.layout.root.stat().st_uid != os.geteuid():
             raise NotPermittedError(
-                f"the sandbox '{self.name}' is another user's",
-                hint="use sudo; or submit jobs from outside: "
+                f"the sandbox '{self.name}' belongs to another user",
+                hint="use sudo, or submit jobs from outside: "
                 f'eval "$(echelon sandbox env{self.layout.option})"',
             )
 
-    # What state it is in
+    # State
 
     def nodes(self) -> list[NodeStatus]:
-        """Return every node's state, asked of Slurm now.
+        """Query Slurm for the current state of every node.
 
         Raises:
-            UnavailableError: slurmctld does not answer.
+            UnavailableError: slurmctld does not respond.
         """
         self._check_owner()
         if not (states := self._slurm_states()):
             raise UnavailableError(
-                f"the slurmctld of sandbox '{self.name}' does not answer",
-                hint=f"start anew (echelon sandbox down{self.layout.option}), "
-                f"or see why: tail {self.layout.logs}/slurmctld.log",
+                f"the slurmctld of sandbox '{self.name}' does not respond",
+                hint=f"check its log: tail {self.layout.logs}/slurmctld.log; "
+                f"or remove the sandbox: echelon sandbox down{self.layout.option}",
             )
         alive = {process.host for process in self._daemons("slurmd")}
         cut = self._hosts.cut_hosts()
@@ -152,10 +152,10 @@ class Sandbox:
         ]
 
     def await_ready(self, names: Sequence[str], *, timeout_s: float) -> None:
-        """Return when Slurm has these nodes ready for jobs.
+        """Wait until Slurm can schedule jobs on these nodes.
 
         Raises:
-            UnavailableError: not in time; the message has the log's last complaint.
+            UnavailableError: a node was not ready in time; the hint has the last error logged.
         """
 
         def waiting() -> list[str]:
@@ -167,38 +167,38 @@ class Sandbox:
         if not wait_until(lambda: not waiting(), timeout_s=timeout_s, interval_s=0.1):
             late = waiting()
             raise UnavailableError(
-                f"not ready after {timeout_s:g} s: {', '.join(late)}",
+                f"nodes not ready after {timeout_s:g} s: {', '.join(late)}",
                 hint=self.last_complaint(*(f"slurmd-{name}.log" for name in late), "slurmctld.log"),
             )
 
     def _slurm_states(self) -> dict[str, str]:
-        """Return node → state; empty while slurmctld does not answer."""
+        """Return node → state; empty while slurmctld does not respond."""
         shown = self.run(["sinfo", "--Node", "--noheader", "--format=%N|%T"])
         lines = shown.stdout.split() if shown.code == 0 else []
         return dict(line.split("|", 1) for line in lines)
 
     def last_complaint(self, *logs: str) -> str:
-        """Return the last error in the first of these logs that has one."""
+        """Return the last error from the first of these logs that contains one."""
         for log in (self.layout.logs / name for name in logs):
             lines = log.read_text(errors="replace").splitlines() if log.exists() else []
             bad = [line for line in lines if _COMPLAINT.search(line) and not _NOISE.search(line)]
             if bad:
                 return f"{log.name} says: {bad[-1]}"
-        return "the daemons' logs have no complaint; is the machine very busy?"
+        return f"no error in {self.layout.logs}; check whether the machine is overloaded"
 
     # Daemons
 
     def _start_slurmd(self, node: str) -> None:
-        """Start a node's slurmd, which goes to the background when it listens."""
+        """Start a node's slurmd; it daemonizes once it listens."""
         argv = ["slurmd", "-N", node, "-f", str(self.layout.slurm_conf)]
         self.run(argv, host=node).check()
 
     def start_slurmctld(self) -> None:
-        """Start slurmctld, which goes to the background when it listens."""
+        """Start slurmctld; it daemonizes once it listens."""
         self.run(["slurmctld", "-f", str(self.layout.slurmctld_conf)]).check()
 
     def start_all(self, progress: Progress) -> None:
-        """Start the hosts and all of Slurm on them, and return when every node is idle."""
+        """Start the hosts and the Slurm daemons, and wait until every node is idle."""
         layout, nodes = self.layout, self.state.config.node_names
         progress(f"starting {len(nodes)} nodes")
         self._hosts.start([LOGIN, *nodes])
@@ -224,20 +224,20 @@ class Sandbox:
     # Faults
 
     def kill(self, node: str) -> None:
-        """Turn a node off: its slurmd and all its jobs' processes are gone."""
+        """Turn a node off: kill its slurmd and all its jobs' processes."""
         self._hosts.stop(self._known(node))
 
     def cut(self, node: str) -> None:
-        """Unplug a node's cable; what runs on it goes on, alone."""
+        """Disconnect a node from the network; its processes keep running."""
         self._hosts.cut(self._known(node))
 
     def heal(self, node: str) -> None:
-        """Plug it in again, and have the node report at once rather than when Slurm next asks."""
+        """Reconnect a node and have it register at once, not only at Slurm's next ping."""
         self._hosts.heal(self._known(node))
         self._report(node)
 
     def restore(self, node: str) -> None:
-        """Bring a node back, whatever was done to it, and return when it takes jobs."""
+        """Make a node ready again after kill, cut or a drain, and wait until it accepts jobs."""
         self._known(node)
         status = next(status for status in self.nodes() if status.name == node)
         if status.state.startswith("drain"):
@@ -247,7 +247,8 @@ class Sandbox:
                 self.heal(node)
         else:
             self._hosts.stop(node)
-            # A real machine would report a new boot time, and Slurm know that its jobs are lost.
+            # A rebooted machine reports a new boot time, which tells Slurm that its jobs are lost.
+            # This node cannot, so mark it down.
             update = ["scontrol", "update", f"nodename={node}", "state=down", "reason=rebooted"]
             self.run(update).check()
             self._hosts.start([node])
@@ -255,7 +256,7 @@ class Sandbox:
         self.await_ready([node], timeout_s=30)
 
     def signal_slurmctld(self, number: signal.Signals) -> None:
-        """Have slurmctld pause (SIGSTOP), go on (SIGCONT), or go (SIGTERM, SIGKILL)."""
+        """Pause (SIGSTOP), continue (SIGCONT) or end (SIGTERM, SIGKILL) slurmctld."""
         self._check_owner()
         pids = [process.pid for process in self._daemons("slurmctld")]
         for pid in pids:
@@ -264,7 +265,7 @@ class Sandbox:
             wait_until(lambda: not self._daemons("slurmctld"), timeout_s=20)
 
     def _report(self, node: str) -> None:
-        """SIGHUP makes a slurmd register anew."""
+        """Make a node's slurmd register again, with SIGHUP."""
         for process in self._daemons("slurmd"):
             if process.host == node:
                 os.kill(process.pid, signal.SIGHUP)
@@ -279,6 +280,6 @@ class Sandbox:
         if node not in names:
             raise NotFoundError(
                 f"the sandbox '{self.name}' has no node '{node}'",
-                hint=f"its nodes are {', '.join(names)}",
+                hint=f"available nodes: {', '.join(names)}",
             )
         return node

@@ -1,6 +1,6 @@
-"""What a sandbox cluster looks like: its size, and the text of each configuration file.
+"""A sandbox's size and the text of its configuration files.
 
-Pure: nothing here touches the machine. Why the odd values are what they are stands beside them.
+Pure functions; nothing here touches the machine. Comments give the reason for unusual values.
 """
 
 import json
@@ -12,7 +12,7 @@ from echelon.core.units import format_memory
 from echelon.sandbox.layout import DEFAULT_NAME, Layout, is_name
 
 LOGIN = "login"
-"""The host that carries slurmctld and on which `exec` and `shell` run."""
+"""The host that runs slurmctld and the commands of `exec` and `shell`."""
 
 MESSAGE_TIMEOUT_S = 10
 CONTROLLER_MESSAGE_TIMEOUT_S = 2
@@ -23,7 +23,7 @@ MAX_GPUS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxConfig:
-    """What a user asks for."""
+    """The cluster requested by the user."""
 
     name: str = DEFAULT_NAME
     nodes: int = 4
@@ -31,29 +31,31 @@ class SandboxConfig:
     """Per node."""
     gpu_type: str = "a100"
     cpus: int = 16
-    """Per node; more than the machine has is fine."""
+    """Per node; may exceed what the machine has."""
     mem_mib: int = 64 * 1024
-    """Per node; likewise."""
+    """Per node; may exceed what the machine has."""
     accounting: bool = False
 
     def problems(self) -> list[str]:
-        """Return everything that is wrong with it."""
+        """Return all invalid values."""
         bounds = {
             "--nodes": (self.nodes, 1, MAX_NODES),
             "--gpus": (self.gpus, 0, MAX_GPUS),
             "--cpus": (self.cpus, 1, 1024),
         }
         found = [
-            f"{flag} is {value}, but must be between {low} and {high}"
+            f"{flag} must be between {low} and {high}, not {value}"
             for flag, (value, low, high) in bounds.items()
             if not low <= value <= high
         ]
         if not 1 <= self.mem_mib <= 2**30:
-            found.append(f"--mem is {format_memory(self.mem_mib)}, but must be 1M to 1024T")
+            found.append(f"--mem must be between 1M and 1024T, not {format_memory(self.mem_mib)}")
         if not is_name(self.name):
-            found.append(f"--name is '{self.name}', but may only have letters, digits and '-'")
+            found.append(f"--name may only contain letters, digits and '-', not '{self.name}'")
         if not (self.gpu_type.isascii() and self.gpu_type.replace("_", "").isalnum()):
-            found.append(f"--gpu-type is '{self.gpu_type}', but may only have letters, digits, '_'")
+            found.append(
+                f"--gpu-type may only contain letters, digits and '_', not '{self.gpu_type}'"
+            )
         return found
 
     @property
@@ -63,7 +65,7 @@ class SandboxConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """How the hosts are reached."""
+    """Addresses and ports of the hosts."""
 
     kind: str
     """`namespaces`: every host has its own network; `loopback`: all share 127.0.0.1."""
@@ -72,19 +74,19 @@ class Network:
     ports: dict[str, int]
     """Host → port of its daemon (slurmctld or slurmd)."""
     outside: str = ""
-    """The address by which this machine itself takes part in the hosts' network, if it does."""
+    """This machine's own address in the hosts' network, if it has one."""
     machine: str = "localhost"
     """This machine's own host name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxState:
-    """What `sandbox.json` says: all that a later command has to know."""
+    """Contents of `sandbox.json`: what later commands need to know."""
 
     config: SandboxConfig
     network: Network
     user: str
-    """Who the daemons run as."""
+    """The user that the daemons run as."""
     database_port: int = 0
     ready: bool = False
 
@@ -107,12 +109,12 @@ def render_slurm_conf(
 ) -> str:
     """Return slurm.conf, used by every node and every Slurm command.
 
-    slurmctld alone has another message time-out: with Slurm's own it would notice a dead node late,
-    and with its own everybody else would give up too soon on a busy machine.
+    slurmctld alone uses a shorter message time-out, to detect a dead node quickly. With it, the
+    other daemons and commands would give up too early on a busy machine.
     """
     config, network = state.config, state.network
     nodes = compress(config.node_names)
-    # Without a default, a job that names no memory takes the whole node's, and no second one fits.
+    # Without a default, a job that requests no memory gets the whole node's, so no second job fits.
     share = max(1, config.mem_mib // config.cpus)
     loopback = network.kind == "loopback"
     sections = [
@@ -124,7 +126,7 @@ def render_slurm_conf(
             f"SlurmdUser={state.user}",
         ],
         [
-            "# A requeued job waits for cred_expire before it starts again; the default is 120 s.",
+            "# A requeued job cannot start again before cred_expire; the default is 120 s.",
             "AuthType=auth/munge",
             f"AuthInfo=socket={layout.munge_socket},cred_expire=10",
         ],
@@ -137,7 +139,7 @@ def render_slurm_conf(
             f"SlurmdLogFile={layout.logs}/slurmd-%n.log",
         ],
         [
-            "# Nodes declare more than the machine has, and need no cgroup.",
+            "# Nodes may declare more resources than the machine has, and do not use cgroups.",
             "SlurmdParameters=config_overrides",
             "ProctrackType=proctrack/linuxproc",
             "TaskPlugin=task/none",
@@ -147,9 +149,9 @@ def render_slurm_conf(
             "PropagateResourceLimitsExcept=MEMLOCK,NOFILE",
         ],
         [
-            "# slurmctld takes a node as lost after a failed ping or two; a ping fails after",
-            "# MessageTimeout + 1 connects of TCPTimeout each. Its MessageTimeout is shorter than",
-            "# the others' (slurmctld.conf), hence no complaint about files that differ.",
+            "# slurmctld marks a node as lost after one or two failed pings. A ping fails after",
+            "# MessageTimeout + 1 connection attempts of TCPTimeout each. slurmctld uses a shorter",
+            "# MessageTimeout (slurmctld.conf); NO_CONF_HASH suppresses the warning about it.",
             "SlurmdTimeout=1",
             f"MessageTimeout={message_timeout_s}",
             "TCPTimeout=1",
@@ -159,7 +161,7 @@ def render_slurm_conf(
             "MinJobAge=3600",
         ],
         [
-            "# Scheduled at every turn of slurmctld's loop, which is one second.",
+            "# Schedule in every iteration of slurmctld's main loop, once per second.",
             "SchedulerType=sched/backfill",
             "SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1,bf_resolution=1",
             "SelectType=select/cons_tres",
@@ -167,12 +169,12 @@ def render_slurm_conf(
             "EnforcePartLimits=ALL",
         ],
         [
-            "# A job in `high` takes the place of one in `low`: SIGTERM, then GraceTime seconds.",
+            "# Jobs in `high` preempt jobs in `low`: SIGTERM, and a requeue after GraceTime.",
             "PreemptType=preempt/partition_prio",
             "PreemptMode=REQUEUE",
         ],
         _accounting_lines(state, layout),
-        # Without a network of its own nothing may listen where other machines can reach it.
+        # On the machine's own network, daemons must not listen where other machines can reach them.
         ["CommunicationParameters=NoInAddrAny,NoCtldInAddrAny"] if loopback else [],
         ["GresTypes=gpu"] if config.gpus else [],
         _node_lines(state),
@@ -192,7 +194,7 @@ def _accounting_lines(state: SandboxState, layout: Layout) -> list[str]:
         "AccountingStorageType=accounting_storage/slurmdbd",
         f"AccountingStorageHost={state.network.addresses[LOGIN]}",
         f"AccountingStoragePort={state.network.ports['slurmdbd']}",
-        # For slurmdbd the "password" is where munged listens.
+        # With slurmdbd, the "password" is the path of munged's socket.
         f"AccountingStoragePass={layout.munge_socket}",
         "AccountingStorageTRES=gres/gpu",
     ]
@@ -202,7 +204,7 @@ def _node_lines(state: SandboxState) -> list[str]:
     config, network = state.config, state.network
     shape = f"CPUs={config.cpus} RealMemory={config.mem_mib} State=UNKNOWN"
     if config.gpus:
-        # The type is a feature as well: scripts ask for either.
+        # The type is also a feature: scripts request GPUs by either.
         shape += f" Gres=gpu:{config.gpu_type}:{config.gpus} Feature={config.gpu_type}"
     return [
         f"NodeName={name} "
@@ -213,7 +215,10 @@ def _node_lines(state: SandboxState) -> list[str]:
 
 
 def render_gres_conf(config: SandboxConfig, layout: Layout) -> str:
-    """Slurm wants a character device per GPU; CUDA_VISIBLE_DEVICES is the number in its name."""
+    """Return gres.conf.
+
+    Slurm needs a character device per GPU; CUDA_VISIBLE_DEVICES is the number in its name.
+    """
     lines = ["AutoDetect=off"]
     if config.gpus:
         last = f"[0-{config.gpus - 1}]" if config.gpus > 1 else "0"
@@ -225,12 +230,12 @@ def render_gres_conf(config: SandboxConfig, layout: Layout) -> str:
 
 
 def render_cgroup_conf() -> str:
-    """slurmd loads a cgroup plugin even when nothing uses it; this one then touches nothing."""
+    """Return cgroup.conf: slurmd always loads a cgroup plugin, and v1 does nothing if unused."""
     return "CgroupPlugin=cgroup/v1\n"
 
 
 def render_slurmdbd_conf(state: SandboxState, layout: Layout, password: str) -> str:
-    """Return slurmdbd.conf; it holds a password and must be readable by its owner alone."""
+    """Return slurmdbd.conf; it contains a password, so only its owner may read it."""
     return f"""\
 AuthType=auth/munge
 AuthInfo=socket={layout.munge_socket}
@@ -250,10 +255,10 @@ StorageLoc=slurm
 
 
 def render_hosts(network: Network) -> str:
-    """Return the /etc/hosts that every host sees: names resolve both ways, without DNS.
+    """Return the hosts' /etc/hosts: names resolve in both directions, without DNS.
 
-    A server that listens for IPv6 too, as torch's does, sees IPv4 peers by mapped addresses. DNS
-    would look up what is mapped; here they need lines, with names that lead nobody to them.
+    A server that also listens on IPv6, such as torch's, sees IPv4 peers under mapped addresses.
+    These need entries too, under a name of their own, so that HOST does not resolve to them.
     """
     lines = ["127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"]
     lines += [f"{address}\t{host}" for host, address in network.addresses.items()]
@@ -264,18 +269,18 @@ def render_hosts(network: Network) -> str:
 
 
 def render_boot(layout: Layout) -> str:
-    """Return the script that a simulated host runs first, in its new namespaces: `boot.sh HOST`."""
+    """Return boot.sh: the first program of a simulated host, run in its new namespaces."""
     return f"""\
-# Turns the namespaces it runs in into the host $1, then holds them.
+# Sets up the current namespaces as the host $1 and keeps them alive.
 set -e
 mount --bind '{layout.hosts}' /etc/hosts
-# A job submitted with --export=NONE has no SLURM_CONF: it must find its cluster as on a real one.
+# A job submitted with --export=NONE has no SLURM_CONF and reads /etc/slurm, as on a real cluster.
 [ ! -d /etc/slurm ] || mount --bind '{layout.etc}' /etc/slurm
 mount -t tmpfs tmpfs /dev/shm
 hostname "$1"
 ip link set lo up
 touch '{layout.run}'/"$1.booted"
-# As process 1 of a node it also has to collect whatever is left without a parent.
+# This shell is process 1 of a node: it also has to reap orphaned processes.
 sleep infinity &
 wait
 """

@@ -1,6 +1,6 @@
-"""What a sandbox needs of its simulated machines, whichever way they are made.
+"""The interface of a sandbox's simulated hosts.
 
-namespaces.py makes them as root, loopback.py without.
+Implemented in namespaces.py (needs root) and loopback.py (any user).
 """
 
 from collections.abc import Sequence
@@ -8,22 +8,22 @@ from typing import Protocol
 
 
 class Hosts(Protocol):
-    """What the cluster needs of its machines, whichever way they are made."""
+    """The simulated hosts of a sandbox."""
 
     def start(self, hosts: Sequence[str]) -> None:
-        """Make them: ready to run programs, and reaching each other."""
+        """Create the hosts, ready to run programs and connected to each other."""
 
     def enter(self, host: str) -> list[str]:
-        """Return the beginning of a command line that runs a program on the host."""
+        """Return the command prefix that runs a program on the host."""
 
     def stop(self, host: str) -> None:
-        """Turn it off: everything on it is gone when this returns."""
+        """Turn the host off, and wait until all its processes have ended."""
 
     def cut(self, host: str) -> None:
-        """Unplug its network cable."""
+        """Disconnect the host from the network."""
 
     def heal(self, host: str) -> None:
-        """Plug it in again."""
+        """Reconnect the host to the network."""
 
     def cut_hosts(self) -> set[str]:
-        """Return those that are unplugged."""
+        """Return the disconnected hosts."""

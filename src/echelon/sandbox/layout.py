@@ -1,4 +1,4 @@
-"""Every file of a sandbox, and what a sandbox may be called."""
+"""Paths of a sandbox's files, and valid sandbox names."""
 
 import hashlib
 import re
@@ -11,13 +11,13 @@ DEFAULT_NAME = "sandbox"
 
 
 def is_name(name: str) -> bool:
-    """Tell whether a sandbox may be called so: it becomes the name of a folder and of a cluster."""
+    """Tell whether a sandbox name is valid: it is used for a directory and for the cluster."""
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,30}", name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Every file of a sandbox, all below one folder, so that removing it removes everything."""
+    """Paths of a sandbox's files, all below one directory; removing it removes everything."""
 
     root: Path
 
@@ -104,12 +104,12 @@ class Layout:
 
     @property
     def option(self) -> str:
-        """What names this sandbox on a command line; nothing for the one that is meant anyway."""
+        """The --name option that selects this sandbox; empty for the default one."""
         return "" if self.root.name == DEFAULT_NAME else f" --name {self.root.name}"
 
     @property
     def tag(self) -> str:
-        """Short and unique on this machine: names of links and of the cluster end in it."""
+        """Short suffix, unique on this machine, for names of links and of the cluster."""
         return hashlib.sha256(str(self.root).encode()).hexdigest()[:6]
 
     @property
@@ -118,19 +118,19 @@ class Layout:
 
 
 def check_path(layout: Layout) -> None:
-    """slurm.conf cannot quote, and Unix sockets have short names.
+    """Check the sandbox's path: slurm.conf has no quoting, and Unix socket paths must be short.
 
     Raises:
-        UsageError: the sandbox's folder cannot be used.
+        UsageError: the path cannot be used.
     """
     if not re.fullmatch(r"[A-Za-z0-9._/-]+", str(layout.root)):
         raise UsageError(
-            f"the path '{layout.root}' has characters that slurm.conf cannot hold",
-            hint="set ECHELON_SANDBOX_DIR to a folder of letters, digits, '.', '_' and '-'",
+            f"the path '{layout.root}' contains characters that are not allowed in slurm.conf",
+            hint="set ECHELON_SANDBOX_DIR to a path of letters, digits, '.', '_', '-' and '/'",
         )
     longest = str(layout.database / "mariadb.sock")
     if len(longest) > 100:
         raise UsageError(
-            f"the path {layout.root} is too long for the sockets in it",
-            hint="set ECHELON_SANDBOX_DIR to a short folder, for example /var/tmp/echelon",
+            f"the path {layout.root} is too long for Unix sockets",
+            hint="set ECHELON_SANDBOX_DIR to a shorter path, for example /var/tmp/echelon",
         )

@@ -1,9 +1,8 @@
-"""A sandbox from `up` to `down`: where it is, whose turn it is, and the order in which things
-happen.
+"""Start, find and stop sandboxes.
 
-Its folder is the claim on its name, a lock on that folder lets one command change it at a time,
-and `sandbox.json` in it says what was built. Everything else is asked of the kernel and of Slurm
-itself.
+A sandbox's directory reserves its name. A lock on the directory lets one command change the sandbox
+at a time, and `sandbox.json` in it records what was built. All other state is read from the kernel
+and from Slurm.
 """
 
 import fcntl
@@ -48,28 +47,29 @@ PROGRAMS = {
 NAMESPACE_PROGRAMS = {"ip": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 """Program → Debian package."""
 
-# --- where sandboxes are --------------------------------------------------------------------
+# --- locations ------------------------------------------------------------------------------
 
 
 def home(environ: Mapping[str, str], uid: int) -> Path:
-    """Return the folder of a user's sandboxes: on a local disk, with a short path."""
+    """Return the directory of a user's sandboxes: on a local disk, with a short path."""
     if chosen := environ.get("ECHELON_SANDBOX_DIR"):
-        # One spelling for one folder: processes are known by it.
+        # Processes are identified by this path, so it needs one canonical spelling.
         return Path(chosen).resolve()
     return Path("/var/lib/echelon/sandbox" if uid == 0 else f"/var/tmp/echelon-{uid}/sandbox")  # noqa: S108
 
 
 def find_layout(name: str, environ: Mapping[str, str], uid: int) -> Layout:
-    """Return an existing sandbox's files: this user's, or else root's, which every user may use.
+    """Return the layout of an existing sandbox: this user's, or root's, which all users may use.
 
     Raises:
-        UsageError: no sandbox can be called so.
-        NotFoundError: there is none.
-        NotPermittedError: somebody else could have put it there.
+        UsageError: the name is invalid.
+        NotFoundError: there is no such sandbox.
+        NotPermittedError: another user could have created it.
     """
     if not is_name(name):
         raise UsageError(
-            f"'{name}' cannot be the name of a sandbox", hint="use letters, digits and '-'"
+            f"'{name}' is not a valid sandbox name",
+            hint="use up to 31 letters, digits and '-', starting with a letter or digit",
         )
     for owner in (uid, 0):
         layout = Layout(root=home(environ, owner) / name)
@@ -78,25 +78,25 @@ def find_layout(name: str, environ: Mapping[str, str], uid: int) -> Layout:
             return layout
     raise NotFoundError(
         f"there is no sandbox '{name}'",
-        hint=f"start one: echelon sandbox up{Layout(root=Path(name)).option}",
+        hint=f"start it: echelon sandbox up{Layout(root=Path(name)).option}",
     )
 
 
 def _check_trust(layout: Layout, uid: int) -> None:
-    """Slurm's commands load what slurm.conf names: it must be ours, or root's."""
+    """Check that only this user or root can write there: Slurm loads plugins from slurm.conf."""
     for folder in (layout.root, layout.root.parent, layout.root.parent.parent):
         status = folder.lstat()
         others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         shared = others_write and not status.st_mode & stat.S_ISVTX
         if status.st_uid not in (uid, 0) or not stat.S_ISDIR(status.st_mode) or shared:
             raise NotPermittedError(
-                f"{folder} is another user's, or others can write to it",
-                hint="set ECHELON_SANDBOX_DIR to a folder of your own",
+                f"{folder} belongs to another user, or other users can write to it",
+                hint="set ECHELON_SANDBOX_DIR to a directory of your own",
             )
 
 
 def list_sandboxes(environ: Mapping[str, str], uid: int) -> list[str]:
-    """Return the names of all that this user can see."""
+    """Return the names of all sandboxes that this user can see."""
     homes = {home(environ, uid), home(environ, 0)}
     return sorted({entry.name for home in homes if home.is_dir() for entry in home.iterdir()})
 
@@ -105,17 +105,17 @@ def list_sandboxes(environ: Mapping[str, str], uid: int) -> list[str]:
 
 
 def open_sandbox(name: str, *, shell: Shell, environ: Mapping[str, str], uid: int) -> Sandbox:
-    """Return a sandbox that is up.
+    """Return a running sandbox.
 
     Raises:
-        NotFoundError: there is none of that name, or it never came up.
+        NotFoundError: there is no sandbox of that name, or its start did not finish.
     """
     layout = find_layout(name, environ, uid)
     state = _read_state(layout)
     if state is None or not state.ready:
         raise NotFoundError(
-            f"the sandbox '{name}' is not up: its start was not finished",
-            hint=f"clean up with: echelon sandbox down{layout.option}",
+            f"the sandbox '{name}' is not up: its start did not finish",
+            hint=f"remove it: echelon sandbox down{layout.option}",
         )
     return Sandbox(layout, state, shell, environ)
 
@@ -128,15 +128,15 @@ def start_sandbox(
     uid: int,
     progress: Progress,
 ) -> Sandbox:
-    """Build the cluster and return it when all nodes are idle.
+    """Start the cluster and wait until all nodes are idle.
 
     Raises:
-        UsageError: a size or name that cannot be.
-        ConflictError: it is up already, or another command is at it.
-        UnavailableError: a package is missing, or Slurm did not come up; nothing is left behind.
+        UsageError: a size or the name is invalid.
+        ConflictError: it already runs, or another command is starting or stopping it.
+        UnavailableError: a package is missing, or Slurm did not start; everything is removed again.
     """
     if problems := wanted.problems():
-        raise UsageError("; ".join(problems), hint="see echelon sandbox up --help")
+        raise UsageError("; ".join(problems), hint="see: echelon sandbox up --help")
     _check_programs(wanted, shell, uid=uid)
     namespaces = uid == 0 and can_make_namespaces(shell)
     layout = Layout(root=home(environ, uid) / wanted.name)
@@ -145,13 +145,13 @@ def start_sandbox(
         state = _read_state(layout)
         if state is not None and state.ready and _is_alive(layout):
             raise ConflictError(
-                f"the sandbox '{wanted.name}' is up already",
-                hint=f"end it: echelon sandbox down{layout.option}; or choose another --name",
+                f"the sandbox '{wanted.name}' is already running",
+                hint=f"stop it: echelon sandbox down{layout.option}; or choose another --name",
             )
         if any(layout.root.iterdir()) or find_processes(layout):
-            progress("removing what is left of an earlier one")
+            progress("removing leftovers of an earlier sandbox")
             _clear(layout, shell)
-        # munged insists on folders that everybody can enter and nobody else can write to.
+        # munged requires directories that all users can enter and no other user can write to.
         mask = os.umask(0o022)
         try:
             return _build(wanted, layout, shell, environ, progress, namespaces=namespaces)
@@ -163,7 +163,7 @@ def start_sandbox(
 
 
 def _is_alive(layout: Layout) -> bool:
-    """Tell whether it runs: after a reboot the folder is still there."""
+    """Tell whether slurmctld runs: after a reboot, the directory still exists."""
     return any(p.trusted and p.program == "slurmctld" for p in find_processes(layout))
 
 
@@ -192,41 +192,41 @@ def _build(
 
 
 def stop_sandbox(name: str, *, shell: Shell, environ: Mapping[str, str], uid: int) -> None:
-    """Take everything of the sandbox off this machine, in whatever state it is.
+    """End all processes of the sandbox and remove its files, whatever its state.
 
     Raises:
-        NotFoundError: there is none.
-        ConflictError: called from inside.
-        NotPermittedError: it is another user's.
+        NotFoundError: there is no such sandbox.
+        ConflictError: the command runs inside the sandbox.
+        NotPermittedError: it belongs to another user.
     """
     try:
         layout = find_layout(name, environ, uid)
     except NotFoundError:
-        # Somebody may have removed the folder alone.
+        # Only the directory may have been removed, with processes still running.
         layout = Layout(root=home(environ, uid) / name)
         if not find_processes(layout):
             raise
     hosts = [p.network for p in find_processes(layout) if is_holder(p, layout)]
     if environ.get(MARK) == str(layout.root) or own_network() in hosts:
         raise ConflictError(
-            f"this shell is inside the sandbox '{name}'",
-            hint=f"leave it first (exit), then: echelon sandbox down{layout.option}",
+            f"cannot stop the sandbox '{name}' from inside it",
+            hint=f"exit this shell, then run: echelon sandbox down{layout.option}",
         )
     with _claim(layout, uid):
         _remove(layout, shell)
 
 
 def _clear(layout: Layout, shell: Shell) -> None:
-    """Leave nothing but the empty folder, whose lock we hold.
+    """End all processes and empty the directory; its lock stays held.
 
     Raises:
-        ConflictError: the folder holds something that is no sandbox.
+        ConflictError: the directory is not a sandbox.
     """
     entries = [entry for entry in layout.root.iterdir() if not entry.name.endswith(".tmp")]
     if entries and not layout.state.exists():
         raise ConflictError(
-            f"{layout.root} is not a sandbox, and not empty",
-            hint="choose another --name, or look at what is in it and remove it yourself",
+            f"{layout.root} is not empty and is not a sandbox",
+            hint=f"choose another --name, or check its contents and remove it: ls {layout.root}",
         )
     end_sandbox_processes(layout)
     if os.geteuid() == 0:
@@ -241,7 +241,7 @@ def _clear(layout: Layout, shell: Shell) -> None:
 def _remove(layout: Layout, shell: Shell) -> None:
     _clear(layout, shell)
     layout.root.rmdir()
-    if layout.root.parent == home({}, os.geteuid()):  # a folder of our own choice
+    if layout.root.parent == home({}, os.geteuid()):  # the default location, created by us
         _remove_if_empty(layout.root.parent)
         _remove_if_empty(layout.root.parent.parent)
 
@@ -255,21 +255,24 @@ def _remove_if_empty(folder: Path) -> None:
 
 @contextmanager
 def changing(sandbox: Sandbox, uid: int) -> Iterator[Sandbox]:
-    """Let nobody else change the sandbox meanwhile: a node restored during `down` would stay."""
+    """Lock the sandbox while it is changed: a node restored during `down` would be left over."""
     with _claim(sandbox.layout, uid):
         if not sandbox.layout.state.exists():
             _remove_if_empty(sandbox.layout.root)
-            raise NotFoundError(f"the sandbox '{sandbox.name}' is gone", hint="echelon sandbox up")
+            raise NotFoundError(
+                f"the sandbox '{sandbox.name}' no longer exists",
+                hint=f"start it: echelon sandbox up{sandbox.layout.option}",
+            )
         yield sandbox
 
 
 @contextmanager
 def _claim(layout: Layout, uid: int) -> Iterator[None]:
-    """Own the sandbox's folder, which is made if need be, while it is changed.
+    """Create the sandbox's directory if needed, and hold its lock.
 
     Raises:
-        ConflictError: another command holds it.
-        NotPermittedError: it is another user's.
+        ConflictError: another command holds the lock.
+        NotPermittedError: it belongs to another user.
     """
     while True:
         for folder in (layout.root.parent.parent, layout.root.parent, layout.root):
@@ -280,7 +283,7 @@ def _claim(layout: Layout, uid: int) -> Iterator[None]:
         if layout.root.lstat().st_uid != uid:
             raise NotPermittedError(
                 f"{layout.root} belongs to another user",
-                hint="set ECHELON_SANDBOX_DIR to a folder of your own, or use sudo for root's",
+                hint="use sudo, or set ECHELON_SANDBOX_DIR to a directory of your own",
             )
         handle = os.open(layout.root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -288,11 +291,11 @@ def _claim(layout: Layout, uid: int) -> Iterator[None]:
             if _is_still(handle, layout.root):
                 yield
                 return
-            # Removed by its last owner between our open and our lock: make it again.
+            # The last owner removed it between our open and our lock: create it again.
         except BlockingIOError as error:
             raise ConflictError(
                 f"another command is starting or stopping the sandbox '{layout.root.name}'",
-                hint="wait until it has finished",
+                hint="wait until it has finished, then try again",
             ) from error
         finally:
             os.close(handle)
@@ -313,7 +316,7 @@ def _read_state(layout: Layout) -> SandboxState | None:
 
 
 def _write_files(layout: Layout, state: SandboxState) -> None:
-    # First of all: by it, an interrupted start is told from a foreign folder.
+    # Written first: it distinguishes an interrupted start from a foreign directory.
     write_atomic(layout.state, state.render(), mode=0o644)
     for folder in layout.folders():
         folder.mkdir(mode=0o755)
@@ -331,7 +334,7 @@ def _write_files(layout: Layout, state: SandboxState) -> None:
     for path, text in texts.items():
         write_atomic(path, text, mode=0o644)
     for number in range(state.config.gpus):
-        # Harmless, there for every user, and a character device as Slurm wants it.
+        # Slurm requires a character device; /dev/null is harmless and accessible to every user.
         (layout.devices / f"gpu{number}").symlink_to("/dev/null")
 
 

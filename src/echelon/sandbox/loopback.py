@@ -1,6 +1,6 @@
-"""Simulated machines for any user: names for ports on this machine's loopback.
+"""Simulated hosts for any user: each is a port on this machine's loopback interface.
 
-Several nodes and GPUs, but one host name, one address and no cable to cut.
+All nodes share one host name and one address, and cannot be disconnected from the network.
 """
 
 import random
@@ -14,7 +14,7 @@ from echelon.sandbox.processes import end_sandbox_processes
 
 
 class LoopbackHosts:
-    """Hosts that are only names: every program runs on this machine, told apart by its port."""
+    """Hosts without namespaces: every program runs on this machine, identified by its port."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -30,8 +30,8 @@ class LoopbackHosts:
 
     def cut(self, host: str) -> None:
         raise NotPermittedError(
-            f"'{host}' has no network of its own to cut: this sandbox was started without root",
-            hint=f"echelon sandbox kill {host}, or start the sandbox as root",
+            f"'{host}' has no network of its own: this sandbox was started without root",
+            hint=f"start the sandbox as root, or turn the node off: echelon sandbox kill {host}",
         )
 
     heal = cut
@@ -52,7 +52,7 @@ def plan_loopback(config: SandboxConfig) -> Network:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that are free now, below those that the kernel gives to everybody else."""
+    """Return ports that are free now, below the kernel's ephemeral range."""
     found: list[int] = []
     for port in random.sample(range(20000, 32000), 12000):
         with socket.socket() as probe:
@@ -63,4 +63,7 @@ def free_ports(count: int) -> list[int]:
         found.append(port)
         if len(found) == count:
             return found
-    raise UnavailableError(f"fewer than {count} free ports", hint="stop other sandboxes first")
+    raise UnavailableError(
+        f"fewer than {count} ports between 20000 and 32000 are free",
+        hint="stop another sandbox: echelon sandbox down --name NAME",
+    )

@@ -1,9 +1,9 @@
-"""Simulated machines with everything of their own; needs root.
+"""Simulated hosts in namespaces of their own; needs root.
 
-Each host is a set of namespaces with its own network, host name, hosts file and, for nodes,
-process table: documented scripts run verbatim, a cable can be cut, and a dead node takes all its
-processes with it. All of them hang on a bridge inside the login host's namespace, so this
-machine's own network sees one link and nothing else.
+Each host has its own network, host name, hosts file and, for nodes, process table. Scripts from a
+cluster's documentation run unchanged, a node can be disconnected, and turning it off ends all its
+processes. The hosts are connected by a bridge inside the login host's network namespace, so this
+machine's own network gets one additional link.
 """
 
 import ipaddress
@@ -20,12 +20,12 @@ from echelon.sandbox.config import LOGIN, Network, SandboxConfig
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes, is_holder, mark
 
-# Reserved for tests of networks (RFC 2544): in use nowhere else.
+# Reserved for network benchmarks (RFC 2544), so real networks do not use it.
 TEST_NETWORK = ipaddress.IPv4Network("198.18.0.0/15")
 
 
 class NamespaceHosts:
-    """Hosts with everything of their own."""
+    """Hosts in namespaces of their own."""
 
     def __init__(
         self, layout: Layout, network: Network, shell: Shell, environ: Mapping[str, str]
@@ -41,8 +41,8 @@ class NamespaceHosts:
             booted.unlink(missing_ok=True)
             namespaces = ["--net", "--uts", "--ipc", "--mount", "--propagation", "slave"]
             if host != LOGIN:
-                # With its own process table a node dies as a whole, whatever its jobs did to hide.
-                # The login host shares ours: commands inside can then see and stop those outside.
+                # A PID namespace ends with its first process, so no process of a job can survive
+                # its node. The login host shares ours: commands inside see processes outside.
                 namespaces += ["--pid", "--fork", "--kill-child", "--mount-proc"]
             self._shell.start(
                 ["unshare", *namespaces, "bash", str(self._layout.boot), host],
@@ -63,15 +63,15 @@ class NamespaceHosts:
         if not wait_until((self._layout.run / f"{host}.booted").exists, timeout_s=20):
             said = log.read_text(errors="replace").strip().splitlines()
             raise UnavailableError(
-                f"the simulated host '{host}' did not start: {said[-1] if said else 'no word why'}",
-                hint="an ordinary user gets a plainer sandbox that needs no namespaces",
+                f"the simulated host '{host}' did not start: {said[-1] if said else 'no output'}",
+                hint="start the sandbox without root, which needs no namespaces",
             )
 
     def _wire_login(self, pids: Mapping[str, int]) -> None:
         address = self._network.addresses[LOGIN]
         self._ip(
             pids[LOGIN],
-            # Without one of its own a bridge takes the lowest of its ports', and they come and go.
+            # Otherwise the bridge takes the lowest address of its ports, which come and go.
             f"link add br0 address {hardware_address(address)} type bridge",
             f"addr add {address}/24 dev br0",
             "link set br0 up",
@@ -112,11 +112,11 @@ class NamespaceHosts:
         if (pid := self._pids().get(host)) is None:
             return
         end_processes([pid])
-        # The kernel removes a dead namespace's links in its own time; restore needs the name now.
+        # The kernel removes a dead namespace's links with a delay; restore needs the name now.
         self._shell.run(self._ip_argv(self._pid(LOGIN)), stdin=f"link del {host}\n")
 
     def cut(self, host: str) -> None:
-        self._pid(host)  # says so if it is off
+        self._pid(host)  # raises if the host is off
         self._ip(self._pid(LOGIN), f"link set {host} down")
 
     def heal(self, host: str) -> None:
@@ -129,7 +129,7 @@ class NamespaceHosts:
         return {link["ifname"] for link in links if "UP" not in link["flags"]}
 
     def _pids(self) -> dict[str, int]:
-        """Return the process that holds each living host's namespaces."""
+        """Return the pid that holds each running host's namespaces."""
         return {
             process.argv[2]: process.pid
             for process in find_processes(self._layout)
@@ -140,7 +140,7 @@ class NamespaceHosts:
         if (pid := self._pids().get(host)) is None:
             raise NotFoundError(
                 f"the sandbox's host '{host}' is not running",
-                hint=f"echelon sandbox {'down' if host == LOGIN else 'restore'}"
+                hint=f"run: echelon sandbox {'down' if host == LOGIN else 'restore'}"
                 f"{self._layout.option}{'' if host == LOGIN else f' {host}'}",
             )
         return pid
@@ -150,47 +150,48 @@ class NamespaceHosts:
         return [*enter, "ip", "-batch", "-"]
 
     def _ip(self, pid: int, *commands: str) -> None:
-        """Run commands of ip(8) in a host's network; pid 0 is this machine's own."""
+        """Run ip(8) commands in a host's network namespace; pid 0 means this machine's own."""
         batch = "".join(f"{command}\n" for command in commands)
         done = self._shell.run(self._ip_argv(pid), stdin=batch, timeout_s=20)
-        # Its last line only counts the commands; the one before says what is wrong.
+        # The last line of ip's output only gives the line number; the error is the one before.
         said = re.sub(r"^Command failed .*\n?", "", done.stderr, flags=re.MULTILINE)
         replace(done, argv=("ip", *commands), stderr=said).check()
 
 
 def can_make_namespaces(shell: Shell) -> bool:
-    """Ask the kernel: root in a container often may not."""
+    """Tell whether the kernel allows namespaces; in a container it often does not, even to root."""
     kinds = ["--net", "--uts", "--ipc", "--mount", "--pid"]
     return shell.run(["unshare", *kinds, "--fork", "true"]).code == 0
 
 
 def uplink_name(layout: Layout) -> str:
-    """Return the one link that this machine's own network gets."""
+    """Return the name of the link added to this machine's own network."""
     return f"echelon-{layout.tag}"
 
 
 def remove_uplink(layout: Layout, shell: Shell) -> None:
-    """Remove what may be left on this machine's side; its namespace may be gone already."""
+    """Remove this machine's end of the link, if it is left after its namespace has gone."""
     shell.run(["ip", "link", "del", uplink_name(layout)])
 
 
 def hardware_address(address: str) -> str:
-    """Return the number of a host's network card: a host that is turned off and on keeps it.
+    """Return a host's MAC address, derived from its IP address so that a restart keeps it.
 
-    With another the rest would send to the old one, and in vain, until they ask again: up to a
-    minute later.
+    With a new one, the other hosts would send to the old address until their ARP entries expire, up
+    to a minute later.
     """
-    # The first byte says that nobody has given it out.
+    # First byte 02: a locally administered address.
     return ":".join(f"{byte:02x}" for byte in b"\2\0" + ipaddress.IPv4Address(address).packed)
 
 
 def choose_subnet(layout: Layout, routes: Iterable[str]) -> ipaddress.IPv4Network:
-    """Return a /24 of the test range that no route of this machine leads to.
+    """Return a /24 of the test range that no route of this machine covers.
 
-    Where the search begins depends on the sandbox, so two that start at once do not meet.
+    The search starts at a different place for each sandbox, so that two that start at the same time
+    choose different networks.
     """
     networks = [ipaddress.IPv4Network(route, strict=False) for route in routes]
-    # A VPN that takes everything routes halves of the address space: that is a default route.
+    # A VPN for all traffic routes two halves of the address space; treat them as default routes.
     taken = [network for network in networks if network.prefixlen >= 8]
     candidates = list(TEST_NETWORK.subnets(new_prefix=24))
     first = int(layout.tag, 16) % len(candidates)
@@ -198,12 +199,13 @@ def choose_subnet(layout: Layout, routes: Iterable[str]) -> ipaddress.IPv4Networ
         if not any(candidate.overlaps(route) for route in taken):
             return candidate
     raise UnavailableError(
-        f"no free /24 network is left in {TEST_NETWORK}", hint="stop other sandboxes first"
+        f"no free /24 network is left in {TEST_NETWORK}",
+        hint="stop another sandbox: echelon sandbox down --name NAME",
     )
 
 
 def plan_namespaces(config: SandboxConfig, layout: Layout, shell: Shell) -> Network:
-    """Choose the addresses; ports need no choice where every host has all of its own."""
+    """Choose the addresses; the ports are Slurm's defaults, since every host has its own."""
     shown = shell.run(["ip", "-json", "-4", "route", "show", "table", "all"]).check().stdout
     routes = [entry["dst"] for entry in json.loads(shown or "[]") if entry["dst"] != "default"]
     subnet = choose_subnet(layout, routes)

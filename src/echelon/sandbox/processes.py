@@ -1,13 +1,13 @@
-"""Which processes belong to a sandbox, and how to be sure that they are gone.
+"""Find and end all processes of a sandbox.
 
-There is no list of pids to go stale, and an `up` that was killed half-way needs no clean exit:
-every process we start carries the sandbox's folder in its environment, Slurm puts the cluster's
-name into its jobs' own, and whoever shares a network namespace with one of ours belongs as well.
-The kernel's table is the truth.
+Processes are found in the kernel's process table. There is no list of pids that could become stale,
+and an `up` that was killed half-way needs no clean exit. A process belongs to a sandbox if its
+environment names the sandbox's directory (set by us) or its cluster (set by Slurm for jobs), or if
+it shares a network namespace with such a process.
 
-Anybody can put a mark on a process of his own. He then gets it killed by `down`, and nothing more:
-what we enter, signal or draw conclusions from is only what the sandbox's owner runs, in our own
-user namespace (`trusted`).
+Any user can put these variables on a process of their own; `down` then kills that process, and
+nothing else. Only processes that the sandbox's owner runs in our own user namespace (`trusted`) are
+entered, signalled otherwise or used to decide anything.
 """
 
 import os
@@ -23,7 +23,7 @@ from echelon.sandbox.layout import Layout
 
 MARK = "ECHELON_SANDBOX"
 HOST = "SLURMD_NODENAME"
-"""Slurm's own variable for the node a task is on; our daemons carry it too."""
+"""Slurm's variable for a task's node; set on our daemons as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,13 +31,13 @@ class Process:
     pid: int
     argv: tuple[str, ...]
     host: str
-    """The simulated host it is on, as far as its environment says."""
+    """Its simulated host, according to its environment."""
     network: int
-    """Identity of its network namespace; 0 where we may not look."""
+    """Inode of its network namespace; 0 if it cannot be read."""
     trusted: bool
-    """Whether the sandbox's owner runs it, with the owner's own powers and no others."""
+    """Whether the sandbox's owner runs it, in our user namespace."""
     group: int = 0
-    """Its process group; 0 where we may not look."""
+    """Its process group; 0 if it cannot be read."""
 
     @property
     def program(self) -> str:
@@ -45,30 +45,30 @@ class Process:
 
 
 def mark(layout: Layout, host: str) -> dict[str, str]:
-    """Return the variables that make a process one of this sandbox's."""
+    """Return the environment variables that mark a process as part of this sandbox."""
     return {MARK: str(layout.root), HOST: host}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """One look through the kernel's table, which changes while one looks."""
+    """One pass over the kernel's process table, which changes during the pass."""
 
     ours: tuple[Process, ...]
     groups: frozenset[int]
-    """Process groups in which there is nobody but ours."""
+    """Process groups that contain only processes of the sandbox."""
     dead: frozenset[int]
-    """Pids that vanished meanwhile, or wait for their parent as zombies."""
+    """Pids that ended during the pass, or are zombies."""
 
 
 def find_processes(
     layout: Layout, *, networks: Iterable[int] = (), proc: Path = Path("/proc")
 ) -> list[Process]:
-    """Return all living processes of the sandbox, but for this one and its parents.
+    """Return all running processes of the sandbox, except this one and its ancestors.
 
     Args:
         layout: the sandbox's files.
-        networks: network namespaces known to be the sandbox's, beside those that are found.
-        proc: the kernel's table.
+        networks: additional network namespaces known to belong to the sandbox.
+        proc: where procfs is mounted.
     """
     return list(scan_processes(layout, networks=networks, proc=proc).ours)
 
@@ -76,14 +76,14 @@ def find_processes(
 def scan_processes(
     layout: Layout, *, networks: Iterable[int] = (), proc: Path = Path("/proc")
 ) -> Scan:
-    """Look once; arguments as for `find_processes`."""
+    """Make one pass; arguments as for `find_processes`."""
     marked: list[Process] = []
     others: list[Process] = []
     dead = set()
     spared = set(_ancestry(proc, os.getpid()))
     foreign_groups = {0, *map(_group, spared)}
     entries = [entry for entry in proc.iterdir() if entry.name.isdigit()]
-    # The newest first: they may be the soonest to go.
+    # The newest first: they may be the shortest-lived.
     for entry in sorted(entries, key=lambda entry: -int(entry.name)):
         if int(entry.name) in spared:
             continue
@@ -108,22 +108,22 @@ def _group(pid: int) -> int:
 def find_networks(
     layout: Layout, processes: Iterable[Process], *, proc: Path = Path("/proc")
 ) -> set[int]:
-    """Return the network namespaces that are the sandbox's own."""
+    """Return the network namespaces that belong to the sandbox."""
     trusted = [process for process in processes if process.trusted]
     holders = {process.network for process in trusted if is_holder(process, layout)}
-    # Network 0 is one we may not see; the machine's own holds everybody, and so may ours.
+    # 0 means unreadable. The machine's own namespace and ours also contain other processes.
     shared = {0, _namespace(proc / "1", "net"), own_network(proc)}
     return (holders - {0}) | ({process.network for process in trusted} - shared)
 
 
 def is_holder(process: Process, layout: Layout) -> bool:
-    """Tell whether it holds the namespaces of a simulated host: `bash boot.sh HOST`."""
+    """Tell whether it keeps a simulated host's namespaces alive: `bash boot.sh HOST`."""
     boot = ("bash", str(layout.boot))
     return process.trusted and process.argv[:2] == boot and len(process.argv) == 3
 
 
 def own_network(proc: Path = Path("/proc")) -> int:
-    """Return the network namespace of this very process."""
+    """Return the network namespace of the current process."""
     return _namespace(proc / "self", "net")
 
 
@@ -137,14 +137,12 @@ def _owner(layout: Layout) -> int:
 def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
     """Return whether a process is marked, and the process.
 
-    None when it is gone, a zombie, or not ours to see.
+    None if it has ended, is a zombie, or cannot be read.
     """
     try:
         argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         if not argv:
-            return (
-                None  # a zombie or the kernel's own: where init reaps nothing there are thousands
-            )
+            return None  # a zombie or kernel thread; where init reaps nothing there are thousands
         environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         uid = entry.stat().st_uid
     except OSError:
@@ -155,10 +153,10 @@ def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
     host = next((v.partition("=")[2] for v in environment if v.startswith(f"{HOST}=")), "")
     marked = not marks.isdisjoint(environment)
     if argv and argv[0].startswith("slurmstepd:"):
-        # It writes its title over its environment; but the log of its slurmd is open.
+        # It overwrites its environment with its title, but keeps its slurmd's log open.
         log = _open_log(entry, layout)
         host, marked = log.removeprefix("slurmd-").removesuffix(".log"), bool(log)
-    # Root of another user namespace is nobody here, and the files it shows may be made up.
+    # Root in another user namespace has no privileges here, and may have faked these files.
     same_powers = _namespace(entry, "user") == _namespace(entry.parent / "self", "user")
     return marked, Process(
         pid=int(entry.name),
@@ -171,7 +169,7 @@ def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
 
 
 def _open_log(entry: Path, layout: Layout) -> str:
-    """Return the name of the sandbox's log that a process has open, if it has."""
+    """Return the name of the sandbox's log that a process has open, or ''."""
     try:
         targets = [
             Path(str(link.readlink()).removesuffix(" (deleted)"))
@@ -184,7 +182,7 @@ def _open_log(entry: Path, layout: Layout) -> str:
 
 def _state(entry: Path) -> str:
     try:
-        # The name in parentheses may hold anything, parentheses too.
+        # The name in parentheses may itself contain parentheses.
         return (entry / "stat").read_text(errors="replace").rpartition(") ")[2][:1]
     except OSError:
         return ""
@@ -212,37 +210,38 @@ _UNSETTLED_LOOKS = 20
 def end_sandbox_processes(
     layout: Layout, *, host: str | None = None, timeout_s: float = 30.0
 ) -> None:
-    """Kill everything of the sandbox, or of one of its hosts, and return when nothing is left.
+    """Kill all processes of the sandbox, or of one host, and wait until they have ended.
 
     Raises:
-        TimedOutError: something will not go, or is started faster than it can be ended.
+        TimedOutError: a process does not end, or new ones start faster than they can be killed.
     """
     deadline = time.monotonic() + timeout_s
     networks: set[int] = set()
     dead: frozenset[int] | None = None
     unsettled = 0
-    # A job may fork while we look, and its child carry no mark: the networks seen once are kept.
+    # A job may fork during a pass, and the child may lack the mark: keep all networks seen so far.
     while True:
         scan = scan_processes(layout, networks=networks)
         networks |= find_networks(layout, scan.ours)
         pids = [process.pid for process in scan.ours if host is None or process.host == host]
         if not pids:
-            # Who forks and goes may never be met alive: a look counts if nobody died meanwhile. On
-            # a busy machine somebody always does; what is ours would have been met by then.
+            # A process that forks and exits may escape every pass, so a pass counts only if no
+            # process died during it. On a busy machine some process always does; after this many
+            # passes, one of ours would have been found.
             unsettled += 1
             if (dead is not None and scan.dead <= dead) or unsettled > _UNSETTLED_LOOKS:
                 return
             dead = scan.dead
             continue
         if host is None:
-            # A chain of processes, each forking the next and going, outruns one who signals them
-            # singly. The kernel signals a group all at once, between two forks.
+            # Signals to single pids cannot catch a chain of processes that each fork the next and
+            # exit. The kernel signals a group atomically, between two forks.
             for group in scan.groups:
                 _end_group(group)
         if time.monotonic() > deadline:
             raise TimedOutError(
-                f"processes of the sandbox are still there after {timeout_s:g} s: {pids[:5]}",
-                hint=f"see what starts them: ps -o pid,ppid,args -p {pids[0]}",
+                f"processes of the sandbox still run after {timeout_s:g} s: {pids[:5]}",
+                hint=f"find what starts them: ps -o pid,ppid,args -p {pids[0]}",
             )
         end_processes(pids)
 
@@ -255,10 +254,10 @@ def _end_group(group: int) -> None:
 
 
 def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
-    """Kill them and return when they are gone.
+    """Kill processes and wait until they have ended.
 
     Raises:
-        TimedOutError: the kernel would not let one go.
+        TimedOutError: a process did not end, such as one blocked in the kernel.
     """
     deadline = time.monotonic() + timeout_s
     handles = {}
@@ -278,8 +277,8 @@ def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
             waiting.register(handle, select.POLLIN)
             if not waiting.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 raise TimedOutError(
-                    f"process {pid} was killed but does not go away",
-                    hint=f"see what it waits for: cat /proc/{pid}/stack",
+                    f"process {pid} did not end after SIGKILL",
+                    hint=f"see where it is blocked: cat /proc/{pid}/stack",
                 )
             _collect(pid)
     finally:
@@ -288,7 +287,7 @@ def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
 
 
 def _collect(pid: int) -> None:
-    """Take the exit status, if it was a child of this very process."""
+    """Reap the process, if it was our child."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -12,7 +12,7 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         return change(batch)
     if isinstance(batch, Mapping):
         return {key: map_tensors(value, change) for key, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # a named one takes its own way
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):  # namedtuple: separate arguments
         return type(batch)(*(map_tensors(value, change) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(map_tensors(value, change) for value in batch)
@@ -20,7 +20,7 @@ def map_tensors(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def map_others(batch: Any, told: Callable[[str], None]) -> None:
-    """Tell of everything in a batch that is no tensor."""
+    """Call a function with the representation of everything in a batch that is not a tensor."""
     if isinstance(batch, Mapping):
         for key, value in batch.items():
             told(repr(key))
@@ -38,7 +38,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def samples_in(batch: Any) -> int:
-    """Return how many samples a batch has: the length of its first tensor."""
+    """Return the number of samples in a batch: the length of its first tensor."""
     while not isinstance(batch, torch.Tensor):
         batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
     return len(batch)
@@ -58,12 +58,12 @@ def divide(batch: Any, parts: int) -> list[Any]:
 
 
 def read_rows(tensors: tuple[torch.Tensor, ...], indices: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return rows of tensors; images whose channels are last in memory stay so."""
+    """Return rows of tensors; images in channels-last format keep it."""
     return tuple(_select(tensor, indices) for tensor in tensors)
 
 
 def _select(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    # With one channel both orders are the same, and the plain one is meant.
+    # With one channel both formats are the same; use the default one.
     last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     if last and not tensor.is_contiguous():
         return tensor.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)

@@ -1,9 +1,9 @@
-"""A whole step as one CUDA graph: the GPU does not wait for the CPU to launch kernel after kernel.
+"""A whole step as one CUDA graph, so that the GPU does not wait for the CPU to launch kernels.
 
-What a step does with batches of one shape is recorded once, and then replayed. To be recorded it
-has to be warm (workspaces chosen, memory there, DDP's buckets arranged), so it is taken a few times
-first, and everything that moved is put back. Randomness is fresh at each replay: keyed numbers come
-from the batch, generators count on by themselves. Learning rates are tensors that schedulers fill.
+A step is recorded once per shape of the batch, and then replayed. Recording needs warm-up steps
+(workspaces chosen, memory allocated, DDP's buckets arranged); the state is restored afterwards.
+Each replay has new random numbers: keyed ones come from the batch, and generators advance by
+themselves. Learning rates are tensors that schedulers fill.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,29 +23,29 @@ from echelon.train.step import EagerStep
 
 WARM_UPS = 3
 DDP_WARM_UPS = 11
-"""DDP arranges its buckets, and looks at its own times, in its first ten steps."""
+"""DDP arranges its buckets, and measures its own times, in its first ten steps."""
 
 
 FORMS = 8
-"""How many kinds of batches are recorded; of more, as in texts of any length, each is rare."""
+"""Number of batch shapes that are recorded; with more, as in texts of any length, each is rare."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """A step of one form."""
+    """A recorded step for one form of batches."""
 
     graph: torch.cuda.CUDAGraph
     static: Portion
-    """Where it reads its input."""
+    """The buffers from which it reads its input."""
     count: float
-    """What it counts."""
+    """The number of samples that it counts."""
 
 
 class CapturedStep:
-    """Takes steps by replaying them; what cannot be recorded is taken one operation at a time.
+    """Takes steps by replaying them; steps that cannot be recorded run operation by operation.
 
-    Which steps are replayed is the same on every rank, and after every restart: all but the very
-    first, which makes the optimiser's state.
+    The same steps are replayed on every rank and after every restart: all except the very first,
+    which creates the optimizer's state.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class CapturedStep:
         compiled: bool,
         tell: Callable[[str], None],
     ) -> None:
-        """Prepare.
+        """Create the step.
 
         Args:
-            eager: what to record.
+            eager: the step to record.
             device: the GPU.
-            stream: where to record; DDP has to be made there, for that is where it works.
+            stream: the stream to record on; DDP must have been created on it.
             begun: whether steps were taken before, in this process or another.
-            compiled: whether torch.compile makes the full batches' step.
-            tell: says why steps are not captured.
+            compiled: whether to use torch.compile for the step of full batches.
+            tell: reports why steps are not captured.
         """
         self._eager, self._device, self._begun = eager, device, begun
         self._compiled, self._tell = compiled, tell
@@ -76,24 +76,24 @@ class CapturedStep:
         self._settings: list[dict[str, Any]] = []
         self._rates: list[torch.Tensor] = []
         self.why_not = ""
-        """Why steps are not captured; empty when they are."""
+        """Why steps are not captured; empty if they are."""
         self._give_up(eager.why_not_captured())
 
     def _give_up(self, reason: str) -> None:
-        # The same on every rank: one that replays does not meet one that does not.
+        # All ranks decide alike: a replaying rank would not match one that does not replay.
         if least_over_ranks(int(not reason)):
             return
-        self.why_not = reason or "another rank could not"
+        self.why_not = reason or "the capture failed on another rank"
         self._tell(f"steps are not captured as CUDA graphs: {self.why_not}")
 
     def compile(self) -> None:
-        """Record anew, from compiled code."""
+        """Record again, with compiled code."""
         self._graphs.clear()
         self._pool = None
         self._compiled = True
 
     def take(self, portion: Portion, tally: Tally) -> None:
-        """Take one step, and count what it saw."""
+        """Take one step, and add its sums to the tally."""
         form = _form_of(portion)
         room = form in self._graphs or len(self._graphs) < FORMS
         if self._begun and not self.why_not and room:
@@ -110,9 +110,9 @@ class CapturedStep:
         tally.add({"count": recording.count})
 
     def _keep_settings(self) -> None:
-        """Notice what somebody has set: a graph goes on with the numbers that it was made with."""
+        """Detect changed settings: a graph keeps the numbers that it was recorded with."""
         for group, rate in zip(self._eager.optimizer.param_groups, self._rates, strict=False):
-            if group["lr"] is not rate:  # replaced, where a scheduler would fill it
+            if group["lr"] is not rate:  # replaced, rather than filled as by a scheduler
                 rate.fill_(group["lr"])
                 group["lr"] = rate
         settings = [
@@ -120,7 +120,7 @@ class CapturedStep:
             for group in self._eager.optimizer.param_groups
         ]
         if self._graphs and settings != self._settings:
-            self._give_up("the optimiser's settings change, and not its learning rate alone")
+            self._give_up("optimizer settings other than the learning rate change")
         self._settings = settings
         self._rates = [group["lr"] for group in self._eager.optimizer.param_groups]
 
@@ -131,7 +131,7 @@ class CapturedStep:
             keys=None if portion.keys is None else portion.keys.clone(),
         )
         graph, failure, count = torch.cuda.CUDAGraph(), "", 0.0
-        # The first form is that of full batches; others are too few to be worth compiling.
+        # The first form is that of full batches; others are too rare to be worth compiling.
         way = self._eager.compiled() if self._compiled and not self._graphs else nullcontext()
         try:
             with way, undisturbed(self._device), self._put_back(tally):
@@ -140,7 +140,7 @@ class CapturedStep:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
                     self._eager.take(static, tally)
                 count = tally.samples - before
-        except Exception as error:  # noqa: BLE001  whatever a model does that a graph cannot
+        except Exception as error:  # noqa: BLE001  a model may do anything that cannot be captured
             failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             _end_recording(self._device)
         self._eager.optimizer.zero_grad(set_to_none=True)
@@ -156,11 +156,11 @@ class CapturedStep:
             for _ in range(DDP_WARM_UPS if ddp else WARM_UPS):
                 self._eager.take(static, tally)
         torch.cuda.current_stream(self._device).wait_stream(self._side)
-        self._eager.optimizer.zero_grad(set_to_none=True)  # the graph gets its own
+        self._eager.optimizer.zero_grad(set_to_none=True)  # the graph allocates its own
 
     @contextmanager
     def _put_back(self, tally: Tally) -> Iterator[None]:
-        """Put back what steps move: weights, buffers, the optimiser's state, what was counted."""
+        """Restore what steps change: weights, buffers, the optimizer's state, the tally."""
         moving = [*self._eager.model.parameters(), *self._eager.model.buffers()]
         for state in self._eager.optimizer.state.values():
             moving += [value for value in state.values() if isinstance(value, torch.Tensor)]
@@ -175,13 +175,13 @@ class CapturedStep:
 
 
 def _end_recording(device: torch.device) -> None:
-    """Have the generator draw again: one whose recording broke off still thinks that it records."""
+    """Reset the generator, which stays in recording mode after a failed capture."""
     generator = torch.cuda.default_generators[device.index or 0]
     generator.graphsafe_set_state(generator.clone_state())
 
 
 def _map_inputs(batch: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """Change what comes anew with every step: of rows, only which ones."""
+    """Apply a function to the inputs that change with each step; of Rows, only the indices."""
     if isinstance(batch, Rows):
         return replace(batch, indices=change(batch.indices))
     return map_tensors(batch, change)
@@ -194,7 +194,7 @@ def _inputs_of(portion: Portion) -> list[torch.Tensor]:
 
 
 def _form_of(portion: Portion) -> Any:
-    """Return what has to be the same for a replay to do the same."""
+    """Return everything that has to be equal for a replay to be valid."""
     shapes = tuple((tensor.shape, tensor.dtype) for tensor in _inputs_of(portion))
     rest: list[str] = []
     if not isinstance(portion.batch, Rows):

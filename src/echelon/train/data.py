@@ -1,4 +1,4 @@
-"""Data sets that people know, in the files they come in."""
+"""Readers for the original files of well-known data sets."""
 
 import gzip
 import lzma
@@ -13,33 +13,34 @@ from echelon.errors import NotFoundError, UsageError
 
 _UNSIGNED_BYTE = 0x08
 MNIST_MEAN, MNIST_STD = 0.1307, 0.3081
-"""Of its pixels, where white is 1."""
+"""Mean and standard deviation of its pixels, where white is 1."""
 
 
 def load_mnist(folder: Path, *, train: bool) -> TensorDataset:
     """Load MNIST's training or test set: images N×1×28×28, uint8, and labels.
 
     Raises:
-        NotFoundError: a file is not there.
-        UsageError: a file is something else, or not whole, or they do not belong together.
+        NotFoundError: a file does not exist.
+        UsageError: a file is invalid or truncated, or the files do not match.
     """
     kind = "train" if train else "t10k"
     images = read_idx(folder / f"{kind}-images-idx3-ubyte")
     labels = read_idx(folder / f"{kind}-labels-idx1-ubyte")
     if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
         raise UsageError(
-            f"{folder} has images {tuple(images.shape)} and labels {tuple(labels.shape)}",
-            hint="take both files of one data set",
+            f"images {tuple(images.shape)} and labels {tuple(labels.shape)} in {folder} do not "
+            "match",
+            hint="use both files of one data set",
         )
     return TensorDataset(images.unsqueeze(1), labels.long())
 
 
 def read_idx(path: Path) -> torch.Tensor:
-    """Read an IDX file of bytes, as MNIST's are; plain, `.gz` or `.xz`.
+    """Read an IDX file of bytes, such as MNIST's; plain, `.gz` or `.xz`.
 
     Raises:
-        NotFoundError: it is there in none of these forms.
-        UsageError: it is something else, or not whole.
+        NotFoundError: it exists in none of these forms.
+        UsageError: it is not an IDX file of bytes, or is truncated.
     """
     for suffix, opener in (("", open), (".gz", gzip.open), (".xz", lzma.open)):
         file = path.with_name(path.name + suffix)
@@ -48,7 +49,7 @@ def read_idx(path: Path) -> torch.Tensor:
                 return _parse_idx(stream.read(), file)
     raise NotFoundError(
         f"there is no {path.name} (.gz, .xz) in {path.parent}",
-        hint="name the folder with the four files of MNIST: --data-dir",
+        hint="set the directory of MNIST's four files: --data-dir",
     )
 
 
@@ -56,12 +57,12 @@ def _parse_idx(content: bytes, path: Path) -> torch.Tensor:
     dimensions = content[3] if len(content) > 4 else 0
     head = 4 + 4 * dimensions
     if content[:3] != bytes([0, 0, _UNSIGNED_BYTE]) or not dimensions or len(content) < head:
-        raise UsageError(f"{path} is not an IDX file of bytes", hint="fetch the file again")
+        raise UsageError(f"{path} is not an IDX file of bytes", hint="download the file again")
     shape = struct.unpack(f">{dimensions}I", content[4:head])
     values = torch.frombuffer(bytearray(content[head:]), dtype=torch.uint8)
     if values.numel() != torch.Size(shape).numel():
         raise UsageError(
-            f"{path} should hold {torch.Size(shape).numel()} bytes and holds {values.numel()}",
-            hint="it is cut off: fetch the file again",
+            f"{path} has {values.numel()} values, expected {torch.Size(shape).numel()}",
+            hint="download the file again",
         )
     return values.reshape(shape)

@@ -1,8 +1,8 @@
-"""Layers whose result does not depend on how the global batch is divided over ranks.
+"""Layers whose result does not depend on how the global batch is divided among ranks.
 
-torch's BatchNorm sees its own rank's samples, and its dropout draws by their place: on another
-number of ranks both compute something else. Here BatchNorm's statistics are those of the global
-batch, and what dropout keeps of a sample is a function of (seed, epoch, sample, layer).
+torch's BatchNorm uses its own rank's samples, and its dropout depends on their position, so both
+change with the number of ranks. Here, BatchNorm's statistics are those of the global batch, and a
+sample's dropout mask is a function of (seed, epoch, sample, layer).
 """
 
 from collections import Counter
@@ -23,18 +23,18 @@ from echelon.train.randomness import uniforms
 
 
 class CurrentBatch:
-    """The batch that is under way: what layers have to know of it, and their input does not say."""
+    """The current batch: information for the layers that is not in their input."""
 
     def __init__(self) -> None:
         self.portion: Portion | None = None
-        """None outside of a step; the layers are torch's own then."""
+        """None outside of a step; layers then behave like torch's own."""
         self.keys: torch.Tensor | None = None
-        """One for each sample of the pass."""
+        """One key per sample of the pass."""
         self._calls: Counter[int] = Counter()
 
     @contextmanager
     def of(self, portion: Portion, keys: torch.Tensor | None) -> Iterator[None]:
-        """Say whose the passes in this block are, forward and backward."""
+        """Set the portion of the forward and backward passes in this block."""
         self.portion, self.keys = portion, keys
         self._calls.clear()
         try:
@@ -43,16 +43,17 @@ class CurrentBatch:
             self.portion = self.keys = None
 
     def draw(self, layer: int) -> int:
-        """Return the number of a layer's draw: a new one each time that a pass comes by it.
+        """Return the draw number of a layer: a new one for each call in a pass.
 
         Raises:
-            UsageError: activation checkpointing comes by again, and nobody knows which time it is.
+            UsageError: activation checkpointing repeats a call, and it is unknown which one.
         """
         if torch._C._current_graph_task_id() != -1:  # noqa: SLF001  in the backward pass
             if self._calls[layer] > 1:
                 raise UsageError(
-                    "a dropout layer that is used several times is inside activation checkpointing",
-                    hint="give each place a layer of its own, or leave exact_layers out",
+                    "with exact_layers, a dropout layer inside activation checkpointing cannot be "
+                    "used several times",
+                    hint="use a separate layer for each place, or omit exact_layers",
                 )
             return layer << 32
         self._calls[layer] += 1
@@ -87,10 +88,10 @@ def _sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
 def batch_statistics(
     inputs: torch.Tensor, *, counts: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return mean and variance of each channel over all ranks' samples, and of how many values.
+    """Return mean and variance of each channel over all ranks' samples, and the number of values.
 
-    A collective, and another in the backward pass: every rank takes part in both, whether its
-    samples count or not. Hence the empty slice, which sums to 0 and still has a gradient.
+    This is a collective, with another one in the backward pass. Every rank takes part in both, even
+    if its samples do not count; hence the empty slice, which sums to 0 and has a gradient.
     """
     counted = inputs[: len(inputs) if counts else 0]
     others = [0, *range(2, inputs.ndim)]
@@ -109,7 +110,7 @@ def _per_channel(values: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
 
 
 class ExactBatchNorm:
-    """A BatchNorm's forward pass, over the global batch in training; torch's own otherwise."""
+    """Forward pass of a BatchNorm: over the global batch in training, otherwise torch's own."""
 
     def __init__(self, layer: _BatchNorm, current: CurrentBatch) -> None:
         self._layer, self._current = layer, current
@@ -119,7 +120,7 @@ class ExactBatchNorm:
         if portion is None or not layer.training or is_alone():
             return _BatchNorm.forward(layer, inputs)
         layer._check_input_dim(inputs)  # type: ignore[no-untyped-call]  # noqa: SLF001
-        if portion.total == 1 and inputs[0, 0].numel() == 1:  # torch's own words, and its reason
+        if portion.total == 1 and inputs[0, 0].numel() == 1:  # the same check as in torch
             raise ValueError("Expected more than 1 value per channel when training, got 1 over all")
         values = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
         mean, variance, count = batch_statistics(values, counts=portion.size > 0)
@@ -134,7 +135,7 @@ class ExactBatchNorm:
         return normal.to(inputs.dtype)
 
     def _follow(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Move the running statistics; without a momentum they are the mean of all batches'."""
+        """Update the running statistics; without a momentum they are the mean over all batches."""
         layer, tracked = self._layer, self._layer.num_batches_tracked
         assert tracked is not None
         tracked.add_(1)
@@ -148,12 +149,12 @@ class ExactBatchNorm:
 
 
 class ExactDropout:
-    """A dropout's forward pass, keyed by sample in training; torch's own otherwise."""
+    """Forward pass of a dropout layer: keyed by sample in training, otherwise torch's own."""
 
     def __init__(self, layer: _DropoutNd, current: CurrentBatch, number: int) -> None:
         self._layer, self._current, self._number = layer, current, number
         self._channels = not isinstance(layer, nn.Dropout)
-        """Whether it drops whole channels, not single values."""
+        """Whether it drops whole channels instead of single values."""
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         layer, keys = self._layer, self._current.keys
@@ -162,10 +163,10 @@ class ExactDropout:
             return plain
         if len(inputs) != len(keys):
             raise UsageError(
-                f"a dropout layer got {tuple(inputs.shape)} in a batch of {len(keys)} samples, and "
-                "with exact_layers the first dimension has to be theirs",
-                hint="batch_first=True perhaps, or drop before samples are taken apart; "
-                "or leave exact_layers out",
+                f"a dropout layer got an input of shape {tuple(inputs.shape)} in a batch of "
+                f"{len(keys)} samples; with exact_layers, the first dimension must be the batch",
+                hint="use batch_first=True, or apply dropout before reshaping samples, or omit "
+                "exact_layers",
             )
         drawn = inputs.shape[1:2] if self._channels else inputs.shape[1:]
         draws = uniforms(keys, self._current.draw(self._number), drawn.numel())
@@ -176,28 +177,28 @@ class ExactDropout:
         return inputs.masked_fill(dropped, 0) * scale
 
 
-# --- a whole model ----------------------------------------------------------------------------
+# --- models -----------------------------------------------------------------------------------
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def make_exact(model: nn.Module, *, accumulate: int = 1) -> CurrentBatch:
-    """Give a model's layers their exact forward passes, and return what a step says to them.
+    """Replace the forward passes of a model's layers; return the object that steps pass data in.
 
-    The layers stay what they are, with their names, parameters and hooks. One that has a forward
-    pass of its own, as SyncBatchNorm has, keeps it.
+    The layers keep their names, parameters and hooks. A layer with a forward pass of its own, such
+    as SyncBatchNorm, keeps it.
 
     Raises:
-        UsageError: there is BatchNorm, and batches are divided before it sees them.
+        UsageError: the model has BatchNorm, and batches are divided (accumulate > 1).
     """
     current = CurrentBatch()
     for number, (name, layer) in enumerate(model.named_modules()):
         its = type(layer).forward
         if its is _BatchNorm.forward and accumulate > 1:
             raise UsageError(
-                f"exact_layers with accumulate={accumulate}: '{name}' would see the statistics of "
-                "a part of the batch, another one on each number of ranks",
-                hint="use accumulate=1, or leave exact_layers out",
+                f"exact_layers cannot be used with accumulate={accumulate}: '{name}' would use the "
+                "statistics of a part of the batch, which depends on the number of ranks",
+                hint="use accumulate=1, or omit exact_layers",
             )
         if its is _BatchNorm.forward:
             layer.forward = ExactBatchNorm(cast("_BatchNorm", layer), current)

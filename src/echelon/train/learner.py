@@ -1,4 +1,4 @@
-"""A model on its device, and all that moves it: what a checkpoint of a training is made of."""
+"""A model on its device, with its optimizer and schedule: the state that a checkpoint holds."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -32,13 +32,13 @@ from echelon.train.step import EagerStep, Objective, Transform
 
 CAPTURE = ("auto", "always", "never")
 _RANKS = 1 << 40
-"""Ranks' random numbers are keyed like those of epochs that never come."""
+"""Offset of the epoch numbers that key the ranks' random numbers; no training has that many."""
 COMPILE_PAYS_S = 600.0
-"""How long a training has to last for torch.compile, which takes a minute, to be worth it."""
+"""Remaining time above which torch.compile, which takes a minute, is worthwhile."""
 
 
 class Learner:
-    """Takes steps, and can be saved and loaded. The Trainer's docstring has the arguments."""
+    """Takes steps, and can be saved and loaded. See the Trainer for the arguments."""
 
     def __init__(
         self,
@@ -82,8 +82,8 @@ class Learner:
         self.scheduler = scheduler(self.optimizer) if scheduler else None
         if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise UsageError(
-                "ReduceLROnPlateau wants to be told a metric, and nobody tells it",
-                hint="step it in a callback's epoch_ended, with the metric that you mean",
+                "scheduler=ReduceLROnPlateau is not supported: it needs a metric in step()",
+                hint="call its step(metric) in a callback's epoch_ended instead",
             )
         self._schedule_steps = schedule_steps
         self.transform = transform
@@ -106,24 +106,24 @@ class Learner:
         self._lines = 0
         self.tally = Tally(world.device)
         self.steps = 0
-        """Steps that were taken, over all epochs and interruptions."""
+        """Number of steps taken, over all epochs and restarts."""
 
     @property
     def wants_samples(self) -> bool:
-        """Whether it has to know which samples a batch is of."""
+        """Whether it needs to know which samples a batch contains."""
         return self._current is not None
 
     def _seed_rank(self, seed: int) -> None:
-        """Give each rank its own random numbers: with the same, they would drop the same units."""
+        """Seed each rank differently; otherwise dropout would drop the same units on all ranks."""
         key = epoch_key(seed, _RANKS + self._world.rank) % 2**63
         seed_generators(key)
-        torch.manual_seed(key)  # the GPU's too
+        torch.manual_seed(key)  # also seeds the GPU
 
     # --- steps ----------------------------------------------------------------------------------
 
     def begin(self, tell: Callable[[str], None]) -> None:
-        """Choose how steps are taken: the same way on every rank, and after every restart."""
-        # With several ranks it is to be asked for: no machine with two GPUs has shown it yet.
+        """Choose how steps are taken: the same way on every rank and after every restart."""
+        # With several ranks it is opt-in: it has not been tested on a machine with two GPUs.
         alone = self._capture == "auto" and is_alone() and self._world.device.type == "cuda"
         if alone or self._capture == "always":
             self._step = CapturedStep(
@@ -137,17 +137,17 @@ class Learner:
 
     @property
     def draws_by_sample(self) -> bool:
-        """Whether something draws random numbers by samples' keys."""
+        """Whether anything uses random numbers keyed by sample."""
         return self._current is not None or self.transform is not None
 
     def make_ready(self, portion: Portion) -> Portion:
-        """Bring a portion to the device, if it is not there, with its samples' keys."""
+        """Move a portion to the device, if it is not there, with its samples' keys."""
         device = self._world.device
         if isinstance(portion.batch, Rows):
             return portion
         keys = portion.keys
         if keys is None and self.draws_by_sample:
-            # Samples of a loader of the user's are known by their step.
+            # Samples of a user's own loader are identified by their step.
             numbers = torch.arange(samples_in(portion.batch)) + (self.steps << 24)
             keys = sample_keys(numbers, seed=self._seed, epoch=-1 - self._world.rank)
         if device.type != "cpu":
@@ -165,7 +165,7 @@ class Learner:
             self.scheduler.step()
 
     def peer_wait_s(self) -> float:
-        """Return for how long steps have waited for other ranks, as far as the host sees it."""
+        """Return how long steps have waited for other ranks, as seen by the host."""
         return self._eager.peer_wait.seconds if self._eager.peer_wait else 0.0
 
     def end_epoch(self) -> None:
@@ -173,20 +173,20 @@ class Learner:
             self.scheduler.step()
 
     def consider_compiling(self, left_s: float) -> None:
-        """Have what is captured compiled, if so much is left of the training that it pays."""
+        """Compile the captured step, if the remaining training time makes it worthwhile."""
         if self._compiled is None and isinstance(self._step, CapturedStep) and is_alone():
-            self._lines += 1  # the first of them was slow: it has recorded
+            self._lines += 1  # the first one was slow, because it included the capture
             if self._lines == 2 and left_s > COMPILE_PAYS_S:
                 self._step.compile()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute in the chosen precision."""
+        """Return a context that computes in the chosen precision."""
         return self._eager.autocast()
 
     def share_buffers(self) -> None:
-        """Give all ranks rank 0's buffers, as DDP does before each forward pass.
+        """Copy rank 0's buffers to all ranks, as DDP does before each forward pass.
 
-        A rank's own BatchNorm has seen its part of the last batch alone.
+        A rank's own BatchNorm has only seen its part of the last batch.
         """
         if not is_alone():
             for value in self.module.buffers():
@@ -195,7 +195,7 @@ class Learner:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is the same on all ranks."""
+        """Return the state that is the same on all ranks."""
         self.share_buffers()
         return {
             "model": self.module.state_dict(),
@@ -205,22 +205,23 @@ class Learner:
         }
 
     def own_state(self) -> dict[str, Any]:
-        """Return what is this rank's own."""
+        """Return the state that is specific to this rank."""
         return {"random": random_states(self._world.device), "tally": self.tally.state_dict()}
 
     def restore(self, found: Checkpoint) -> None:
-        """Go on where a checkpoint was made.
+        """Restore the state from a checkpoint.
 
         Raises:
-            UsageError: it is of another model or optimiser.
+            UsageError: it belongs to another model or optimizer.
         """
         try:
             self.module.load_state_dict(found.state["model"])
             load_optimizer(self.optimizer, found.state["optimizer"])
         except (RuntimeError, ValueError) as error:
             raise UsageError(
-                f"{found.path} is of another model or optimiser: {shorten(str(error), 200)}",
-                hint="train what it was made with, or keep this training's in another folder",
+                f"{found.path} does not match the model or optimizer: {shorten(str(error), 200)}",
+                hint="use the model and optimizer it was saved with, or another directory for "
+                "checkpoints",
             ) from error
         if self.scheduler is not None and found.state["scheduler"] is not None:
             self.scheduler.load_state_dict(found.state["scheduler"])
@@ -229,13 +230,13 @@ class Learner:
         if found.own is not None:
             restore_random_states(found.own["random"], self._world.device)
             self.tally.load_state_dict(found.own["tally"])
-        else:  # saved by another number of ranks: new numbers, not those of the beginning again
+        else:  # saved with another number of ranks: use new random numbers, not the initial ones
             self._seed_rank(self._seed + found.step)
 
 
 def _recording_stream(device: torch.device) -> Any:
-    """Return a stream to record steps on; DDP, if it is to be inside, has to be made on it."""
-    # Steps that are not recorded run elsewhere, and torch would warn that they wait for DDP.
+    """Return a stream for recording steps; DDP must be created on it to be recorded."""
+    # Steps that are not recorded run on another stream, and torch would warn about the mismatch.
     quieten = getattr(torch.autograd.graph, "set_warn_on_accumulate_grad_stream_mismatch", None)
     if quieten is not None:
         quieten(enabled=False)
@@ -243,7 +244,7 @@ def _recording_stream(device: torch.device) -> Any:
 
 
 def _place(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move a model to its device; convolutions are faster there with the channels last."""
+    """Move a model to its device; on a GPU, convolutions are faster with channels last."""
     model = model.to(device)
     if device.type == "cuda" and any(isinstance(m, nn.Conv2d) for m in model.modules()):
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

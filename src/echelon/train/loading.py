@@ -1,8 +1,8 @@
-"""Where a rank's batches come from, and how far the training has got in them.
+"""Sources of a rank's batches, with the position of the training in them.
 
-Two sources: a data set, of which the `ElasticSampler` gives each rank its part of every global
-batch, on any number of ranks; or a `DataLoader` of your own, which goes on at the batch where it
-was interrupted.
+There are two sources. From a data set, the `ElasticSampler` gives each rank its part of every
+global batch, on any number of ranks. A user's own `DataLoader` resumes at the batch where it
+stopped.
 """
 
 import itertools
@@ -42,18 +42,18 @@ class Portion:
     batch: Any
     """On the host, on the device, or Rows, which the step itself reads."""
     total: int | None
-    """Samples of the step over all ranks; None where each rank's mean counts alike."""
+    """Samples of the step over all ranks; None if each rank's mean has the same weight."""
     size: int = 1
     """This rank's samples among them; 0 for a stand-in, which must not count."""
     indices: Sequence[int] | None = None
-    """Its samples' places in the data set; None where a loader of the user's does not say."""
+    """Indices of its samples in the data set; None with a user's own loader."""
     keys: torch.Tensor | None = None
-    """One for each sample, for what draws by them; None where nobody does, and of Rows."""
+    """One key per sample, for keyed random numbers; None if they are not used, and with Rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch that is not read yet: rows of tensors that are on the device."""
+    """A batch that is not read yet: row indices of tensors on the device."""
 
     tensors: tuple[torch.Tensor, ...]
     indices: torch.Tensor
@@ -68,18 +68,18 @@ class Rows:
 
 
 class Order(Protocol):
-    """In which order an epoch is consumed, and how far the training has got in it."""
+    """The order in which an epoch is consumed, and the position of the training in it."""
 
     unit: str
-    """What an epoch is counted in."""
+    """The unit of `cursor` and `usable`: samples or batches."""
 
     @property
     def cursor(self) -> int:
-        """What the training has consumed of the epoch, in these units."""
+        """How much of the epoch the training has consumed."""
 
     @property
     def usable(self) -> int:
-        """What an epoch has of them."""
+        """The length of an epoch."""
 
     def advance(self) -> None: ...
 
@@ -91,13 +91,13 @@ class Order(Protocol):
 
 
 class Source(Protocol):
-    """Gives a rank its portions of an epoch."""
+    """Yields a rank's portions of an epoch."""
 
     @property
     def order(self) -> Order: ...
 
     def portions(self) -> Iterator[Portion]:
-        """Return what is left of the epoch, from where the order is."""
+        """Yield the remaining portions of the epoch, from the order's cursor on."""
 
 
 # --- a data set -------------------------------------------------------------------------------
@@ -115,14 +115,14 @@ class DatasetSource:
         device: torch.device = _CPU,
         keyed: bool = False,
     ) -> None:
-        """Prepare.
+        """Create the source.
 
         Args:
-            data: what to take portions of.
-            sampler: decides which.
-            workers: processes that load data.
-            device: where portions are to be.
-            keyed: whether each sample is to have its key.
+            data: the data set.
+            sampler: selects the samples of each portion.
+            workers: number of processes that load data.
+            device: the device to move portions to.
+            keyed: whether to add a key per sample.
         """
         self._data, self.order = data, sampler
         self._workers, self._device, self._keyed = workers, device, keyed
@@ -132,7 +132,7 @@ class DatasetSource:
         fetch = Fetch(self._data, seed=sampler.seed, epoch=sampler.epoch)
         shares, asked = itertools.tee(sampler.shares())
         batches = fetch_all(fetch, (share.indices for share in asked), workers=self._workers)
-        # A share travels with its batch: who takes them may be in another thread.
+        # Each share is kept with its batch, because they may be consumed in another thread.
         found: Iterator[Any] = (
             (share, batch, self._keys(share)) for share, batch in zip(shares, batches, strict=True)
         )
@@ -149,9 +149,10 @@ class DatasetSource:
 
 
 class Fetch(Dataset[Any]):
-    """Whole batches of a data set: by its own `batch(indices)` or `tensors`, else one by one.
+    """Whole batches of a data set: by its `batch(indices)` or `tensors`, else sample by sample.
 
-    Whatever its transforms draw is keyed: by (seed, epoch, sample), not by which worker draws it.
+    Random numbers of its transforms are keyed by (seed, epoch, sample), so they do not depend on
+    the worker.
     """
 
     def __init__(self, data: Dataset[Any], *, seed: int = 0, epoch: int = 0) -> None:
@@ -164,7 +165,7 @@ class Fetch(Dataset[Any]):
     def __getitem__(self, indices: Sequence[int]) -> Any:
         alone = torch.utils.data.get_worker_info() is None
         if alone and self._whole is not None:
-            return self._whole(indices)  # what it draws is the training's own, and saved with it
+            return self._whole(indices)  # draws from the training's generators, which are saved
         if alone:
             with undisturbed(_CPU):
                 return self._fetch(indices)
@@ -188,9 +189,9 @@ class Fetch(Dataset[Any]):
 
 
 def tensors_of(data: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
-    """Return the tensors that a data set is made of, as a TensorDataset is; None if it is not."""
+    """Return the tensors of a data set that consists of them, like a TensorDataset; else None."""
     found = getattr(data, "tensors", None)
-    # A class with a `__getitem__` of its own may do more than read rows, unless it says not.
+    # A class with its own `__getitem__` may do more than read rows, unless it declares otherwise.
     plain = getattr(type(data), "__getitem__", None) is TensorDataset.__getitem__
     if not (plain or getattr(data, "samples_are_rows", False)) or not isinstance(found, tuple):
         return None
@@ -199,7 +200,7 @@ def tensors_of(data: Dataset[Any]) -> tuple[torch.Tensor, ...] | None:
 
 
 def fetch_all(fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int) -> Iterator[Any]:
-    """Fetch batch after batch, ahead of the loop if there are workers."""
+    """Fetch batches in order; with workers, ahead of the loop."""
     if not workers:
         return (fetch[indices] for indices in batches)
     return iter(
@@ -208,27 +209,27 @@ def fetch_all(fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int) -
             batch_size=None,
             sampler=cast("Iterable[Any]", batches),
             num_workers=workers,
-            generator=torch.Generator().manual_seed(0),  # else it draws from the training's own
-            # Children of mp.spawn would spawn theirs, and each import torch again in every epoch.
+            generator=torch.Generator().manual_seed(0),  # or it draws from the training's own
+            # Children of mp.spawn would spawn workers, which import torch again in every epoch.
             multiprocessing_context="fork",
         )
     )
 
 
-# --- a loader of one's own ----------------------------------------------------------------------
+# --- a user's own loader ------------------------------------------------------------------------
 
 
 class ResumableLoader:
-    """Any DataLoader, with or without workers, that goes on where the loop was.
+    """Wraps any DataLoader, with or without workers, so that it resumes where the loop stopped.
 
-    A batch counts as consumed when the loop has it, however far the workers are ahead: save after
-    its step. What the sampler draws is a function of (seed, epoch). Each rank has its own loader;
-    in an `IterableDataset` what was consumed has to be read again to be passed over.
+    A batch counts as consumed when the loop receives it, however far the workers are ahead: save
+    after its step. The sampler's random numbers are a function of (seed, epoch). Each rank has its
+    own loader. An `IterableDataset` has to be read again up to the position where it stopped.
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int = 0) -> None:
         self.cursor = 0
-        """Batches of this epoch that the loop has had."""
+        """Batches of this epoch that the loop has received."""
         self.epoch = 0
         self._seed, self._given = seed, loader
         self._iterable = isinstance(loader.dataset, IterableDataset)
@@ -244,10 +245,10 @@ class ResumableLoader:
         return len(self)
 
     def advance(self) -> None:
-        """Do nothing: a batch counts when the loop has it."""
+        """Do nothing: a batch counts as soon as the loop receives it."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; the one that is under way goes on where it was."""
+        """Start an epoch; the current epoch keeps its position."""
         if epoch != self.epoch:
             self.epoch, self.cursor = epoch, 0
 
@@ -256,7 +257,7 @@ class ResumableLoader:
             return
         with undisturbed(_CPU):
             batches = iter(self._loader())
-            # A stream that shuffles does so when it is first asked: here, where it is seeded.
+            # A shuffling stream shuffles on first access, so access it here, where it is seeded.
             asked = max(1, self.cursor) if self._iterable else 0
             first = list(itertools.islice(batches, asked))[self.cursor :]
         for batch in itertools.chain(first, batches):
@@ -264,7 +265,7 @@ class ResumableLoader:
             yield batch
 
     def _loader(self) -> DataLoader[Any]:
-        """Return a loader like the given one, of which the first batches are passed over."""
+        """Return a loader like the given one, without the batches already consumed."""
         given, key = self._given, epoch_key(self._seed, self.epoch) % 2**63
         if hasattr(given.sampler, "set_epoch"):
             given.sampler.set_epoch(self.epoch)
@@ -295,22 +296,22 @@ class ResumableLoader:
         return {"epoch": self.epoch, "cursor": self.cursor, "seed": self._seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another loader was.
+        """Continue at the position of another loader.
 
         Raises:
-            UsageError: its order was another.
+            UsageError: its order of samples was different.
         """
         if state.get("seed") != self._seed:
             raise UsageError(
-                f"the checkpoint's order of samples has seed={state.get('seed')}, this one "
-                f"{self._seed}",
-                hint="use the same seed, or start anew without the checkpoint",
+                f"the checkpoint was saved with seed={state.get('seed')}, not {self._seed}; the "
+                "order of samples would differ",
+                hint="use the same seed, or start without the checkpoint",
             )
         self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])
 
 
 def _reseed(sampler: object, key: int) -> None:
-    """Seed a sampler's own generator, if it has one, or that of what it draws batches from."""
+    """Seed the generator of a sampler, and of the sampler that it draws from, if there is one."""
     for owner in (sampler, getattr(sampler, "sampler", None)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
@@ -318,15 +319,15 @@ def _reseed(sampler: object, key: int) -> None:
 
 
 def _passed_over(order: Iterable[Any], count: int) -> list[Any]:
-    """Return an epoch's order without its beginning. Drawn now: nobody else seeds in between."""
+    """Return an epoch's order without its beginning; drawn at once, while the seed is in effect."""
     return list(itertools.islice(order, count, None))
 
 
 class LoaderSource:
-    """Portions of a loader: each rank's mean counts alike."""
+    """Portions of a loader; each rank's mean has the same weight."""
 
     def __init__(self, loader: ResumableLoader) -> None:
-        """Prepare.
+        """Create the source.
 
         Raises:
             UsageError: the loader has no length.
@@ -336,8 +337,8 @@ class LoaderSource:
             len(loader)
         except TypeError as error:
             raise UsageError(
-                "the loader has no length, and an epoch needs one",
-                hint="give its IterableDataset a __len__",
+                "the loader has no length, which is needed for the length of an epoch",
+                hint="add __len__ to its IterableDataset",
             ) from error
 
     def portions(self) -> Iterator[Portion]:
@@ -346,14 +347,14 @@ class LoaderSource:
 
 
 def length_of(data: object) -> int:
-    """Return how many samples a data set has.
+    """Return the number of samples in a data set.
 
     Raises:
-        UsageError: it cannot say.
+        UsageError: it has no length.
     """
     if not isinstance(data, Sized):
         raise UsageError(
-            f"{type(data).__name__} has no length, so its samples cannot be divided over ranks",
-            hint="give it __len__ and __getitem__, or pass a DataLoader of your own",
+            f"{type(data).__name__} has no length, so its samples cannot be divided among ranks",
+            hint="add __len__ and __getitem__, or pass your own DataLoader",
         )
     return len(data)

@@ -1,6 +1,6 @@
-"""What a training counts: sums over samples, on the device, and means over all ranks.
+"""Metrics of a training: sums over samples on the device, and means over all ranks.
 
-A mean of means is wrong when batches are of different sizes; sums and their count never are.
+A mean of means is wrong if batches have different sizes; sums with their count are always right.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,31 +13,31 @@ from torch import nn
 from echelon.train.agreement import sum_over_ranks
 
 Sums = Mapping[str, torch.Tensor | float]
-"""Sums over the samples of a batch: `loss`, `count`, and whatever else is to be told."""
+"""Sums over the samples of a batch: `loss`, `count`, and any further metrics."""
 Step = Callable[[nn.Module, Any], Sums]
-"""Model and batch → sums. What trains, and what measures, are both of this form."""
+"""Model and batch → sums; the form of both training and validation steps."""
 Metrics = Callable[[torch.Tensor, torch.Tensor], Mapping[str, torch.Tensor]]
 """Outputs and targets → sums over the samples."""
 
 
 class Tally:
-    """Adds up, and tells the means. Nothing waits for the device before `means`."""
+    """Accumulates sums and returns their means. Only `means` waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._on_cpu = device, device.type == "cpu"
         self._sums: dict[str, Any] = {}
-        """On a device they stay there; on the CPU they are numbers, which add up faster."""
+        """Tensors on a device; on the CPU plain numbers, which are faster to add."""
         self._count = 0.0
 
     @property
     def samples(self) -> float:
-        """How many were counted since the means were last told."""
+        """Number of samples counted since the last call of `means`."""
         return self._count
 
     def add(self, sums: Sums, *, unit: float = 1.0) -> None:
-        """Add a batch's sums; with `unit`, its means over so many samples, beside their count.
+        """Add a batch's sums, each multiplied by `unit`: for means, their number of samples.
 
-        What must not count is added as zeros: for the means, all ranks have to know all names.
+        Add zeros for a batch that must not count: all ranks need the same names.
         """
         for name, value in sums.items():
             if name == "count":
@@ -52,7 +52,7 @@ class Tally:
                 self._sums[name].add_(held, alpha=unit)
 
     def means(self) -> dict[str, float]:
-        """Return the means over all ranks' samples, and begin anew. A collective."""
+        """Return the means over all ranks' samples, and reset the sums. A collective."""
         names = sorted(self._sums)
         values = [self._sums[name] for name in names]
         if self._on_cpu:
@@ -67,7 +67,7 @@ class Tally:
 
     @contextmanager
     def put_back(self) -> Iterator[None]:
-        """Forget what is counted in the block. What adds up on a device stays where it is."""
+        """Discard what is counted in the block. Tensors keep their memory."""
         count, before = self._count, {n: value.clone() for n, value in self._sums.items()}
         try:
             yield
@@ -77,18 +77,18 @@ class Tally:
                 value.copy_(before[name]) if name in before else value.zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this rank's sums, so that what is told after a restart is what would have been."""
+        """Return this rank's sums, so that a restart does not change the reported means."""
         return {"sums": dict(self._sums), "count": self._count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._sums, self._count = {}, state["count"]
-        self.add(state["sums"])  # which may have been counted on another kind of device
+        self.add(state["sums"])  # may have been saved on another type of device
 
 
 def top_k(*ks: int) -> Metrics:
-    """Return the usual metrics of a classifier: how often the target is among the first k.
+    """Return a classifier's top-k accuracies: how often the target is among the first k.
 
-    The first is called `accuracy`, others `top5` and so on.
+    Top-1 is called `accuracy`, others `top5` and so on.
     """
 
     def measure(outputs: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:

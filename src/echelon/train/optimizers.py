@@ -1,4 +1,4 @@
-"""Optimisers that a CUDA graph can hold: nothing in their step is decided on the host."""
+"""Make optimizers capturable as CUDA graphs: no part of their step is controlled by the host."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ import torch
 
 _FLAGS = ("capturable", "fused", "foreach")
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-"""Those that have one kernel for all of their step, which reads the learning rate on the device."""
+"""Optimizers with a fused kernel for the step, which reads the learning rate on the device."""
 
 
 def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
-    """Have an optimiser count on the device and read its learning rate there; schedulers fill it.
+    """Move an optimizer's step count and learning rate to the device; schedulers fill the latter.
 
-    Returns why that cannot be done; nothing when it is.
+    Return why this is not possible, or ''.
     """
     kind = type(optimizer).__name__
     for group in optimizer.param_groups:
         fused = isinstance(optimizer, _FUSED) and group.get("fused") is not False
         if not fused and "capturable" not in group:
-            return f"the optimiser {kind} decides on the host"
+            return f"the optimizer {kind} is not capturable"
         if fused:
             group["fused"], group["foreach"] = True, False
         if "capturable" in group:
@@ -32,7 +32,7 @@ def make_capturable(optimizer: torch.optim.Optimizer, device: torch.device) -> s
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Load a state that may come from another kind of device: how to compute is our own matter."""
+    """Load a state that may come from another type of device, keeping the implementation flags."""
     groups = optimizer.param_groups
     own = [{flag: group[flag] for flag in _FLAGS if flag in group} for group in groups]
     optimizer.load_state_dict(state)
@@ -44,5 +44,5 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Any) -> None:
             held = optimizer.state.get(parameter, {})
             for name, value in held.items():
                 if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                    # In the parameter's own order in memory, which fused kernels insist on.
+                    # In the parameter's memory format, which fused kernels require.
                     held[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

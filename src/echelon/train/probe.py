@@ -1,8 +1,8 @@
-"""Measures what torch can do on a node: its import, an all-reduce, a GPU's speed.
+"""Measure torch on a node: its import, an all-reduce, a GPU's speed.
 
-Started by name, as a file: it needs nothing but torch, so it can lie beside the launcher on a
-cluster where Echelon is not installed. It imports torch once and forks for every order, for a
-measurement may hang, or leave a GPU in a state that no other should inherit.
+It is started as a file and needs only torch, so it also works on a cluster where Echelon is not
+installed. It imports torch once and forks for every order, because a measurement may hang or leave
+a GPU in a bad state.
 """
 
 import json
@@ -17,20 +17,20 @@ from typing import Any
 MESSAGE_SIZE = 1 << 17
 _REPEATS = 5
 _LONG_S = 0.15
-"""How long an all-reduce has to take for its size to be large enough."""
+"""Duration of the repeated all-reduces at which the size is large enough."""
 _SMALLEST, _LARGEST = 1 << 18, 1 << 26
-"""Bytes: the sizes that are tried, each four times the one before."""
+"""Sizes to try, in bytes; each is four times the previous one."""
 Order = Mapping[str, Any]
 
 
 def main(arguments: list[str]) -> int:
-    """`probe.py FD`: obey whoever is at the other end of the socket, until he is gone."""
+    """Run `probe.py FD`: carry out orders from the socket until it is closed."""
     orders = socket.socket(fileno=int(arguments[0]))
     began_s = time.monotonic()
     try:
-        import torch  # noqa: PLC0415  how long this takes is what is asked
+        import torch  # noqa: PLC0415  its duration is measured
         import torch.distributed  # noqa: PLC0415
-    except Exception as error:  # noqa: BLE001  whatever it is, the reader wants to know
+    except Exception as error:  # noqa: BLE001  any error is reported
         _say(orders, {"error": f"{type(error).__name__}: {error}"})
         return 0
     import_s = time.monotonic() - began_s
@@ -54,7 +54,7 @@ def _say(orders: socket.socket, what: Mapping[str, Any]) -> None:
 
 
 def _carry_out(order: Order, handles: list[int]) -> list[dict[str, Any]]:
-    """Fork once per rank of the order; return what each says."""
+    """Fork once per rank of the order; return their answers."""
     work = {"devices": find_devices, "reduce": reduce_all, "compute": compute}[order["what"]]
     children = []
     for local_rank in range(order["count"]):
@@ -73,7 +73,7 @@ def _carry_out(order: Order, handles: list[int]) -> list[dict[str, Any]]:
             said = pipe.read()
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
-        found.append(json.loads(said) if said else {"error": f"it ended with {code}"})
+        found.append(json.loads(said) if said else {"error": f"the rank exited with code {code}"})
     return found
 
 
@@ -88,7 +88,7 @@ def _be_rank(
     handle = handles[0] if handles and local_rank == 0 else -1
     try:
         found = work(order, local_rank, handle)
-    except BaseException as error:  # noqa: BLE001  it must never be back in the loop
+    except BaseException as error:  # noqa: BLE001  a fork must never return to the parent's loop
         lines = str(error).strip().splitlines()
         found = {"error": f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]}
     os.write(write_end, json.dumps(found).encode())
@@ -96,7 +96,7 @@ def _be_rank(
 
 
 def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any]:
-    """Return what torch can use here."""
+    """Return the devices that torch can use."""
     import torch  # noqa: PLC0415
 
     found: dict[str, Any] = {"devices": 0, "nccl": "", "device_error": ""}
@@ -104,7 +104,7 @@ def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any
         return found
     try:
         found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001  a torch without it
+    except Exception:  # noqa: BLE001  torch was built without NCCL
         found["nccl"] = ""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
@@ -115,7 +115,7 @@ def find_devices(_order: Order, _local_rank: int, _handle: int) -> dict[str, Any
 
 
 def reduce_all(order: Order, local_rank: int, handle: int) -> dict[str, Any]:
-    """All-reduce with the other ranks; return the time for one number, and the bandwidth."""
+    """All-reduce with the other ranks; return the latency of one number, and the bandwidth."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -138,7 +138,7 @@ def reduce_all(order: Order, local_rank: int, handle: int) -> dict[str, Any]:
     )
 
     def timed(count: int, repeats: int) -> float:
-        """Return the quickest of some all-reduces, as the slowest rank saw it."""
+        """Return the shortest time of several all-reduces, on the slowest rank."""
         values = torch.ones(count, device=device)
         best_s = float("inf")
         for _ in range(repeats):
@@ -148,7 +148,7 @@ def reduce_all(order: Order, local_rank: int, handle: int) -> dict[str, Any]:
                 torch.cuda.synchronize()
             best_s = min(best_s, time.monotonic() - began_s)
         agreed = torch.tensor([best_s], device=device, dtype=torch.float64)
-        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)  # so that all go on to the same size
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX)  # all ranks have to choose the same size
         return float(agreed.item())
 
     timed(1, 5)
@@ -162,7 +162,7 @@ def reduce_all(order: Order, local_rank: int, handle: int) -> dict[str, Any]:
 
 
 def compute(_order: Order, local_rank: int, _handle: int) -> dict[str, Any]:
-    """Return how fast a GPU multiplies and copies."""
+    """Return the speed of a GPU's matrix products and copies."""
     import torch  # noqa: PLC0415
 
     device = torch.device("cuda", local_rank)
@@ -185,7 +185,7 @@ def compute(_order: Order, local_rank: int, _handle: int) -> dict[str, Any]:
 
 
 def _uuid(device: Any) -> str:
-    """Return by what the driver knows a GPU; empty where torch is older than 2.5."""
+    """Return the driver's UUID of a GPU; empty if torch is older than 2.5."""
     import torch  # noqa: PLC0415
 
     known = getattr(torch.cuda.get_device_properties(device), "uuid", "")

@@ -1,7 +1,7 @@
 """`echelon.init()`: this rank's place, its device and the process group, under every launcher.
 
-Ranks first check in at their store, each with what it has. So all of them choose the same backend,
-and when somebody is missing the error names him instead of a time-out inside a collective.
+Ranks first register in a store, each with its GPU. All of them then choose the same backend, and if
+ranks are missing, the error names them instead of being a time-out inside a collective.
 """
 
 import contextlib
@@ -22,27 +22,27 @@ from echelon.launch.beacon import find_beacon
 from echelon.world import World, detect
 
 JOIN_S = 300.0
-"""How long ranks wait for each other to come."""
+"""How long ranks wait for each other to register."""
 COLLECTIVE_S = 600.0
-"""How long a collective may take before it counts as lost."""
+"""How long a collective may take before it fails."""
 _PREFIX = "echelon/here"
 _NO_GPU = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(World):
-    """A rank's place, with its device and the process group; leaves the group at the end.
+    """A rank's place, device and process group.
 
     Use it with `with echelon.init() as world:`, or call `close()`.
     """
 
     device: torch.device
     backend: str
-    """`nccl` where each rank has a GPU of its own, else `gloo`; empty where there is one rank."""
+    """`nccl` if each rank has a GPU of its own, else `gloo`; empty with a single rank."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0, which speaks and writes for all."""
+        """Whether this is rank 0, which prints and writes for all ranks."""
         return self.rank == 0
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Group(World):
         if kind is None:
             self.close()
             return
-        # Peers may be gone or waiting: what is wrong is the error, not the leaving.
+        # Peers may be gone or waiting: report the original error, not one from closing.
         with contextlib.suppress(Exception):
             self.close()
 
@@ -80,23 +80,24 @@ def init(
     """Join the process group of this run, and return this rank's place in it.
 
     Args:
-        local_rank: for children of `mp.spawn`, which nothing in the environment tells apart.
-        backend: `nccl` or `gloo`; chosen for all ranks when empty.
+        local_rank: for children of `mp.spawn`, whose environments do not differ.
+        backend: `nccl` or `gloo`; if empty, chosen for all ranks.
         join_timeout_s: how long to wait for the other ranks.
         timeout_s: how long a collective may take.
-        check: whether to try the group with one all-reduce.
-        environ: the process's variables; os.environ when None.
+        check: whether to test the group with one all-reduce.
+        environ: the process's environment; os.environ if None.
 
     Raises:
-        TimedOutError: ranks are missing; they are named.
-        UsageError: the launcher's variables contradict each other, or a group is there already.
-        UnavailableError: the group formed but does not add up.
+        TimedOutError: ranks are missing; the message names them.
+        UsageError: the launcher's variables contradict each other, or a group already exists.
+        UnavailableError: the test of the group failed, or the store cannot be reached.
     """
     variables = os.environ if environ is None else environ
     world = detect(variables, local_rank=local_rank)
     if dist.is_initialized():
         raise UsageError(
-            "there is a process group already", hint="call echelon.init() once, and before others"
+            "a process group already exists",
+            hint="call echelon.init() once, and before any other init_process_group()",
         )
     gpu = _own_gpu(world)
     if world.world_size == 1 and world.source == "none":
@@ -132,10 +133,10 @@ def _group(world: World, device: torch.device, *, backend: str) -> Group:
 
 
 def _await_idle_workers() -> None:
-    """Wait, a second at most, until gloo's threads have let go of what they worked on.
+    """Wait, for a second at most, until gloo's threads are idle.
 
-    DDP keeps them alive beyond the group. One that drops a tensor of Python's while the interpreter
-    goes down aborts the process, after everything has gone well.
+    DDP keeps them alive after the group has closed. A thread that releases a Python tensor while
+    the interpreter shuts down aborts the process, although the training succeeded.
     """
     for _ in range(1000):
         states = []
@@ -152,7 +153,7 @@ def _await_idle_workers() -> None:
 
 
 def _own_gpu(world: World) -> int | None:
-    """Return which of the visible GPUs is this rank's; None when there is none."""
+    """Return the index of this rank's GPU among the visible ones; None if there is none."""
     if not torch.cuda.is_available():
         return None
     index = world.gpu if world.gpu is not None else world.local_rank
@@ -164,14 +165,14 @@ def _device(gpu: int | None) -> torch.device:
 
 
 def _describe_gpu(gpu: int | None) -> str:
-    """Return a text that is the same for two ranks with the same GPU, and for no others."""
+    """Return a text that identifies a GPU: two ranks have the same one if they share it."""
     if gpu is None:
         return _NO_GPU
     return f"{os.uname().nodename}/{torch.cuda.get_device_properties(gpu).uuid}"
 
 
 def choose_backend(has: Mapping[int, str]) -> str:
-    """Return the backend for ranks with these GPUs: NCCL wants one for each rank alone."""
+    """Return the backend for ranks with these GPUs: NCCL needs a separate GPU per rank."""
     gpus = list(has.values())
     alone = _NO_GPU not in gpus and len(set(gpus)) == len(gpus)
     return "nccl" if alone else "gloo"
@@ -181,21 +182,22 @@ def _own_alone(has: Mapping[int, str], rank: int) -> bool:
     return has[rank] != _NO_GPU
 
 
-# --- coming together --------------------------------------------------------------------------
+# --- registration -----------------------------------------------------------------------------
 
 
 def _find_store(world: World, environ: Mapping[str, str], timeout_s: float) -> Any:
-    """Return the store where the ranks meet: at an address, or in a file.
+    """Return the store in which ranks register: at an address, or in a file.
 
-    torch's own way waits for all ranks while it makes the store, and cannot say who is missing.
+    torch's own rendezvous waits for all ranks when it creates the store, and cannot name the
+    missing ones.
     """
     if world.init_method.startswith("file://"):
         return dist.FileStore(world.init_method.removeprefix("file://"), world.world_size)  # type: ignore[attr-defined]
     address, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if not address or not port.isdecimal():
         raise UsageError(
-            f"MASTER_ADDR='{address}' and MASTER_PORT='{port}' do not say where ranks meet",
-            hint="start the script with echelon run, torchrun, or a script of echelon's",
+            f"MASTER_ADDR='{address}' and MASTER_PORT='{port}' are not a valid address",
+            hint="start the script with echelon run, torchrun, or the output of echelon script",
         )
     served = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
@@ -209,13 +211,13 @@ def _find_store(world: World, environ: Mapping[str, str], timeout_s: float) -> A
         )
     except RuntimeError as error:
         raise UnavailableError(
-            f"rank {world.rank} cannot reach the meeting place {address}:{port}: {error}",
-            hint="is rank 0 running, and is nothing between the nodes (a firewall, a proxy)?",
+            f"rank {world.rank} cannot reach the store at {address}:{port}: {error}",
+            hint="check that rank 0 is running, and that no firewall or proxy is in between",
         ) from error
 
 
 def _check_in(store: Any, world: World, gpu: str, timeout_s: float) -> dict[int, str]:
-    """Say that we are here, wait for all others, and return what each has."""
+    """Register this rank, wait for all others, and return each rank's GPU."""
     store.set(f"{_PREFIX}/{world.rank}", gpu)
     keys = [f"{_PREFIX}/{rank}" for rank in range(world.world_size)]
     deadline = time.monotonic() + timeout_s
@@ -225,13 +227,13 @@ def _check_in(store: Any, world: World, gpu: str, timeout_s: float) -> dict[int,
         missing = _missing(store, keys)
         if not missing and time.monotonic() < deadline:
             raise UnavailableError(
-                f"the meeting place was closed while rank {world.rank} waited: {error}",
-                hint="rank 0 or its node is gone: see its log",
+                f"the store closed while rank {world.rank} waited for others: {error}",
+                hint="rank 0 or its node has failed; check its log",
             ) from error
         raise TimedOutError(
-            f"{len(missing)} of {world.world_size} ranks did not come within {timeout_s:g} s: "
+            f"{len(missing)} of {world.world_size} ranks did not join within {timeout_s:g} s: "
             f"{', '.join(map(str, missing[:16]))}{' …' if len(missing) > 16 else ''}",
-            hint="see their logs; echelon why says which failed first",
+            hint="check their logs; echelon why shows which failed first",
         ) from error
     return {rank: store.get(key).decode() for rank, key in enumerate(keys)}
 
@@ -244,11 +246,11 @@ def _missing(store: Any, keys: list[str]) -> list[int]:
 
 
 def _check_sum(group: Group) -> None:
-    """Add up one number per rank, to know now that the group works."""
+    """Test the group with an all-reduce of one number per rank."""
     ones = torch.ones(1, device=group.device if group.backend == "nccl" else "cpu")
     dist.all_reduce(ones)
     if int(ones.item()) != group.world_size:
         raise UnavailableError(
-            f"an all-reduce over {group.world_size} ranks gave {ones.item():g}",
-            hint="NCCL_DEBUG=INFO shows how ranks are connected",
+            f"the all-reduce test failed: the sum over {group.world_size} ranks is {ones.item():g}",
+            hint="set NCCL_DEBUG=INFO to see how ranks are connected",
         )

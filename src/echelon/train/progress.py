@@ -1,6 +1,6 @@
-"""How a training tells of itself: a bar in a terminal, lines elsewhere, and files for programs.
+"""Report a training's progress: a bar in a terminal, lines elsewhere, and files for programs.
 
-Rank 0 alone speaks. Of what a restart does again there are two records; the later one counts.
+Only rank 0 reports. Steps repeated after a restart have two records; the later one counts.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from echelon.core.scribe import persist
 from echelon.train.tensorboard import ScalarWriter
 
 _LINE_S = 10.0
-"""Between two lines where there is no terminal to draw a bar in."""
+"""Interval between lines, if there is no terminal for a bar."""
 _BAR_S = 0.1
-"""Between two drawings of a bar: nobody sees more of them."""
+"""Interval between updates of the bar."""
 _AGAIN_S = 30.0
-"""After how long files are tried again that could not be written."""
+"""Interval between attempts to write files after a failure."""
 
 
 class Progress:
-    """Tells how far a training is."""
+    """Reports a training's progress."""
 
     def __init__(
         self,
@@ -39,22 +39,22 @@ class Progress:
         quiet: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Begin to tell.
+        """Open the files, if there is a directory for them.
 
         Args:
-            folder: where `metrics.jsonl` and `tensorboard/` go; nowhere when None.
-            speaks: whether this is the rank that does.
-            epochs: how many there are.
-            length: of an epoch.
-            unit: what a length is of.
-            quiet: whether to show nothing of steps and validations, and write files alone.
+            folder: directory for `metrics.jsonl` and `tensorboard/`; None writes no files.
+            speaks: whether this rank reports.
+            epochs: number of epochs.
+            length: length of an epoch.
+            unit: unit of the length.
+            quiet: write only files, and print nothing about steps and validations.
             clock: the time of day.
         """
         self._speaks, self._quiet = speaks, quiet
         self._epochs, self._length, self._unit = epochs, length, unit
         self._clock = clock
         self._terminal = sys.stderr.isatty()
-        # A bar is drawn at once; the first line may take its time.
+        # Draw a bar immediately, but the first line only after the interval.
         self._told_s = -math.inf if self._terminal else time.monotonic()
         self._since_s, self._since = time.monotonic(), 0
         self._folder = folder if speaks else None
@@ -74,20 +74,20 @@ class Progress:
             raise
 
     def begin(self, done: int) -> None:
-        """Begin to measure the speed: at the start of an epoch, or in the middle of one."""
+        """Start measuring the speed, at the start of an epoch or in the middle of one."""
         self._since_s, self._since = time.monotonic(), done
 
     def update(
         self, *, step: int, epoch: int, done: int, means: Mapping[str, float], data_wait: float
     ) -> None:
-        """Tell of the steps since the last time.
+        """Report the steps since the last call.
 
         Args:
-            step: how many there were, over all.
+            step: number of steps in total.
             epoch: counted from 0.
-            done: of this epoch.
-            means: of what was measured, `loss` among them.
-            data_wait: share of the time that the loop waited for data.
+            done: how much of this epoch is done.
+            means: mean values, including `loss`.
+            data_wait: fraction of the time that the loop waited for data.
         """
         if not self._speaks:
             return
@@ -120,7 +120,7 @@ class Progress:
             self._show(render_standing(standing, bar=self._terminal), over=last)
 
     def end_epoch(self, *, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Tell what validation found."""
+        """Report the results of a validation."""
         if not metrics or not self._speaks:
             return
         self._record("validation", step, metrics, {"epoch": epoch})
@@ -146,19 +146,19 @@ class Progress:
                 prefix = "train" if kind == "step" else "validation"
                 scalars = {f"{prefix}/{name}": value for name, value in values.items()}
                 self._scalars.write(scalars, step=step, now_s=self._clock())
-        except OSError as error:  # a full disk must not end a training that can go on
+        except OSError as error:  # a full disk must not end a training
             self.close()
             self._again_s = time.monotonic() + _AGAIN_S
             if not self._missed:
-                self.tell(f"no metrics are written until that is possible again: {error}")
+                self.tell(f"cannot write metrics, retrying every {_AGAIN_S:g} s: {error}")
             self._missed += 1
         else:
             if self._missed:
-                self.tell(f"metrics are written again; {self._missed} records are missing")
+                self.tell(f"writing metrics again; {self._missed} records are missing")
             self._missed = 0
 
     def tell(self, text: str) -> None:
-        """Say something, in a line of its own."""
+        """Print a line."""
         self._show(text, over=True)
 
     def _show(self, text: str, *, over: bool) -> None:
@@ -172,6 +172,6 @@ class Progress:
     def close(self) -> None:
         for file in (self._metrics, self._scalars):
             if file:
-                with contextlib.suppress(OSError):  # of what was written before
+                with contextlib.suppress(OSError):  # flushing earlier writes may fail
                     file.close()
         self._metrics = self._scalars = None

@@ -1,8 +1,8 @@
-"""Random numbers that a resume gets again.
+"""Random numbers that are reproducible after a restart.
 
-Two kinds. Generators have a state, which is saved with a checkpoint. Keyed numbers have none: they
-are a function of what they are for (seed, epoch, sample), so they are the same on whatever rank, in
-whatever worker and after whatever interruption they are drawn, on any device.
+There are two kinds. Generators have a state, which is saved with a checkpoint. Keyed numbers have
+none: they are a function of (seed, epoch, sample), so they are the same on any rank, in any worker,
+after any interruption and on any device.
 """
 
 import os
@@ -20,19 +20,19 @@ _MIX = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 
 
 def mix(values: torch.Tensor) -> torch.Tensor:
-    """Return a hash of each 64-bit number (splitmix64's finisher)."""
+    """Return a hash of each 64-bit number (splitmix64's finalizer)."""
     values = (values ^ _shift(values, 30)) * _MIX[0]
     values = (values ^ _shift(values, 27)) * _MIX[1]
     return values ^ _shift(values, 31)
 
 
 def _wrapped(number: int) -> int:
-    """Return a number as 64 bits with a sign, as it would be in a tensor."""
+    """Return a number as a signed 64-bit integer, as in a tensor."""
     return (number + 2**63) % 2**64 - 2**63
 
 
 def _shift(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """Shift to the right without the sign, which torch's own shift copies."""
+    """Shift to the right logically; torch's own shift is arithmetic."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -42,22 +42,22 @@ def sample_keys(indices: torch.Tensor, *, seed: int, epoch: int) -> torch.Tensor
 
 
 def epoch_key(seed: int, epoch: int) -> int:
-    """Return the 64-bit key, with a sign, that the keys of an epoch's samples are made of."""
+    """Return the signed 64-bit key from which the keys of an epoch's samples are derived."""
     return int(mix(mix(torch.tensor(seed)) + _wrapped(epoch * _GOLDEN)))
 
 
 def keys_within(indices: torch.Tensor, epoch: int | torch.Tensor) -> torch.Tensor:
-    """Return the samples' keys, given the epoch's."""
+    """Return the samples' keys, given the epoch's key."""
     return mix(indices.long() * _GOLDEN + epoch)
 
 
 def uniform(keys: torch.Tensor, draw: int) -> torch.Tensor:
-    """Return for each key its number `draw`, between 0 and 1, 1 not among them."""
+    """Return for each key its random number `draw`, in [0, 1)."""
     return _shift(mix(keys + _wrapped((draw + 1) * _GOLDEN)), 40).float() / 2**24
 
 
 def uniforms(keys: torch.Tensor, draw: int, count: int) -> torch.Tensor:
-    """Return for each key a row of `count` such numbers, another one for each `draw`."""
+    """Return for each key a row of `count` random numbers, different for each `draw`."""
     own = mix(keys + _wrapped((draw + 1) * _GOLDEN)).unsqueeze(1)
     places = torch.arange(1, count + 1, device=keys.device) * _GOLDEN
     return _shift(mix(own + places), 40).float() / 2**24
@@ -67,8 +67,8 @@ def uniforms(keys: torch.Tensor, draw: int, count: int) -> torch.Tensor:
 
 
 def random_states(device: torch.device) -> dict[str, Any]:
-    """Return the states of all generators that a training may draw from."""
-    state: Any = np.random.get_state()  # noqa: NPY002  what people's transforms draw from
+    """Return the states of all generators that a training may use."""
+    state: Any = np.random.get_state()  # noqa: NPY002  many transforms use it
     kind, words, position, has_gauss, gauss = state
     found = {
         "cpu": torch.get_rng_state(),
@@ -92,7 +92,7 @@ def restore_random_states(states: Mapping[str, Any], device: torch.device) -> No
 
 @contextmanager
 def undisturbed(device: torch.device) -> Iterator[None]:
-    """Leave all generators as they were."""
+    """Restore the states of all generators after the block."""
     states = random_states(device)
     try:
         yield
@@ -101,15 +101,15 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 
 
 def seed_generators(key: int) -> None:
-    """Seed the generators that a data set's transforms may draw from."""
+    """Seed the generators that a data set's transforms may use."""
     random.seed(key)
     torch.default_generator.manual_seed(key)
     np.random.seed(key % 2**32)  # noqa: NPY002
 
 
 def be_deterministic(device: torch.device) -> None:
-    """Have torch choose algorithms that give the same bits every time, on a GPU too."""
+    """Make torch use deterministic algorithms, on a GPU as well."""
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # torch insists on it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by torch
         torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(mode=True)

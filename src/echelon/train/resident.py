@@ -1,7 +1,7 @@
-"""Data that live on the GPU: what fits is copied there once, as it is in memory, and read there.
+"""Data that are kept on the GPU: if a data set fits, it is copied there once.
 
-It has to be a data set of tensors. Then a batch is rows of these, which the step itself reads: from
-the host comes only which ones.
+This needs a data set of tensors. A batch is then a set of their rows, which the step itself reads;
+the host only sends the indices.
 """
 
 from collections.abc import Iterator
@@ -13,17 +13,17 @@ from echelon.train.randomness import epoch_key
 from echelon.train.sampler import ElasticSampler, split
 
 SHARE = 0.5
-"""Of the GPU's free memory, that data may take: the rest is for the model and its activations."""
+"""Fraction of the GPU's free memory for data; the rest is for the model and its activations."""
 
 
 def fits(tensors: tuple[torch.Tensor, ...], device: torch.device, *, share: float = SHARE) -> bool:
-    """Tell whether tensors are small enough to live on a GPU."""
+    """Tell whether tensors are small enough to be kept on a GPU."""
     free, _ = torch.cuda.mem_get_info(device)
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= share * free
 
 
 class ResidentSource:
-    """Portions of data that are on the device, in the order of a sampler."""
+    """Portions of data on the device, in the order of a sampler."""
 
     def __init__(
         self, tensors: tuple[torch.Tensor, ...], sampler: ElasticSampler, device: torch.device
@@ -39,7 +39,7 @@ class ResidentSource:
         for start in range(sampler.cursor, sampler.usable, sampler.global_batch):
             total = min(sampler.global_batch, sampler.usable - start)
             mine = split(total, sampler.rank, sampler.world_size)
-            # Where there is nothing for a rank, the first sample of the batch stands in.
+            # If there is no sample for a rank, the first sample of the batch stands in.
             first, last = (mine.start, mine.stop) if mine else (0, 1)
             rows = Rows(self._tensors, order[start + first : start + last], self._key)
             yield Portion(rows, total, len(mine))

@@ -1,9 +1,9 @@
-"""The order of samples: exact, however often a run is interrupted and on however many ranks.
+"""The order of samples: the same for any number of ranks and of interruptions.
 
-The contract is the global batch. The order of an epoch is one permutation from (seed, epoch); the
-cursor counts the samples that the training loop has consumed; batch t is the next `global_batch` of
-them, split over whatever ranks there are. So each sample is seen once per epoch, in the same order,
-on any sequence of world sizes.
+It is defined by the global batch. The order of an epoch is one permutation from (seed, epoch). The
+cursor counts the samples that the training loop has consumed. Batch t is the next `global_batch`
+samples, split among the ranks. Each sample is therefore seen once per epoch, in the same order, for
+any sequence of world sizes.
 """
 
 from collections.abc import Iterator, Mapping, Sized
@@ -21,17 +21,17 @@ class Share:
     """One rank's part of one global batch."""
 
     indices: tuple[int, ...]
-    """What to load: the rank's own samples, or one stand-in when it has none."""
+    """Samples to load: the rank's own, or one stand-in if it has none."""
     size: int
     """How many of them count; 0 for a stand-in."""
     total: int
-    """Samples of the whole global batch."""
+    """Number of samples in the global batch."""
     start: int
-    """Where the global batch begins in the epoch's order."""
+    """Position of the global batch in the epoch's order."""
 
 
 def epoch_order(length: int, *, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
-    """Return the order of an epoch: a function of these values and of nothing else."""
+    """Return the order of an epoch; it depends only on these values."""
     if not shuffle:
         return torch.arange(length)
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
@@ -39,9 +39,10 @@ def epoch_order(length: int, *, seed: int, epoch: int, shuffle: bool) -> torch.T
 
 
 def split(count: int, rank: int, world_size: int) -> range:
-    """Return a rank's positions within a global batch of `count`: near-equal, the first not less.
+    """Return a rank's positions within a global batch of `count` samples.
 
-    Rank 0 has a sample whenever there is one.
+    The parts differ by at most one; the first ranks have the larger ones, so rank 0 always has a
+    sample.
     """
     each, more = divmod(count, world_size)
     start = rank * each + min(rank, more)
@@ -51,9 +52,9 @@ def split(count: int, rank: int, world_size: int) -> range:
 class ElasticSampler(Sampler[list[int]]):
     """A batch sampler over the global batch: `DataLoader(data, batch_sampler=sampler)`.
 
-    The loader may run ahead; what counts is the loop, which says `advance()` after each batch. A
-    rank that has no part in the last batch of an epoch gets a stand-in, so that all ranks take as
-    many steps; `share().size` is 0 then, and the sample must not count.
+    The loader may run ahead: the loop calls `advance()` after each batch that it has consumed. A
+    rank that has no part in the last batch of an epoch gets a stand-in, so that all ranks take the
+    same number of steps; then `share().size` is 0, and the sample must not count.
     """
 
     def __init__(
@@ -69,13 +70,18 @@ class ElasticSampler(Sampler[list[int]]):
     ) -> None:
         self.length = data if isinstance(data, int) else len(data)
         if global_batch < 1:
-            raise UsageError(f"a global batch of {global_batch}", hint="use 1 or more")
+            raise UsageError(
+                f"invalid value for global_batch: {global_batch}", hint="use 1 or more"
+            )
         if not 0 <= rank < world_size:
-            raise UsageError(f"rank {rank} of {world_size}", hint="take both from echelon.init()")
+            raise UsageError(
+                f"rank {rank} is not in 0 to {world_size - 1}",
+                hint="use rank and world_size from echelon.init()",
+            )
         if drop_last and 0 < self.length < global_batch:
             raise UsageError(
-                f"{self.length} samples are less than one global batch of {global_batch}, and "
-                "drop_last drops them all",
+                f"{self.length} samples are fewer than one global batch of {global_batch}, and "
+                "drop_last=True drops them all",
                 hint="use a smaller global batch, or drop_last=False",
             )
         self.global_batch, self.rank, self.world_size = global_batch, rank, world_size
@@ -95,7 +101,7 @@ class ElasticSampler(Sampler[list[int]]):
         return self.length
 
     def __len__(self) -> int:
-        """Return how many batches are left in this epoch."""
+        """Return the number of batches left in this epoch."""
         left = max(0, self.usable - self.cursor)
         return (left + self.global_batch - 1) // self.global_batch
 
@@ -104,7 +110,7 @@ class ElasticSampler(Sampler[list[int]]):
             yield list(share.indices)
 
     def shares(self) -> Iterator[Share]:
-        """Return this rank's part of each batch that is left, from the cursor on."""
+        """Yield this rank's part of each remaining batch, from the cursor on."""
         start = self.cursor
         while start < self.usable:
             share = self._share(start)
@@ -130,14 +136,14 @@ class ElasticSampler(Sampler[list[int]]):
             self._order = (self.epoch, order)
         return self._order[1]
 
-    # --- the loop's side ------------------------------------------------------------------------
+    # --- called by the training loop ------------------------------------------------------------
 
     def advance(self) -> None:
         """Count the batch at the cursor as consumed."""
         self.cursor = min(self.usable, self.cursor + self.global_batch)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch; the one that is under way goes on where it was."""
+        """Start an epoch; the current epoch keeps its position."""
         if epoch != self.epoch:
             self.epoch, self.cursor = epoch, 0
 
@@ -156,27 +162,27 @@ class ElasticSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where another sampler was, on any number of ranks.
+        """Continue at the position of another sampler, on any number of ranks.
 
         Raises:
-            UsageError: it was one over other data; the order could not be the same.
+            UsageError: it had other data or settings, so the order would differ.
         """
         for name in ("seed", "length", "shuffle"):
             if state[name] != getattr(self, name):
                 raise UsageError(
-                    f"the checkpoint's order of samples has {name}={state[name]}, this one "
-                    f"{getattr(self, name)}",
-                    hint=f"use the same data and {name}, or start anew without the checkpoint",
+                    f"the checkpoint was saved with {name}={state[name]}, not "
+                    f"{getattr(self, name)}; the order of samples would differ",
+                    hint=f"use the same data and {name}, or start without the checkpoint",
                 )
         self.epoch, self.cursor = int(state["epoch"]), int(state["cursor"])
 
 
 class ElasticIndexSampler(Sampler[int]):
-    """The plain form: `DataLoader(data, batch_size=b, sampler=sampler)` with b samples per rank.
+    """A sampler of indices: `DataLoader(data, batch_size=b, sampler=sampler)`, b samples per rank.
 
-    Its global batch is b × world_size; on another number of ranks the batches differ, but each
-    sample is still seen once. Where the last batch has no sample for a rank, that rank repeats one,
-    for a loader of its own cannot know that it should not count.
+    Its global batch is b × world_size. On another number of ranks the batches differ, but each
+    sample is still seen once. If the last batch has no sample for a rank, that rank repeats one,
+    because a plain loader cannot mark it as not counting.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which source of batches serves given data on a given device."""
+"""Choose the source of batches for given data and a given device."""
 
 from typing import Any
 
@@ -30,28 +30,28 @@ def open_source(
     by_name: bool = False,
     share: float = SHARE,
 ) -> Source:
-    """Return where a rank's portions of data come from.
+    """Return the source of a rank's portions of data.
 
     Args:
-        data: a data set, which is divided over the ranks, or this rank's own loader.
+        data: a data set, which is divided among the ranks, or this rank's own loader.
         world: this rank's place and device.
-        global_batch: samples of one step, over all ranks.
-        seed: decides their order.
-        drop_last: leave out the last batch of an epoch if it is smaller.
-        workers: processes that load data.
-        keyed: whether each sample is to have its key.
-        by_name: whether it has to be known which samples a batch is of.
-        share: of the GPU's free memory, that data may take to live there.
+        global_batch: samples per step, over all ranks.
+        seed: determines their order.
+        drop_last: drop the last batch of an epoch if it is smaller.
+        workers: number of processes that load data.
+        keyed: whether to add a key per sample.
+        by_name: whether the indices of a batch's samples have to be known.
+        share: fraction of the GPU's free memory that data may occupy.
 
     Raises:
-        UsageError: the data have no length, or do not say which samples they give.
+        UsageError: the data have no length, or their samples' indices are unknown.
     """
     if isinstance(data, DataLoader):
         if by_name:
             raise UsageError(
-                "exact_layers have to know which samples a batch is of, and a DataLoader does not "
-                "say",
-                hint="give fit() the data set itself, or leave exact_layers out",
+                "exact_layers=True needs the indices of a batch's samples, which a DataLoader does "
+                "not provide",
+                hint="pass the data set itself to fit(), or omit exact_layers",
             )
         return LoaderSource(ResumableLoader(data, seed=seed))
     sampler = ElasticSampler(

@@ -1,4 +1,4 @@
-"""A training state as tensors and plain JSON: what a checkpoint can hold without pickle. Pure."""
+"""Convert a training state into tensors and JSON, to save it without pickle. Pure."""
 
 import json
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from echelon.errors import UsageError
 _TENSOR = "$tensor"
 _TUPLE = "$tuple"
 _INT_KEYS = "$int keys"
-"""Marks in the JSON part; a dictionary of the user's may not have such keys."""
+"""Markers in the JSON part; a user's dictionary must not have such keys."""
 
 
 def flatten(state: Any, prefix: str = "") -> tuple[Any, dict[str, torch.Tensor]]:
-    """Return the state's skeleton, which is JSON, and its tensors by path.
+    """Return the state's structure as JSON, and its tensors by path.
 
     Raises:
-        UsageError: something in it is neither a tensor nor plain data; its path is named.
+        UsageError: a value is neither a tensor nor plain data; the message has its path.
     """
     tensors: dict[str, torch.Tensor] = {}
 
@@ -35,8 +35,8 @@ def flatten(state: Any, prefix: str = "") -> tuple[Any, dict[str, torch.Tensor]]
         if value is None or isinstance(value, bool | int | float | str):
             return value
         raise UsageError(
-            f"a checkpoint cannot hold {type(value).__name__} at '{path}'",
-            hint="give tensors, numbers, texts, lists and dictionaries; its state_dict() perhaps",
+            f"cannot save a value of type {type(value).__name__} at '{path}'",
+            hint="use tensors, numbers, strings, lists and dictionaries, such as its state_dict()",
         )
 
     def _walk_mapping(value: Mapping[Any, Any], path: str) -> Any:
@@ -44,8 +44,8 @@ def flatten(state: Any, prefix: str = "") -> tuple[Any, dict[str, torch.Tensor]]
             return {_INT_KEYS: [[key, walk(e, f"{path}/{key}")] for key, e in value.items()]}
         if not all(isinstance(key, str) and not key.startswith("$") for key in value):
             raise UsageError(
-                f"a checkpoint cannot hold the keys {list(value)[:3]} at '{path}'",
-                hint="use texts that do not begin with $, or whole numbers",
+                f"cannot save a dictionary with the keys {list(value)[:3]} at '{path}'",
+                hint="use strings that do not start with '$', or only integers",
             )
         return {key: walk(entry, f"{path}/{key}") for key, entry in value.items()}
 
@@ -53,7 +53,7 @@ def flatten(state: Any, prefix: str = "") -> tuple[Any, dict[str, torch.Tensor]]
 
 
 def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return the state again."""
+    """Restore the state from its structure and tensors."""
     if isinstance(skeleton, list):
         return [unflatten(entry, tensors) for entry in skeleton]
     if not isinstance(skeleton, dict):
@@ -68,7 +68,7 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def assign_shards(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """Divide tensors over shards so that all are about as large: the same on every rank."""
+    """Divide tensors into shards of about the same size, in the same way on every rank."""
     loads = [0] * count
     shards: list[list[str]] = [[] for _ in range(count)]
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
@@ -79,5 +79,5 @@ def assign_shards(sizes: Mapping[str, int], count: int) -> list[list[str]]:
 
 
 def dumps(value: Any) -> str:
-    """Return JSON in which even NaN and infinity, as losses may be, come back."""
+    """Return JSON that preserves NaN and infinity, which losses may be."""
     return json.dumps(value, allow_nan=True)

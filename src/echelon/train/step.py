@@ -1,7 +1,7 @@
-"""One step of a training: the gradient of the mean over the global batch, and the optimiser's move.
+"""One training step: the gradient of the mean over the global batch, and the optimizer's update.
 
-DDP averages over ranks, so a rank's loss counts with n·W/N for its n of N samples on W ranks. A
-stand-in counts nothing, and gives zeros, not NaN.
+DDP averages over ranks, so a rank's loss is weighted by n·W/N for its n of N samples on W ranks. A
+stand-in has weight 0 and yields zeros, not NaN.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,14 +25,14 @@ from echelon.train.randomness import undisturbed
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
 Transform = Callable[[Any, torch.Tensor | None], Any]
-"""A batch on the device, and a key per sample (none in validation) → the batch made ready."""
+"""A batch on the device, and a key per sample (None in validation) → the transformed batch."""
 Objective = Callable[[nn.Module, Any], tuple[torch.Tensor, int, int, Sums]]
-"""Model and batch → loss, over how many samples it is a mean (1 for a sum), how many samples there
-are, and further sums."""
+"""Model and batch → loss, number of samples that it is a mean over (1 for a sum), number of
+samples, and further sums."""
 
 
 def objective_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics | None) -> Objective:
-    """Return what trains on (inputs, targets) with a loss that is a mean."""
+    """Return the objective for batches of (inputs, targets) and a loss that is a mean."""
 
     def judge(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int, int, Sums]:
         inputs, targets = batch
@@ -44,10 +44,10 @@ def objective_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics | None
 
 
 def objective_of_step(step: Step) -> Objective:
-    """Return what trains with a step of the user's, which gives sums.
+    """Return the objective for a user's train_step, which returns sums.
 
     Raises:
-        UsageError: it does not give what it must.
+        UsageError: a required sum is missing.
     """
 
     def judge(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int, int, Sums]:
@@ -55,8 +55,9 @@ def objective_of_step(step: Step) -> Objective:
         loss, count = sums.get("loss"), sums.get("count")
         if not isinstance(loss, torch.Tensor) or count is None:
             raise UsageError(
-                f"train_step gave {', '.join(sums) or 'nothing'}, and must give 'loss' and 'count'",
-                hint="return {'loss': the sum of the losses, 'count': how many samples, …}",
+                "train_step must return 'loss' (a tensor) and 'count'; it returned: "
+                f"{', '.join(sums) or 'nothing'}",
+                hint="return {'loss': sum of the losses, 'count': number of samples, …}",
             )
         return loss, 1, int(count), {k: v for k, v in sums.items() if k not in ("loss", "count")}
 
@@ -64,7 +65,7 @@ def objective_of_step(step: Step) -> Objective:
 
 
 class EagerStep:
-    """Takes steps one operation after the other, on any device."""
+    """Takes steps operation by operation, on any device."""
 
     def __init__(
         self,
@@ -80,19 +81,19 @@ class EagerStep:
         transform: Transform | None = None,
         current: CurrentBatch | None = None,
     ) -> None:
-        """Prepare.
+        """Create the step.
 
         Args:
-            model: wrapped in DDP where there are several ranks.
-            optimizer: of its parameters.
-            objective: what is to become small.
-            world_size: how many ranks there are.
-            device: where the model is.
+            model: the model, wrapped in DDP if there are several ranks.
+            optimizer: the optimizer of its parameters.
+            objective: computes the loss.
+            world_size: number of ranks.
+            device: the model's device.
             clip_norm: largest norm of the gradient.
-            accumulate: into how many parts a batch is divided, to need less memory.
+            accumulate: number of parts into which a batch is divided, to save memory.
             precision: one of PRECISIONS.
-            transform: makes a batch ready.
-            current: what the model's layers want to be told of a batch, if they are exact.
+            transform: applied to each batch on the device.
+            current: passes information about the batch to exact layers, if there are any.
         """
         self.model, self.optimizer, self._objective = model, optimizer, objective
         self._world_size, self._device = world_size, device
@@ -105,11 +106,11 @@ class EagerStep:
         self.peer_wait = PeerWait() if meets else None
         self._compiled: Any = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
-        """Keeps fp16's small gradients from becoming 0; does nothing in other precisions."""
+        """Prevents underflow of fp16 gradients; disabled in other precisions."""
 
     def take(self, portion: Portion, tally: Tally) -> None:
-        """Take one step, and count what it saw."""
-        self.model.zero_grad(set_to_none=True)  # also what the optimiser does not move
+        """Take one step, and add its sums to the tally."""
+        self.model.zero_grad(set_to_none=True)  # including parameters without an optimizer
         self._backward(portion, tally)
         if self._clip is not None:
             self.scaler.unscale_(self.optimizer)
@@ -174,7 +175,7 @@ class EagerStep:
             return self._objective(self.model, batch)
 
     def _divide(self, portion: Portion) -> list[tuple[Any, torch.Tensor | None]]:
-        """Return the parts of a batch, each with its samples' keys if somebody draws by them."""
+        """Return the parts of a batch, each with its samples' keys if they are used."""
         batch, keys = portion.batch, portion.keys
         if isinstance(batch, Rows):
             keys = batch.keys() if self._transform or self._current else None
@@ -185,10 +186,10 @@ class EagerStep:
         return list(zip(parts, divide(keys, self._accumulate), strict=True))
 
     def _factor(self, part: Any, portion: Portion, unit: int, count: int, parts: int) -> float:
-        """Return what a loss counts in the gradient, before DDP divides by the number of ranks."""
+        """Return the weight of a loss in the gradient, before DDP divides by the world size."""
         if not portion.size:
             return 0.0
-        if portion.total is None:  # nobody knows the others' counts: each rank's mean is one vote
+        if portion.total is None:  # other ranks' counts are unknown: all means weigh the same
             share = samples_in(part) / samples_in(portion.batch) if parts > 1 else 1.0
             return unit * share / count
         return unit * self._world_size / portion.total
@@ -199,21 +200,21 @@ class EagerStep:
         return nullcontext()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Compute in the chosen precision."""
+        """Return a context that computes in the chosen precision."""
         if self._cast is None:
             return nullcontext()
-        # Casts of weights that a CUDA graph has not recorded must not be found again in it.
+        # A CUDA graph must not use cached casts of weights that it has not recorded.
         return torch.autocast(self._device.type, dtype=self._cast, cache_enabled=False)
 
     @contextmanager
     def compiled(self) -> Iterator[None]:
-        """Take steps by compiled code while the block lasts."""
+        """Use compiled code for steps within the block."""
         plain = self._judge, self._move
         if self._compiled is None:
-            # Batches have one shape: code for any, as torch makes on seeing a second, is slower.
+            # Batches have one shape; the generic code for a second one would be slower.
             judge = torch.compile(self._judge_plainly, dynamic=False)
             fused = all(group.get("fused") for group in self.optimizer.param_groups)
-            # A scheduler has wrapped the method, to count.
+            # A scheduler wraps the method to count calls; compile the original.
             move = partial(type(self.optimizer).step, self.optimizer)
             self._compiled = (
                 judge,
@@ -226,16 +227,16 @@ class EagerStep:
             self._judge, self._move = plain
 
     def why_not_captured(self) -> str:
-        """Return why a CUDA graph cannot hold these steps; nothing when it may."""
+        """Return why these steps cannot be captured as a CUDA graph, or ''."""
         if self._cast == torch.float16:
-            return "fp16's scale of gradients is decided on the host"
+            return "fp16 gradient scaling is controlled by the host"
         return make_capturable(self.optimizer, self._device)
 
     def settle(self, portion: Portion) -> None:
-        """Let DDP arrange its buckets before the first step that counts.
+        """Have DDP arrange its buckets before the first real step.
 
-        It does so after its first backward pass, in the order in which gradients came; sums in
-        another order differ in the last bit, and so would a run that was interrupted.
+        DDP does so after its first backward pass, in the order in which gradients arrive. Sums in
+        another order differ in the last bit, so an interrupted run would not be reproducible.
         """
         if not isinstance(self.model, DistributedDataParallel):
             return
@@ -250,13 +251,15 @@ class EagerStep:
 
 
 def _choose_precision(name: str, device: torch.device) -> torch.dtype | None:
-    """Return what to compute in; None for the weights' own type.
+    """Return the type to compute in; None for the weights' own type.
 
     Raises:
         UsageError: there is no such precision.
     """
     if name not in PRECISIONS:
-        raise UsageError(f"precision '{name}'", hint=f"use one of: {', '.join(PRECISIONS)}")
+        raise UsageError(
+            f"invalid value for precision: '{name}'", hint=f"use one of: {', '.join(PRECISIONS)}"
+        )
     if name == "auto":
         # Emulated bf16, as on a V100, is slower than fp32.
         cuda = device.type == "cuda"

@@ -1,8 +1,8 @@
-"""Batches on their way to a GPU: copied ahead of the loop, through pinned memory, beside its work.
+"""Copy batches to a GPU ahead of the training loop, through pinned memory.
 
 A thread takes batches from the host and copies each into one of a few pinned buffers, and from
-there to the device on a stream of its own. The loop's stream waits for a batch on the device; the
-host does not wait at all while batches come fast enough.
+there to the device on a separate stream. The loop's stream waits for a batch on the device; the
+host does not wait, as long as batches arrive fast enough.
 """
 
 import queue
@@ -15,12 +15,12 @@ import torch
 from echelon.train.batches import map_tensors
 
 _AHEAD = 3
-"""Batches that may be on their way."""
+"""Number of batches copied ahead."""
 _END = object()
 
 
 def stream_to(device: torch.device, batches: Iterator[Any]) -> Iterator[Any]:
-    """Return batches that are on the device when the current stream comes to use them."""
+    """Yield batches that are on the device when the current stream uses them."""
     ready: queue.Queue[Any] = queue.Queue(_AHEAD)
     closed = threading.Event()
     carrier = _Carrier(device, ready, closed)
@@ -39,14 +39,14 @@ def stream_to(device: torch.device, batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _receive(batch: Any, copied: Any, stream: torch.cuda.Stream) -> None:
-    """Have a stream wait for a batch that another one copies."""
+    """Make a stream wait for a batch that another stream copies."""
     stream.wait_event(copied)
-    # The memory belongs to the other stream, which must not take it back too soon.
+    # The memory belongs to the other stream, which must not reuse it too early.
     map_tensors(batch, lambda tensor: tensor.record_stream(stream))
 
 
 class _Carrier:
-    """What the thread does."""
+    """The work of the thread."""
 
     def __init__(
         self, device: torch.device, ready: "queue.Queue[Any]", closed: threading.Event
@@ -59,19 +59,19 @@ class _Carrier:
         try:
             for number, batch in enumerate(batches):
                 buffer = self._buffers[number % _AHEAD]
-                buffer.copied.synchronize()  # what was in it has reached the device
+                buffer.copied.synchronize()  # its previous content has reached the device
                 held = buffer.hold(batch)
                 with torch.cuda.stream(self._stream):
                     sent = map_tensors(held, lambda t: t.to(self._device, non_blocking=True))
                     copied = buffer.copied = self._stream.record_event()
                 if not self._put((sent, copied)):
                     return
-        except Exception as error:  # noqa: BLE001  it is raised where the loop is
+        except Exception as error:  # noqa: BLE001  raised again in the loop's thread
             self._put(error)
         self._put(_END)
 
     def _put(self, entry: Any) -> bool:
-        """Hand something over; return whether there is still somebody who takes it."""
+        """Put an entry into the queue; return False if the consumer has stopped."""
         while not self._closed.is_set():
             try:
                 self._ready.put(entry, timeout=0.1)
@@ -82,7 +82,7 @@ class _Carrier:
 
 
 class _Pinned:
-    """A batch in pinned memory that is kept from the last time, where it has the same shape."""
+    """A batch in pinned memory, which is reused if the next batch has the same shape."""
 
     def __init__(self) -> None:
         self.copied: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]

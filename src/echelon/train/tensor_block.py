@@ -1,8 +1,8 @@
-"""Tensors in one block of memory, laid out as a safetensors file has them.
+"""Tensors in one block of memory, with the layout of a safetensors file.
 
-A copy into the block is all that a training loop waits for. The file is then written from it as it
-is, in large pieces: nothing is gathered first or read back, and the thread that writes seldom wants
-the interpreter, which the loop needs.
+A training loop waits only for the copy into the block. The file is then written directly from the
+block, in large pieces: nothing is gathered or read back, and the writing thread rarely holds the
+interpreter lock, which the loop needs.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import torch
 from echelon.errors import UsageError
 
 _PIECE = 16 * 2**20
-"""Bytes that are hashed and written in one go."""
+"""Bytes that are hashed and written at a time."""
 _KINDS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -36,19 +36,19 @@ _KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""safetensors' names."""
+"""Names of types in safetensors."""
 
 
 class TensorBlock:
-    """Copies of tensors, in memory that serves again for the next ones of the same form."""
+    """Copies of tensors, in memory that is reused for tensors of the same shapes and types."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Make room for tensors like these.
+        """Allocate memory for tensors like these.
 
         Raises:
-            UsageError: one of them is of a kind that such a file cannot hold.
+            UsageError: safetensors does not support the type of one of them.
         """
-        # The widest first: then each begins at a multiple of its own width.
+        # The widest types first, so that each tensor starts at a multiple of its width.
         order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
         places, end = {}, 0
         for name in order:
@@ -65,14 +65,14 @@ class TensorBlock:
         }
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these have the names, shapes and kinds that there is room for."""
+        """Tell whether these have the names, shapes and types that memory is allocated for."""
         return tensors.keys() == self._copies.keys() and all(
             copy.shape == tensors[name].shape and copy.dtype == tensors[name].dtype
             for name, copy in self._copies.items()
         )
 
     def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Copy tensors that fit; when it returns, they may change."""
+        """Copy tensors that fit; afterwards they may change."""
         if not tensors:
             return
         sources = [tensors[name].detach() for name in self._copies]
@@ -80,8 +80,8 @@ class TensorBlock:
         if self._side is None:
             torch._foreach_copy_(copies, sources)
             return
-        # On a stream of its own; what changes the tensors next waits for it on the GPU, and the
-        # host does not wait at all.
+        # Copy on a separate stream. The next change of the tensors waits for it on the GPU; the
+        # host does not wait.
         current = torch.cuda.current_stream()
         self._side.wait_stream(current)
         with torch.cuda.stream(self._side):
@@ -90,7 +90,7 @@ class TensorBlock:
         current.wait_event(self._copied)
 
     def write(self, path: Path) -> tuple[str, int]:
-        """Write the file so that it outlasts a power cut; return its SHA-256 and its size."""
+        """Write and sync the file; return its SHA-256 and its size."""
         if self._copied is not None:
             self._copied.synchronize()
         digest = hashlib.sha256()
@@ -113,7 +113,7 @@ class TensorBlock:
 def _render_head(
     tensors: Mapping[str, torch.Tensor], places: Mapping[str, tuple[int, int]]
 ) -> bytes:
-    """Return what precedes the tensors' bytes: a length, and JSON of that length."""
+    """Return the header: a length, and JSON of that length."""
     header = {
         name: {
             "dtype": _kind_of(name, tensors[name]),
@@ -130,7 +130,7 @@ def _render_head(
 def _kind_of(name: str, tensor: torch.Tensor) -> str:
     if tensor.dtype not in _KINDS or tensor.layout != torch.strided:
         raise UsageError(
-            f"a checkpoint cannot hold a tensor of {tensor.dtype}, {tensor.layout} at '{name}'",
-            hint="give it as a dense tensor of another type; view_as_real() perhaps",
+            f"cannot save the tensor '{name}' of type {tensor.dtype}, {tensor.layout}",
+            hint="convert it to a dense tensor of another type, for example with view_as_real()",
         )
     return _KINDS[tensor.dtype]

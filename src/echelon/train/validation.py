@@ -1,4 +1,4 @@
-"""Measuring a model on all data: each rank a part, each sample once, the means over all ranks."""
+"""Evaluate a model on all data, divided among the ranks; each sample counts once."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,10 +25,10 @@ def evaluate(
     workers: int,
     passed: Callable[[], None],
 ) -> dict[str, float]:
-    """Return the means over all data and all ranks, of what `measure` counts.
+    """Return the means of `measure` over all data and all ranks.
 
-    `passed` is called after each batch of a data set, where all ranks may stop: of loaders, ranks
-    may have more and fewer batches.
+    `passed` is called after each batch of a data set; there, all ranks may stop together. It is not
+    called with loaders, because ranks may have different numbers of batches.
     """
     learner.share_buffers()
     modes = [(module, module.training) for module in learner.module.modules()]
@@ -44,7 +44,7 @@ def evaluate(
         tally.add(sums if counts else dict.fromkeys(sums, 0.0))
         if not isinstance(data, DataLoader):
             passed()
-    for module, training in modes:  # each as it was: some may be frozen
+    for module, training in modes:  # restore each mode: some modules may be frozen
         module.training = training
     return tally.means()
 
@@ -52,10 +52,10 @@ def evaluate(
 def rank_parts(
     data: Dataset[Any] | DataLoader[Any], *, rank: int, world_size: int, batch: int, workers: int
 ) -> Iterator[tuple[Any, bool]]:
-    """Return a rank's batches, and whether each counts.
+    """Yield a rank's batches, and whether each counts.
 
-    Of a data set each rank gets as many, so that all ranks may stop in the middle of it; where
-    nothing is left for a rank, sample 0 stands in. Of a loader it is whatever the loader gives.
+    From a data set, each rank gets the same number, so that all ranks can stop in the middle; if no
+    sample is left for a rank, sample 0 stands in. A loader's batches are used as they are.
     """
     if isinstance(data, DataLoader):
         yield from ((given, True) for given in data)
@@ -70,7 +70,7 @@ def rank_parts(
 
 
 def measure_of_loss(loss: Callable[..., torch.Tensor], metrics: Metrics | None) -> Step:
-    """Return what is counted for data of (inputs, targets): loss, accuracy, and the metrics."""
+    """Return the step that measures batches of (inputs, targets): loss, accuracy and metrics."""
     accuracy = top_k(1)
 
     def measure(model: nn.Module, batch: Any) -> Sums:

@@ -112,10 +112,10 @@ def test_what_a_node_says_at_length_is_cut_for_people_and_whole_for_programs():
 
 
 def test_what_it_comes_to():
-    assert render_conclusion(EXAMINED, []) == "2 nodes are well (9 s)"
+    assert render_conclusion(EXAMINED, []) == "no problems found on 2 nodes (9 s)"
     assert render_conclusion(EXAMINED, [finding("node2")]).endswith(" --exclude=node2")
     assert render_conclusion(EXAMINED, [finding("node2", "warning")]) == ""
-    assert render_conclusion(Examined(nodes=[WELL]), []) == "node1 is well (0 s)"
+    assert render_conclusion(Examined(nodes=[WELL]), []) == "no problems found on node1 (0 s)"
 
 
 def test_all_of_it_as_json():

@@ -104,7 +104,7 @@ def test_a_slurm_that_does_not_answer_is_done_without(project, capsys):
     answer(project.parent / "bin", "sinfo", "", code=1)
     assert main.run(["init", "--yes"]) == 0
     err = capsys.readouterr().err
-    assert "Slurm does not answer" in err
+    assert "Slurm does not respond" in err
     assert "  echelon run " in err
     assert written(project)["script"] == "train.py"
 
@@ -196,7 +196,7 @@ def test_an_environment_is_the_active_one_or_one_that_lies_here(tmp_path):
     found = look(tmp_path).environment
     assert (found.key, found.value) == ("venv", "venv")
     found = look(tmp_path, {"VIRTUAL_ENV": str(tmp_path / "venv")}).environment
-    assert (found.value, found.why) == ("venv", "the environment that is active now")
+    assert (found.value, found.why) == ("venv", "the active environment")
     outside = look(tmp_path / "venv", {"VIRTUAL_ENV": str(tmp_path / "elsewhere/mine")})
     assert outside.environment.value == str(tmp_path / "elsewhere/mine")
     found = look(tmp_path, {"CONDA_DEFAULT_ENV": "torch29"}).environment

@@ -45,7 +45,7 @@ def test_a_data_set_of_splits_becomes_a_file_for_each(here, capsys):
     train, val = json.loads(out)
     assert (train["file"], train["state"], train["images"]) == ("tiny/train.packed", "packed", 12)
     assert (val["file"], val["images"], val["classes"]) == ("tiny/val.packed", 6, 3)
-    assert "tiny/test has no labels, and is left out" in err
+    assert "skipping tiny/test: no labels" in err
     assert packfile.verify(here / "tiny" / "val.packed").count == 6
     assert run(capsys, "--verify", "tiny/train.packed")[0] == 0
 
@@ -86,24 +86,24 @@ def test_what_is_broken_is_listed(here, capsys):
     assert (code, "flowers/bee/0001.png is broken" in err) == (2, True)
     code, out, err = run(capsys, "flowers", "--skip-broken", "--json")
     assert code == 0
-    assert json.loads(out)[0]["skipped"] == {"bee/0001.png": "it is no image"}
-    assert "bee/0001.png: it is no image" in err
+    assert json.loads(out)[0]["skipped"] == {"bee/0001.png": "not an image"}
+    assert "bee/0001.png: not an image" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["nowhere"], 66, "there is no folder nowhere"),
+        (["nowhere"], 66, "there is no directory nowhere"),
         (["empty"], 2, "there are no images in empty"),
         (["flat"], 2, "the images in flat have no classes"),
-        (["file"], 2, "file is not a folder"),
-        (["x.packed"], 2, "x.packed is not a folder"),
-        (["flowers", "file"], 2, "file is no folder"),
+        (["file"], 2, "file is not a directory"),
+        (["x.packed"], 2, "x.packed is not a directory"),
+        (["flowers", "file"], 2, "file is not a directory"),
         (["flowers", "file/below"], 69, "cannot use file/below: Not a directory"),
         (["flowers", "/proc/self"], 69, "cannot use /proc/self/flowers.packed.partial: "),
-        (["flowers", "folder.packed"], 2, "folder.packed is a folder"),
-        (["flowers", "--size", "big"], 2, "'big' is not a size"),
-        (["flowers", "--split", "val"], 66, "flowers has no split 'val'; there are: none"),
+        (["flowers", "folder.packed"], 2, "folder.packed is a directory"),
+        (["flowers", "--size", "big"], 2, "invalid value for --size: 'big'"),
+        (["flowers", "--split", "val"], 66, "flowers has no split 'val' (available: none)"),
         (["--verify", "file"], 2, "file is not a packed file"),
         (["--verify", "y.packed"], 66, "there is no packed file y.packed"),
     ],
@@ -143,7 +143,7 @@ def test_files_are_named_after_what_is_in_them(here, source, target, splits, exp
 
 
 def test_two_splits_cannot_be_one_file(here):
-    with pytest.raises(UsageError, match="train and val cannot both be"):
+    with pytest.raises(UsageError, match=r"several splits \(train, val\) into one file"):
         _name_targets(here, here / "x.packed", ["train", "val"])
 
 

@@ -54,7 +54,7 @@ def test_the_default_partition_is_taken_as_it_is():
 def test_a_default_without_gpus_makes_way_for_the_one_that_has_them():
     assert list_questions(on(CPU, GPU)) == []
     assert values(on(CPU, GPU))["partition"] == "gpu"
-    assert "cpu, the default, has no GPUs" in render_file(propose(on(CPU, GPU), {}))
+    assert "the default partition, cpu, has no GPUs" in render_file(propose(on(CPU, GPU), {}))
 
 
 def test_which_of_several_is_asked_with_the_largest_first():
@@ -98,8 +98,8 @@ def test_an_account_is_asked_for_only_where_slurm_would_not_know():
     assert list_questions(on(CPU, member=known)) == []
     text = render_file(propose(on(CPU, member=known), {}))
     assert '# account = "vision"' in text
-    assert "yours are: ml, vision" in text
-    assert "yours are: long, debug" in text
+    assert "yours: ml, vision" in text
+    assert "yours: long, debug" in text
 
 
 def test_without_a_cluster_this_machine_counts():
@@ -114,7 +114,7 @@ def test_the_script_is_named_where_there_is_one_and_asked_for_where_there_are_se
     assert question.choices == ("main.py", "train_big.py", "evaluate.py")
     text = render_file(propose(several, {"script": "train_big.py"}))
     assert 'script = "train_big.py"' in text
-    assert "also here: evaluate.py, main.py" in text
+    assert "other candidates: evaluate.py, main.py" in text
 
 
 def test_what_the_users_own_settings_say_is_left_to_them():

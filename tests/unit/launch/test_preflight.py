@@ -99,7 +99,7 @@ def test_a_doctor_that_fails_costs_the_run_nothing(run):
     asyncio.run(scenario())
     journal.close()
     assert crew.unfit == {}
-    assert said == ["there was no preflight: no such thing"]
+    assert said == ["preflight skipped: no such thing"]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_one_that_is_cut_says_so(run):
     asyncio.run(scenario())
     journal.close()
     assert crew.unfit == {}
-    cut = "it was cut after 1 s, a tenth of the 10 s that the job has left"
-    assert said == [f"there was no preflight: {cut}"]
+    cut = "it did not finish within 1 s, a tenth of the job's remaining 10 s"
+    assert said == [f"preflight skipped: {cut}"]
 
 
 def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
@@ -139,7 +139,7 @@ while :; do sleep 0.1; done"""
     assert wait_until(lambda: not is_alive(srun), timeout_s=5)
     assert not run.doctor(1).exists()
     assert not Path((tmp_path / "scratch").read_text().strip()).exists()
-    assert said[0].startswith("there was no preflight")
+    assert said[0].startswith("preflight skipped")
 
 
 def is_alive(process):

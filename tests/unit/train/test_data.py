@@ -31,8 +31,8 @@ def test_bytes_come_in_their_shape_however_they_are_packed(tmp_path, suffix, pac
     [
         (b"", "not an IDX file"),
         (b"\x89PNG\r\n\x1a\n" + bytes(40), "not an IDX file"),
-        (idx(2, 3)[:-1], "should hold 6 bytes and holds 5"),
-        (idx(2, 3) + b"x", "should hold 6 bytes and holds 7"),
+        (idx(2, 3)[:-1], "has 5 values, expected 6"),
+        (idx(2, 3) + b"x", "has 7 values, expected 6"),
     ],
 )
 def test_what_is_no_whole_idx_file_is_told(tmp_path, content, problem):

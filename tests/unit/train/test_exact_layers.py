@@ -87,7 +87,7 @@ def test_outside_of_training_and_of_steps_they_are_torchs_own(dropout):
 
 def test_samples_elsewhere_than_in_the_first_dimension_are_told():
     layer = nn.Dropout()
-    with pytest.raises(UsageError, match=r"got \(9, 2, 4\) in a batch of 2 samples"):
+    with pytest.raises(UsageError, match=r"shape \(9, 2, 4\) in a batch of 2 samples"):
         passed(layer, make_exact(layer), keys_of(0, 1), torch.ones(9, 2, 4))
 
 
@@ -108,7 +108,7 @@ def test_a_layer_that_is_used_twice_cannot_be_computed_again():
     inputs = torch.ones(SAMPLES, 40, requires_grad=True)
     with current.of(Portion(inputs, SAMPLES, SAMPLES), keys):
         out = checkpoint(lambda x: layer(layer(x)).exp(), inputs, use_reentrant=False)
-        with pytest.raises(UsageError, match="used several times"):
+        with pytest.raises(UsageError, match="cannot be used several times"):
             out.sum().backward()
 
 
@@ -198,10 +198,10 @@ def test_dropout_does_not_depend_on_how_batches_are_divided():
 
 
 def test_batch_norm_over_parts_of_a_batch_is_refused():
-    with pytest.raises(UsageError, match=r"accumulate=2: '1' would see"):
+    with pytest.raises(UsageError, match=r"accumulate=2: '1' would use"):
         trainer(make_model(), accumulate=2)
 
 
 def test_a_loader_that_does_not_name_its_samples_is_refused():
-    with pytest.raises(UsageError, match="which samples a batch is of"):
+    with pytest.raises(UsageError, match="needs the indices of a batch's samples"):
         trainer(make_model()).fit(DataLoader(points(), batch_size=4))

@@ -186,7 +186,7 @@ def test_any_sequence_of_interruptions_sees_each_batch_once(stops):
 
 def test_another_order_is_not_gone_on_with():
     state = ResumableLoader(LOADERS["shuffled"](), seed=1).state_dict()
-    with pytest.raises(UsageError, match="seed=1, this one 2"):
+    with pytest.raises(UsageError, match="seed=1, not 2"):
         ResumableLoader(LOADERS["shuffled"](), seed=2).load_state_dict(state)
 
 

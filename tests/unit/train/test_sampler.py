@@ -69,7 +69,7 @@ def test_each_sample_once_per_epoch_in_one_order_whatever_happens(
 @given(length=lengths, global_batch=batches, world_size=worlds)
 def test_drop_last_leaves_only_whole_batches(length, global_batch, world_size):
     if 0 < length < global_batch:
-        with pytest.raises(UsageError, match="less than one global batch"):
+        with pytest.raises(UsageError, match="fewer than one global batch"):
             ElasticSampler(length, global_batch=global_batch, drop_last=True)
         return
     samplers = ranks(length, world_size, global_batch=global_batch, drop_last=True)

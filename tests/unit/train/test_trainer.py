@@ -140,7 +140,7 @@ def test_a_training_begins_where_another_was_until_it_has_a_checkpoint_of_its_ow
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     trainer(checkpoints=tmp_path).fit(Points(8))
     other = trainer(checkpoints=tmp_path, model=nn.Linear(5, 2))
-    with pytest.raises(UsageError, match=r"step-000000001 is of another model.*size mismatch"):
+    with pytest.raises(UsageError, match=r"step-000000001 does not match the model.*size mismatch"):
         other.fit(Points(8))
 
 
@@ -210,9 +210,12 @@ def test_a_subclass_says_how_to_train():
     [
         ({"loss": None}, "nothing to train on"),
         ({"train_step": lambda *_: {}}, "a loss and a train_step"),
-        ({"loss": None, "train_step": lambda *_: {"loss": 1.0}}, "must give 'loss' and 'count'"),
-        ({"precision": "fp8"}, "precision 'fp8'"),
-        ({"global_batch": 0}, "a global batch of 0"),
+        (
+            {"loss": None, "train_step": lambda *_: {"loss": 1.0}},
+            "must return 'loss' .* and 'count'",
+        ),
+        ({"precision": "fp8"}, "invalid value for precision: 'fp8'"),
+        ({"global_batch": 0}, "invalid value for global_batch: 0"),
         ({"log_every": 0}, "log_every=0"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Looks at the nodes of an allocation, and names those that are broken, slow or odd."""
+"""Examine the nodes of an allocation, and name those that are broken, slow or different."""

@@ -1,6 +1,6 @@
-"""What nodes say, made into records without trust. Pure.
+"""Validate answers of nodes and convert them into records. Pure.
 
-A node that is broken may say anything. What cannot be read stays unknown, and the rest is judged.
+A broken node may send anything. Values that cannot be parsed stay unknown; the rest is used.
 """
 
 import math
@@ -17,36 +17,36 @@ R = TypeVar("R", Facts, Gpu, Torch)
 
 
 def read_count(text: str, unknown: int) -> int:
-    """Return the number that a text is, if it is one of a size that something may have."""
+    """Parse a count; return `unknown` if it is not a number of plausible size."""
     return int(text) if _COUNT.fullmatch(text) else unknown
 
 
 def read_figure(found: Mapping[str, Any], name: str) -> float | None:
-    """Return a number out of an answer; None where there is none."""
+    """Return a number from an answer; None if there is none."""
     value: Any = found.get(name)
     return float(value) if _fits(value, 0.0) else None
 
 
 def read_ranks(found: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
-    """Return what each rank of a measurement says: the figures of these names, or an `error`."""
+    """Return the answer of each rank of a measurement: the named figures, or an `error`."""
     told = found.get("ranks")
     return [_read_rank(rank, names) for rank in told] if isinstance(told, list) else []
 
 
 def _read_rank(rank: object, names: Sequence[str]) -> dict[str, Any]:
     if not isinstance(rank, Mapping):
-        return {"error": "it gave no figures"}
+        return {"error": "the answer has no figures"}
     if "error" in rank:
         return {"error": str(rank["error"])}
     if missing := [name for name in names if read_figure(rank, name) is None]:
-        return {"error": f"it gave no {missing[0]}"}
+        return {"error": f"the answer has no {missing[0]}"}
     return dict(rank)
 
 
 def read_facts(
     found: Mapping[str, Any], *, granted: int, skew_s: float, folder_late_s: float
 ) -> Facts:
-    """Return what a probe says of its node, with what is known of it besides."""
+    """Return a probe's facts about its node, combined with those that the doctor measured."""
     told = found.get("gpus")
     gpus = [read_gpu(gpu) for gpu in told if _is_gpu(gpu)] if isinstance(told, list) else []
     ours = found.get("ours")
@@ -65,15 +65,15 @@ def _is_gpu(found: object) -> bool:
 
 
 def read_torch(found: Mapping[str, Any]) -> Torch:
-    """Return what a node's torch says; an answer without a version is none."""
+    """Return a node's answer about torch; one without a version is an error."""
     known = _take(Torch, found)
     if not known.get("version") and not known.get("error"):
-        known["error"] = "it gave no version"
+        known["error"] = "the answer has no version"
     return Torch(**known)
 
 
 def _take(kind: type[R], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values of an answer that a record has, and that are of its kind."""
+    """Return those values of an answer that match a field of the record in name and type."""
     taken: dict[str, Any] = {}
     for one in fields(kind):
         if one.default is not MISSING and _fits(found.get(one.name), one.default):
@@ -83,7 +83,7 @@ def _take(kind: type[R], found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fits(value: object, example: object) -> bool:
-    """Tell whether a value is of an example's kind, and of a size that can be shown."""
+    """Tell whether a value has an example's type and a plausible size."""
     match example:
         case bool() | str():
             return type(value) is type(example)

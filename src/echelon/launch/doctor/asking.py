@@ -1,7 +1,6 @@
-"""The doctor's end of its probes: questions to some of them at once, and their answers.
+"""The doctor's side of the connection to its probes: send questions, collect answers.
 
-Everything that happens comes out of the crew's one queue, so a wish to stop is heard whatever is
-being waited for.
+All events arrive through the crew's single queue, so a stop request is handled during any wait.
 """
 
 import asyncio
@@ -18,18 +17,18 @@ from echelon.launch.messages import Answer, Ask
 from echelon.launch.muster import read_reason
 
 _AT_ONCE = 64
-"""Probes that are called side by side."""
+"""Number of probes that are restarted in parallel."""
 Question = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a node answered."""
+    """A node's answer."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     at_s: float = 0.0
-    """When, by our time of day."""
+    """Time of day at which it arrived, by our clock."""
 
 
 class Questioner:
@@ -39,13 +38,13 @@ class Questioner:
         self._crew = crew
         self._number = 0
         self.lost: dict[int, str] = {}
-        """By node: why its probe is not, or no longer, there."""
+        """Node → why its probe did not connect, or ended."""
 
     async def attend(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
-        """Wait for tasks; whoever wants us to stop is heard meanwhile.
+        """Wait for tasks, while handling stop requests.
 
         Raises:
-            StopError: somebody does.
+            StopError: a stop was requested.
         """
         for task in tasks:
             task.add_done_callback(lambda _: self._crew.wake())
@@ -58,19 +57,19 @@ class Questioner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def await_probes(self, nodes: Sequence[int], *, limit_s: float) -> None:
-        """Wait until the probes of these nodes are here; `lost` has those that do not come."""
+        """Wait until the probes of these nodes have connected; add the missing ones to `lost`."""
         deadline_s = time.monotonic() + limit_s
         while missing := set(nodes) - self._crew.agents.keys() - self.lost.keys():
             entry = await self._crew.next(deadline_s)
             if entry is None:
                 why = " ".join(read_reason(started.log) for started in self._crew.started)
-                told = why.strip() or f"it did not come within {limit_s:g} s"
+                told = why.strip() or f"it did not connect within {limit_s:g} s"
                 self.lost |= dict.fromkeys(missing, told)
                 return
             self._take_in(entry)
 
     async def call_again(self, nodes: Sequence[int], *, limit_s: float) -> None:
-        """Have probes that did not come started once more; `lost` has those that still do not."""
+        """Start missing probes once more; those that still do not connect stay in `lost`."""
         before = {node: self.lost.pop(node) for node in nodes}
         room, loop = asyncio.Semaphore(_AT_ONCE), asyncio.get_running_loop()
 
@@ -82,12 +81,12 @@ class Questioner:
         await self.attend([loop.create_task(call(node)) for node in nodes])
         for node, why in before.items():
             if node in self._crew.agents:
-                self.lost.pop(node, None)  # what was to bring it first has ended meanwhile
+                self.lost.pop(node, None)  # the step that should have started it ended meanwhile
             else:
                 self.lost.setdefault(node, why)
 
     async def ask(self, questions: Mapping[int, Question], *, limit_s: float) -> dict[int, Said]:
-        """Ask some nodes, each its own question; those that are lost or late answer an error."""
+        """Ask each of some nodes a question; lost or late nodes yield an error."""
         self._number += 1
         said: dict[int, Said] = {}
         for node, (what, about) in questions.items():
@@ -117,5 +116,5 @@ class Questioner:
                 self.lost[agent.node] = reason
             case (_, Gone(started=started)):
                 for node in started.nodes - self._crew.agents.keys() - self.lost.keys():
-                    self.lost[node] = read_reason(started.log) or "it ended, and said nothing"
+                    self.lost[node] = read_reason(started.log) or "it ended without output"
         return entry

@@ -1,8 +1,8 @@
-"""The doctor's round through the nodes of an allocation, from top to bottom.
+"""The doctor's examination of an allocation's nodes, step by step.
 
-First a few lines of sh on every node. Then, where those went well, one process per node that is
-asked: facts, ports, torch, all-reduce. What fails on one node is known of that one, and the others
-go on without it.
+First, a few lines of sh run on every node. Where they succeed, one probe process per node answers
+questions: facts, ports, torch, all-reduce. A failure is attributed to its node, and the other nodes
+continue without it.
 """
 
 import secrets
@@ -28,16 +28,16 @@ from echelon.launch.messages import Hello
 from echelon.launch.starting import Starter
 
 JOIN_S = 60.0
-"""How long a probe may take to come; one that does not is called once more."""
+"""How long a probe may take to connect; one that does not is started once more."""
 ASK_S = 60.0
 TORCH_S = 180.0
 """On a cold, busy file system an import may take minutes."""
 LATE_S = 5.0
 """How long a node waits for a file that we have written."""
 _AGAIN = 3
-"""How often a node that stands out is measured once more, before it is named."""
+"""How often a suspect is measured again before it is named."""
 _ASKED = 5
-"""How often clocks are asked for."""
+"""How often clocks are read."""
 
 
 class Examination:
@@ -64,14 +64,14 @@ class Examination:
         self._pairs: list[Group] = []
         self._overall: Group | None = None
         self._reached: dict[tuple[int, int], list[str]] = {}
-        """(who tried, whom) → the addresses at which he was reached."""
+        """(source node, target node) → the target's addresses that the source reached."""
 
     async def run(self) -> Examined:
-        """Go through all of it.
+        """Run all steps.
 
         Raises:
-            StopError: somebody wants us to stop.
-            EchelonError: Slurm does not answer.
+            StopError: a stop was requested.
+            EchelonError: Slurm does not respond.
         """
         began_s = time.monotonic()
         self._crew.hear_signals()
@@ -102,7 +102,7 @@ class Examination:
     # --- the probes -----------------------------------------------------------------------------
 
     async def _call(self) -> bool:
-        """Have probes started where that can go well; tell whether any came."""
+        """Start probes on the nodes whose first look succeeded; tell whether any connected."""
         for node, known in self._nodes.items():
             if not is_well(known.look):
                 self._crew.reject(
@@ -111,12 +111,12 @@ class Examination:
         well = [node for node in self._nodes if node not in self._crew.unfit]
         if not well:
             return False
-        self._tell(f"asking {len(well)} of them" if len(self._nodes) > 1 else "asking it")
+        self._tell(f"starting probes on {len(well)} node{'s' if len(well) > 1 else ''}")
         await self._crew.start(self._place.probe, self._place.scratch, self._environ)
         await self._asking.await_probes(well, limit_s=JOIN_S)
         missing = sorted(self._asking.lost)
-        if self._crew.agents and missing:  # where none came, it is not a node's fault
-            self._tell(f"once more for {len(missing)} that did not come")
+        if self._crew.agents and missing:  # if no probe connected, no node is to blame
+            self._tell(f"restarting {len(missing)} probes that did not connect")
             await self._asking.call_again(missing, limit_s=JOIN_S)
         return bool(self._crew.agents)
 
@@ -124,14 +124,14 @@ class Examination:
         return sorted(self._crew.agents)
 
     def _address(self, node: int) -> str:
-        """Return where the others should reach a node."""
+        """Return the address at which other nodes should reach a node."""
         agent = self._crew.agents[node]
         seen = agent.link.peer_address
         others = [address for address in agent.hello.addresses if address]
         return others[0] if seen.startswith("127.") and others else seen
 
     def _peers(self, node: int) -> list[int]:
-        """Return the nodes that one tries to reach."""
+        """Return the nodes that a node tries to reach."""
         return choose_peers(self._here(), node)
 
     async def _ask_facts(self) -> None:
@@ -161,7 +161,7 @@ class Examination:
             self._note(node, facts=facts)
 
     async def _ask_clocks(self) -> dict[int, float]:
-        """Return by how much clocks are ahead of ours: half-way between question and answer."""
+        """Return how far clocks are ahead of ours, at the midpoint between question and answer."""
         best: dict[int, tuple[float, float]] = {}
         for _ in range(_ASKED):
             asked_s = time.time()
@@ -175,9 +175,10 @@ class Examination:
         return {node: ahead_s for node, (_, ahead_s) in best.items()}
 
     async def _ask_file(self) -> dict[int, float]:
-        """Return how late a file that we write is seen.
+        """Return how many seconds after its creation each node sees a file.
 
-        Each node looks for it once before it is there: what is not there may be remembered too.
+        Each node looks for the file once before it exists, because a file system may also cache
+        that a file does not exist.
         """
         path, text = self._place.folder / "coherent", secrets.token_hex(8)
         about = {"path": str(path), "text": text, "limit_s": 0.0}
@@ -197,7 +198,7 @@ class Examination:
     async def _try_ports(self) -> None:
         if len(self._here()) < 2:
             return
-        self._tell("ports between nodes")
+        self._tell("testing ports between nodes")
         questions: dict[int, tuple[str, Mapping[str, Any]]] = {}
         for node in self._here():
             own = [self._address(node), *self._crew.agents[node].hello.addresses]
@@ -211,7 +212,7 @@ class Examination:
             for node, peers in tries.items()
         }
         for node, said in (await self._asking.ask(asked, limit_s=ASK_S)).items():
-            if said.error:  # it is late, or gone: that says nothing of ports
+            if said.error:  # late or lost: this says nothing about ports
                 continue
             reached = said.found.get("reached", {})
             for peer, found in reached.items():
@@ -245,7 +246,7 @@ class Examination:
             addresses=self._common_addresses,
         )
         await self._reduce_pairs(reducing, {self._nodes[node].name: node for node in able})
-        # What would hold up the others is known by now; the figure is that of the rest.
+        # Leave out nodes that are known to slow down the others.
         bad = {suspect.node for suspect in find_suspects(self._pairs) if suspect.what != "lagging"}
         left = [
             node
@@ -253,7 +254,7 @@ class Examination:
             if node not in self._asking.lost and self._nodes[node].name not in bad
         ]
         if len(left) > 2 or (with_gpus and sum(devices[node] for node in left) > 1):
-            self._tell(f"all-reduce over {len(left)} node{'s' if len(left) > 1 else ''}")
+            self._tell(f"measuring all-reduce over {len(left)} node{'s' if len(left) > 1 else ''}")
             (self._overall,) = await reducing.measure([tuple(left)])
         elif len(left) == 2:
             names = tuple(self._nodes[node].name for node in left)
@@ -263,7 +264,7 @@ class Examination:
     async def _reduce_pairs(self, reducing: Reducing, able: Mapping[str, int]) -> None:
         rounds = plan_rounds(list(able)) if len(able) > 1 else []
         for number, pairs in enumerate(rounds, start=1):
-            self._tell(f"all-reduce by pairs, round {number} of {len(rounds)}")
+            self._tell(f"measuring all-reduce in pairs, round {number} of {len(rounds)}")
             self._pairs += await reducing.measure([(able[one], able[two]) for one, two in pairs])
         for again in range(_AGAIN):
             doubtful = [
@@ -272,7 +273,8 @@ class Examination:
                 if not self._asking.lost.keys() & {able[one], able[two]}
             ]
             if doubtful:
-                self._tell(f"all-reduce once more with {len(doubtful)} that stood out")
+                nodes = f"{len(doubtful)} slow or failing node{'s' if len(doubtful) > 1 else ''}"
+                self._tell(f"measuring all-reduce again for {nodes}")
                 self._pairs += await reducing.measure(doubtful)
 
     def _can_reduce(self, node: int) -> bool:
@@ -281,7 +283,7 @@ class Examination:
         return known.torch is not None and not known.torch.error and not cut_off
 
     def _common_addresses(self, group: Sequence[int]) -> list[str]:
-        """Return where the first of a group can be reached by the others, as far as we know."""
+        """Return an address of a group's first node that all others are known to reach."""
         first, *others = group
         if first not in self._crew.agents:
             return []  # lost since the last round
@@ -299,7 +301,7 @@ class Examination:
                 asked[node] = ("measure", order)
         if not asked:
             return
-        self._tell("matrix products and copies on each GPU")
+        self._tell("measuring matrix products and copies on each GPU")
         for node, said in (await self._asking.ask(asked, limit_s=2 * ASK_S)).items():
             facts = self._nodes[node].facts
             if facts is not None and not said.error:

@@ -1,4 +1,4 @@
-"""What a node's own process finds out by itself: names, interface, devices, files."""
+"""Facts that a node's probe collects locally: names, interface, devices, files."""
 
 import asyncio
 import socket
@@ -9,16 +9,16 @@ from typing import Any
 from echelon.launch import addresses
 
 RESOLVE_S = 5.0
-"""How long a name may take: a resolver that is away is asked twice, for 5 s each."""
+"""Limit for resolving a name; an unreachable resolver is tried twice, for 5 s each."""
 _GLANCE_S = 0.05
 _RDMA = Path("/sys/class/infiniband")
 
 
 async def find_network(peers: Mapping[str, str], towards: str) -> dict[str, Any]:
-    """Return by which interface we reach the coordinator, and what names lead where.
+    """Return the interface that leads to the coordinator, and names that do not resolve.
 
     Args:
-        peers: name → address of the nodes to ask for.
+        peers: name → address of the nodes to resolve.
         towards: the coordinator's address.
     """
     interface = addresses.interface_towards(towards)
@@ -48,7 +48,7 @@ def read_mtu(interface: str) -> int:
 
 
 async def _check_name(name: str, address: str) -> tuple[str, str]:
-    """Return what is wrong with a name, and the address if it has none; empty when all is well."""
+    """Return the name if it resolves wrongly, and the address if it has no name; '' otherwise."""
     loop = asyncio.get_running_loop()
 
     async def look_up() -> set[str]:
@@ -70,7 +70,7 @@ async def _check_name(name: str, address: str) -> tuple[str, str]:
 
 
 async def await_text(path: Path, text: str, limit_s: float) -> float:
-    """Return after how many seconds a file had a text; -1 when it never did."""
+    """Return the seconds until a file contains a text; -1 if it never does."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     while True:

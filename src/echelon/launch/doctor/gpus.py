@@ -1,4 +1,4 @@
-"""A node's GPUs, as nvidia-smi tells of them. Asking may take long on a broken node."""
+"""A node's GPUs, from nvidia-smi. On a broken node a query may take long."""
 
 import asyncio
 import re
@@ -18,11 +18,11 @@ _REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
 }
-"""Bits of NVML's reasons that no healthy GPU shows; idle, a power cap or set clocks are usual."""
+"""NVML throttle reasons that a healthy GPU never shows, unlike idle, power cap or set clocks."""
 
 
 async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu], str]:
-    """Return the driver's version, the GPUs, and why they could not be asked, if so."""
+    """Return the driver's version, the GPUs, and why they could not be queried, or ''."""
     if shell.which("nvidia-smi") is None:
         return "", [], "there is no nvidia-smi"
     clean = _without_stubs(env)
@@ -30,9 +30,9 @@ async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu]
         shown = await asyncio.to_thread(_query, shell, clean, _BASIC)
         if shown.code:
             said = (shown.stdout + shown.stderr).strip().splitlines()
-            why = said[-1][:200] if said else "it said nothing"
-            return "", [], f"nvidia-smi ended with code {shown.code}: {why}"
-        # Older drivers have one name, newer ones both for now.
+            why = said[-1][:200] if said else "no output"
+            return "", [], f"nvidia-smi exited with code {shown.code}: {why}"
+        # Older drivers know only the first name, newer ones both for now.
         for field in ("clocks_throttle_reasons.active", "clocks_event_reasons.active"):
             reasons = await asyncio.to_thread(_query, shell, clean, f"index,{field}")
             if not reasons.code:
@@ -45,7 +45,7 @@ async def ask_gpus(shell: Shell, env: Mapping[str, str]) -> tuple[str, list[Gpu]
 
 
 async def ask_parts(shell: Shell, env: Mapping[str, str]) -> dict[str, str]:
-    """Return which part of a GPU (MIG) belongs to which GPU, by UUID."""
+    """Return MIG instance → its GPU, by UUID."""
 
     def ask() -> str:
         argv = ["nvidia-smi", "--list-gpus"]
@@ -58,7 +58,7 @@ async def ask_parts(shell: Shell, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _without_stubs(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables without the path where CUDA's stubs may be, which know nothing."""
+    """Return the environment without LD_LIBRARY_PATH, which may lead to CUDA's stub libraries."""
     return {name: value for name, value in env.items() if name != "LD_LIBRARY_PATH"}
 
 
@@ -68,7 +68,7 @@ def _query(shell: Shell, env: Mapping[str, str], fields: str) -> Result:
 
 
 def parse_gpus(text: str) -> tuple[str, list[Gpu]]:
-    """Read the basic query: the driver's version, and each GPU. Pure."""
+    """Parse the basic query: the driver's version, and each GPU. Pure."""
     driver, found = "", []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -88,7 +88,7 @@ def parse_gpus(text: str) -> tuple[str, list[Gpu]]:
 
 
 def parse_parts(text: str) -> dict[str, str]:
-    """Read which part belongs to which GPU. Pure.
+    """Parse which MIG instance belongs to which GPU. Pure.
 
     `GPU 0: NVIDIA A100 (UUID: GPU-5c89)`, and below it
     `  MIG 3g.20gb     Device  0: (UUID: MIG-1d5b)`.
@@ -104,7 +104,7 @@ def parse_parts(text: str) -> dict[str, str]:
 
 
 def parse_reasons(text: str) -> dict[int, tuple[str, ...]]:
-    """Read why clocks are held down, by GPU. Pure."""
+    """Parse throttle reasons, by GPU. Pure."""
     found = {}
     for line in text.splitlines():
         name, _, mask = (cell.strip() for cell in line.partition(","))

@@ -1,4 +1,4 @@
-"""Which of a node's GPUs are ours: nvidia-smi may show those of other jobs as well. Pure."""
+"""Determine which of a node's GPUs are ours; nvidia-smi may also show other jobs' GPUs. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,19 @@ from echelon.world import list_devices
 
 _MIG = "MIG-"
 _OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/.*")
-"""Drivers before 470 named a part by its GPU: `MIG-GPU-<uuid>/1/0`."""
+"""Drivers before 470 named a MIG instance by its GPU: `MIG-GPU-<uuid>/1/0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What a process was told of its GPUs."""
+    """The GPUs granted to a process, from its environment."""
 
     visible: str | None
-    """CUDA_VISIBLE_DEVICES; None where it is not set."""
+    """CUDA_VISIBLE_DEVICES; None if it is not set."""
     in_job: bool
-    """Whether Slurm gives GPUs out: then what it has not granted is not ours."""
+    """Whether it runs in a Slurm job, where GPUs that were not granted are not ours."""
     by_bus: bool = False
-    """Whether CUDA counts GPUs as nvidia-smi does (CUDA_DEVICE_ORDER)."""
+    """Whether CUDA numbers GPUs as nvidia-smi does (CUDA_DEVICE_ORDER)."""
 
     @property
     def devices(self) -> list[str]:
@@ -31,7 +31,7 @@ class Grant:
 
     @property
     def has_parts(self) -> bool:
-        """Whether parts of GPUs were granted (MIG)."""
+        """Whether MIG instances were granted."""
         return any(device.startswith(_MIG) for device in self.devices)
 
 
@@ -46,46 +46,46 @@ def read_grant(environ: Mapping[str, str]) -> Grant:
 def find_ours(
     gpus: Sequence[Gpu], grant: Grant, parts: Mapping[str, str] | None = None
 ) -> list[int] | None:
-    """Return the indices of the GPUs that are ours, as torch counts them; None: nobody can tell.
+    """Return the indices of our GPUs, in torch's order; None if they cannot be determined.
 
     Args:
-        gpus: those that nvidia-smi shows.
-        grant: what we were told.
-        parts: part of a GPU → its GPU, by UUID.
+        gpus: the GPUs that nvidia-smi shows.
+        grant: the GPUs granted.
+        parts: MIG instance → its GPU, by UUID.
     """
     every = [gpu.index for gpu in gpus]
     devices = grant.devices
     if not devices:
         if not grant.in_job:
-            return every  # a machine of one's own, whatever was hidden
+            return every  # the user's own machine: all GPUs count, even hidden ones
         return None if grant.visible is None else []
     wholes = _of_parts(devices, parts or {})
     found = [index for device in wholes for index in _find(device, gpus, grant)]
     if len(found) == len(devices):
         return list(dict.fromkeys(found))
-    # Slurm may show no others, and number from zero what it shows.
+    # Slurm may hide all other GPUs and number the remaining ones from zero.
     none_else = len(gpus) <= (1 if grant.has_parts else len(devices))
     return every if none_else else None
 
 
 def _of_parts(devices: Sequence[str], parts: Mapping[str, str]) -> list[str]:
-    """Return the devices with the GPU in place of each of its parts."""
+    """Return the devices, with each MIG instance replaced by its GPU."""
     old = {device: found[1] for device in devices if (found := _OLD_MIG.fullmatch(device))}
     return [old.get(device) or parts.get(device, device) for device in devices]
 
 
 def _find(device: str, gpus: Sequence[Gpu], grant: Grant) -> list[int]:
-    """Return the index of a GPU that is named by its number, or by the beginning of its UUID."""
+    """Return the index of a GPU given by number or by a prefix of its UUID."""
     if device.startswith("GPU-"):
         same = [gpu.index for gpu in gpus if gpu.uuid.startswith(device)]
         return same if len(same) == 1 else []
-    # Where GPUs are of several kinds, CUDA counts the fastest first, and nvidia-smi by their place.
+    # With several GPU types, CUDA numbers the fastest first, and nvidia-smi by PCI bus.
     alike = grant.by_bus or len({gpu.name for gpu in gpus}) == 1
     return [gpu.index for gpu in gpus if alike and str(gpu.index) == device]
 
 
 def own_gpus(facts: Facts) -> list[Gpu]:
-    """Return the GPUs that are ours; where nobody can tell, all that there are."""
+    """Return our GPUs; all GPUs if ours cannot be determined."""
     if facts.ours is None:
         return list(facts.gpus)
     return [gpu for index in facts.ours for gpu in facts.gpus if gpu.index == index]
@@ -94,8 +94,8 @@ def own_gpus(facts: Facts) -> list[Gpu]:
 def count_usable(facts: Facts) -> int:
     """Return how many GPUs torch should be able to use.
 
-    Of parts of GPUs it uses one, however many were granted: CUDA shows a process no more. A job
-    that was granted none may see all of them, or none.
+    With MIG it is one, however many instances were granted: CUDA shows a process only one. A job
+    that was granted no GPU may see all of them or none.
     """
     if facts.parts:
         return 1
@@ -103,9 +103,9 @@ def count_usable(facts: Facts) -> int:
 
 
 def add_figures(facts: Facts, said: Mapping[str, Any]) -> Facts:
-    """Return facts with what was measured on the GPUs that torch can use.
+    """Return the facts with the figures measured on the GPUs that torch can use.
 
-    Where it is not known which those are, they take the others' place, numbered as torch does.
+    If it is not known which GPUs those are, the list is replaced by them, numbered as in torch.
     """
     figures = read_ranks(said, "tflops", "memory_gbs")
     known = _measured_gpus(facts, figures)
@@ -117,7 +117,7 @@ def add_figures(facts: Facts, said: Mapping[str, Any]) -> Facts:
 
 
 def _measured_gpus(facts: Facts, figures: Sequence[Mapping[str, Any]]) -> list[Gpu] | None:
-    """Return the GPUs that figures are of: by their UUIDs, or else by their order."""
+    """Return the GPUs that figures belong to, matched by UUID or else by order."""
     named = {gpu.uuid: gpu for gpu in facts.gpus if gpu.uuid}
     uuids = [str(figure.get("uuid", "")) for figure in figures]
     if named and all(uuid in named for uuid in uuids):

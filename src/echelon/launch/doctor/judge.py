@@ -1,7 +1,7 @@
-"""What follows from what was found out about nodes: findings, each with its fix. Pure.
+"""Derive findings, each with its fix, from the results of an examination. Pure.
 
-Nodes are compared with each other, and not with what a cluster ought to be: what most of them have
-is right, and whoever differs is odd. Figures are compared by their ratio to the others' median.
+Nodes are compared with each other, not with a nominal configuration: what most nodes have counts as
+correct. Figures are compared by their ratio to the median of the others.
 """
 
 from collections import Counter
@@ -24,18 +24,18 @@ PROCESSES = 1024
 SHM_MIB = 1024
 IMPORT_S = 60.0
 OLDEST = (3, 11)
-"""The Python that our own processes need."""
+"""Oldest Python version that our own processes support."""
 _OWN = frozenset({"ecc", "throttle", "gpu speed", "all-reduce"})
 """Checks of a node's own hardware: two nodes with broken GPUs are two broken nodes."""
 
 
 def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
-    """Return everything that is not as it should be, the worst first.
+    """Return all findings, errors first.
 
     Args:
-        examined: what was found out.
-        folder: the shared folder that nodes were asked for,
-        python: and the Python.
+        examined: results of the examination.
+        folder: the shared directory that nodes were checked for.
+        python: the Python that nodes were checked for.
     """
     nodes = examined.nodes
     found = [
@@ -53,11 +53,11 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
 
 
 def _share(findings: Sequence[Finding], nodes: Sequence[str]) -> list[Finding]:
-    """Make one of what fails on all nodes alike: then none of them is to blame.
+    """Merge a finding that all nodes have into one without a node: then no node is to blame.
 
-    By check, not by words: those have names of nodes and steps in them. What a node's own devices
-    have is its own, on however many. With torch it is so on a single node, too: the program may
-    not want it.
+    Findings are matched by check, because messages contain names of nodes and steps. Findings about
+    a node's own devices are never merged. A torch finding is merged even with a single node: the
+    program may not need torch.
     """
     alike: dict[tuple[str, Severity], list[Finding]] = {}
     for one in findings:
@@ -69,7 +69,7 @@ def _share(findings: Sequence[Finding], nodes: Sequence[str]) -> list[Finding]:
 
 
 def _merge(findings: Sequence[Finding]) -> Finding:
-    """Return what several nodes have as one finding that names none of them."""
+    """Return one finding for several nodes, without a node name."""
     told: dict[str, str] = {}
     for one in findings:
         told.setdefault(one.message, one.node)
@@ -81,7 +81,7 @@ def _merge(findings: Sequence[Finding]) -> Finding:
 
 
 def exclude_option(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
-    """Return the option that leaves bad nodes out; empty where none is bad, or all are."""
+    """Return the option that excludes bad nodes; empty if none or all of them are bad."""
     bad = {one.node for one in findings if one.severity == "error" and one.node}
     named = [node for node in nodes if node in bad]
     return f"--exclude={compress(named)}" if named and len(named) < len(nodes) else ""
@@ -95,79 +95,79 @@ def _warning(node: str, check: str, message: str, fix: str) -> Finding:
     return Finding(severity="warning", node=node, check=check, message=message, fix=fix)
 
 
-# --- one node for itself ----------------------------------------------------------------------
+# --- each node on its own ---------------------------------------------------------------------
 
 
 def _judge_look(node: Node, folder: str, python: str) -> Iterator[Finding]:
     name, look = node.name, node.look
     if look.error:
-        why = f"it does not answer: {look.error}"
-        yield _error(name, "reach", why, "leave it out, and tell those who run it: sinfo -R")
+        why = f"does not respond: {look.error}"
+        yield _error(name, "reach", why, "exclude it and tell the cluster's support: sinfo -R")
         if not look.hostname:
             return
     if look.folder == "missing":
-        why = f"it does not see the folder {folder}"
-        yield _error(name, "folder", why, "is the file system mounted there? df says")
+        why = f"the directory {folder} does not exist there"
+        yield _error(name, "folder", why, "check on the node that the file system is mounted: df")
     elif look.folder == "stale":
-        why = f"what was written to {folder} is not there"
-        yield _error(name, "folder", why, "it sees another folder under this name, or an old state")
+        why = f"a file written to {folder} does not appear"
+        yield _error(name, "folder", why, "the path is another directory there, or a stale mount")
     elif look.folder_late_s > LATE_S:
-        why = f"what was written to {folder} came {look.folder_late_s} s late"
-        yield _warning(
-            name, "folder", why, "attributes are cached for long: see acdirmax of nfs(5)"
-        )
+        why = f"a file written to {folder} appears {look.folder_late_s} s late"
+        yield _warning(name, "folder", why, "shorten attribute caching: acdirmax, see nfs(5)")
     if look.python_error:
         why = f"{python} does not run: {look.python_error}"
-        yield _error(name, "python", why, "put the environment where every node has it")
+        yield _error(name, "python", why, "put the environment on storage that all nodes share")
     elif look.python_version and _version(look.python_version) < OLDEST:
         why = f"{python} is Python {look.python_version}"
-        yield _error(name, "python", why, "name one of 3.11 or newer: --python")
+        yield _error(name, "python", why, "choose Python 3.11 or newer: --python")
     yield from _judge_limits(node)
     if abs(node.skew_s) >= SKEW_S:
         way = "ahead of" if node.skew_s > 0 else "behind"
         why = f"its clock is {abs(node.skew_s):.1f} s {way} ours"
-        yield _warning(name, "clock", why, "chronyc tracking there; munge refuses at 300 s")
+        fix = "check on the node: chronyc tracking; munge rejects 300 s and more"
+        yield _warning(name, "clock", why, fix)
 
 
 def _judge_limits(node: Node) -> Iterator[Finding]:
     name, limits = node.name, node.look.limits
     if 0 <= limits.get("files", -1) < FILES:
-        why = f"a process may open only {limits['files']} files"
-        yield _warning(name, "limits", why, "raise it: ulimit -n, and PropagateResourceLimits")
+        why = f"the limit of open files is {limits['files']}"
+        fix = "raise it: ulimit -n, or PropagateResourceLimits in slurm.conf"
+        yield _warning(name, "limits", why, fix)
     if 0 <= limits.get("processes", -1) < PROCESSES:
-        why = f"a user may have only {limits['processes']} processes"
-        yield _warning(name, "limits", why, "raise it: ulimit -u; loaders and torch start many")
+        why = f"the limit of processes per user is {limits['processes']}"
+        yield _warning(name, "limits", why, "raise it: ulimit -u; data loaders start many")
     if node.facts and node.facts.rdma and limits.get("locked_kib", -1) >= 0:
-        why = f"only {limits['locked_kib']} KiB may be locked, and there is an RDMA network"
-        yield _warning(name, "limits", why, "ulimit -l unlimited: else NCCL cannot use it")
+        why = f"locked memory is limited to {limits['locked_kib']} KiB, too little for RDMA"
+        fix = "raise it, or NCCL cannot use the RDMA network: ulimit -l unlimited"
+        yield _warning(name, "limits", why, fix)
     if 0 <= node.look.shm_mib < SHM_MIB:
-        why = f"there are only {node.look.shm_mib} MiB of shared memory (/dev/shm)"
-        yield _warning(name, "shm", why, "loaders and NCCL need it: mount -o remount,size=8G")
+        why = f"only {node.look.shm_mib} MiB of shared memory (/dev/shm)"
+        fix = "data loaders and NCCL need more: mount -o remount,size=8G /dev/shm"
+        yield _warning(name, "shm", why, fix)
 
 
 def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
     name, facts = node.name, node.facts
     if node.lost and not node.look.error:
-        fix = "if nodes cannot reach this host, ask from inside: sbatch --wrap 'echelon doctor'"
-        yield _error(name, "reach", f"its probe is not there: {node.lost}", fix)
+        fix = "if nodes cannot reach this host, run it in a job: sbatch --wrap 'echelon doctor'"
+        yield _error(name, "reach", f"its probe did not connect, or ended: {node.lost}", fix)
     if facts is None:
         return
     if facts.unresolved:
-        why = f"names lead nowhere, or astray: {name_some(facts.unresolved)}"
-        yield _warning(name, "names", why, "mend /etc/hosts or DNS; Echelon itself needs no names")
+        why = f"names do not resolve, or resolve wrongly: {name_some(facts.unresolved)}"
+        fix = "correct /etc/hosts or DNS; Echelon itself does not need names"
+        yield _warning(name, "names", why, fix)
     if facts.unnamed:
-        why = f"addresses have no name: {name_some(facts.unnamed)}"
-        yield _warning(
-            name, "names", why, "mend reverse DNS: torch waits for it at each connection"
-        )
+        why = f"addresses without a name: {name_some(facts.unnamed)}"
+        fix = "correct reverse DNS; torch waits for it on each connection"
+        yield _warning(name, "names", why, fix)
     if facts.folder_late_s < 0:
-        why = f"a file that we wrote to {folder} did not come"
-        yield _error(name, "folder", why, "it sees another folder under this name, or an old state")
+        why = f"a new file in {folder} does not appear"
+        yield _error(name, "folder", why, "the path is another directory there, or a stale mount")
     elif facts.folder_late_s > LATE_S:
-        why = f"a file that we wrote to {folder} came {facts.folder_late_s:.1f} s late"
-        yield _warning(
-            name, "folder", why, "attributes are cached for long: see acdirmax of nfs(5)"
-        )
+        why = f"a new file in {folder} appears {facts.folder_late_s:.1f} s late"
+        yield _warning(name, "folder", why, "shorten attribute caching: acdirmax, see nfs(5)")
 
 
 def _judge_torch(node: Node) -> Iterator[Finding]:
@@ -176,17 +176,17 @@ def _judge_torch(node: Node) -> Iterator[Finding]:
         return
     if torch.error:
         why = f"cannot import torch: {torch.error}"
-        yield _error(name, "torch", why, "the environment differs there, or is not whole")
+        yield _error(name, "torch", why, "the node has a different or incomplete environment")
     elif torch.import_s > IMPORT_S:
         why = f"'import torch' takes {torch.import_s:.0f} s"
         yield _warning(name, "import", why, "put the environment on faster or local storage")
 
 
-# --- one node beside the others ---------------------------------------------------------------
+# --- each node compared with the others -------------------------------------------------------
 
 _ODD: tuple[tuple[str, str, bool, str, Callable[[Node], str]], ...] = (
     (
-        *("python", "Python", True, "use one environment, seen by all nodes"),
+        *("python", "Python", True, "use one environment on shared storage"),
         lambda node: (
             f"{node.look.python_version} in {node.look.python_prefix}"
             if node.look.python_version
@@ -194,42 +194,42 @@ _ODD: tuple[tuple[str, str, bool, str, Callable[[Node], str]], ...] = (
         ),
     ),
     (
-        *("torch", "torch", True, "use one environment, seen by all nodes"),
+        *("torch", "torch", True, "use one environment on shared storage"),
         lambda node: _of_torch(node, lambda torch: torch.version),
     ),
     (
-        *("cuda", "torch's CUDA", True, "use one environment, seen by all nodes"),
+        *("cuda", "torch's CUDA", True, "use one environment on shared storage"),
         lambda node: _of_torch(node, lambda torch: torch.cuda),
     ),
     (
-        *("nccl", "NCCL", True, "use one environment, seen by all nodes"),
+        *("nccl", "NCCL", True, "use one environment on shared storage"),
         lambda node: _of_torch(node, lambda torch: torch.nccl),
     ),
     (
-        *("driver", "the GPU driver", False, "have the same one installed"),
+        *("driver", "the GPU driver", False, "install the same driver on all nodes"),
         lambda node: _of_facts(node, lambda facts: facts.driver),
     ),
     (
-        *("gpus", "the kind of GPU", False, "ask for one kind: --gpu-type, or --constraint"),
+        *("gpus", "the GPU type", False, "request one type: --gpu-type, or --constraint"),
         lambda node: _of_facts(
             node, lambda facts: ", ".join(sorted({gpu.name for gpu in own_gpus(facts)}))
         ),
     ),
     (
-        *("mtu", "the MTU", False, "ip link there: packets of other sizes may be lost"),
+        *("mtu", "the MTU", False, "check it: ip link; larger packets may be lost"),
         lambda node: _of_facts(node, lambda facts: str(facts.mtu) if facts.mtu else ""),
     ),
     (
-        *("folder", "the file system of the shared folder", False, "df there"),
+        *("folder", "the file system of the shared directory", False, "check it: df"),
         lambda node: node.look.folder_type if node.look.folder == "seen" else "",
     ),
     (
-        *("limits", "the limit of open files", False, "ulimit -n there"),
+        *("limits", "the limit of open files", False, "check it: ulimit -n"),
         lambda node: str(node.look.limits.get("files", "")),
     ),
 )
-"""What should be the same everywhere: check, its name, whether it is an error, the fix, the value;
-empty where it is not known."""
+"""What should be the same on all nodes: check, its name, whether a difference is an error, the fix,
+and a function that returns the value, or '' if it is unknown."""
 
 
 def _of_facts(node: Node, value: Callable[[Facts], str]) -> str:
@@ -250,19 +250,19 @@ def _judge_odd(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield make("", check, f"{name} differs: {told}", fix)
             continue
         for node, text in odd.items():
-            yield make(node, check, f"{name} is {text}, elsewhere {usual}", fix)
+            yield make(node, check, f"{name} is {text}, on other nodes {usual}", fix)
     times = {node.name: node.torch.import_s for node in nodes if node.torch}
     for node, seconds in times.items():
         usual_s = median([other for name, other in times.items() if name != node] or [seconds])
         if IMPORT_S >= seconds > max(5.0, 3 * usual_s):
-            why = f"'import torch' takes {seconds:.0f} s, elsewhere {usual_s:.0f} s"
-            yield _warning(node, "import", why, "its storage is slow, or its CPU is busy")
+            why = f"'import torch' takes {seconds:.0f} s, on other nodes {usual_s:.0f} s"
+            yield _warning(node, "import", why, "check the node for slow storage or a busy CPU")
 
 
 def find_odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Return what most nodes have, and those that have something else.
+    """Return the majority's value, and the nodes that have another one.
 
-    Where no value has a majority, nobody is right: then all of them are returned.
+    If no value has a majority, the value is '' and all nodes are returned.
     """
     if not values:
         return "", {}

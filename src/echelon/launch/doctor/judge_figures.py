@@ -1,4 +1,4 @@
-"""What follows from what was measured: each node and GPU beside the median of the others. Pure."""
+"""Findings about measurements: each node and GPU is compared with the others' median. Pure."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -7,7 +7,7 @@ from echelon.launch.doctor.record import Examined, Finding, Group
 from echelon.launch.doctor.rounds import SLOW, find_fastest, find_suspects
 
 _GPU_ERROR, _GPU_WARNING = 0.5, 0.8
-"""Shares of the other GPUs' median below which one is bad, or odd."""
+"""Fractions of the other GPUs' median below which there is an error or a warning."""
 
 
 def judge_figures(examined: Examined) -> Iterator[Finding]:
@@ -18,8 +18,8 @@ def judge_figures(examined: Examined) -> Iterator[Finding]:
             severity="error",
             node="",
             check="all-reduce",
-            message=f"over {len(overall.nodes)} nodes at once it fails: {overall.error}",
-            fix="try fewer nodes, to find out from how many on",
+            message=f"all-reduce over {len(overall.nodes)} nodes fails: {overall.error}",
+            fix="try fewer nodes to find the number at which it fails",
         )
     yield from _judge_gpus(examined)
 
@@ -31,26 +31,27 @@ def _judge_pairs(examined: Examined) -> Iterator[Finding]:
         if one.what == "broken":
             why = f"all-reduce fails with every partner: {_error_of(examined, one.node)}"
         elif one.what == "slow":
-            why = f"all-reduce reaches {rate(one.best)}, elsewhere {rate(one.usual)}"
+            why = f"all-reduce reaches {rate(one.best)}, on other nodes {rate(one.usual)}"
         else:
-            why = f"one number takes {one.best * 1e3:.1f} ms, elsewhere {one.usual * 1e3:.1f} ms"
+            why = f"all-reduce of one number takes {one.best * 1e3:.1f} ms, "
+            why += f"on other nodes {one.usual * 1e3:.1f} ms"
         yield Finding(
             severity="warning" if one.what == "lagging" else "error",
             node=one.node,
             check="all-reduce",
             message=why,
-            fix="leave it out; cable, switch port or link speed: ethtool, ibstat",
+            fix="exclude it; check cable, switch port and link speed: ethtool, ibstat",
         )
-    # Of each its best: one pair may be slow for a moment, on a machine that is busy otherwise.
+    # Use each node's best result: a pair may be slow for a moment on a busy machine.
     best = [known for known in find_fastest(examined.pairs).values() if known]
     if not named and len(examined.nodes) > 2 and best and min(best) * SLOW < max(best):
         yield Finding(
             severity="warning",
             node="",
             check="all-reduce",
-            message=f"some nodes reach {rate(max(best))}, some {rate(min(best))}: half of them or "
-            "more are slow, so which are as they should be cannot be told",
-            fix="are they of different kinds, or in different parts of the network?",
+            message=f"some nodes reach {rate(max(best))}, some {rate(min(best))}; half of them or "
+            "more are slow, so no single node can be blamed",
+            fix="check whether they are of different types or in different parts of the network",
         )
     for pair in examined.pairs:
         if pair.error and not named & set(pair.nodes):
@@ -58,8 +59,8 @@ def _judge_pairs(examined: Examined) -> Iterator[Finding]:
                 severity="error",
                 node="",
                 check="all-reduce",
-                message=f"it fails between {' and '.join(pair.nodes)}: {pair.error}",
-                fix="whether one of them is to blame, a third node would show",
+                message=f"all-reduce between {' and '.join(pair.nodes)} fails: {pair.error}",
+                fix="examine them with a third node, to see whether one of them is to blame",
             )
 
 
@@ -87,13 +88,13 @@ def _judge_gpus(examined: Examined) -> Iterator[Finding]:
                 severity="error" if figure < usual * _GPU_ERROR else "warning",
                 node=node,
                 check="gpu speed",
-                message=f"GPU {index}: {what} {figure:.0f} {unit}, elsewhere {usual:.0f}",
-                fix="is it hot, shared or capped? nvidia-smi -q -d PERFORMANCE,POWER",
+                message=f"GPU {index}: {what} {figure:.0f} {unit}, on others {usual:.0f}",
+                fix="check whether it is hot, shared or capped: nvidia-smi -q -d PERFORMANCE,POWER",
             )
 
 
 def rate(bytes_per_s: float) -> str:
-    """Return a bandwidth in words: `1.3 GB/s`, `24 MB/s`."""
+    """Format a bandwidth: `1.3 GB/s`, `24 MB/s`."""
     if bytes_per_s >= 1e9:
         return f"{bytes_per_s / 1e9:.1f} GB/s"
     return (
@@ -102,7 +103,7 @@ def rate(bytes_per_s: float) -> str:
 
 
 def describe(group: Group) -> str:
-    """Return how an all-reduce went, in words."""
+    """Format the result of an all-reduce."""
     if group.error:
         return group.error
     return f"{rate(group.bandwidth)}, {group.latency_s * 1e3:.2f} ms"

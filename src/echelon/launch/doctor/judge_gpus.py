@@ -1,4 +1,4 @@
-"""What is wrong with a node's GPUs: with those that are ours, and no other job's. Pure."""
+"""Findings about a node's GPUs; GPUs of other jobs are ignored. Pure."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from echelon.launch.doctor.record import Facts, Finding, Gpu, Node, Severity
 
 
 def judge_gpus(node: Node) -> Iterator[Finding]:
-    """Return what is wrong with the GPUs of one node."""
+    """Return the findings about one node's GPUs."""
     if node.facts is not None:
         yield from _judge_number(node.name, node.facts)
         if not _is_without(node, node.facts):
@@ -17,31 +17,31 @@ def judge_gpus(node: Node) -> Iterator[Finding]:
 
 
 def _is_without(node: Node, facts: Facts) -> bool:
-    """Tell whether a job was granted no GPU, and uses none."""
+    """Tell whether the job was granted no GPU and uses none."""
     return facts.in_job and not facts.granted and not (node.torch and node.torch.devices)
 
 
 def _judge_number(name: str, facts: Facts) -> Iterator[Finding]:
     if facts.gpu_error and facts.granted and not facts.gpus:
         missing = facts.gpu_error.startswith("there is no")
-        why = f"{facts.granted} GPUs were granted, and {facts.gpu_error}"
-        fix = "is the driver loaded? nvidia-smi there says"
+        why = f"{facts.granted} GPUs were granted, but {facts.gpu_error}"
+        fix = "check on the node that the driver is loaded: nvidia-smi"
         yield _find(name, "gpus", why, fix, severity="warning" if missing else "error")
     elif len(facts.gpus) < (1 if facts.parts else facts.granted):
-        why = f"{facts.granted} GPUs were granted, and {len(facts.gpus)} are there"
-        yield _find(name, "gpus", why, "one has fallen off the bus: dmesg | grep -i xid")
+        why = f"{facts.granted} GPUs were granted, but only {len(facts.gpus)} are present"
+        yield _find(name, "gpus", why, "check the driver's errors: dmesg | grep -i xid")
 
 
 def _judge_health(name: str, gpu: Gpu, *, sure: bool) -> Iterator[Finding]:
-    """Return what is wrong with one GPU: a remark, where it may be another job's."""
-    doubt = "" if sure else "; it may be another job's"
+    """Return the findings about one GPU; only warnings if it may belong to another job."""
+    doubt = "" if sure else "; it may belong to another job"
     if gpu.ecc_errors:
-        why = f"GPU {gpu.index} has had {gpu.ecc_errors} uncorrected ECC errors{doubt}"
-        fix = "have it reset or changed: nvidia-smi -q -d ECC"
+        why = f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected ECC errors{doubt}"
+        fix = "have it reset or replaced: nvidia-smi -q -d ECC"
         yield _find(name, "ecc", why, fix, severity="error" if sure else "warning")
     if gpu.throttle:
-        why = f"GPU {gpu.index} is held down: {', '.join(gpu.throttle)}{doubt}"
-        fix = "look at cooling and power: nvidia-smi -q -d PERFORMANCE"
+        why = f"GPU {gpu.index} is throttled: {', '.join(gpu.throttle)}{doubt}"
+        fix = "check cooling and power: nvidia-smi -q -d PERFORMANCE"
         yield _find(name, "throttle", why, fix, severity="warning")
 
 
@@ -53,7 +53,7 @@ def _judge_use(node: Node, facts: Facts) -> Iterator[Finding]:
         why = f"torch for CUDA {torch.cuda} can use {torch.devices} of {usable} GPUs"
         why += f" (driver {facts.driver})"
         why += f": {torch.device_error}" if torch.device_error else ""
-        fix = "the driver may be too old for this torch, or CUDA_VISIBLE_DEVICES wrong"
+        fix = "update the driver, or check CUDA_VISIBLE_DEVICES"
         yield _find(node.name, "cuda", why, fix)
 
 

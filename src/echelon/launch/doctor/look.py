@@ -1,7 +1,7 @@
-"""The first look at a node: a few lines of sh, which need no Python and no shared folder.
+"""The first look at a node: a few lines of sh that need neither Python nor a shared directory.
 
-So a node that cannot be reached, has another Python or lacks a mount is told by name, and spoils
-nothing for the others. What it says, it says line by line: where it stops, it hangs.
+A node that cannot be reached, has a different Python or lacks a mount is therefore named and does
+not delay the others. The script prints each step before it runs, so the last one is where it hangs.
 """
 
 import re
@@ -10,14 +10,14 @@ from echelon.launch.doctor.answers import read_count
 from echelon.launch.doctor.record import Look
 
 WAIT_S = 3
-"""How long a node looks for what was just written."""
+"""How long a node waits for the file that was just written."""
 SCRIPT = r"""
 folder=$1 nonce=$2 python=$3
 echo "host=$(uname -n)"
 echo "clock=$(date +%s.%N)"
 while IFS= read -r line; do echo "limit=$line"; done < /proc/self/limits
 echo "shm=$(df -Pk /dev/shm 2>/dev/null | tail -n 1)"
-echo "at=the folder $folder"
+echo "at=the directory $folder"
 if [ -d "$folder" ]; then
     late=0
     while [ "$(cat "$folder/nonce" 2>/dev/null)" != "$nonce" ] && [ $late -lt WAIT ]; do
@@ -41,18 +41,18 @@ echo "code=$?"
 echo "at="
 """.replace("WAIT", str(WAIT_S))
 _CLOCK = re.compile(r"[0-9]{1,12}(\.[0-9]{0,9})?N?")
-"""Seconds; where `date` knows no %N it says so, and counts whole ones."""
+"""Seconds; a `date` without %N prints whole seconds and an 'N'."""
 _LIMITS = {"Max open files": "files", "Max locked memory": "locked", "Max processes": "processes"}
 
 
 def parse_look(text: str, *, asked_s: float, answered_s: float, error: str = "") -> Look:
-    """Read what a node said. Pure.
+    """Parse the script's output. Pure.
 
     Args:
-        text: its lines; some may be missing.
-        asked_s: our time of day before it was asked,
-        answered_s: and when it had answered: its clock was read somewhere between.
-        error: how asking failed, where it did.
+        text: the output; lines may be missing.
+        asked_s: our time of day before the script was started.
+        answered_s: our time of day after its answer; its clock was read between the two.
+        error: why the script failed, or ''.
     """
     words: dict[str, str] = {}
     limits: dict[str, int] = {}
@@ -66,7 +66,7 @@ def parse_look(text: str, *, asked_s: float, answered_s: float, error: str = "")
         elif line.strip():
             other.append(line.strip())
     if "host" not in words:
-        return Look(error=error or " ".join(other[-1:]) or "it said nothing")
+        return Look(error=error or " ".join(other[-1:]) or "no output")
     low_s, high_s = _skew(words.get("clock", ""), asked_s, answered_s)
     code = words.get("code", "")
     return Look(
@@ -80,7 +80,7 @@ def parse_look(text: str, *, asked_s: float, answered_s: float, error: str = "")
         python=words.get("python", ""),
         python_version=words.get("version", ""),
         python_prefix=words.get("prefix", ""),
-        python_error=(other or [f"it ended with code {code}"])[-1] if code not in ("", "0") else "",
+        python_error=(other or [f"exit code {code}"])[-1] if code not in ("", "0") else "",
         limits=limits,
         shm_mib=_parse_room(words.get("shm", "")),
     )
@@ -95,11 +95,11 @@ _WORDS = frozenset(
 
 
 def _told(words: dict[str, str], error: str) -> str:
-    """Return what kept it from the end of its lines."""
+    """Return why the script did not finish, and at which step."""
     if "at" in words and not words["at"]:
         return ""
-    where = f" at {words['at']}" if words.get("at") else ""
-    return f"{error or 'it stopped'}{where}"
+    where = f" while checking {words['at']}" if words.get("at") else ""
+    return f"{error or 'the check stopped'}{where}"
 
 
 def _skew(clock: str, asked_s: float, answered_s: float) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-"""The first look at all nodes, side by side; those that say nothing are asked once more.
+"""The first look at all nodes, in parallel; nodes that do not respond are tried once more.
 
-A node of a cloud, or one that Slurm has switched off to save power, may still be starting.
+A cloud node, or one that Slurm powered down, may still be starting.
 """
 
 import asyncio
@@ -19,17 +19,17 @@ from echelon.launch.doctor.record import Look
 from echelon.launch.starting import Starter, without_shape
 
 AT_ONCE = 64
-"""Steps that are started side by side."""
+"""Number of steps that run in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How patient we are."""
+    """Time limits of one attempt."""
 
     step_s: int
-    """How long Slurm may take to begin a step,"""
+    """How long Slurm may take to start the step."""
     look_s: float
-    """and how long all of it may take: a few lines of sh."""
+    """How long the step may take in total."""
 
 
 FIRST, AGAIN = Turn(20, 30.0), Turn(40, 60.0)
@@ -52,18 +52,19 @@ class Looking:
         self._environ, self._place, self._tell = environ, place, tell
 
     async def look(self) -> dict[int, Look]:
-        """Return what was seen of each node.
+        """Return the first look at each node.
 
         Raises:
-            StopError: somebody wants us to stop.
+            StopError: a stop was requested.
         """
         count = self._starter.nodes
-        self._tell(f"a first look at {count} node{'s' if count > 1 else ''}")
+        self._tell(f"first look at {count} node{'s' if count > 1 else ''}")
         nonce = secrets.token_hex(8)
         write_atomic(self._place.folder / "nonce", nonce)
         found = await self._look_at(range(count), nonce, FIRST)
         if silent := [node for node, look in found.items() if not look.hostname]:
-            self._tell(f"another look at {len(silent)} that said nothing")
+            nodes = f"{len(silent)} node{'s' if len(silent) > 1 else ''}"
+            self._tell(f"trying {nodes} again that did not respond")
             found |= await self._look_at(silent, nonce, AGAIN)
         return found
 
@@ -93,19 +94,19 @@ class Looking:
 
 
 def tell_failure(code: int | None, said: str, limit_s: float) -> str:
-    """Return how a look failed, in Slurm's words where it has some; empty when it did not. Pure."""
+    """Return why a look failed, with Slurm's message if there is one; empty if it did not. Pure."""
     if code is None:
-        return f"it hangs, for {limit_s:g} s,"
+        return f"no answer within {limit_s:g} s"
     srun = [line for line in said.splitlines() if line.startswith("srun: error:")]
     if srun and code:
         return srun[0].removeprefix("srun: error:").strip()
-    return f"it ended with code {code}" if code else ""
+    return f"the check exited with code {code}" if code else ""
 
 
 def look_step(job: str, host: str, patience_s: int) -> list[str]:
-    """Return the beginning of a command that runs on one node of a job, whatever else runs there.
+    """Return the command prefix that runs a step on one node of a job, beside its other steps.
 
-    It starts in /: the folder that we are in may be what is missing.
+    The step starts in /, because the current directory may be the one that is missing.
     """
     return [
         *("srun", f"--jobid={job}", f"--nodelist={host}", "--nodes=1", "--ntasks=1"),
@@ -115,5 +116,5 @@ def look_step(job: str, host: str, patience_s: int) -> list[str]:
 
 
 def is_well(look: Look) -> bool:
-    """Tell whether a probe can be started where this was seen."""
+    """Tell whether a probe can be started on the node."""
     return not (look.error or look.python_error) and look.folder == "seen"

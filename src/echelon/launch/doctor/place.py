@@ -1,4 +1,4 @@
-"""Where an examination takes place."""
+"""Paths that an examination uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an examination takes place."""
+    """Paths that an examination uses."""
 
     probe: Sequence[str]
-    """The command that starts a probe on a node, from a launcher in the shared folder."""
+    """The command that starts a probe on a node, from a launcher in the shared directory."""
     folder: Path
-    """The shared folder's part that is ours: nodes are asked whether they see it."""
+    """Our part of the shared directory; nodes are checked for seeing it."""
     python: str
     """The Python of the ranks."""
     scratch: Path
-    """A folder of this host's own."""
+    """A directory local to this host."""

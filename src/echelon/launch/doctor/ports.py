@@ -1,7 +1,8 @@
-"""Who tries whose ports, and who is to blame for those that are closed. Pure.
+"""Choose which nodes try whose ports, and which node is to blame for closed ones. Pure.
 
-Of many nodes each tries a few. Every node is then tried by three others at least, and tries three:
-so one whose ports are closed, or that gets nowhere, is told from a neighbour with that fault.
+With many nodes, each tries a few. Every node then tries at least three others and is tried by at
+least three, so a node with closed ports, or one that reaches no other, can be told from its
+neighbours.
 """
 
 from collections import Counter
@@ -10,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from echelon.launch.doctor.record import Finding, Node
 
 FEW = 16
-"""Up to so many nodes each tries each other."""
+"""Up to this many nodes, each tries all others."""
 
 
 def choose_peers(nodes: Sequence[int], node: int) -> list[int]:
-    """Return whom a node tries: all others, or of many the next two, one far away and the first.
+    """Return the nodes to try: all others or, with many, the next two, a distant one and the first.
 
-    The first is where all nodes meet; one far away is behind another switch.
+    All nodes connect to the first; the distant one is likely behind another switch.
     """
     if len(nodes) <= FEW:
         return [other for other in nodes if other != node]
@@ -26,7 +27,7 @@ def choose_peers(nodes: Sequence[int], node: int) -> list[int]:
 
 
 def judge_ports(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Return the nodes whose ports nobody reaches, those that reach nobody, and pairs."""
+    """Return findings: nodes with closed ports, nodes that reach no other, and single pairs."""
     tried, failed = Counter[str](), Counter[str]()
     for node in nodes:
         tried.update(node.tried)
@@ -34,7 +35,7 @@ def judge_ports(nodes: Sequence[Node]) -> Iterator[Finding]:
     closed = {name for name in failed if failed[name] == tried[name] and tried[name] > 1}
     for name in sorted(closed):
         why = "no other node reaches its ports"
-        yield _error(name, why, "a firewall there, or a cable: iptables -L, ip -s link")
+        yield _error(name, why, "check the node's firewall and cable: iptables -L, ip -s link")
     for node in nodes:
         if node.name in closed:
             continue
@@ -43,16 +44,16 @@ def judge_ports(nodes: Sequence[Node]) -> Iterator[Finding]:
         if len(missed) == len(open_to) > 1:
             yield _error(
                 node.name,
-                "it reaches the ports of no other node",
-                "a firewall there, or a cable",
+                "cannot reach the ports of any other node",
+                "check the node's firewall and cable: iptables -L, ip -s link",
             )
         elif missed:
-            why = f"{node.name} does not reach ports of {name_some(missed)}"
-            yield _error("", why, "a firewall, or a route, between them")
+            why = f"{node.name} cannot reach ports of {name_some(missed)}"
+            yield _error("", why, "check the firewall and routes between them")
 
 
 def name_some(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 

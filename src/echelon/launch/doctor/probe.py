@@ -1,4 +1,4 @@
-"""One process per node that the doctor asks: it answers, and goes when the doctor does."""
+"""The doctor's process on each node: it answers questions and exits when the doctor does."""
 
 import asyncio
 import os
@@ -33,9 +33,9 @@ from echelon.launch.messages import Answer, Ask, Hello, Leave, Message, Pulse
 from echelon.world import count_devices
 
 _PATIENCE_S = (0.2, 0.5, 1.0, 2.0)
-"""Pauses between tries to reach the doctor."""
+"""Pauses between attempts to reach the doctor."""
 _SLACK_S = 5.0
-"""What an order may take longer than the collectives in it: then it is killed."""
+"""How much longer than its collectives an order may take before it is killed."""
 
 
 class Probe:
@@ -54,7 +54,7 @@ class Probe:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> int:
-        """Answer until told to leave, or until the doctor is gone."""
+        """Answer questions until told to leave, or until the doctor is lost."""
         pulse = asyncio.get_running_loop().create_task(self._pulse())
         try:
             await self._reach_doctor()
@@ -68,10 +68,10 @@ class Probe:
         return 0
 
     async def _reach_doctor(self) -> None:
-        """Connect; one who has many to greet may be busy at first.
+        """Connect, with retries: with many probes, the doctor may be busy at first.
 
         Raises:
-            OSError: it cannot be reached.
+            OSError: the doctor cannot be reached.
         """
         for pause_s in _PATIENCE_S:
             try:
@@ -111,22 +111,22 @@ class Probe:
                 self._done.set()
 
     async def _pulse(self) -> None:
-        """Say that we live, and notice when the doctor does not."""
+        """Send heartbeats, and detect when the doctor's stop."""
         while True:
             paused_s = await sleep_a_pulse()
             if self._link is None:
                 continue
             if paused_s > SILENCE_S / 2:
-                self._link.heard_s = time.monotonic()  # it was we who did not listen
+                self._link.heard_s = time.monotonic()  # this process was suspended
             self._link.say(Pulse())
             if time.monotonic() - self._link.heard_s > SILENCE_S:
-                self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+                self._link.drop(f"no heartbeat for {SILENCE_S:g} s")
 
     async def _answer(self, ask: Ask) -> None:
         error, found = "", {}
         try:
             found = await self._find(ask.what, ask.about)
-        except Exception as wrong:  # noqa: BLE001  one question must not cost the others
+        except Exception as wrong:  # noqa: BLE001  one failing question must not affect others
             error = f"{type(wrong).__name__}: {wrong}"
         if self._link is not None:
             self._link.say(Answer(number=ask.number, found=found, error=error))
@@ -198,17 +198,19 @@ class Probe:
                 listener.close()
 
     def _interface(self, address: str) -> dict[str, str]:
-        """Return the variables that keep collectives on the interface that leads there."""
+        """Return the variables that bind collectives to the interface that leads to an address."""
         name = addresses.interface_towards(address)
         names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
         return {key: self._environ.get(key) or name for key in names if name}
 
 
 def main(_arguments: list[str]) -> int:
-    """`doctor-probe`, with the rest in variables, and the key on standard input."""
+    """Run `doctor-probe`; its arguments are in the environment, the key on standard input."""
     environ = dict(os.environ)
     if CONTROLLER not in environ:
-        raise UsageError("a probe is started by the doctor", hint="use: echelon doctor")
+        raise UsageError(
+            f"{CONTROLLER} is not set: only the doctor starts probes", hint="echelon doctor"
+        )
     key = receive_key(sys.stdin.buffer)
     node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))

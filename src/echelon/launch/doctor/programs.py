@@ -1,6 +1,6 @@
-"""A program that may take so long and no longer, and that leaves nothing behind.
+"""Run a program with a time limit, and end everything that it started.
 
-Unlike `Shell.run` in a thread it can be cancelled.
+Unlike `Shell.run` in a thread, this can be cancelled.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ from echelon.core.shell import Shell
 from echelon.launch.sampling import tail
 
 GRACE_S = 10.0
-"""What a program gets between being asked to end and being killed: an srun that is killed cannot
-end its step."""
+"""Time between SIGTERM and SIGKILL; an srun that is killed cannot end its step."""
 _GLANCE_S = 0.02
 _KILLED_S = 60.0
 
@@ -29,15 +28,15 @@ async def run_program(
     limit_s: float,
     grace_s: float = GRACE_S,
 ) -> tuple[int | None, str]:
-    """Run a program with a limit; return its exit code, None when it was ended, and what it said.
+    """Run a program with a time limit; return its exit code, or None on time-out, and its output.
 
     Args:
-        shell: what starts it.
+        shell: starts the program.
         argv: the program.
-        env: its variables.
-        log: for what it says.
-        limit_s: after how long it is asked to end,
-        grace_s: and after how long from then on it is killed, with all that it has started.
+        env: its environment.
+        log: file for its output.
+        limit_s: time after which it receives SIGTERM.
+        grace_s: additional time after which it and its descendants are killed.
     """
     pid = shell.start(argv, log=log, env=env)
     code = None
@@ -68,7 +67,7 @@ async def _end(pid: int, grace_s: float) -> None:
     _signal(os.killpg, pid, signal.SIGTERM)
     if await _is_over(pid, grace_s):
         return
-    # What it has started may be in groups of its own, and would be nobody's once it is gone.
+    # Descendants may be in process groups of their own, and cannot be found once it has ended.
     for child in find_descendants(pid):
         _signal(os.kill, child, signal.SIGKILL)
     _signal(os.killpg, pid, signal.SIGKILL)
@@ -90,7 +89,7 @@ def _signal(kill: Callable[[int, int], None], pid: int, number: int) -> None:
 
 
 def find_descendants(pid: int, proc: Path = Path("/proc")) -> list[int]:
-    """Return the processes that one has started, and those that they have started."""
+    """Return the pids of all descendants of a process."""
     children: dict[int, list[int]] = {}
     for path in proc.glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):

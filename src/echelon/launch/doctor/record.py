@@ -1,4 +1,4 @@
-"""What is found out about nodes: plain values, from which judge.py draws its conclusions."""
+"""Results of an examination, as plain values; judge.py derives the findings from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,119 +9,120 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The first look at a node: what a few lines of sh say of it."""
+    """The first look at a node, from a few lines of sh."""
 
     error: str = ""
-    """Why it said nothing, or stopped in the middle."""
+    """Why there was no output, or why it stopped early."""
     hostname: str = ""
     skew_low_s: float = 0.0
-    """By how much its clock is ahead of ours at least,"""
+    """Lower bound of how far its clock is ahead of ours."""
     skew_high_s: float = 0.0
-    """and at most: between our question and its answer, its time was read once."""
+    """Upper bound; its clock was read at some time between our question and its answer."""
     folder: str = ""
-    """`seen`; `missing`; `stale` where the folder is there, and what we have just put there not."""
+    """`seen`, `missing`, or `stale`: the directory exists, but not the file just written to it."""
     folder_late_s: int = 0
-    """For how long it had to look, in whole seconds."""
+    """Whole seconds until the file appeared."""
     folder_type: str = ""
-    """The file system's, as the kernel calls it."""
+    """The file system type, as the kernel names it."""
     python: str = ""
-    """The real file behind the Python that was named."""
+    """The resolved path of the requested Python."""
     python_version: str = ""
     python_prefix: str = ""
-    """Where its packages are."""
+    """Its sys.prefix."""
     python_error: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
     """`files`, `locked_kib`, `processes`; -1 is unlimited."""
     shm_mib: int = -1
-    """How large /dev/shm is; -1 where there is none."""
+    """Size of /dev/shm; -1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU, as its driver sees it."""
+    """One GPU, as reported by its driver."""
 
     index: int
     name: str = ""
     uuid: str = ""
     memory_mib: int = 0
     ecc_errors: int = 0
-    """Uncorrected since the driver was loaded."""
+    """Uncorrected errors since the driver was loaded."""
     throttle: Sequence[str] = ()
-    """Why its clocks are held down, where that is not what an idle GPU does."""
+    """Reasons for reduced clocks, other than those of an idle GPU."""
     tflops: float = 0.0
-    """Of a large matrix product in bf16; 0 where it was not measured."""
+    """Of a large matrix product in bf16; 0 if not measured."""
     memory_gbs: float = 0.0
-    """Bytes read and written per second while it copies, in 1e9."""
+    """Bytes read and written per second during a copy, in 1e9."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a node's own process says of it."""
+    """What a node's probe reports."""
 
     skew_s: float = 0.0
-    """By how much its clock is ahead of ours: asked several times, the quickest answer counts."""
+    """How far its clock is ahead of ours, from the quickest of several exchanges."""
     interface: str = ""
-    """The one by which it reaches us,"""
+    """The interface that leads to the doctor."""
     mtu: int = 0
+    """The MTU of that interface."""
     addresses: Sequence[str] = ()
     unresolved: Sequence[str] = ()
-    """Names of nodes that lead nowhere from here, or elsewhere: `node3`, `node3 (127.0.1.1)`."""
+    """Node names that do not resolve, or resolve wrongly: `node3`, `node3 (127.0.1.1)`."""
     unnamed: Sequence[str] = ()
-    """Addresses of nodes without a name."""
+    """Node addresses without a name."""
     folder_late_s: float = 0.0
-    """How long after we wrote a file it was there; negative when it never came."""
+    """Seconds until a file that we wrote appeared; negative if it never did."""
     rdma: bool = False
-    """Whether there is an InfiniBand or RoCE device: those need locked memory."""
+    """Whether there is an InfiniBand or RoCE device, which needs locked memory."""
     in_job: bool = False
-    """Whether Slurm gives GPUs out here: then what it has not granted is not ours."""
+    """Whether it runs in a Slurm job, where GPUs that were not granted are not ours."""
     granted: int = 0
-    """GPUs, or parts of GPUs, that CUDA_VISIBLE_DEVICES says are ours."""
+    """Number of GPUs or MIG instances in CUDA_VISIBLE_DEVICES."""
     parts: bool = False
-    """Whether they are parts (MIG)."""
+    """Whether they are MIG instances."""
     driver: str = ""
     gpus: Sequence[Gpu] = ()
-    """All that the driver shows: some may be other jobs'."""
+    """All GPUs that the driver shows; some may belong to other jobs."""
     ours: Sequence[int] | None = None
-    """The indices of those that are ours, as torch counts them; None where nobody can tell."""
+    """Indices of our GPUs, in torch's order; None if they cannot be determined."""
     gpu_error: str = ""
-    """Why the driver could not be asked."""
+    """Why the driver could not be queried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Torch:
-    """What a node's torch says."""
+    """What a node's torch reports."""
 
     error: str = ""
     """Why it cannot be imported."""
     import_s: float = 0.0
     version: str = ""
     cuda: str = ""
-    """What it was built for; empty without."""
+    """The CUDA version it was built for; empty for a CPU build."""
     nccl: str = ""
     devices: int = 0
-    """GPUs that it can use."""
+    """Number of GPUs that it can use."""
     device_error: str = ""
-    """Why it can use none."""
+    """Why it cannot use any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """All that is known of a node."""
+    """All results for a node."""
 
     name: str
     look: Look = field(default_factory=Look)
     lost: str = ""
-    """Why its process did not come, or has gone."""
+    """Why its probe did not connect, or ended."""
     facts: Facts | None = None
     torch: Torch | None = None
     unreached: Sequence[str] = ()
-    """Nodes whose ports are not open to it."""
+    """Nodes whose ports it cannot reach."""
     tried: Sequence[str] = ()
-    """Nodes whose ports it has tried."""
+    """Nodes whose ports it tried."""
 
     @property
     def skew_s(self) -> float:
-        """By how much its clock is ahead of ours, as far as that is sure."""
+        """The smallest clock difference that is consistent with what was measured."""
         low_s, high_s = self.look.skew_low_s, self.look.skew_high_s
         if not low_s <= 0 <= high_s:
             return min(low_s, high_s, key=abs)
@@ -130,7 +131,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """An all-reduce over some nodes."""
+    """Result of an all-reduce over some nodes."""
 
     nodes: tuple[str, ...]
     ranks: int = 0
@@ -138,29 +139,29 @@ class Group:
     bandwidth: float = 0.0
     """Bytes per second on each rank's link ("bus bandwidth": comparable between sizes)."""
     latency_s: float = 0.0
-    """The quickest all-reduce of one number."""
+    """Shortest time of an all-reduce of one number."""
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """Everything that was found out."""
+    """All results of an examination."""
 
     nodes: Sequence[Node]
     pairs: Sequence[Group] = ()
     overall: Group | None = None
-    """Over all nodes that can take part."""
+    """Over all nodes that can participate."""
     seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is not as it should be."""
+    """A problem."""
 
     severity: Severity
-    """`error`: the node is not to be used. `warning`: somebody should know."""
+    """`error`: the node must not be used. `warning`: worth knowing."""
     node: str
-    """Empty where no single node is to blame."""
+    """Empty if no single node is to blame."""
     check: str
     message: str
     fix: str

@@ -8,13 +8,13 @@ from echelon.launch.doctor.asking import Questioner, Said
 from echelon.launch.doctor.record import Group
 
 LIMIT_S = 20.0
-"""How long the few ranks of a pair wait for each other,"""
+"""How long ranks wait for each other, before the allowance per rank."""
 RANK_S = 0.1
-"""how much longer for each rank there is: each meets all others, and a ring goes by all of them,"""
+"""Additional time per rank: each connects to all others, and a ring passes through all of them."""
 LONGEST_S = 300.0
-"""and for how long at most."""
+"""The longest time that ranks wait."""
 _SLACK_S = 40.0
-"""Where a worker was killed, another has to import torch first."""
+"""Allowance for importing torch again, where a worker was killed."""
 _LARGEST = {"gloo": 1 << 24, "nccl": 1 << 28}
 """Bytes of the largest all-reduce."""
 
@@ -22,13 +22,13 @@ _LARGEST = {"gloo": 1 << 24, "nccl": 1 << 28}
 def limit_of(ranks: int) -> float:
     """Return how long the ranks of a group wait for each other.
 
-    Sizes do not count: a larger one is tried only where a smaller one took no time.
+    It does not depend on the size: a larger one is tried only if a smaller one was fast.
     """
     return min(LONGEST_S, LIMIT_S + RANK_S * ranks)
 
 
 class Reducing:
-    """Has groups measured, and makes one value of what their ranks say."""
+    """Measures groups of nodes, and merges the answers of their ranks."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Reducing:
         self._backend, self._addresses = backend, addresses
 
     async def measure(self, groups: Sequence[tuple[int, ...]]) -> list[Group]:
-        """Return one value for each group. No node is in two of them."""
+        """Return one result per group; groups must not share nodes."""
         doors = {group: self._addresses(group) for group in groups}
         opened = await self._asking.ask(
             {group[0]: ("open", {"addresses": found}) for group, found in doors.items()},
@@ -56,7 +56,7 @@ class Reducing:
                 questions |= self._orders(group, address, port)
         longest_s = limit_of(max(map(self._count_ranks, groups), default=0))
         said = await self._asking.ask(questions, limit_s=longest_s + _SLACK_S)
-        closed = Said(error="no port could be opened")
+        closed = Said(error="cannot open a port")
         return [
             merge_answers(
                 tuple(self._names[node] for node in group),
@@ -93,7 +93,7 @@ class Reducing:
 
 
 def merge_answers(names: tuple[str, ...], answers: Sequence[Said], *, backend: str) -> Group:
-    """Return what the ranks of a group say together: the slowest counts. Pure."""
+    """Merge the answers of a group's ranks; the slowest counts. Pure."""
     ranks: list[Mapping[str, Any]] = []
     for name, answer in zip(names, answers, strict=True):
         error = answer.error or str(answer.found.get("error", ""))
@@ -105,7 +105,7 @@ def merge_answers(names: tuple[str, ...], answers: Sequence[Said], *, backend: s
         ]
     errors = [str(rank["error"]) for rank in ranks if "error" in rank]
     if errors or not ranks:
-        said = errors[0] if errors else "nobody answered"
+        said = errors[0] if errors else "no rank answered"
         return Group(nodes=names, ranks=len(ranks), backend=backend, error=said)
     return Group(
         nodes=names,

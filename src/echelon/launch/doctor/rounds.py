@@ -1,8 +1,8 @@
-"""Which nodes all-reduce with which, and who is slow by that. Pure.
+"""Plan all-reduces between pairs of nodes, and find slow nodes from the results. Pure.
 
-Pairs, not halves: in every round all nodes are measured at once, each with another partner, and so
-a thousand nodes take as long as four. A healthy node meets a healthy one in some round, and then is
-as fast as the others are; a bad one never is. With three rounds that holds for any two bad nodes.
+In every round all nodes are measured at once, each with a different partner, so a thousand nodes
+take as long as four. A healthy node has a healthy partner in at least one round, and is then as
+fast as the others; a bad one never is. With three rounds this holds for any two bad nodes.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from echelon.launch.doctor.record import Group
 
 ROUNDS = 3
 SLOW = 3.0
-"""How many times slower than the others a node has to be; noise does not do that thrice."""
+"""How many times slower than the others a suspect is; noise does not cause this three times."""
 LAGGING = 10.0
-"""Likewise with the time that one number takes."""
+"""The same for the time of an all-reduce of one number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class Suspect:
     best: float
     """Bytes per second, or seconds, with its best partner."""
     usual: float
-    """What most nodes reach."""
+    """The median of all nodes."""
 
 
 def plan_rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
-    """Return who meets whom: everybody meets three others, or as many as there are.
+    """Return the pairs of each round: every node gets three partners, or all if there are fewer.
 
-    With an odd number one sits out each time, and there is one round more.
+    With an odd number of nodes, one node sits out each round, and there is one more round.
     """
     seats: list[str | None] = [*nodes, None] if len(nodes) % 2 else [*nodes]
     half = len(seats) // 2
@@ -47,16 +47,16 @@ def plan_rounds(nodes: Sequence[str]) -> list[list[tuple[str, str]]]:
 
 
 def plan_confirmation(pairs: Sequence[Group], again: int) -> list[tuple[str, str]]:
-    """Return who is to be measured once more, and with whom: each suspect with a node that is none.
+    """Return the pairs to measure again: each suspect with a node that is not one.
 
-    What was noise, on a machine that is busy with something else, does not come back.
+    Noise, from other load on the machine, does not repeat.
 
     Args:
-        pairs: what was measured so far.
-        again: how often that was done already; each time it is another partner.
+        pairs: results so far.
+        again: number of earlier repetitions; each uses a different partner.
     """
     fastest = find_fastest(pairs)
-    # Where half of them seem slow, nobody is named; but that may be noise just as well.
+    # If half of the nodes seem slow, none is a suspect; but this may also be noise.
     slow = [node for node, best in fastest.items() if best * SLOW < max(fastest.values())]
     doubtful = [one.node for one in find_suspects(pairs)] or slow
     good = [node for node in fastest if node not in doubtful]
@@ -65,7 +65,7 @@ def plan_confirmation(pairs: Sequence[Group], again: int) -> list[tuple[str, str
 
 
 def find_fastest(pairs: Sequence[Group]) -> dict[str, float]:
-    """Return what each node reaches with its best partner."""
+    """Return each node's bandwidth with its best partner."""
     nodes = dict.fromkeys(node for pair in pairs for node in pair.nodes)
     return {node: max(pair.bandwidth for pair in pairs if node in pair.nodes) for node in nodes}
 
@@ -73,7 +73,7 @@ def find_fastest(pairs: Sequence[Group]) -> dict[str, float]:
 def find_suspects(pairs: Sequence[Group]) -> list[Suspect]:
     """Return the nodes that were bad with every partner, while most were good with some.
 
-    Where half of them or more are slow, nobody can say which half is as it should be.
+    If half of the nodes or more are slow, it cannot be decided which half is healthy.
     """
     fastest = find_fastest(pairs)
     quickest = {

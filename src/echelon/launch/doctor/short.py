@@ -1,8 +1,8 @@
 """`doctor RUN ATTEMPT SCRATCH`: the short examination of a job's nodes, before a run's first ranks.
 
-A process of its own, so that nothing that goes wrong in it can cost the run more than the
-knowledge. What it finds, it leaves beside the attempt. Its folders go when it does; whoever has
-started it removes what is left where it was killed.
+It runs in a process of its own, so that no failure in it can affect the run. It writes its findings
+to the attempt's directory and removes its own directories; if it was killed, the process that
+started it removes them.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from echelon.launch.starting import choose_starter
 
 
 def main(arguments: list[str]) -> int:
-    """Examine the nodes of the allocation that we are in."""
+    """Examine the nodes of the current allocation."""
     run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
     environ, shell = dict(os.environ), LocalShell()
     folder, scratch = run.doctor(attempt), Path(arguments[2])

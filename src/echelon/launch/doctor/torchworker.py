@@ -1,4 +1,4 @@
-"""A probe's end of the process that measures with torch (`train/probe.py`): one order at a time."""
+"""Client of the process that measures with torch (`train/probe.py`): one order at a time."""
 
 import asyncio
 import contextlib
@@ -21,23 +21,23 @@ _MESSAGE_SIZE = 1 << 17
 
 
 class TorchWorker:
-    """See the module. One that hangs is killed; the next order then starts another."""
+    """See the module. A process that hangs is killed; the next order starts a new one."""
 
     def __init__(self, shell: Shell, env: Mapping[str, str], log: Path) -> None:
         self._shell, self._log = shell, log
-        # Threads that numpy starts would be lost in its forks.
+        # Threads started by numpy would not exist in forks.
         self._env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", **env}
         self._socket: socket.socket | None = None
         self._pid = 0
         self._busy = asyncio.Lock()
 
     async def start(self, limit_s: float) -> dict[str, Any]:
-        """Start it anew; return what it says of torch, or an `error`."""
+        """Start a new process; return what it reports about torch, or an `error`."""
         self.close()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         program = pkgutil.get_data("echelon", _PROGRAM)
         assert program is not None
-        # -P: else modules in the current folder would hide others of their names.
+        # -P: otherwise modules in the current directory would shadow others.
         argv = [sys.executable, "-P", "-c", program.decode(), str(theirs.fileno())]
         try:
             handles = [theirs.fileno()]
@@ -54,7 +54,7 @@ class TorchWorker:
     async def order(
         self, order: Mapping[str, Any], *, limit_s: float, listener: socket.socket | None = None
     ) -> dict[str, Any]:
-        """Have something measured; return the ranks' answers, or an `error`."""
+        """Run a measurement; return the ranks' answers, or an `error`."""
         async with self._busy:
             if self._socket is None and "error" in (said := await self.start(limit_s)):
                 return said
@@ -75,19 +75,19 @@ class TorchWorker:
                 data = await loop.sock_recv(self._socket, _MESSAGE_SIZE)
         except TimeoutError:
             self.close()
-            return {"error": f"it did not end within {limit_s:g} s"}
+            return {"error": f"did not finish within {limit_s:g} s"}
         except OSError as error:
             self.close()
             return {"error": str(error)}
         if not data:
             self.close()
             said = tail(self._log).strip().splitlines()
-            return {"error": said[-1][:300] if said else "it died, and said nothing"}
+            return {"error": said[-1][:300] if said else "the process died without output"}
         found: dict[str, Any] = json.loads(data)
         return found
 
     def close(self) -> None:
-        """End it, and all that it has forked."""
+        """Kill the process and its forks."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

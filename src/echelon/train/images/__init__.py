@@ -1,4 +1,4 @@
-"""Images: from folders of files to one packed file, and from there onto the device.
+"""Images: pack directories of files into one file, and load that file onto the device.
 
-Everything up to `packing` works without torch.
+Packing works without torch.
 """

@@ -1,7 +1,7 @@
-"""Image files made into bytes, by as many processes as there are CPUs, in the order they came.
+"""Decode image files in several processes, keeping their order.
 
-The processes are our own rather than an executor's: each has nothing but its end of one pipe, so
-all of them leave when whoever started them is gone, even by SIGKILL.
+The processes are not an executor's: each holds only its end of one pipe, so all of them exit when
+their parent ends, even by SIGKILL.
 """
 
 import hashlib
@@ -22,31 +22,31 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from echelon.errors import UnavailableError
 
 _AHEAD = 4
-"""Blocks per process that may be finished before their turn."""
+"""Blocks per process that may be decoded ahead of the next one in order."""
 _DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
-"""Pillow's modes with more than 8 bits, which it would cut off."""
+"""Pillow's modes with more than 8 bits per channel, which a conversion to RGB would clip."""
 
 
 class BrokenImageError(Exception):
-    """What is in the file is no image, or not a whole one."""
+    """The file is not an image, or is a damaged one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """What images are brought to."""
+    """The common form of all images."""
 
     height: int
     width: int
     fit: bool
-    """Resize and crop images of another size; without it they are a flaw."""
+    """Resize and crop images of another size; otherwise they count as flaws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flaw:
-    """Why an image of a block is not there."""
+    """Why an image of a block is missing."""
 
     place: int
-    """In the block."""
+    """Index in the block."""
     kind: str
     """`broken`, `size`, or `unreadable`."""
     text: str
@@ -54,18 +54,18 @@ class Flaw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Several images, one after the other, without those that have a flaw."""
+    """Several images in sequence, without those that have a flaw."""
 
     images: bytes
     digests: bytes
-    """The SHA-256 of each."""
+    """The SHA-256 of each image."""
     flaws: tuple[Flaw, ...]
     files: int
-    """How many there were, with and without a flaw."""
+    """Number of files, with and without a flaw."""
 
 
 def load(path: str | Path) -> Image.Image:
-    """Return an image as RGB, as it is in the file: orientation tags are not applied.
+    """Return an image as RGB; orientation tags are not applied.
 
     Raises:
         BrokenImageError: it cannot be decoded, or has more than 8 bits per channel.
@@ -74,22 +74,22 @@ def load(path: str | Path) -> Image.Image:
     content = Path(path).read_bytes()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # odd metadata does not concern us
+            warnings.simplefilter("ignore")  # unusual metadata is irrelevant here
             with Image.open(io.BytesIO(content)) as image:
                 mode, converted = image.mode, image.convert("RGB")
     except UnidentifiedImageError as error:
-        raise BrokenImageError("it is no image") from error
+        raise BrokenImageError("not an image") from error
     except MemoryError:
         raise
-    except Exception as error:  # Pillow's many readers do not promise what they raise
+    except Exception as error:  # Pillow's readers may raise anything
         raise BrokenImageError(str(error) or type(error).__name__) from error
     if mode in _DEEP:
-        raise BrokenImageError(f"it has more than 8 bits per channel ({mode})")
+        raise BrokenImageError(f"more than 8 bits per channel ({mode})")
     return converted
 
 
 def decode_block(paths: list[str], form: Form) -> Block:
-    """Return the images of some files, in one form."""
+    """Decode some files into images of one form."""
     images, digests, flaws = [], [], []
     for place, path in enumerate(paths):
         try:
@@ -121,7 +121,7 @@ def decode_block(paths: list[str], form: Form) -> Block:
 def decode_blocks(
     blocks: Iterable[list[str]], form: Form, workers: int
 ) -> Generator[Block, None, None]:
-    """Yield blocks of files as blocks of images, in order. Close it when you stop early.
+    """Decode blocks of files, in order. Close the generator to stop early.
 
     Raises:
         UnavailableError: a process was killed.
@@ -155,21 +155,21 @@ def _collect(blocks: Iterator[list[str]], pipes: list[Connection]) -> Iterator[B
                 taken += 1
     except (EOFError, ConnectionError) as error:
         raise UnavailableError(
-            "a process that decodes images was killed",
-            hint="memory may be short (dmesg): take fewer of them with --workers; "
-            "the same command goes on where it was",
+            "an image decoding process was killed",
+            hint="if memory ran out (dmesg), use fewer --workers; "
+            "the same command continues where it stopped",
         ) from error
 
 
 @contextmanager
 def _workers(count: int, form: Form) -> Iterator[list[Connection]]:
-    """Have processes while the block lasts; give our ends of their pipes."""
-    # Spawned, not forked: a forked one would hold the others' pipes open, and our lock.
+    """Run worker processes during the block; yield our ends of their pipes."""
+    # Spawned, because a forked process would keep the others' pipes and our lock open.
     context = get_context("spawn")
     pipes, processes = [], []
     # Ctrl-C and a batch system's signals reach all processes of a group. Blocked signals are
-    # inherited, so these processes leave by the end of their pipe alone, and say nothing.
-    resource_tracker.ensure_running()  # by the first spawn otherwise, which unblocks them again
+    # inherited, so workers only exit when their pipe closes, and print nothing.
+    resource_tracker.ensure_running()  # otherwise the first spawn starts it and unblocks signals
     ours = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
     try:
@@ -192,7 +192,7 @@ def _workers(count: int, form: Form) -> Iterator[list[Connection]]:
 
 
 def _work(pipe: Connection, form: Form) -> None:
-    """Decode what comes through the pipe until its other end is closed."""
+    """Decode what arrives through the pipe until its other end is closed."""
     with suppress(EOFError, ConnectionError):
         while True:
             pipe.send(decode_block(pipe.recv(), form))

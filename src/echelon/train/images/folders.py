@@ -1,8 +1,8 @@
-"""Folders of labelled images, as data sets come in: which files, in which order, of which class.
+"""List the files of a labelled image data set, with their order and classes.
 
-Two layouts. Class folders: `<class>/…/*.jpg`. Annotated: images, and beside them a file of lines
-`file, class`, such as TinyImageNet's `val_annotations.txt`. A data set is one such folder, or has
-one for each split (`train`, `val`, …), whose classes are then the same.
+There are two layouts. Class directories: `<class>/…/*.jpg`. Annotated: images, and beside them a
+file with lines of `file, class`, such as TinyImageNet's `val_annotations.txt`. A data set is one
+such directory, or has one per split (`train`, `val`, …), which then share their classes.
 """
 
 import os
@@ -21,10 +21,10 @@ _TYPES = (
 
 
 class Entry(NamedTuple):
-    """One image. Not a dataclass: there may be millions."""
+    """One image. A tuple rather than a dataclass, because there may be millions."""
 
     file: str
-    """Path below the listing's folder."""
+    """Path below the listing's directory."""
     file_bytes: int
     label: int
 
@@ -34,29 +34,29 @@ class Listing:
     """The images of one packed file, in its order."""
 
     source: str
-    """The data set's name, with the split where there is one."""
+    """The data set's name, with the split if there is one."""
     folder: Path
     entries: tuple[Entry, ...]
     classes: tuple[str, ...]
-    """Names by label; empty when labels are numbers without names."""
+    """Names by label; empty if labels are numbers without names."""
     words: tuple[str, ...] = ()
-    """What the classes are called in words, where the data set says so."""
+    """Readable names of the classes, if the data set has them."""
 
     def path(self, number: int) -> Path:
         return self.folder / self.entries[number].file
 
 
 def find_splits(source: Path) -> tuple[list[str], list[str]]:
-    """Return a data set's splits, and those that have no labels; none when it is one folder.
+    """Return a data set's splits, and those without labels; both empty if it has no splits.
 
     Raises:
-        NotFoundError: there is nothing.
-        UsageError: it is no folder.
+        NotFoundError: the directory does not exist.
+        UsageError: it is not a directory.
     """
     _check_folder(source)
     folders = [entry.name for entry in _entries(source) if entry.is_dir()]
     found = [name for name in SPLITS if name in folders]
-    # A class may be called "train", beside "bus" and "car": one such name says little.
+    # A class may be named "train", beside "bus" and "car": a single such name proves little.
     if len(found) < min(2, len(folders)) and not (source / "wnids.txt").is_file():
         return [], []
     labelled = [name for name in found if _has_labels(source / name)]
@@ -64,11 +64,11 @@ def find_splits(source: Path) -> tuple[list[str], list[str]]:
 
 
 def list_folder(source: Path) -> Listing:
-    """List a data set that is one folder.
+    """List a data set without splits.
 
     Raises:
-        NotFoundError: there is nothing.
-        UsageError: it is no folder, or its images have no classes.
+        NotFoundError: the directory does not exist.
+        UsageError: it is not a directory, or its images have no classes.
     """
     _check_folder(source)
     return _list(source, source.resolve().name, ())
@@ -79,14 +79,14 @@ def list_split(source: Path, split: str) -> Listing:
 
     Raises:
         NotFoundError: there is no such split.
-        UsageError: its images have no classes, or others than the data set.
+        UsageError: its images have no classes, or classes that the data set does not have.
     """
     _check_folder(source)
     if not (source / split).is_dir():
         known = ", ".join(find_splits(source)[0]) or "none"
         raise NotFoundError(
-            f"{source} has no split '{split}'; there are: {known}",
-            hint="name a folder below it, for example --split train",
+            f"{source} has no split '{split}' (available: {known})",
+            hint="use the name of a directory below it, for example --split train",
         )
     classes = _read_classes(source)
     listing = _list(source / split, f"{source.resolve().name}/{split}", classes)
@@ -97,18 +97,18 @@ def _check_folder(source: Path) -> None:
     if source.is_dir():
         return
     if not source.exists():
-        raise NotFoundError(f"there is no folder {source}", hint="check the path (ls)")
-    hint = "name the folder with the images; an archive has to be unpacked first"
+        raise NotFoundError(f"there is no directory {source}", hint="check the path with: ls")
+    hint = "use the directory of the images; extract an archive first"
     if source.suffix == ".packed":
-        hint = f"it is packed already; to check it: echelon pack --verify {source}"
-    raise UsageError(f"{source} is not a folder", hint=hint)
+        hint = f"it is already packed; verify it with: echelon pack --verify {source}"
+    raise UsageError(f"{source} is not a directory", hint=hint)
 
 
-# --- what a data set says about its classes -----------------------------------------------------
+# --- classes ------------------------------------------------------------------------------------
 
 
 def _read_classes(source: Path) -> tuple[str, ...]:
-    """Return the classes that all splits share; none when each has to say its own."""
+    """Return the classes that all splits share; empty if each split defines its own."""
     if (source / "wnids.txt").is_file():
         return tuple(sorted({line.strip() for line in _lines(source / "wnids.txt")}))
     return tuple(_class_folders(source / "train")) if (source / "train").is_dir() else ()
@@ -122,7 +122,7 @@ def _read_words(path: Path, classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _lines(path: Path) -> list[str]:
-    # File names may hold bytes that are no text.
+    # File names may contain bytes that are not UTF-8.
     text = path.read_text(encoding="utf-8", errors="surrogateescape")
     return [line for line in text.splitlines() if line.strip()]
 
@@ -134,7 +134,7 @@ def _class_folders(folder: Path) -> list[str]:
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
-    """Order by name, or by value where all are numbers: 0 to n - 1 are then their own labels."""
+    """Order by name, or by value if all are numbers, so that 0 to n - 1 are their own labels."""
     ordered = sorted(names)
     return sorted(ordered, key=int) if _are_numbers(ordered) else ordered
 
@@ -143,7 +143,7 @@ def _are_numbers(names: Iterable[str]) -> bool:
     return all(name.isascii() and name.isdecimal() for name in names)
 
 
-# --- one folder ---------------------------------------------------------------------------------
+# --- one directory ------------------------------------------------------------------------------
 
 
 def _list(folder: Path, source: str, classes: tuple[str, ...]) -> Listing:
@@ -172,11 +172,11 @@ def _list_class_folders(
         if next(_walk(folder), None):
             raise UsageError(
                 f"the images in {folder} have no classes",
-                hint="put each class into a folder of its own, or add labels.txt with lines of "
+                hint="put each class into a directory of its own, or add labels.txt with lines of "
                 "file, tab, class",
             )
         raise UsageError(
-            f"there are no images in {folder}", hint="check the path, and that it was unpacked"
+            f"there are no images in {folder}", hint="check the path and that it was extracted"
         )
     label_of = {name: label for label, name in enumerate(classes or own)}
     entries = []
@@ -186,8 +186,8 @@ def _list_class_folders(
         found = sorted(_walk(folder / name))
         if not found:
             raise UsageError(
-                f"the class folder {folder / name} holds no images",
-                hint="remove it, or put its images there",
+                f"the class directory {folder / name} contains no images",
+                hint="remove it, or add its images",
             )
         entries += [Entry(f"{name}/{file}", size, label_of[name]) for file, size in found]
     return entries, classes or tuple(own)
@@ -201,9 +201,9 @@ def _list_annotated(
     images = dict(_walk(folder / prefix))
     if missing := sorted(class_of.keys() - images.keys()):
         raise NotFoundError(
-            f"{folder / prefix / missing[0]} is not there, and {annotations.name} names it "
+            f"{folder / prefix / missing[0]} is listed in {annotations.name} but does not exist "
             f"({len(missing)} such lines)",
-            hint="check that all was unpacked",
+            hint="check that the data set was extracted completely",
         )
     if extra := sorted(images.keys() - class_of.keys()):
         raise UsageError(
@@ -213,11 +213,11 @@ def _list_annotated(
         )
     if not images:
         raise UsageError(
-            f"there are no images in {folder}", hint="check the path, and that it was unpacked"
+            f"there are no images in {folder}", hint="check the path and that it was extracted"
         )
     used = _in_order(set(class_of.values()))
     if _are_numbers(used) and not set(used) <= set(classes):
-        label_of = {name: int(name) for name in used}  # ids: they stay what they are
+        label_of = {name: int(name) for name in used}  # numeric classes keep their values
         if classes and max(label_of.values()) >= len(classes):
             raise _foreign_class(used[-1], annotations)
     else:
@@ -232,14 +232,14 @@ def _list_annotated(
 
 
 def _read_annotations(path: Path) -> dict[str, str]:
-    """Return file → class; further columns, such as boxes, are not ours."""
+    """Return file → class; further columns, such as boxes, are ignored."""
     found: dict[str, str] = {}
     for number, line in enumerate(_lines(path), 1):
         words = [word.strip() for word in line.split("\t" if "\t" in line else ",")]
         if len(words) < 2 or not all(words[:2]):
             raise UsageError(
-                f"line {number} of {path} is not file, tab, class: '{line}'",
-                hint="correct the line",
+                f"line {number} of {path} is invalid: '{line}'",
+                hint="expected: file, tab or comma, class",
             )
         if found.setdefault(words[0], words[1]) != words[1]:
             raise UsageError(
@@ -251,9 +251,9 @@ def _read_annotations(path: Path) -> dict[str, str]:
 
 def _foreign_class(name: str, where: Path) -> UsageError:
     return UsageError(
-        f"the class '{name}' of {where} is none of the data set's, which are those of wnids.txt "
-        "or train",
-        hint="correct it there, or remove what belongs to it",
+        f"unknown class '{name}' in {where}: the data set's classes are those of wnids.txt or "
+        "train",
+        hint="correct the class, or remove its images",
     )
 
 
@@ -263,9 +263,9 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _walk(folder: Path, above: Sequence[str] = ()) -> Iterator[tuple[str, int]]:
-    """Yield the images below a folder, in any order: path from there, and bytes."""
+    """Yield the images below a directory, in any order: relative path and size in bytes."""
     real = os.path.realpath(folder)
-    if real in above:  # a link to where we came from
+    if real in above:  # a link to a parent directory
         return
     for entry in _entries(folder):
         if entry.is_dir():

@@ -1,4 +1,4 @@
-"""Data sets that `echelon pack` made: one file, mapped into memory, whole batches at a time."""
+"""Data sets written by `echelon pack`: one memory-mapped file, read in whole batches."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,34 +12,34 @@ from echelon.train.images import packfile
 class PackedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Images of one size and their labels, in one memory-mapped file.
 
-    Opening it reads the labels alone; images come from the disk when they are first used, and all
-    processes of a machine share them. What is written into `images` stays in this process.
+    Opening it reads only the labels. Images are read from disk on first use, and all processes of a
+    machine share them. Changes to `images` stay in this process.
     """
 
     samples_are_rows = True
-    """A sample is a row of `tensors`, and nothing else."""
+    """A sample is exactly one row of `tensors`."""
     images: torch.Tensor
     """N×3×H×W, uint8; in memory the channels are last."""
     labels: torch.Tensor
     """N, int64."""
     classes: list[str]
-    """Names by label; empty when labels are numbers without names."""
+    """Names by label; empty if labels are numbers without names."""
     words: list[str]
-    """What the classes are called in words, where the source said so."""
+    """Readable names of the classes, if the source has them."""
 
     def __init__(self, path: Path | str) -> None:
         """Open a file.
 
         Raises:
-            NotFoundError: there is none.
-            UsageError: it is something else, from a newer Echelon, damaged or cut off.
+            NotFoundError: the file does not exist.
+            UsageError: it is not a packed file, has a newer format, or is damaged or truncated.
         """
         self.path = Path(path).absolute()
         header = packfile.read_header(self.path)
         labels = bytearray(packfile.read_labels(self.path, header))
         self.classes, self.words = list(header.classes), list(header.words)
         self.labels = torch.frombuffer(labels, dtype=torch.int64)
-        # Not shared: a page that somebody writes to becomes this process's own copy.
+        # Not shared: a page that is written to becomes this process's own copy.
         content = torch.from_file(
             str(self.path), shared=False, size=header.file_bytes, dtype=torch.uint8
         )
@@ -49,14 +49,14 @@ class PackedImages(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels: a data set of tensors can live on a GPU, if it fits."""
+        """Images and labels; a data set of tensors can be kept on a GPU, if it fits."""
         return self.images, self.labels
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        # A copy: a view that is sent to another process would take the whole file with it.
+        # A copy: sending a view to another process would send the whole file.
         return self.images[index].clone(), self.labels[index].clone()
 
     def batch(self, indices: Sequence[int] | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

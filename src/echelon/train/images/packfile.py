@@ -1,7 +1,7 @@
-"""The packed file: what its bytes mean, and whether all of them are there.
+"""The packed file format: reading, writing and verifying it. docs/packed.md describes it.
 
-Reading it takes the standard library alone, so that the command can check a file on a machine
-without torch or pillow. docs/packed.md has the format.
+This module needs only the standard library, so that a file can be verified on a machine without
+torch or pillow.
 """
 
 import hashlib
@@ -20,35 +20,35 @@ VERSION = 1
 CHANNELS = 3
 LABEL_BYTES = 8
 PAGE = 4096
-"""Images begin at a multiple of this, so that they can be mapped into memory."""
+"""Images start at a multiple of this, so that they can be mapped into memory."""
 _PREFIX = struct.Struct("<8sII32s")
 """Magic, version, length of the JSON header, its SHA-256."""
-_AGAIN = "copy it again, or pack it anew: echelon pack FOLDER --force"
+_AGAIN = "copy it again, or pack it again: echelon pack SOURCE --force"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What the file says about itself."""
+    """The file's header."""
 
     count: int
-    """Images in the file."""
+    """Number of images in the file."""
     height: int
     width: int
     classes: tuple[str, ...]
-    """Names by label; empty when labels are numbers without names."""
+    """Names by label; empty if labels are numbers without names."""
     words: tuple[str, ...]
-    """What the classes are called in words, where the source says so."""
+    """Readable names of the classes, if the source has them."""
     source: str
-    """Name of the folder that was packed."""
+    """Name of the directory that was packed."""
     skipped: int
-    """Broken images that were left out."""
+    """Number of broken images that were skipped."""
     recipe: str
-    """SHA-256 of everything that decides the content: names, sizes, labels, settings."""
+    """SHA-256 of everything that determines the content: names, sizes, labels, settings."""
     labels_offset: int
     labels_sha256: str
     images_offset: int
     images_sha256: str
-    """SHA-256 of the images' own SHA-256s, in order: parts of it can be had in parallel."""
+    """SHA-256 of the images' own SHA-256s, in order, so that they can be computed in parallel."""
 
     @property
     def image_bytes(self) -> int:
@@ -60,14 +60,14 @@ class Header:
 
 
 def render_head(header: Header) -> bytes:
-    """Return the file's first bytes, up to the end of the JSON header."""
+    """Return the start of the file, up to the end of the JSON header."""
     text = json.dumps(asdict(header)).encode()
     return _PREFIX.pack(MAGIC, VERSION, len(text), hashlib.sha256(text).digest()) + text
 
 
 def place(header: Header) -> Header:
-    """Fill in the offsets for at most `count` images, of which some may yet be skipped."""
-    # The real header comes when all images are there, and must not be longer than this one.
+    """Fill in the offsets for at most `count` images; some of them may still be skipped."""
+    # The final header is written after all images, and must not be longer than this one.
     largest = 1 << 62
     digest = "0" * 64
     longest = replace(
@@ -88,11 +88,11 @@ def _align(value: int, step: int) -> int:
 
 
 def read_header(path: Path) -> Header:
-    """Return what a packed file says about itself, when all of it is there.
+    """Return the header of a complete packed file.
 
     Raises:
         NotFoundError: there is no such file.
-        UsageError: it is something else, from a newer Echelon, damaged or cut off.
+        UsageError: it is not a packed file, has a newer format, or is damaged or truncated.
     """
     with _open(path) as file:
         return _read_header(file, path)
@@ -103,25 +103,25 @@ def _open(path: Path) -> IO[bytes]:
         return path.open("rb")
     except FileNotFoundError as error:
         raise NotFoundError(
-            f"there is no packed file {path}", hint="make it: echelon pack FOLDER"
+            f"there is no packed file {path}", hint="create it: echelon pack SOURCE"
         ) from error
     except IsADirectoryError as error:
         raise UsageError(
-            f"{path} is a folder", hint=f"name a packed file, such as {path / 'train.packed'}"
+            f"{path} is a directory", hint=f"use a packed file, such as {path / 'train.packed'}"
         ) from error
 
 
 def _read_header(file: IO[bytes], path: Path) -> Header:
     prefix = file.read(_PREFIX.size)
     if not prefix.startswith(MAGIC):
-        raise UsageError(f"{path} is not a packed file", hint="make one: echelon pack FOLDER")
+        raise UsageError(f"{path} is not a packed file", hint="create one: echelon pack SOURCE")
     if len(prefix) < _PREFIX.size:
-        raise UsageError(f"{path} is cut off after {len(prefix)} bytes", hint=_AGAIN)
+        raise UsageError(f"{path} is truncated after {len(prefix)} bytes", hint=_AGAIN)
     _, version, length, digest = _PREFIX.unpack(prefix)
     if version > VERSION:
         raise UsageError(
-            f"{path} has version {version} of the format, and this Echelon reads up to {VERSION}",
-            hint="use a newer one: pip install -U echelon",
+            f"{path} has format version {version}; this Echelon supports up to {VERSION}",
+            hint="upgrade: pip install -U echelon",
         )
     size = path.stat().st_size
     text = file.read(min(length, size))
@@ -129,14 +129,12 @@ def _read_header(file: IO[bytes], path: Path) -> Header:
         raise UsageError(f"the header of {path} is damaged", hint=_AGAIN)
     header = _parse_header(text, path)
     if size != header.file_bytes:
-        raise UsageError(
-            f"{path} should hold {header.file_bytes} bytes and holds {size}", hint=_AGAIN
-        )
+        raise UsageError(f"{path} has {size} bytes, expected {header.file_bytes}", hint=_AGAIN)
     return header
 
 
 def _parse_header(text: bytes, path: Path) -> Header:
-    """Read the JSON; keys of a later writer that we do not know are passed over."""
+    """Parse the JSON; unknown keys, from a newer writer, are ignored."""
     known = {field.name: field.type for field in fields(Header)}
     try:
         values = {key: value for key, value in json.loads(text).items() if key in known}
@@ -146,14 +144,14 @@ def _parse_header(text: bytes, path: Path) -> Header:
         whole = min(numbers) > 0
         apart = header.labels_offset + header.count * LABEL_BYTES <= header.images_offset
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"the header of {path} makes no sense: {error}", hint=_AGAIN) from error
+        raise UsageError(f"the header of {path} is invalid: {error}", hint=_AGAIN) from error
     if not (whole and apart):
-        raise UsageError(f"the header of {path} makes no sense", hint=_AGAIN)
+        raise UsageError(f"the header of {path} is invalid", hint=_AGAIN)
     return header
 
 
 def read_labels(path: Path, header: Header) -> bytes:
-    """Return the labels, 64-bit whole numbers, lowest byte first.
+    """Return the labels: 64-bit integers, little-endian.
 
     Raises:
         UsageError: they are damaged.
@@ -167,15 +165,15 @@ def read_labels(path: Path, header: Header) -> bytes:
 
 
 def verify(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -> Header:
-    """Check every byte of a packed file, and return its header.
+    """Verify all checksums of a packed file, and return its header.
 
     Args:
         path: the file.
-        progress: told how many images of how many have been read.
+        progress: called with the number of images read and their total.
 
     Raises:
         NotFoundError: there is no such file.
-        UsageError: a byte is not what it was.
+        UsageError: the file is damaged.
     """
     header = read_header(path)
     read_labels(path, header)
@@ -195,7 +193,7 @@ def verify(path: Path, progress: Callable[[int, int], None] = lambda *_: None) -
 def hash_images(
     file: IO[bytes], header: Header, count: int, progress: Callable[[int, int], None]
 ) -> "hashlib._Hash":
-    """Return the hash over the first images of a file; `images_sha256` when it is all of them."""
+    """Return the hash over the first `count` images; for all of them it is `images_sha256`."""
     digest = hashlib.sha256()
     file.seek(header.images_offset)
     for number in range(count):

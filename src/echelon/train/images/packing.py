@@ -1,8 +1,8 @@
-"""Folders of images made into one packed file, which appears when it is whole.
+"""Pack a directory of images into one file, which appears only when it is complete.
 
-Until then there are two files beside it: `NAME.packed.partial` with the images so far, and
-`NAME.packed.journal`, whose lines say how many of them are surely on the disk. After a SIGKILL the
-same command goes on from the last line; docs/packed.md has the details.
+Until then, there are two files beside it: `NAME.packed.partial` with the images so far, and
+`NAME.packed.journal`, which records how many of them are safely on disk. After a SIGKILL, the same
+command continues from the last record; see docs/packed.md.
 """
 
 import hashlib
@@ -26,25 +26,25 @@ _BLOCK_IMAGES = 64
 _BLOCK_BYTES = 1 << 20
 
 Progress = Callable[[int, int], None]
-"""Told how many images of how many are done."""
+"""Called with the number of images done and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A file that was made."""
+    """Result of packing one file."""
 
     header: Header
     skipped: dict[str, str]
-    """Broken images that were left out, and what is wrong with each."""
+    """Skipped image → what is wrong with it."""
 
 
 def make_plan(listing: Listing, target: Path, *, size: tuple[int, int] | None) -> Plan:
-    """Decide what can be decided before the images are read.
+    """Prepare what can be determined before the images are read.
 
     Args:
         listing: the images.
-        target: the file to make.
-        size: height and width to bring them to; None leaves them the first image's.
+        target: the file to write.
+        size: height and width to resize to; None requires the size of the first image.
 
     Raises:
         UsageError: no image can be read.
@@ -73,32 +73,32 @@ def make_plan(listing: Listing, target: Path, *, size: tuple[int, int] | None) -
 
 
 def is_up_to_date(plan: Plan) -> bool:
-    """Tell whether the file is there, made from the same images with the same settings.
+    """Tell whether the file exists and was packed from the same images with the same settings.
 
     Raises:
-        ConflictError: there is another file.
-        UsageError: there is a folder.
+        ConflictError: another file exists.
+        UsageError: the target is a directory.
     """
     if plan.target.is_dir():
-        raise UsageError(f"{plan.target} is a folder", hint="name another TARGET")
+        raise UsageError(f"{plan.target} is a directory", hint="choose another TARGET")
     if not plan.target.exists():
         return False
     try:
         found = packfile.read_header(plan.target)
     except EchelonError as error:
         raise ConflictError(
-            f"{plan.target} exists already, and {error.message}", hint="to replace it: --force"
+            f"{plan.target} already exists, but {error.message}", hint="replace it with --force"
         ) from error
     if found.recipe != plan.header.recipe:
         raise ConflictError(
-            f"{plan.target} exists already, made from other images or settings",
-            hint="to replace it: --force",
+            f"{plan.target} already exists, packed from other images or with other settings",
+            hint="replace it with --force",
         )
     return True
 
 
 def remove_leftovers(plan: Plan) -> None:
-    """Remove what a run left that was killed after its file had appeared."""
+    """Remove the journal left by a process that was killed after its file had appeared."""
     if not plan.partial.exists():
         plan.journal.unlink(missing_ok=True)
 
@@ -112,20 +112,20 @@ def pack(
     note: Note = lambda _: None,
     record_every_s: float = RECORD_EVERY_S,
 ) -> Packed:
-    """Make the file, or go on with what an interrupted run left.
+    """Pack the file, or continue an interrupted run.
 
     Args:
-        plan: what to make; what is in its place will be replaced.
-        workers: processes that decode.
-        skip_broken: leave broken images out instead of giving up.
-        progress: told how far it is, beginning with what was there.
-        note: told what a person should know.
-        record_every_s: how much work a SIGKILL may cost.
+        plan: what to pack; an existing file is replaced.
+        workers: number of processes that decode images.
+        skip_broken: skip broken images instead of failing.
+        progress: called with the progress, including images of an interrupted run.
+        note: called with messages for the user.
+        record_every_s: interval between records, the most work that a SIGKILL can cost.
 
     Raises:
-        UsageError: an image is broken, or of another size.
-        ConflictError: somebody else is packing the same file.
-        UnavailableError: an image cannot be read, or the file not be written.
+        UsageError: an image is broken or has a different size.
+        ConflictError: another process is packing the same file.
+        UnavailableError: an image cannot be read, or the file cannot be written.
     """
     total = len(plan.listing.entries)
     with open_partial(plan, note) as partial:
@@ -148,21 +148,21 @@ def pack(
 
 
 def _probe(listing: Listing) -> tuple[int, int]:
-    """Return height and width of the first image that can be read."""
+    """Return the height and width of the first readable image."""
     for number in range(len(listing.entries)):
         with suppress(BrokenImageError):
             image = load(listing.path(number))
             return image.height, image.width
     raise UsageError(
         f"none of the {len(listing.entries)} images in {listing.folder} can be read",
-        hint="check that they were fetched and unpacked whole",
+        hint="check that the data set was downloaded and extracted completely",
     )
 
 
 def _hash_recipe(listing: Listing, size: tuple[int, int] | None) -> str:
-    """Return a hash of everything that decides the file's content.
+    """Return a hash of everything that determines the file's content.
 
-    Images count by name and size, not by date: a copy of the data set is the same data set.
+    Images are identified by name and size, not by date, so that a copy of a data set is the same.
     """
     settings = [packfile.VERSION, listing.source, size, listing.classes, listing.words]
     digest = hashlib.sha256(json.dumps(settings).encode())
@@ -172,7 +172,7 @@ def _hash_recipe(listing: Listing, size: tuple[int, int] | None) -> str:
 
 
 def _decode(plan: Plan, first: int, workers: int) -> Generator[Block, None, None]:
-    """Yield the images from the given one on."""
+    """Yield blocks of images, starting at the given one."""
     count = len(plan.listing.entries)
     step = max(1, min(_BLOCK_IMAGES, _BLOCK_BYTES // plan.header.image_bytes))
     paths = (
@@ -187,13 +187,13 @@ def _check_flaws(plan: Plan, first: int, flaws: tuple[Flaw, ...], *, skip_broken
         path = plan.listing.path(first + flaw.place)
         if flaw.kind == "unreadable":
             raise UnavailableError(
-                f"cannot read {path}: {flaw.text}", hint="check the file (ls -l, cat)"
+                f"cannot read {path}: {flaw.text}", hint=f"check the file: ls -l {path}"
             )
         if flaw.kind == "size":
             height, width = plan.form.height, plan.form.width
             raise UsageError(
-                f"{path} is {flaw.text}, and the first image is {height}×{width}",
-                hint="bring all to one size, for example: --size "
+                f"{path} has size {flaw.text}, but the first image has {height}×{width}",
+                hint="resize all images to one size, for example: --size "
                 + (f"{height}" if height == width else f"{height}x{width}"),
             )
         if not skip_broken:
@@ -203,17 +203,17 @@ def _check_flaws(plan: Plan, first: int, flaws: tuple[Flaw, ...], *, skip_broken
 def _broken(plan: Plan, place: int, why: str) -> UsageError:
     return UsageError(
         f"{plan.listing.path(place)} is broken: {why}",
-        hint="get the file again, or leave out what is broken: --skip-broken",
+        hint="download the file again, or skip broken images with --skip-broken",
     )
 
 
 def _check_room(plan: Plan, partial: Partial) -> None:
-    """Find out now, rather than after an hour, that the disk is too small."""
+    """Check the free disk space before packing."""
     needed = (len(plan.listing.entries) - partial.listed) * plan.header.image_bytes
     free = shutil.disk_usage(plan.target.parent).free
     if free < needed:
         raise UnavailableError(
-            f"{plan.target} needs {needed / 1e9:.1f} GB more, and there are {free / 1e9:.1f} GB "
-            f"left on {plan.target.parent}",
-            hint="make room, or name another TARGET",
+            f"not enough disk space in {plan.target.parent}: {plan.target.name} needs "
+            f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free",
+            hint="free some space, or choose another TARGET",
         )

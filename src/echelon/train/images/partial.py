@@ -1,7 +1,7 @@
-"""The unfinished packed file and its journal: what is surely on the disk, and who may write.
+"""The unfinished packed file and its journal.
 
-packing.py fills it. The journal's first line says what is being packed, each other one how many
-images were safe when it was written.
+packing.py fills it. The journal's first line identifies what is being packed. Each further line
+records how many images were safely on disk when it was written. A lock allows one writer at a time.
 """
 
 import errno
@@ -27,18 +27,18 @@ from echelon.train.images.packfile import Header
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 Note = Callable[[str], None]
-"""Tells a person something."""
+"""Called with a message for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be packed, and where."""
+    """What to pack, and where."""
 
     listing: Listing
     target: Path
     form: Form
     header: Header
-    """What the file will say, as far as it is known before the images are read."""
+    """The header, as far as it is known before the images are read."""
 
     @property
     def partial(self) -> Path:
@@ -50,17 +50,17 @@ class Plan:
 
 
 class Partial:
-    """The unfinished file and its journal, while one process holds them."""
+    """The unfinished file and its journal, locked by this process."""
 
     def __init__(self, plan: Plan, handle: int) -> None:
         self._plan, self._handle = plan, handle
         self._digest = hashlib.sha256()
         self.stored = 0
-        """Images in the file."""
+        """Number of images in the file."""
         self.listed = 0
-        """Images of the listing that are done with: stored, or skipped."""
+        """Number of images of the listing that are stored or skipped."""
         self.skipped: dict[int, str] = {}
-        """Broken images by their place in the listing, and what is wrong with each."""
+        """Index of a broken image in the listing → what is wrong with it."""
         self._recorded: set[int] = set()
 
     @property
@@ -68,7 +68,7 @@ class Partial:
         return self._plan.header.images_offset + self.stored * self._plan.header.image_bytes
 
     def resume(self, note: Note) -> None:
-        """Go on from the last line of the journal, or begin anew."""
+        """Continue from the last record of the journal, or start over."""
         first, records, whole = _read_journal(self._plan.journal)
         if first == _first_line(self._plan) and records:
             last = records[-1]
@@ -82,17 +82,17 @@ class Partial:
                 self._recorded = set(self.skipped)
                 os.truncate(self._handle, self._end)
                 os.truncate(self._plan.journal, whole)
-                note(f"{self._plan.target}: going on after {self.listed:,} images")
+                note(f"{self._plan.target}: continuing after {self.listed:,} images")
                 return
-            note(f"{self._plan.partial} is damaged: starting anew")
+            note(f"{self._plan.partial} is damaged; starting over")
         elif first and first != _first_line(self._plan):
-            note(f"{self._plan.partial} is of other images or settings: starting anew")
+            note(f"{self._plan.partial} has other images or settings; starting over")
         self._plan.journal.unlink(missing_ok=True)
         os.truncate(self._handle, 0)
         self._write_line(_first_line(self._plan))
 
     def append(self, block: Block) -> None:
-        """Add images; not recorded yet."""
+        """Append images, without recording them yet."""
         with _writing(self._plan):
             _write_all(self._handle, block.images, self._end)
         self._digest.update(block.digests)
@@ -101,7 +101,7 @@ class Partial:
         self.listed += block.files
 
     def record(self) -> None:
-        """Bring all images to the disk, then say so in the journal: never the other way round."""
+        """Sync all images to disk, then record them in the journal; the order matters."""
         with _writing(self._plan):
             os.fsync(self._handle)
             new = {place: why for place, why in self.skipped.items() if place not in self._recorded}
@@ -116,7 +116,7 @@ class Partial:
             self._recorded |= new.keys()
 
     def finish(self) -> Header:
-        """Add labels and header, and let the file appear."""
+        """Write labels and header, and rename the file to its final name."""
         plan = self._plan
         entries = plan.listing.entries
         labels = array(
@@ -134,7 +134,7 @@ class Partial:
         if not self.stored:
             raise UsageError(
                 f"none of the {len(entries)} images in {plan.listing.folder} can be read",
-                hint="check that they were fetched and unpacked whole",
+                hint="check that the data set was downloaded and extracted completely",
             )
         with _writing(plan):
             _write_all(self._handle, labels.tobytes(), header.labels_offset)
@@ -146,9 +146,9 @@ class Partial:
         return header
 
     def leave(self) -> None:
-        """Keep what is worth keeping for the next time."""
+        """Record the progress for the next run, or remove the files if there is none."""
         if self.stored:
-            with suppress(EchelonError):  # the last record holds
+            with suppress(EchelonError):  # the last record remains valid
                 self.record()
         else:
             self._plan.partial.unlink(missing_ok=True)
@@ -161,7 +161,7 @@ class Partial:
 
 @contextmanager
 def open_partial(plan: Plan, note: Note) -> Iterator[Partial]:
-    """Go on with the unfinished file, or begin it; what is worth keeping stays if this fails."""
+    """Open the unfinished file, or create it; on failure, the progress is kept."""
     plan.target.parent.mkdir(parents=True, exist_ok=True)
     handle = _lock(plan.partial)
     try:
@@ -178,7 +178,7 @@ def open_partial(plan: Plan, note: Note) -> Iterator[Partial]:
 
 
 def _lock(path: Path) -> int:
-    """Open the unfinished file, for one process at a time."""
+    """Open and lock the unfinished file."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
@@ -186,13 +186,14 @@ def _lock(path: Path) -> int:
         except BlockingIOError as error:
             os.close(handle)
             raise ConflictError(
-                f"another process is writing {path}", hint="wait for it, or name another TARGET"
+                f"another process is writing {path}",
+                hint="wait until it has finished, or choose another TARGET",
             ) from error
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 os.close(handle)
                 raise
-        # Between the two calls another process may have finished, and renamed what we opened.
+        # Between the two calls, another process may have finished and renamed the file.
         if path.exists() and os.path.samestat(path.stat(), os.fstat(handle)):
             return handle
         os.close(handle)
@@ -208,14 +209,14 @@ def _first_line(plan: Plan) -> dict[str, Any]:
 
 
 def _read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int]:
-    """Return the first line, the records after it, and the length of what is whole."""
+    """Return the first line, the records after it, and the length of all complete lines."""
     lines, whole = [], 0
     content = path.read_bytes() if path.exists() else b""
     for line in content.splitlines(keepends=True):
         try:
             lines.append(json.loads(line))
         except ValueError:
-            break  # we were killed while it was written
+            break  # the writer was killed in the middle of this line
         if not line.endswith(b"\n"):
             lines.pop()
             break
@@ -225,13 +226,13 @@ def _read_journal(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], int
 
 @contextmanager
 def _writing(plan: Plan) -> Iterator[None]:
-    """Say what to do when the disk is full."""
+    """Turn a write error, such as a full disk, into one with a hint."""
     try:
         yield
     except OSError as error:
         raise UnavailableError(
             f"cannot write {plan.partial}: {error.strerror}",
-            hint="make room (df -h, quota): the same command then goes on where it was",
+            hint="free some space (df -h, quota), then run the same command again to continue",
         ) from error
 
 

@@ -1,6 +1,7 @@
-"""Images as they come from a file, uint8, made ready for a model on whatever device they are on.
+"""Convert uint8 images into a model's input, on the device that they are on.
 
-Crop and flip draw keyed numbers, so a sample is augmented alike on any rank and after any restart.
+Crop and flip use keyed random numbers, so a sample is augmented the same way on any rank and after
+any restart.
 """
 
 from collections.abc import Sequence
@@ -16,10 +17,10 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 class ImageTransform(nn.Module):
-    """uint8 images → floats of mean 0 and deviation 1; in training shifted and flipped.
+    """Normalize uint8 images to mean 0 and standard deviation 1; in training, shift and flip them.
 
     For batches of (images, targets), with images N×C×H×W: `Trainer(transform=ImageTransform(…))`.
-    A module, for its numbers have to be where the images are.
+    It is a module so that its buffers move to the images' device.
     """
 
     mean: torch.Tensor
@@ -33,14 +34,13 @@ class ImageTransform(nn.Module):
         shift: int = 0,
         flip: bool = False,
     ) -> None:
-        """Prepare.
+        """Create the transform.
 
         Args:
-            mean: of each channel, where white is 1.
-            std: the deviation of each.
-            shift: by how many pixels an image is moved at most, in each direction; what comes in
-                from outside is of the mean colour.
-            flip: whether half of the images are mirrored.
+            mean: mean of each channel, where white is 1.
+            std: standard deviation of each channel.
+            shift: largest shift in each direction, in pixels; the border is filled with the mean.
+            flip: whether to mirror half of the images.
         """
         super().__init__()
         self.shift, self.flip = shift, flip
@@ -48,7 +48,7 @@ class ImageTransform(nn.Module):
         self.register_buffer("std", 255 * torch.tensor(std).view(1, -1, 1, 1))
 
     def forward(self, batch: Any, keys: torch.Tensor | None) -> Any:
-        """Return a batch made ready; not moved nor mirrored when there are no keys."""
+        """Return the transformed batch; without keys, it is not shifted or mirrored."""
         images, *rest = batch
         ready = (images.float() - self.mean) / self.std
         if keys is not None and (self.shift or self.flip):
@@ -58,7 +58,7 @@ class ImageTransform(nn.Module):
     def _places(
         self, images: torch.Tensor, keys: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return for each image which row and which column each of its pixels comes from."""
+        """Return for each image the source row and column of each of its pixels."""
         height, width = images.shape[-2:]
         rows = torch.arange(height, device=images.device).expand(len(images), height)
         columns = torch.arange(width, device=images.device).expand(len(images), width)
@@ -73,7 +73,7 @@ class ImageTransform(nn.Module):
 
 
 def _gather(images: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return images of those rows and columns; a pixel from outside is 0, the mean."""
+    """Return images of the given rows and columns; pixels from outside are 0, the mean."""
     height, width = images.shape[-2:]
     inside = _within(rows, height).unsqueeze(2) & _within(columns, width).unsqueeze(1)
     numbers = torch.arange(len(images), device=images.device).view(-1, 1, 1)

@@ -53,7 +53,7 @@ def test_without_the_program():
 def test_where_it_fails():
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     shell = FakeShell(answers={"nvidia-smi": Result(argv=("x",), code=9, stdout=said)})
-    assert ask(shell) == ("", [], f"nvidia-smi ended with code 9: {said}")
+    assert ask(shell) == ("", [], f"nvidia-smi exited with code 9: {said}")
 
 
 def test_where_it_hangs():

@@ -71,11 +71,11 @@ def test_nodes_that_are_well_and_alike_give_no_finding():
             "reach",
             "no rou",
         ),
-        ({"look__folder": "missing"}, "error", "folder", "does not see the folder /shared"),
-        ({"look__folder": "stale"}, "error", "folder", "is not there"),
+        ({"look__folder": "missing"}, "error", "folder", "directory /shared does not exist"),
+        ({"look__folder": "stale"}, "error", "folder", "does not appear"),
         ({"look__folder_late_s": 3}, "warning", "folder", "3 s late"),
         ({"look__python_error": "not found"}, "error", "python", "/env/python does not run"),
-        ({"look__python_version": "3.11.2"}, "error", "python", "elsewhere 3.11.7"),
+        ({"look__python_version": "3.11.2"}, "error", "python", "on other nodes 3.11.7"),
         ({"look__python_prefix": "/usr"}, "error", "python", "3.11.7 in /usr"),
         ({"look__skew_low_s": 299.5, "look__skew_high_s": 300.1}, "warning", "clock", "299.5 s ah"),
         ({"look__skew_low_s": -61.0, "look__skew_high_s": -60.0}, "warning", "clock", "60.0 s beh"),
@@ -83,51 +83,51 @@ def test_nodes_that_are_well_and_alike_give_no_finding():
         ({"look__shm_mib": 64}, "warning", "shm", "only 64 MiB"),
         ({"facts__unresolved": ["node3"]}, "warning", "names", "node3"),
         ({"facts__unnamed": ["10.0.0.3"]}, "warning", "names", "10.0.0.3"),
-        ({"facts__mtu": 1500}, "warning", "mtu", "the MTU is 1500, elsewhere 2044"),
+        ({"facts__mtu": 1500}, "warning", "mtu", "the MTU is 1500, on other nodes 2044"),
         ({"facts__folder_late_s": 4.2}, "warning", "folder", "4.2 s late"),
-        ({"facts__folder_late_s": -1.0}, "error", "folder", "did not come"),
+        ({"facts__folder_late_s": -1.0}, "error", "folder", "does not appear"),
         (
             {"facts__granted": 3, "torch__devices": 3},
             "error",
             "gpus",
-            "3 GPUs were granted, and 2 a",
+            "3 GPUs were granted, but only 2",
         ),
-        ({"facts__driver": "535.2"}, "warning", "driver", "535.2, elsewhere 550.1"),
+        ({"facts__driver": "535.2"}, "warning", "driver", "535.2, on other nodes 550.1"),
         ({"torch__error": "no module"}, "error", "torch", "cannot import torch: no module"),
-        ({"torch__version": "2.5.0"}, "error", "torch", "2.5.0, elsewhere 2.6.0"),
+        ({"torch__version": "2.5.0"}, "error", "torch", "2.5.0, on other nodes 2.6.0"),
         ({"torch__cuda": "11.8"}, "error", "cuda", "11.8"),
         ({"torch__nccl": "2.18"}, "error", "nccl", "2.18"),
         ({"torch__devices": 0}, "error", "cuda", "can use 0 of 2 GPUs (driver 550.1)"),
-        ({"torch__import_s": 30.0}, "warning", "import", "30 s, elsewhere 3 s"),
+        ({"torch__import_s": 30.0}, "warning", "import", "30 s, on other nodes 3 s"),
         ({"torch__import_s": 90.0}, "warning", "import", "takes 90 s"),
         ({"lost": "it was killed"}, "error", "reach", "it was killed"),
         (
             {"facts__rdma": True, "look__limits": {**LOOK.limits, "locked_kib": 64}},
-            *("warning", "limits", "64 KiB may be locked"),
+            *("warning", "limits", "locked memory is limited to 64 KiB"),
         ),
         (
             {"facts__gpus": [GPU, replace(GPU, index=1, ecc_errors=3)]},
-            *("error", "ecc", "GPU 1 has had 3"),
+            *("error", "ecc", "GPU 1 has 3"),
         ),
         (
             {"facts__gpus": [GPU, replace(GPU, index=1, throttle=("power brake",))]},
-            *("warning", "throttle", "GPU 1 is held down: power brake"),
+            *("warning", "throttle", "GPU 1 is throttled: power brake"),
         ),
         (
             {"facts__gpus": [GPU, replace(GPU, index=1, tflops=450.0)]},
-            *("warning", "gpu speed", "450 TFLOP/s, elsewhere 600"),
+            *("warning", "gpu speed", "450 TFLOP/s, on others 600"),
         ),
         (
             {"facts__gpus": [GPU, replace(GPU, index=1, memory_gbs=900.0)]},
-            *("error", "gpu speed", "900 GB/s, elsewhere 3000"),
+            *("error", "gpu speed", "900 GB/s, on others 3000"),
         ),
         (
             {"facts__gpus": [], "facts__gpu_error": "there is no nvidia-smi", "torch__devices": 0},
-            *("warning", "gpus", "2 GPUs were granted, and there is no nvidia-smi"),
+            *("warning", "gpus", "2 GPUs were granted, but there is no nvidia-smi"),
         ),
         (
-            {"facts__gpus": [], "facts__gpu_error": "nvidia-smi ended with code 9"},
-            *("error", "gpus", "nvidia-smi ended with code 9"),
+            {"facts__gpus": [], "facts__gpu_error": "nvidia-smi exited with code 9"},
+            *("error", "gpus", "nvidia-smi exited with code 9"),
         ),
     ],
 )
@@ -140,7 +140,10 @@ def test_each_fault_of_one_node(changes, severity, check, told):
 
 @pytest.mark.parametrize(
     ("limits", "told"),
-    [({"files": 256, "processes": -1}, "256 files"), ({"processes": 100}, "100 processes")],
+    [
+        ({"files": 256, "processes": -1}, "open files is 256"),
+        ({"processes": 100}, "processes per user is 100"),
+    ],
 )
 def test_limits_that_are_too_low(limits, told):
     found = findings(node("odd", look__limits=limits))
@@ -174,9 +177,7 @@ def test_what_fails_everywhere_is_shared_in_whatever_words_it_is_said():
     ]
     (one,) = findings(*away, others=0)
     assert (one.node, one.check, one.severity) == ("", "reach", "error")
-    assert one.message.startswith(
-        "on all nodes: n0: it does not answer: Task launch for StepId=2.0"
-    )
+    assert one.message.startswith("on all nodes: n0: does not respond: Task launch for StepId=2.0")
     assert one.message.endswith("; and 2 more")
     assert {one.node for one in findings(*away, others=1)} == {"n0", "n1", "n2", "n3"}
 
@@ -222,7 +223,7 @@ def test_gpus_that_may_be_others_are_a_remark():
     assert [(one.check, one.severity) for one in found] == [
         *(("ecc", "warning"), ("throttle", "warning"))
     ]
-    assert all("it may be another job's" in one.message for one in found)
+    assert all("it may belong to another job" in one.message for one in found)
 
 
 @pytest.mark.parametrize("ours", [[], None])
@@ -279,13 +280,13 @@ def test_a_slow_node_and_a_pair_that_fails():
     slow = [pair("a", "b", 1e9), pair("c", "d", 1e7), pair("a", "c", 1e9), pair("b", "d", 1e7)]
     nodes = [node(name) for name in "abcd"]
     (one,) = judge(Examined(nodes=nodes, pairs=slow), folder="/", python="p")
-    assert (one.node, one.message) == ("d", "all-reduce reaches 10 MB/s, elsewhere 1.0 GB/s")
+    assert (one.node, one.message) == ("d", "all-reduce reaches 10 MB/s, on other nodes 1.0 GB/s")
     failed = [pair("a", "b", 0.0, "b: time-out")]
     (one,) = judge(Examined(nodes=nodes[:2], pairs=failed), folder="/", python="p")
-    assert (one.node, one.message) == ("", "it fails between a and b: b: time-out")
+    assert (one.node, one.message) == ("", "all-reduce between a and b fails: b: time-out")
     overall = Group(nodes=("a", "b"), error="a: time-out")
     (one,) = judge(Examined(nodes=nodes[:2], overall=overall), folder="/", python="p")
-    assert one.message == "over 2 nodes at once it fails: a: time-out"
+    assert one.message == "all-reduce over 2 nodes fails: a: time-out"
 
 
 def test_a_slow_pair_is_no_finding_and_half_of_the_nodes_being_slow_is():
@@ -302,7 +303,7 @@ def test_a_slow_pair_is_no_finding_and_half_of_the_nodes_being_slow_is():
     pairs, nodes = judged("c", "d")
     (one,) = judge(Examined(nodes=nodes, pairs=pairs), folder="/", python="p")
     assert (one.node, one.severity) == ("", "warning")
-    assert "some nodes reach 1.0 GB/s, some 100 MB/s: half of them" in one.message
+    assert "some nodes reach 1.0 GB/s, some 100 MB/s; half of them" in one.message
 
 
 def test_which_nodes_to_leave_out():

@@ -16,7 +16,7 @@ limit=Max processes             128390               128390               proces
 limit=Max open files            1024                 524288               files
 limit=Max locked memory         8388608              8388608              bytes
 shm=tmpfs              12315136         0  12315136       0% /dev/shm
-at=the folder /shared
+at=the directory /shared
 folder=seen
 late=0
 type=nfs
@@ -62,15 +62,15 @@ def test_a_clock_is_known_as_well_as_question_and_answer_hold_it(clock, low, hig
 
 
 def test_where_it_hangs_is_where_its_lines_end():
-    found = look(WHOLE.partition("folder=")[0], error="it hangs, for 30 s,")
-    assert found.error == "it hangs, for 30 s, at the folder /shared"
+    found = look(WHOLE.partition("folder=")[0], error="no answer within 30 s")
+    assert found.error == "no answer within 30 s while checking the directory /shared"
     assert found.hostname == "node3"
 
 
 @pytest.mark.parametrize(
     ("said", "error", "told"),
     [
-        ("", "", "it said nothing"),
+        ("", "", "no output"),
         ("", "Communication connection failure", "Communication connection failure"),
         ("sh: not found\n", "", "sh: not found"),
     ],

@@ -1,4 +1,4 @@
-"""The first look at all nodes: who says nothing is asked once more, and nobody else is."""
+"""The first look at all nodes: only nodes that do not respond are tried once more."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ from echelon.launch.starting import LocalStarter
 
 BUSY = "echo 'srun: error: Unable to create step: Requested nodes are busy'; exit 1"
 WELL = "echo host=n; echo folder=seen; echo at="
-HALF = "echo host=n; echo at=the folder; exit 1"
+HALF = "echo host=n; echo at=the directory; exit 1"
 
 
 class Nodes(LocalShell):
@@ -62,8 +62,8 @@ def test_a_node_that_still_starts_is_asked_once_more(tmp_path):
     assert nodes.asked == {"node0": 1, "node1": 2, "node2": 2, "node3": 1}
     assert [is_well(found[node]) for node in range(4)] == [True, True, False, False]
     assert found[2].error == "Unable to create step: Requested nodes are busy"
-    assert found[3].error == "it ended with code 1 at the folder"
-    assert told == ["a first look at 4 nodes", "another look at 2 that said nothing"]
+    assert found[3].error == "the check exited with code 1 while checking the directory"
+    assert told == ["first look at 4 nodes", "trying 2 nodes again that did not respond"]
     assert (
         nodes.patience == [f"--immediate={FIRST.step_s}"] * 4 + [f"--immediate={AGAIN.step_s}"] * 2
     )
@@ -74,7 +74,7 @@ def test_where_all_answer_none_is_asked_again(tmp_path):
     nodes = Nodes(node0=[WELL], node1=[WELL])
     _, told = look(tmp_path, nodes)
     assert set(nodes.asked.values()) == {1}
-    assert told == ["a first look at 2 nodes"]
+    assert told == ["first look at 2 nodes"]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_where_all_answer_none_is_asked_again(tmp_path):
     [
         (0, "srun: error: a word of warning", ""),
         (1, "srun: error: no route\nsrun: error: more", "no route"),
-        (3, "what", "it ended with code 3"),
-        (None, "host=n", "it hangs, for 30 s,"),
+        (3, "what", "the check exited with code 3"),
+        (None, "host=n", "no answer within 30 s"),
     ],
 )
 def test_how_a_look_failed(code, said, told):

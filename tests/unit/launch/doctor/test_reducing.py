@@ -25,7 +25,7 @@ def test_the_slowest_rank_counts():
     ("answer", "told"),
     [
         (Said(error="the connection was closed"), "b: the connection was closed"),
-        (Said(found={"error": "it did not end within 25 s"}), "b: it did not end within 25 s"),
+        (Said(found={"error": "did not finish within 25 s"}), "b: did not finish within 25 s"),
         (Said(found={"ranks": [GOOD, {"error": "time-out"}]}), "b: time-out"),
     ],
 )

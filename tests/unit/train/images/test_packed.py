@@ -106,13 +106,13 @@ def flip(place):
     [
         (lambda _: b"", "is not a packed file"),
         (lambda _: b"\x89PNG\r\n\x1a\n" + bytes(100), "is not a packed file"),
-        (lambda content: content[:20], "is cut off after 20 bytes"),
+        (lambda content: content[:20], "is truncated after 20 bytes"),
         (lambda content: content[:100], "header of .* is damaged"),
-        (lambda content: content[:-1], "should hold 8416 bytes and holds 8415"),
-        (lambda content: content + b"x", "should hold 8416 bytes and holds 8417"),
-        (newer, "has version 2 of the format, and this Echelon reads up to 1"),
+        (lambda content: content[:-1], "has 8415 bytes, expected 8416"),
+        (lambda content: content + b"x", "has 8417 bytes, expected 8416"),
+        (newer, "has format version 2; this Echelon supports up to 1"),
         (flip(60), "header of .* is damaged"),
-        (nonsense, "header of .* makes no sense"),
+        (nonsense, "header of .* is invalid"),
     ],
 )
 def test_what_is_no_whole_packed_file_is_told(packed, tmp_path, change, message):
@@ -134,5 +134,5 @@ def test_a_file_that_is_not_there_is_told(tmp_path):
     with pytest.raises(NotFoundError, match="there is no packed file") as caught:
         PackedImages(tmp_path / "x.packed")
     assert "echelon pack" in caught.value.hint
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="is a directory"):
         PackedImages(tmp_path)
