@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="sandbox",
-    help="Run a real Slurm cluster on this machine, for rehearsals and tests.",
+    help="Run a real Slurm cluster on this machine, for tests.",
     epilog="Example: echelon sandbox up",
     rich_markup_mode=None,
 )
@@ -211,7 +211,7 @@ def execute(
 
 @app.command()
 def env(*, name: Name = DEFAULT_NAME) -> None:
-    """Print the export line that points a shell's Slurm commands at the cluster.
+    """Print the export line for using the cluster from a shell.
 
     Example: eval "$(echelon sandbox env)"
     """

@@ -93,10 +93,13 @@ def told(capsys, *arguments):
         ("lint empty.sh", (2, "is empty", "pass a job script")),
         ("lint --explain XX", (2, "unknown rule: XX", "--explain all")),
         ("nodes --cluster x", (66, "nothing is known of a cluster 'x'", "no node is left out")),
-        ("pack nothing", (66, "there is no folder nothing", "check the path")),
+        ("pack nothing", (66, "there is no directory nothing", "check the path")),
         ("doctor --nodes x", (2, "'x' is not a number of nodes", "2:4")),
         ("sandbox status --name nothing", (66, "there is no sandbox", "sandbox up --name nothing")),
-        ("sandbox up --nodes 0", (2, "--nodes is 0", "sandbox up --help")),
+        (
+            "sandbox up --nodes 0",
+            (2, "--nodes must be between 1 and 200, not 0", "sandbox up --help"),
+        ),
     ],
 )
 def test_a_mistake_is_told_with_what_to_do(place, capsys, call, expected):
