@@ -161,7 +161,7 @@ def test_one_that_is_no_longer_wanted_and_does_not_end_is_killed(starter, monkey
 
     async def scenario():
         muster = Muster(starter, lambda _: None)
-        muster.call_all([], ["agent"], {}, None)
+        muster.call_all([], ["agent"], {}, None, b"k" * 32)
         calling = asyncio.ensure_future(muster.call(0))
         await started(starter, 1)
         (pid,) = starter.pids

@@ -7,11 +7,10 @@ import pytest
 from echelon.launch.roles import ROLES, role_command
 
 
-def test_a_program_is_started_from_the_same_copy_in_the_same_python():
+def test_an_installed_echelon_starts_its_own_programs_in_the_same_python():
+    """From a launcher they are started by its digest: test_archive.py."""
     argv = role_command("agent", Path("/runs/x"), 3)
-    assert argv[0] == sys.executable
-    assert argv[2:] == ["agent", "/runs/x", "3"]
-    assert Path(argv[1], "echelon", "launch", "agent.py").exists()
+    assert argv == [sys.executable, "-m", "echelon.launch", "agent", "/runs/x", "3"]
 
 
 @pytest.mark.parametrize("role", ROLES)
