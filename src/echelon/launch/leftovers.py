@@ -13,7 +13,6 @@ import shutil
 import signal
 import stat
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -23,10 +22,9 @@ SHARED = Path("/dev/shm")  # noqa: S108  a folder of our own in it
 _MAPS = Path("/tmp")  # noqa: S108  where perf looks for them, whatever TMPDIR says
 _TRACKER = b"multiprocessing.resource_tracker"
 _ROUNDS = 20
-_PAUSE_S = 0.005
-"""A killed process is gone in a moment, but what it forked meanwhile has to be killed as well."""
-_LAST_S = 1.0
-"""How long trackers may take, at the very end."""
+"""How often a group is looked at again for processes that were forked meanwhile."""
+_LAST_S = 5.0
+"""How long trackers may take, at the very end: they wait for processes that are slow to die."""
 _LOCK = "agent.lock"
 _PREFIX = "echelon-"
 
@@ -61,22 +59,29 @@ def end_group(group: int, groups: Groups) -> None:
     """
     members = list(groups.get(group, ()))
     trackers = {pid for pid in members if _is_tracker(pid)}
-    if trackers:
-        others = [pid for pid in members if pid not in trackers]
-        for _ in range(_ROUNDS):
-            for pid in others:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
-            left = [pid for pid in list_groups().get(group, ()) if _lives(pid)]
-            trackers |= {pid for pid in left if _is_tracker(pid)}
-            others = [pid for pid in left if pid not in trackers]
-            if not others:
-                break
-            time.sleep(_PAUSE_S)
-    if not trackers or others:
+    if not trackers or not _kill_others(group, members, trackers):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     remove_files(pid for pid in members if pid != group)
+
+
+def _kill_others(group: int, members: Iterable[int], trackers: set[int]) -> bool:
+    """Kill what is no tracker; tell whether that was all there is.
+
+    A process that has been killed forks no more, though it may take a while to go.
+    """
+    killed: set[int] = set()
+    others = set(members) - trackers
+    for _ in range(_ROUNDS):
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= others
+        fresh = set(list_groups().get(group, ())) - killed
+        others = {pid for pid in fresh if not _is_tracker(pid)}
+        if not others:
+            return True
+    return False
 
 
 def await_trackers(groups: Iterable[int] = ()) -> None:
