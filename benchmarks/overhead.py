@@ -34,7 +34,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 import echelon
-from echelon.launch.beacon import VARIABLE, Beacon
+from echelon.launch.protocol.rank_shm import VARIABLE, RankShm
 
 STEPS = 1500
 BATCH = 64
@@ -132,7 +132,7 @@ def run_raw(model, loader, _folder):
 
 
 def run_echelon(model, data, folder, **options):
-    beacon = Beacon.create(folder / "beacon")
+    beacon = RankShm.create(folder / "beacon")
     # As a rank finds them.
     os.environ |= {"ECHELON_RUN_DIR": str(folder), VARIABLE: str(folder / "beacon")}
     trainer = echelon.Trainer(

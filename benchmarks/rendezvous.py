@@ -2,9 +2,10 @@
 
     .venv/bin/python benchmarks/rendezvous.py [--agents N] [--trials N]
 
-The controller's own Crew in one process; in another, one authenticated Link per simulated agent.
-As root the whole is also run where names cannot be looked up at all: a network of its own with
-nothing but loopback, and a resolver that does not exist. Writes benchmarks/results/rendezvous.json.
+The controller's own AgentPool in one process; in another, one authenticated Link per simulated
+agent. As root the whole is also run where names cannot be looked up at all: a network of its own
+with nothing but loopback, and a resolver that does not exist. Writes
+benchmarks/results/rendezvous.json.
 """
 
 import argparse
@@ -21,15 +22,15 @@ from pathlib import Path
 import measuring
 from measuring import summary, workshop
 
-from echelon.core.events import EventWriter
 from echelon.core.shell import LocalShell
-from echelon.launch.contract import CONTROLLER, KEY
-from echelon.launch.crew import Crew
-from echelon.launch.hang import HangWatch
-from echelon.launch.link import Link, connect
-from echelon.launch.meeting import collect
-from echelon.launch.messages import Dump, Hello, Pulse, Stacks
-from echelon.launch.starting import Started
+from echelon.launch.backends.base import Started
+from echelon.launch.controller.rendezvous import collect
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.hang import HangWatch
+from echelon.launch.protocol.link import Link, connect
+from echelon.launch.protocol.messages import Dump, Hello, Pulse, Stacks
+from echelon.launch.protocol.rank_environment import CONTROLLER, KEY
+from echelon.run.event_log import EventWriter
 
 AGENTS = 4096
 BARRIERS = 5
@@ -60,7 +61,9 @@ class PretendingStarter:
 async def gather(agents, folder):
     """Return seconds until all agents have said hello, those of several barriers, and CPU time."""
     with EventWriter(folder / "events.jsonl", clock=time.time) as events:
-        crew = Crew(PretendingStarter(agents, folder), HangWatch(0), events.write, sys.stderr.write)
+        crew = AgentPool(
+            PretendingStarter(agents, folder), HangWatch(0), events.write, sys.stderr.write
+        )
         await crew.start([], folder, os.environ)
         try:
             while len(crew.agents) < agents:

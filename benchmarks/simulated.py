@@ -9,9 +9,9 @@ import math
 import os
 import random
 
-from echelon.core.events import Event, render_event
-from echelon.core.rundir import RunDir
-from echelon.core.series import Sample, render_sample
+from echelon.run.directory import RunDir
+from echelon.run.event_log import Event, render_event
+from echelon.run.series import Sample, render_sample
 
 SLOW = 413
 _GIB = 2.0**30

@@ -21,10 +21,10 @@ import typer.main
 
 from damage import damaged, generators, list_files
 from echelon.cli import main as cli
-from echelon.core.rundir import RunDir
 from echelon.monitor.logbook import Wanted
 from echelon.monitor.overview import Overview
 from echelon.monitor.watched import Watched
+from echelon.run.directory import RunDir
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import CheckpointError
 

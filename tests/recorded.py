@@ -3,17 +3,18 @@
 import os
 from functools import partial
 
-from echelon.clusters.runs import render_spec
-from echelon.core.events import EventWriter
+from echelon.api.runs import render_spec
+from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
-from echelon.core.ranklogs import LogClock
-from echelon.core.rundir import RunDir, write_atomic
-from echelon.core.series import Sample, SeriesWriter
-from echelon.launch.attempts import own_attempt, submit_attempt
-from echelon.launch.journal import Journal
-from echelon.launch.raystanding import NODES, Place, Standing
-from echelon.launch.verdict import Failure, Verdict, to_record
-from echelon.spec import JobSpec
+from echelon.launch.backends.ray.status import NODES, Place, Standing
+from echelon.run.attempts import own_attempt, submit_attempt
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
+from echelon.run.journal import Journal
+from echelon.run.rank_logs import LogClock
+from echelon.run.series import Sample, SeriesWriter
+from echelon.run.verdict import Failure, Verdict, to_record
+from echelon.spec.job_spec import JobSpec
 
 BEGAN_S = 1_700_000_000.0
 RANKS = 2

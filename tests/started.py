@@ -10,7 +10,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from echelon.monitor.event_kinds import CONTROLLER, find_fault
+from echelon.run.event_kinds import CONTROLLER, find_fault
 
 TIMEOUT_S = 120.0
 _NOT_OURS = (
@@ -118,7 +118,7 @@ def read_events(run: Path) -> list[dict]:
     events = [json.loads(line) for line in lines]
     for event in events:
         fault = find_fault(CONTROLLER, event["kind"], frozenset(event) - {"time", "kind"})
-        assert not fault, f"not as monitor/event_kinds.py has it: {fault}"
+        assert not fault, f"not as run/event_kinds.py has it: {fault}"
     return events
 
 

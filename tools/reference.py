@@ -17,10 +17,10 @@ import variables
 
 from echelon.cli.main import app
 from echelon.cli.options import POSITIONAL, SPELLING
-from echelon.launch.contract import PRIVATE
-from echelon.monitor.event_kinds import CONTROLLER, METRICS, Kind
-from echelon.readers import OneOf
-from echelon.spec import KEYS, JobSpec, show_value
+from echelon.launch.protocol.rank_environment import PRIVATE
+from echelon.run.event_kinds import CONTROLLER, METRICS, Kind
+from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.readers import OneOf
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 _MADE = "<!-- made by tools/reference.py: change the code, then `make docs` -->"

@@ -77,4 +77,4 @@ COMMANDS = {
 PRIVATE = {
     "ECHELON_SANDBOX": "marks the processes of a sandbox",
 }
-"""Of our own processes, beside those in launch/contract.py; not to be relied on."""
+"""Set for our own processes, besides those in protocol/rank_environment.py; not an interface."""

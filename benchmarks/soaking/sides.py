@@ -9,9 +9,9 @@ from pathlib import Path
 from soaking.ground import events, say
 from soaking.ranks import last_step, living_ranks
 
-from echelon.core.rundir import RunDir
 from echelon.core.waiting import wait_until
-from echelon.launch.history import newest_checkpoint
+from echelon.run.directory import RunDir
+from echelon.run.history import newest_checkpoint
 
 SAMPLES = 6000
 FOREVER = 1_000_000

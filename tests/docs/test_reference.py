@@ -9,8 +9,13 @@ import pytest
 
 import echelon
 from docs.catalogue import ROOT
-from echelon.launch.contract import PRIVATE, common_environment, rank_environment, rank_files
-from echelon.launch.messages import Start
+from echelon.launch.protocol.messages import Start
+from echelon.launch.protocol.rank_environment import (
+    PRIVATE,
+    common_environment,
+    rank_environment,
+    rank_files,
+)
 
 TOOLS = ROOT / "tools"
 SOURCE = Path(echelon.__file__).parent

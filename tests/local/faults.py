@@ -599,8 +599,8 @@ train()
     Fault(
         name="a hang: a rank that speaks of its steps falls behind",
         script="""\
-from echelon.launch.beacon import Beacon
-beacon = Beacon.open(Path(os.environ["ECHELON_BEACON"]))
+from echelon.launch.protocol.rank_shm import RankShm
+beacon = RankShm.open(Path(os.environ["ECHELON_BEACON"]))
 begin()
 for number in range(100_000):
     if rank == 2 and number == 7: time.sleep(600)

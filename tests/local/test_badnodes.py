@@ -8,7 +8,7 @@ import time
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.launch.badnodes import bad_nodes, read_entries, record_path
+from echelon.run.node_record import bad_nodes, read_entries, record_path
 from local.liverun import START_S, live_run
 
 SCRIPT = 'import os\nprint("one of", os.environ["WORLD_SIZE"], os.environ.get("ECHELON_NODE"))\n'

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import damage_cases
-from echelon.launch.badnodes import Entry, append_entries, record_path
+from echelon.run.node_record import Entry, append_entries, record_path
 from echelon.train.checkpoint import Checkpointer
 from recorded import record_run
 

@@ -8,9 +8,9 @@ import psutil
 import pytest
 
 from browser.pages import serving
-from echelon.core.rundir import RunDir
 from echelon.core.waiting import wait_until
 from echelon.monitor.connections import MOST
+from echelon.run.directory import RunDir
 
 IDLE = 1300
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.clusters.runs import ship_launcher
+from echelon.api.runs import ship_launcher
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
+from echelon.launch.backends.local import LocalStarter
 from echelon.launch.doctor import reducing
 from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.judge import judge
-from echelon.launch.doctor.place import Place
+from echelon.launch.doctor.site import Place
 from echelon.launch.doctor.torchworker import TorchWorker
 from echelon.launch.roles import launcher_command
-from echelon.launch.starting import LocalStarter
 from kernel import all_pids, cmdline, environ_of
 from started import clean_environment
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from echelon.core.rundir import RunDir
 from echelon.core.waiting import wait_until
+from echelon.run.directory import RunDir
 from local.liverun import SOURCE, live_run
 
 COMMAND = (

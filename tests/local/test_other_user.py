@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.wire import Channel
+from echelon.launch.protocol.wire import Channel
 from kernel import sockets, unix_names
 from rig import require_root
 

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import pytest
 
+from echelon.api.runs import prepare_run
 from echelon.cli import main
-from echelon.clusters.rayaddress import HttpFetch
-from echelon.clusters.runs import prepare_run
-from echelon.core.rundir import write_atomic
-from echelon.spec import JobSpec
+from echelon.clusters.ray.address import HttpFetch
+from echelon.core.atomic_file import write_atomic
+from echelon.spec.job_spec import JobSpec
 
 OTHER = 12345
 """Nobody's number: permissions ask for no account."""

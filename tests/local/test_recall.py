@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.launch.recall import COMEBACKS
+from echelon.launch.controller.agent_recovery import COMEBACKS
 from local.liverun import PREAMBLE, START_S, live_run
 from slurm.survival import SURVIVOR, Chain, check_samples
 

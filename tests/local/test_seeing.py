@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 
-from echelon.core.rundir import RunDir
-from echelon.core.series import read_series, summarise
 from echelon.core.waiting import wait_until
+from echelon.run.directory import RunDir
+from echelon.run.series import read_series, summarise
 from local.liverun import SOURCE, live_run
 
 SCRIPT = """\

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core.events import EventReader
 from echelon.core.waiting import wait_until
-from echelon.launch.generation import END_S
-from echelon.launch.link import SILENCE_S
+from echelon.launch.controller.generation import END_S
+from echelon.launch.protocol.link import SILENCE_S
+from echelon.run.event_log import EventReader
 from local.liverun import live_run
 from rig import SBIN, do_without, require, require_root
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.wire import GREETING, Channel
+from echelon.launch.protocol.wire import GREETING, Channel
 from kernel import cmdline, environ_of, listeners
 from rig import recorded_key
 

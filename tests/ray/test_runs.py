@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from digits import write_digits
-from echelon.clusters.ray import render_entrypoint
+from echelon.clusters.ray.cluster import render_entrypoint
 from echelon.core.waiting import wait_until
 from kernel import cmdline, environ_of
 from raycluster import START_S, TOKEN, events

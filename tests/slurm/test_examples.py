@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from digits import write_digits
-from echelon.clusters.styles import PLACEHOLDER, render_script
-from echelon.merging import Layer, merge
-from echelon.spec import STYLES
+from echelon.clusters.slurm.styles import PLACEHOLDER, render_script
+from echelon.spec.job_spec import STYLES
+from echelon.spec.merging import Layer, merge
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NODES, PROCS = 2, 2

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.clusters.runs import prepare_run
-from echelon.merging import Layer, merge
+from echelon.api.runs import prepare_run
+from echelon.spec.merging import Layer, merge
 
 PYTHON = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 

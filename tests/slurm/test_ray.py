@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.clusters.styles import render_script
+from echelon.clusters.slurm.styles import render_script
 from echelon.core.waiting import wait_until
-from echelon.merging import Layer, merge
+from echelon.spec.merging import Layer, merge
 from kernel import all_pids, cmdline, environ_of
 from rig import do_without
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from echelon.clusters.styles import PLACEHOLDER, render_script
-from echelon.merging import Layer, merge
-from echelon.spec import STYLES
+from echelon.clusters.slurm.styles import PLACEHOLDER, render_script
+from echelon.spec.job_spec import STYLES
+from echelon.spec.merging import Layer, merge
 
 # What a user's script does, without Echelon: join, sum, leave. `detect` is asked beside it.
 PROBE = """\

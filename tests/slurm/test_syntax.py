@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from echelon.clusters.sbatch import parse_directives
+from echelon.clusters.slurm.sbatch import parse_directives
 from echelon.core.nodes import compress, expand
 from echelon.core.units import format_duration, parse_duration, parse_memory
 from echelon.errors import UsageError

@@ -71,7 +71,7 @@ def complete_script(incomplete: str) -> list[str]:
 
 def complete_partition(incomplete: str) -> list[str]:
     """Offer the partitions of the cluster, if it answers at once."""
-    from echelon.clusters.survey import list_partitions  # noqa: PLC0415
+    from echelon.clusters.slurm.survey import list_partitions  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     try:
@@ -84,7 +84,7 @@ def complete_partition(incomplete: str) -> list[str]:
 def complete_rule(incomplete: str) -> list[str]:
     """Offer the codes of lint's rules."""
     try:
-        from echelon.checks.lint.table import RULES  # noqa: PLC0415
+        from echelon.lint.table import RULES  # noqa: PLC0415
     except ModuleNotFoundError:
         return []  # tree-sitter is not installed
     codes = ["all", *(rule.code for rule in RULES)]

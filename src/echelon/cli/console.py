@@ -9,7 +9,7 @@ import typer
 from echelon.core.records import render_json
 from echelon.core.visible import in_one_line, visible
 from echelon.errors import EchelonError
-from echelon.readers import nearest
+from echelon.spec.readers import nearest
 
 
 def print_json(value: Any) -> None:

@@ -57,8 +57,8 @@ def dash(
         raise UnavailableError(
             f"the web page needs {error.name}", hint="pip install 'echelon[dash]'"
         ) from error
-    from echelon.clusters.runs import find_run  # noqa: PLC0415
     from echelon.monitor.gate import Gate  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
 
     begin = find_run(runs_dir, run).run_id if run else ""
     listener = _listen(port)

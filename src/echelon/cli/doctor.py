@@ -17,12 +17,12 @@ from echelon.cli.options import takes_keys
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.core.nodes import expand
 from echelon.errors import UsageError
-from echelon.merging import Merged
-from echelon.readers import NodeCount
+from echelon.spec.merging import Merged
+from echelon.spec.readers import NodeCount
 
 if TYPE_CHECKING:
     from echelon.launch.doctor.record import Examined, Finding
-    from echelon.spec import JobSpec
+    from echelon.spec.job_spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
 KEYS = (
@@ -52,7 +52,7 @@ def doctor(
 
     Example: echelon doctor --nodes 4 --gpus 8 --partition a100
     """
-    from echelon.checks import doctor as checks  # noqa: PLC0415
+    from echelon.doctor import report as checks  # noqa: PLC0415
 
     examined, findings = _examine(request, runs_dir.absolute(), short=short)
     if as_json:
@@ -70,12 +70,13 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     import asyncio  # noqa: PLC0415
 
     from echelon.core.shell import LocalShell  # noqa: PLC0415
+    from echelon.launch.backends.local import LocalStarter  # noqa: PLC0415
+    from echelon.launch.backends.starting import choose_starter  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
     from echelon.launch.doctor.judge import judge  # noqa: PLC0415
-    from echelon.launch.doctor.place import Place  # noqa: PLC0415
-    from echelon.launch.entries import StopError  # noqa: PLC0415
+    from echelon.launch.doctor.site import Place  # noqa: PLC0415
+    from echelon.launch.protocol.stop import StopError  # noqa: PLC0415
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
-    from echelon.launch.starting import LocalStarter, choose_starter  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
     with _place(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
@@ -111,8 +112,8 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
 
     The third value is the digest of our programs.
     """
-    from echelon.clusters.runs import ship_launcher  # noqa: PLC0415
-    from echelon.core.rundir import make_private  # noqa: PLC0415
+    from echelon.api.runs import ship_launcher  # noqa: PLC0415
+    from echelon.core.atomic_file import make_private  # noqa: PLC0415
 
     made = not runs.exists()
     make_private(runs)
@@ -160,8 +161,8 @@ def _check_allocation(spec: "JobSpec", environ: Mapping[str, str], *, asked: boo
 def _allocate(
     spec: "JobSpec", environ: Mapping[str, str], tell: Callable[[str], None]
 ) -> Iterator[Mapping[str, str]]:
-    from echelon.clusters.allocating import hold_nodes  # noqa: PLC0415
-    from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
+    from echelon.clusters.slurm.allocating import hold_nodes  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if problems := SlurmCluster(LocalShell(), environ, tell=tell).problems(spec):

@@ -34,8 +34,8 @@ def export(
 
     Example: echelon export last --csv figures
     """
-    from echelon.clusters.runs import find_run  # noqa: PLC0415
     from echelon.monitor.export import is_empty, make_tables, write_csv  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
 
     if not as_csv:
         raise UsageError("in which form is not said", hint=f"echelon export {run} --csv")

@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
-from echelon.core.events import EventReader
 from echelon.core.jobs import is_job_id
 from echelon.core.progressbar import Standing, render_standing
-from echelon.core.ranklogs import RunLogs, Tail
 from echelon.core.records import to_count, to_number
-from echelon.core.scribe import AWAY
 from echelon.core.visible import settled
 from echelon.errors import EchelonError, NotFoundError, UnavailableError
+from echelon.run.background_writer import AWAY
+from echelon.run.event_log import EventReader
+from echelon.run.rank_logs import RunLogs, Tail
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from echelon.clusters.base import Cluster
     from echelon.core.jobs import Job
-    from echelon.core.rundir import RunDir
-    from echelon.launch.attempts import Attempt
+    from echelon.run.attempts import Attempt
+    from echelon.run.directory import RunDir
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _LABEL = re.compile(r" *(\d{1,9}): ")
@@ -81,9 +81,9 @@ def follow_run(
 
 def _go_on(run: "RunDir", cluster: "Cluster") -> bool:
     """Queue another attempt if the last one has asked for that; tell whether there is one."""
-    from echelon.clusters.runs import submit_run  # noqa: PLC0415
-    from echelon.clusters.trust import read_script  # noqa: PLC0415
-    from echelon.launch.attempts import attempts, outcome  # noqa: PLC0415
+    from echelon.api.runs import submit_run  # noqa: PLC0415
+    from echelon.api.trust import read_script  # noqa: PLC0415
+    from echelon.run.attempts import attempts, outcome  # noqa: PLC0415
 
     ended = outcome(run, attempts(run)[-1].number)
     if ended is None or ended.next != "wanted":
@@ -101,8 +101,8 @@ def _send_owed(run: "RunDir") -> None:
     if not any(run.attempts.glob("*/notify.json")):
         return
     from echelon.core.shell import LocalShell  # noqa: PLC0415
-    from echelon.launch.notifying import PATIENCE_S, Notifier  # noqa: PLC0415
-    from echelon.launch.request import read_spec  # noqa: PLC0415
+    from echelon.launch.controller.notify import PATIENCE_S, Notifier  # noqa: PLC0415
+    from echelon.run.request import read_spec  # noqa: PLC0415
 
     with suppress(OSError, EchelonError):  # it is over, and has its exit code; this is an extra
         spec = read_spec(run)
@@ -114,8 +114,8 @@ def _send_owed(run: "RunDir") -> None:
 
 
 def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job":
-    from echelon.clusters.runs import current_job  # noqa: PLC0415
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.api.runs import current_job  # noqa: PLC0415
+    from echelon.run.attempts import attempts  # noqa: PLC0415
 
     asked_s, ended_s, ended = -_ASK_S, -_EAGER_S, 0
     job, away = None, False
@@ -157,7 +157,7 @@ def _sum_up(run: "RunDir") -> None:
 
 def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
     """Follow a run that belongs to this command: Ctrl-C stops it, and a second one at once."""
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.run.attempts import attempts  # noqa: PLC0415
 
     known = attempts(run)  # should its directory be deleted while we are here
     interrupted = False
@@ -189,8 +189,8 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
 
 def stop_all(run: "RunDir", cluster: "Cluster") -> None:
     """Ask a run's job to stop, and first the one that waits: it might go on meanwhile."""
-    from echelon.clusters.runs import current_job  # noqa: PLC0415
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.api.runs import current_job  # noqa: PLC0415
+    from echelon.run.attempts import attempts  # noqa: PLC0415
 
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
@@ -202,7 +202,7 @@ def stop_all(run: "RunDir", cluster: "Cluster") -> None:
 
 def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = ()) -> None:
     """End a run's jobs, the last first: it may wait for the end of the one before."""
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.run.attempts import attempts  # noqa: PLC0415
 
     for attempt in reversed(attempts(run) or known):
         if is_job_id(attempt.job_id):
@@ -248,7 +248,7 @@ class _Screen:
 
     def _show_jobs(self, *, over: bool) -> bool:
         """Show what the jobs themselves have written: what their controllers say."""
-        from echelon.launch.attempts import attempts, find_output  # noqa: PLC0415
+        from echelon.run.attempts import attempts, find_output  # noqa: PLC0415
 
         found = False
         # Only the launcher writes ranks' logs; without it srun labels its tasks' lines.

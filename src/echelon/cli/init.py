@@ -13,11 +13,11 @@ from echelon.cli.options import read_text
 from echelon.cli.project_file import PROJECT, PYPROJECT, has_project_table
 from echelon.core.ownership import find_intruder
 from echelon.errors import ConflictError, EchelonError, NotPermittedError
-from echelon.spec import show_value
+from echelon.spec.job_spec import show_value
 
 if TYPE_CHECKING:
     from echelon.clusters.proposal import Environment, Facts, Machine
-    from echelon.clusters.survey import Survey
+    from echelon.clusters.slurm.survey import Survey
     from echelon.core.shell import Shell
 
 app = typer.Typer(rich_markup_mode=None)
@@ -50,7 +50,7 @@ def init(
     Example: echelon init --yes
     """
     from echelon.clusters import proposal  # noqa: PLC0415
-    from echelon.core.rundir import write_atomic  # noqa: PLC0415
+    from echelon.core.atomic_file import write_atomic  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     folder = Path.cwd()
@@ -122,7 +122,7 @@ def gather_facts(folder: Path, shell: "Shell", environ: Mapping[str, str]) -> "F
 
 
 def _ask_slurm(shell: "Shell", environ: Mapping[str, str]) -> "Survey | None":
-    from echelon.clusters.survey import survey_cluster  # noqa: PLC0415
+    from echelon.clusters.slurm.survey import survey_cluster  # noqa: PLC0415
 
     if shell.which("sinfo") is None:
         console.note("Slurm not found; using this machine's CPUs and GPUs")

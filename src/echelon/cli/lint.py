@@ -10,7 +10,7 @@ from echelon.cli.completion import complete_rule
 from echelon.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from echelon.checks.lint.finding import Finding
+    from echelon.lint.finding import Finding
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -41,7 +41,7 @@ def lint(
     Example: echelon lint job.sh
     """
     try:
-        from echelon.checks.lint import finding, report  # noqa: PLC0415
+        from echelon.lint import finding, report  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("tree_sitter"):
             raise
@@ -66,8 +66,8 @@ def lint(
 
 
 def _lint(path: Path) -> "list[Finding]":
-    from echelon.checks.lint.files import DiskFiles  # noqa: PLC0415
-    from echelon.checks.lint.linting import lint as lint_text  # noqa: PLC0415
+    from echelon.lint.files import DiskFiles  # noqa: PLC0415
+    from echelon.lint.linting import lint as lint_text  # noqa: PLC0415
 
     return lint_text(_read(path), path=str(path), files=DiskFiles())
 
@@ -99,8 +99,8 @@ def _read(path: Path) -> str:
 
 
 def _explain(code: str) -> None:
-    from echelon.checks.lint.report import render_rule  # noqa: PLC0415
-    from echelon.checks.lint.table import RULES, find_rule  # noqa: PLC0415
+    from echelon.lint.report import render_rule  # noqa: PLC0415
+    from echelon.lint.table import RULES, find_rule  # noqa: PLC0415
 
     if code.lower() == "all":
         rows = [[rule.code, str(rule.severity), rule.title] for rule in RULES]

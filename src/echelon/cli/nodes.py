@@ -11,7 +11,7 @@ from echelon.cli import console
 from echelon.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from echelon.launch.badnodes import BadNode
+    from echelon.run.node_record import BadNode
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -35,7 +35,7 @@ def nodes(
 
     Example: echelon nodes --forgive node[3-4]
     """
-    from echelon.launch.badnodes import bad_nodes, read_entries, record_path  # noqa: PLC0415
+    from echelon.run.node_record import bad_nodes, read_entries, record_path  # noqa: PLC0415
 
     bad = {
         name: bad_nodes(read_entries(record_path(name, os.environ)), now_s=time.time())
@@ -62,7 +62,7 @@ def nodes(
 
 def _clusters(wanted: str) -> list[str]:
     """Return the clusters that are meant: those with a file, or the one that was named."""
-    from echelon.launch.badnodes import known_clusters, record_path  # noqa: PLC0415
+    from echelon.run.node_record import known_clusters, record_path  # noqa: PLC0415
 
     known = known_clusters(os.environ)
     if not wanted:
@@ -81,7 +81,7 @@ def _clusters(wanted: str) -> list[str]:
 def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict[str, "BadNode"]]:
     """Write down that nodes may be used again; return them as they were."""
     from echelon.core.nodes import expand  # noqa: PLC0415
-    from echelon.launch.badnodes import Entry, append_entries, record_path  # noqa: PLC0415
+    from echelon.run.node_record import Entry, append_entries, record_path  # noqa: PLC0415
 
     left_out = list(dict.fromkeys(node for found in bad.values() for node in found))
     names = left_out if hosts == "all" else expand(hosts)

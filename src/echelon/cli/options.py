@@ -16,9 +16,9 @@ from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.project_file import PROJECT, read_own, read_project, take_table
 from echelon.errors import UsageError
-from echelon.merging import Layer, Merged, merge
-from echelon.readers import OneOf
-from echelon.spec import KEYS, Key
+from echelon.spec.job_spec import KEYS, Key
+from echelon.spec.merging import Layer, Merged, merge
+from echelon.spec.readers import OneOf
 
 POSITIONAL = ("script", "args")
 REPEATED = {
@@ -167,7 +167,7 @@ def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str])
 
 
 def _from_script(path: Path) -> dict[str, object]:
-    from echelon.clusters.sbatch import parse_directives  # noqa: PLC0415
+    from echelon.clusters.slurm.sbatch import parse_directives  # noqa: PLC0415
 
     try:
         return parse_directives(path.read_text())

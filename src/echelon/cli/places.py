@@ -13,9 +13,9 @@ from echelon.errors import UsageError
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
-    from echelon.core.rundir import RunDir
-    from echelon.merging import Merged
-    from echelon.spec import JobSpec
+    from echelon.run.directory import RunDir
+    from echelon.spec.job_spec import JobSpec
+    from echelon.spec.merging import Merged
 
 PLACES = ("auto", "local", "slurm", "ray")
 On = Annotated[
@@ -57,7 +57,7 @@ def choose_cluster(
 ) -> "Cluster":
     """Return the place where runs are to be: slurm, a Ray cluster, or here."""
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
-    from echelon.clusters.slurm import SlurmCluster  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if place not in PLACES:
@@ -65,7 +65,7 @@ def choose_cluster(
     if address and place != "ray":
         raise UsageError(f"--address {address} is for --on ray", hint="write --on ray as well")
     if place == "ray":
-        from echelon.clusters.rayaddress import find_address  # noqa: PLC0415
+        from echelon.clusters.ray.address import find_address  # noqa: PLC0415
 
         return _ray_cluster(find_address(address, os.environ), runs)
     if place == "slurm":
@@ -75,8 +75,8 @@ def choose_cluster(
 
 def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
     """Return a request as the place can take it, with the ranks' Python named."""
-    from echelon.clusters.ray import keep_what_ray_knows  # noqa: PLC0415
-    from echelon.clusters.runs import choose_python, name_python  # noqa: PLC0415
+    from echelon.api.runs import choose_python, name_python  # noqa: PLC0415
+    from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
 
     if place != "ray":
         return choose_python(request.spec, environ)
@@ -119,8 +119,9 @@ class Places:
 
 
 def _find_place(run: "RunDir", *, address: str, glance: bool) -> "Cluster":
-    from echelon.clusters import local, rayaddress  # noqa: PLC0415
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.clusters import local  # noqa: PLC0415
+    from echelon.clusters.ray import address as rayaddress  # noqa: PLC0415
+    from echelon.run.attempts import attempts  # noqa: PLC0415
 
     jobs = [attempt.job_id for attempt in attempts(run)]
     runs = run.path.parent
@@ -141,7 +142,7 @@ def _find_place(run: "RunDir", *, address: str, glance: bool) -> "Cluster":
 def _ray_cluster(
     address: str, runs: Path, *, glance: bool = False, given: bool = True
 ) -> "Cluster":
-    from echelon.clusters.ray import RayCluster  # noqa: PLC0415
+    from echelon.clusters.ray.cluster import RayCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     return RayCluster(address, runs, os.environ, shell=LocalShell(), glance=glance, given=given)

@@ -15,7 +15,7 @@ from typing import Any
 
 from echelon.core.ownership import current_user, find_intruder
 from echelon.errors import NotPermittedError, UsageError
-from echelon.merging import Layer
+from echelon.spec.merging import Layer
 
 PROJECT = "echelon.toml"
 PYPROJECT = "pyproject.toml"

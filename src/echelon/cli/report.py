@@ -8,7 +8,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.runs import RUNS, Run, RunsDir
-from echelon.core.rundir import write_atomic
+from echelon.core.atomic_file import write_atomic
 from echelon.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ def report(
 
     Example: echelon report last
     """
-    from echelon.clusters.runs import find_run  # noqa: PLC0415
     from echelon.monitor.report import make_report, render, to_record  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = make_report(find_run(runs_dir, run))
     if html is not None:

@@ -8,8 +8,8 @@ import typer
 from echelon.cli import console
 from echelon.cli.options import takes_request
 from echelon.errors import UsageError
-from echelon.merging import Merged
-from echelon.spec import KEYS, show_value
+from echelon.spec.job_spec import KEYS, show_value
+from echelon.spec.merging import Merged
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -24,7 +24,7 @@ def script(*, request: Merged) -> None:
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
-    from echelon.clusters.styles import render_script  # noqa: PLC0415
+    from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if not request.spec.script:
         raise UsageError(

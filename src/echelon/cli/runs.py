@@ -21,19 +21,19 @@ from echelon.cli.places import (
 )
 from echelon.cli.request import UNTIL_SCRIPT
 from echelon.errors import ConflictError, NotFoundError, UsageError
-from echelon.merging import Merged
+from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
     from echelon.core.jobs import Job
-    from echelon.core.rundir import RunDir
-    from echelon.spec import JobSpec
+    from echelon.run.directory import RunDir
+    from echelon.spec.job_spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    from echelon.clusters.runs import list_runs  # noqa: PLC0415
+    from echelon.run.listing import list_runs  # noqa: PLC0415
 
     runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
     names = ["last", *(run.run_id for run in reversed(list_runs(runs)))]
@@ -58,7 +58,7 @@ def _start(
     spec: "JobSpec", cluster: "Cluster", runs: Path, environ: Mapping[str, str]
 ) -> tuple["RunDir", str]:
     """Make a run and start it; return it and its job's id."""
-    from echelon.clusters.runs import prepare_run, submit_run  # noqa: PLC0415
+    from echelon.api.runs import prepare_run, submit_run  # noqa: PLC0415
     from echelon.core.ownership import find_intruder  # noqa: PLC0415
 
     folder = Path(spec.chdir or Path.cwd()).absolute()
@@ -79,7 +79,7 @@ def _start(
 
 def _remember(run: "RunDir", script: bytes) -> None:
     """Write down that a script is the user's own, so that the run can be resumed."""
-    from echelon.clusters.trust import remember_script  # noqa: PLC0415
+    from echelon.api.trust import remember_script  # noqa: PLC0415
 
     if why := remember_script(script, os.environ):
         console.note(f"warning: echelon resume {run.run_id} will need --trust: {why}")
@@ -87,7 +87,7 @@ def _remember(run: "RunDir", script: bytes) -> None:
 
 def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
     """Find everything that is wrong with a request before anything is started."""
-    from echelon.clusters.runs import check_files, check_python  # noqa: PLC0415
+    from echelon.api.runs import check_files, check_python  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if not spec.script:
@@ -129,7 +129,7 @@ def submit(
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
     from echelon.cli.following import exit_code, follow_run  # noqa: PLC0415
-    from echelon.clusters.styles import render_script  # noqa: PLC0415
+    from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     cluster = choose_cluster(on, runs_dir, address=address)
     spec = choose_spec(request, on, os.environ)
@@ -180,8 +180,9 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
     Example: echelon ps --json
     """
-    from echelon.clusters.runs import current_job, list_runs  # noqa: PLC0415
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.api.runs import current_job  # noqa: PLC0415
+    from echelon.run.attempts import attempts  # noqa: PLC0415
+    from echelon.run.listing import list_runs  # noqa: PLC0415
 
     rows, places = [], Places()
     for run in list_runs(runs_dir):
@@ -204,11 +205,12 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     Example: echelon status last
     """
+    from echelon.api.runs import current_job  # noqa: PLC0415
     from echelon.cli.following import MOST_NODES  # noqa: PLC0415
-    from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
-    from echelon.launch.attempts import attempts, is_of_use  # noqa: PLC0415
     from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
     from echelon.monitor.reading import RunReader  # noqa: PLC0415
+    from echelon.run.attempts import attempts, is_of_use  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     job = current_job(found, Places().of(found))
@@ -253,7 +255,7 @@ def logs(
     Example: echelon logs -f --rank 3 last
     """
     from echelon.cli.following import exit_code, follow_run, print_logs  # noqa: PLC0415
-    from echelon.clusters.runs import find_run  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     if follow:
@@ -320,11 +322,11 @@ def resume(
 
     Example: echelon resume last --follow
     """
+    from echelon.api.relocation import settle_run  # noqa: PLC0415
+    from echelon.api.runs import current_job, submit_run  # noqa: PLC0415
+    from echelon.api.trust import read_script  # noqa: PLC0415
     from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
-    from echelon.clusters.runs import current_job, submit_run  # noqa: PLC0415
-    from echelon.clusters.trust import read_script  # noqa: PLC0415
-    from echelon.clusters.whereabouts import settle_run  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
     # Asked for at another address it may still be where it was: if that answers, its word counts.
@@ -358,9 +360,9 @@ def resume(
 
 def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]:
     """Return a run that has a job, and its place."""
-    from echelon.clusters.runs import find_run  # noqa: PLC0415
-    from echelon.clusters.whereabouts import check_original  # noqa: PLC0415
-    from echelon.launch.attempts import attempts  # noqa: PLC0415
+    from echelon.api.relocation import check_original  # noqa: PLC0415
+    from echelon.run.attempts import attempts  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, name)
     check_original(found)
@@ -373,7 +375,7 @@ def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]
 
 def _current(run: "RunDir", cluster: "Cluster") -> "Job | None":
     """Return the job to end; None, and say so, when there is nothing left to end."""
-    from echelon.clusters.runs import current_job  # noqa: PLC0415
+    from echelon.api.runs import current_job  # noqa: PLC0415
 
     job = current_job(run, cluster)
     if job.over and job.state not in FORGOTTEN:
@@ -393,9 +395,10 @@ def why(
 
     Example: echelon why last
     """
-    from echelon.clusters.runs import current_job, find_run  # noqa: PLC0415
-    from echelon.clusters.why import find_verdict  # noqa: PLC0415
-    from echelon.launch.verdict import render, to_record  # noqa: PLC0415
+    from echelon.api.runs import current_job  # noqa: PLC0415
+    from echelon.api.why import find_verdict  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
+    from echelon.run.verdict import render, to_record  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     verdict = find_verdict(found, current_job(found, Places().of(found)))

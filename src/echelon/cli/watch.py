@@ -12,8 +12,8 @@ from echelon.core.visible import settled
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
-    from echelon.core.rundir import RunDir
     from echelon.monitor.frame import View
+    from echelon.run.directory import RunDir
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -37,7 +37,7 @@ def watch(
 
     Example: echelon watch last
     """
-    from echelon.clusters.runs import find_run  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
 
     if not once and not console.is_terminal():
         raise UsageError("there is no terminal to draw in", hint="print one frame: --once")
@@ -52,9 +52,9 @@ class _Screen:
     """What is shown of a run, with what is new at each look."""
 
     def __init__(self, run: "RunDir") -> None:
-        from echelon.core.ranklogs import RunLogs  # noqa: PLC0415
         from echelon.monitor.accounting import AttemptsReader  # noqa: PLC0415
         from echelon.monitor.reading import RunReader  # noqa: PLC0415
+        from echelon.run.rank_logs import RunLogs  # noqa: PLC0415
 
         self._reader, self._events = RunReader(run), AttemptsReader(run)
         self._logs = RunLogs(run.logs, recent=_RECENT)

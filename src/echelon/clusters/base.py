@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from echelon.core.jobs import Job
-from echelon.launch.request import LaunchRequest
-from echelon.spec import JobSpec
+from echelon.spec.job_spec import JobSpec
 
 
 class Cluster(Protocol):
@@ -15,7 +14,7 @@ class Cluster(Protocol):
     def problems(self, spec: JobSpec) -> list[str]:
         """Return what the cluster's limits, as they are now, have against a request."""
 
-    def exclusions(self, request: LaunchRequest) -> str:
+    def exclusions(self, request: JobSpec) -> str:
         """Return the nodes that a run shall not have: those it excludes, and those known as bad."""
 
     def submit(

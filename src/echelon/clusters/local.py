@@ -13,15 +13,14 @@ from pathlib import Path
 
 from echelon.core.jobs import Job
 from echelon.core.nodes import expand
-from echelon.core.rundir import RunDir
 from echelon.core.shell import Shell
 from echelon.errors import UnavailableError, UsageError
-from echelon.launch.attempts import Outcome, attempts
-from echelon.launch.attempts import outcome as find_outcome
-from echelon.launch.contract import HERE, TIED
-from echelon.launch.request import LaunchRequest
-from echelon.readers import NodeCount
-from echelon.spec import JobSpec
+from echelon.launch.protocol.rank_environment import HERE, TIED
+from echelon.run.attempts import Outcome, attempts
+from echelon.run.attempts import outcome as find_outcome
+from echelon.run.directory import RunDir
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.readers import NodeCount
 
 PREFIX = "local:"
 _WITH_OUTCOME = """\
@@ -52,7 +51,7 @@ class LocalCluster:
             return [f"style '{spec.style}' has to be started {where}: use the default style"]
         return []
 
-    def exclusions(self, request: LaunchRequest) -> str:
+    def exclusions(self, request: JobSpec) -> str:
         return request.exclude
 
     def submit(

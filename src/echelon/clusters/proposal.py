@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from echelon.clusters.survey import NodeKind, Partition, Survey
+from echelon.clusters.slurm.survey import NodeKind, Partition, Survey
 from echelon.core.units import format_duration, parse_duration
 from echelon.errors import UsageError
 

@@ -6,12 +6,12 @@ import echelon
 from echelon.launch.archive import find_archive
 
 ROLES = {
-    "controller": "echelon.launch.beginning",
-    "agent": "echelon.launch.agent",
-    "zygote": "echelon.launch.zygote",
-    "ray-keeper": "echelon.launch.raykeeper",
-    "ray-call": "echelon.launch.rayorders",
-    "telemetry": "echelon.launch.telemetry",
+    "controller": "echelon.launch.controller.entrypoint",
+    "agent": "echelon.launch.agent.agent",
+    "zygote": "echelon.launch.zygote.zygote",
+    "ray-keeper": "echelon.launch.backends.ray.driver",
+    "ray-call": "echelon.launch.backends.ray.orders",
+    "telemetry": "echelon.launch.telemetry.telemetry",
     "doctor": "echelon.launch.doctor.short",
     "doctor-probe": "echelon.launch.doctor.probe",
 }

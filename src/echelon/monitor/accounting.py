@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from echelon.core.events import Event, EventReader
 from echelon.core.records import MOST_COUNT, MOST_RANKS, read_record, to_count
-from echelon.core.rundir import RunDir
-from echelon.launch.spending import IDLE, PHASES, PRODUCTIVE, REDONE, RESTART
+from echelon.launch.protocol.time_accounting import IDLE, PHASES, PRODUCTIVE, REDONE, RESTART
+from echelon.run.directory import RunDir
+from echelon.run.event_log import Event, EventReader
 
 QUEUE, LAUNCH = "queue", "launch"
 CATEGORIES = (QUEUE, LAUNCH, *PHASES)

@@ -5,7 +5,15 @@ from dataclasses import dataclass, field
 
 from echelon.core.progressbar import render_time
 from echelon.core.units import format_memory
-from echelon.launch.spending import DATA_WAIT, IDLE, PRODUCTIVE, REDONE, RESTART, STALL, WARM_UP
+from echelon.launch.protocol.time_accounting import (
+    DATA_WAIT,
+    IDLE,
+    PRODUCTIVE,
+    REDONE,
+    RESTART,
+    STALL,
+    WARM_UP,
+)
 from echelon.monitor.accounting import LAUNCH
 
 _NOTABLE = 0.05

@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from echelon.core.events import Event, EventReader
+from echelon.core.atomic_file import replacing
 from echelon.core.records import to_count
-from echelon.core.rundir import RunDir, replacing
-from echelon.core.series import Sample, read_series
 from echelon.monitor.accounting import QUEUE, Accounts, account, read_attempts
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import AttemptState, RunState
+from echelon.run.directory import RunDir
+from echelon.run.event_log import Event, EventReader
+from echelon.run.series import Sample, read_series
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001  they count too
 """What a spreadsheet may take for the beginning of a formula."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from echelon.core.progressbar import render_time
-from echelon.core.series import Sample
 from echelon.core.visible import in_one_line
 from echelon.monitor.state import NodeState, RankState, RunState
+from echelon.run.series import Sample
 
 _BARS = "▁▂▃▄▅▆▇█"
 _GIB = 2.0**30

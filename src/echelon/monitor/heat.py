@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.records import MOST_RANKS, open_regular
-from echelon.core.series import MOST_TAIL, Sample, read_last_lines
 from echelon.monitor.state import split_name
+from echelon.run.series import MOST_TAIL, Sample, read_last_lines
 
 KINDS = ("busy", "steps", "util")
 """What is drawn: the share of its time in which a rank waited for nobody, steps per second, and

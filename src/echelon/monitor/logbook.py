@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echelon.core.ranklogs import RunLogs, line_start, parse_generation, parse_rank
 from echelon.core.records import open_regular
+from echelon.run.rank_logs import RunLogs, line_start, parse_generation, parse_rank
 
 HELD = 5000
 """How many of the newest lines are held."""

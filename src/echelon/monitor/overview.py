@@ -6,11 +6,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from echelon.clusters.runs import list_runs
-from echelon.core.events import EventReader
 from echelon.core.records import to_count
-from echelon.core.rundir import RunDir
 from echelon.monitor.state import RunState
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventReader
+from echelon.run.listing import list_runs
 
 MOST = 200
 """How many are shown, the newest."""

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from html import escape
 
 from echelon.core.progressbar import render_time
-from echelon.launch.spending import PRODUCTIVE
+from echelon.launch.protocol.time_accounting import PRODUCTIVE
 from echelon.monitor.charts import bars, curve
 from echelon.monitor.report import Report, failures
 from echelon.monitor.state import AttemptState

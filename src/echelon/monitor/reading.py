@@ -4,11 +4,11 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from echelon.core.events import EventReader
 from echelon.core.records import open_regular
-from echelon.core.rundir import RunDir
-from echelon.core.series import MOST_TAIL, Sample, parse_sample, read_last_lines
 from echelon.monitor.state import RunState
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventReader
+from echelon.run.series import MOST_TAIL, Sample, parse_sample, read_last_lines
 
 HISTORY = 120
 """How many samples of a node are kept for drawing: two minutes."""

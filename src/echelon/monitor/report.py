@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from echelon.core.rundir import RunDir
-from echelon.core.series import Sample, read_series, summarise
 from echelon.core.units import parse_duration
-from echelon.launch.request import read_spec
 from echelon.monitor.accounting import Accounts, account, read_attempts
 from echelon.monitor.advice import Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import RunState, headline, split_name
-from echelon.spec import JobSpec
+from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
+from echelon.run.series import Sample, read_series, summarise
+from echelon.spec.job_spec import JobSpec
 
 _MIB = 2**20
 _WORTH_SAYING = 0.005

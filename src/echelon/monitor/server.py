@@ -24,14 +24,14 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from echelon.clusters.runs import list_runs
 from echelon.core.records import render_json
-from echelon.core.rundir import RunDir
 from echelon.monitor.connections import KNOWN
 from echelon.monitor.gate import NO_TOKEN, Gate
 from echelon.monitor.logbook import Wanted
 from echelon.monitor.overview import Overview
 from echelon.monitor.watched import EVERY_S, Watched
+from echelon.run.directory import RunDir
+from echelon.run.listing import list_runs
 
 _WATCHED = 4
 """How many runs are kept in memory."""

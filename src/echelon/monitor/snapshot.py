@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.launch.verdict import from_record
 from echelon.monitor.accounting import Accounts
 from echelon.monitor.frame import thin
 from echelon.monitor.state import RunState
+from echelon.run.verdict import from_record
 
 RANK_FIELDS = (
     "rank",

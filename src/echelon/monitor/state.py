@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from echelon.core.events import Event
 from echelon.core.records import MOST_RANKS, to_count
-from echelon.core.series import Sample
+from echelon.run.event_log import Event
+from echelon.run.series import Sample
 
 _MOST_POINTS = 20_000
 """Of one curve."""

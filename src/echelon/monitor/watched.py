@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from echelon.core.records import render_json
-from echelon.core.rundir import RunDir
-from echelon.launch.attempts import attempts, has_begun
 from echelon.monitor.accounting import AttemptsReader, account
 from echelon.monitor.heat import HeatMap, recall
 from echelon.monitor.logbook import LogBook, Wanted
 from echelon.monitor.reading import RunReader
 from echelon.monitor.saves import Saves
 from echelon.monitor.snapshot import Curves, describe
+from echelon.run.attempts import attempts, has_begun
+from echelon.run.directory import RunDir
 
 EVERY_S = 1.0
 _COLUMNS = 120

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from echelon.core.rundir import write_atomic
+from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Result
 from echelon.core.waiting import wait_until
 from echelon.errors import UnavailableError

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.core.rundir import write_atomic
+from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
 from echelon.errors import (
     ConflictError,

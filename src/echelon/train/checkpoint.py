@@ -20,11 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from echelon.core.atomic_file import write_atomic
 from echelon.core.records import read_record, to_count
-from echelon.core.rundir import write_atomic
-from echelon.core.scribe import persist
 from echelon.errors import NotFoundError, NotPermittedError
-from echelon.launch.beacon import find_beacon
+from echelon.launch.protocol.rank_shm import find_rank_shm
+from echelon.run.background_writer import persist
 from echelon.train.agreement import least_over_ranks, number_of_rank_0
 from echelon.train.checkpoint_files import (
     STORAGE_S,
@@ -78,7 +78,7 @@ class Checkpointer:
         self._saves = 0
         self.last_stall_s = 0.0
         """How long the last `save` kept the loop waiting."""
-        self._beacon = find_beacon(os.environ)
+        self._beacon = find_rank_shm(os.environ)
         self._token = f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
         self._prepare()
 

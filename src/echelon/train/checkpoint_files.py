@@ -21,10 +21,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from echelon.core.atomic_file import sync_folder, write_atomic
 from echelon.core.records import open_regular, read_record
-from echelon.core.rundir import sync_folder, write_atomic
-from echelon.core.scribe import persist
 from echelon.errors import EchelonError, UnavailableError
+from echelon.run.background_writer import persist
 from echelon.train.state import dumps, flatten, unflatten
 from echelon.train.tensor_block import TensorBlock
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.errors import TimedOutError, UnavailableError, UsageError
-from echelon.launch.beacon import find_beacon
+from echelon.launch.protocol.rank_shm import find_rank_shm
 from echelon.world import World, detect
 
 JOIN_S = 300.0
@@ -102,7 +102,7 @@ def init(
     gpu = _own_gpu(world)
     if world.world_size == 1 and world.source == "none":
         return _group(world, _device(gpu), backend="")
-    if (beacon := find_beacon(variables)) is not None:
+    if (beacon := find_rank_shm(variables)) is not None:
         beacon.met_us = 0
     store = _find_store(world, variables, join_timeout_s)
     has = _check_in(store, world, _describe_gpu(gpu), join_timeout_s)

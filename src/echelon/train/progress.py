@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from echelon.core.events import EventWriter
 from echelon.core.progressbar import Standing, render_standing
-from echelon.core.scribe import persist
+from echelon.run.background_writer import persist
+from echelon.run.event_log import EventWriter
 from echelon.train.tensorboard import ScalarWriter
 
 _LINE_S = 10.0

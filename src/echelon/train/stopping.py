@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
-from echelon.launch.beacon import find_beacon
+from echelon.launch.protocol.rank_shm import find_rank_shm
 
 _LOOK_S = 0.002
 """Poll interval of a rank that waits for the commit."""
@@ -51,7 +51,7 @@ class StopBarrier:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        self._beacon = find_beacon(os.environ if environ is None else environ)
+        self._beacon = find_rank_shm(os.environ if environ is None else environ)
         self._passed = 0
         self._before: dict[int, Any] = {}
         """The handlers of the signals that are held off, from before."""

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from echelon.cli import completion, main
-from echelon.core.rundir import RunDir
-from echelon.spec import STYLES
+from echelon.run.directory import RunDir
+from echelon.spec.job_spec import STYLES
 
 HEAVY = ("torch", "numpy", "rich", "uvicorn", "starlette", "plotly")
 

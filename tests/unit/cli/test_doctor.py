@@ -7,8 +7,8 @@ import pytest
 
 from echelon.cli.doctor import choose_interpreter, count_nodes
 from echelon.cli.main import run
-from echelon.readers import NodeCount
-from echelon.spec import JobSpec
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.readers import NodeCount
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from echelon.cli import main
-from echelon.core.rundir import RunDir
 from echelon.errors import EchelonError
-from echelon.launch.badnodes import Entry, append_entries, record_path
+from echelon.run.directory import RunDir
+from echelon.run.node_record import Entry, append_entries, record_path
 from recorded import record_run
 
 EVIL = "x\x1b]0;title\x07\x1b[2J\x1b[1A\x9b2J\x08\u202egnp\x1bP1q\x1b\\"

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from echelon.cli import main
-from echelon.core.events import EventWriter
-from echelon.core.rundir import RunDir
-from echelon.core.series import Sample, SeriesWriter
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
+from echelon.run.series import Sample, SeriesWriter
 
 FILES = ["attempts.csv", "metrics.csv", "telemetry.csv", "time.csv"]
 

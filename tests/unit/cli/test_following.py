@@ -9,12 +9,12 @@ import time
 
 import pytest
 
+from echelon.api.runs import prepare_run, submit_run
 from echelon.cli import following
-from echelon.clusters.runs import prepare_run, submit_run
 from echelon.core.jobs import Job
 from echelon.errors import UnavailableError
-from echelon.launch.attempts import submit_attempt
-from echelon.spec import JobSpec
+from echelon.run.attempts import submit_attempt
+from echelon.spec.job_spec import JobSpec
 
 
 class _Cluster:

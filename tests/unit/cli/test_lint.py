@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.checks.lint.table import RULES, THEMES
 from echelon.cli import main
+from echelon.lint.table import RULES, THEMES
 
 ROOT = Path(__file__).parents[3]
 BAD = "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH --nodes=1\nexport MASTER_PORT=29500\npython x.py\n"

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from echelon.cli import main
-from echelon.core.rundir import RunDir
+from echelon.run.directory import RunDir
 
 NO_CLUSTER = "scontrol: fatal: Could not establish a configuration source"
 
@@ -79,7 +79,7 @@ def told(capsys, *arguments):
         ("status headless", (66, "it has no spec.toml", "echelon submit")),
         ("status open", (77, "others may write", "chmod 700")),
         ("status --runs-dir elsewhere x", (66, "there is no run 'x'", "--runs-dir")),
-        ("report spoilt", (69, "the request of the run 'spoilt' is spoilt", "mend that file")),
+        ("report spoilt", (69, "the request of the run 'spoilt' is damaged", "repair that file")),
         ("logs done-abcd", (66, "has written nothing yet", "echelon status done-abcd")),
         ("logs --rank x", (2, "invalid value for '--rank': not a whole number", "logs --help")),
         ("resume done-abcd", (73, "is complete", "echelon submit")),

@@ -4,7 +4,7 @@ from datetime import datetime
 import pytest
 
 from echelon.cli.main import run
-from echelon.launch.badnodes import Entry, append_entries, record_path
+from echelon.run.node_record import Entry, append_entries, record_path
 
 
 @pytest.fixture

@@ -5,14 +5,14 @@ import os
 
 import pytest
 
+from echelon.api.runs import prepare_run
 from echelon.cli import main
-from echelon.clusters.ray import RayCluster
-from echelon.clusters.rayaddress import remember_address
-from echelon.clusters.runs import prepare_run
+from echelon.clusters.ray.address import remember_address
+from echelon.clusters.ray.cluster import RayCluster
+from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
-from echelon.core.rundir import write_atomic
-from echelon.launch.attempts import attempts
-from echelon.spec import JobSpec
+from echelon.run.attempts import attempts
+from echelon.spec.job_spec import JobSpec
 
 NOBODY = "http://127.0.0.1:9"
 

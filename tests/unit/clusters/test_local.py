@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from echelon.api.runs import current_job, prepare_run, submit_run
 from echelon.cli import main
 from echelon.clusters.local import LocalCluster, _start_time
-from echelon.clusters.runs import current_job, prepare_run, submit_run
 from echelon.core.shell import FakeShell
 from echelon.errors import UnavailableError
-from echelon.spec import JobSpec
+from echelon.spec.job_spec import JobSpec
 
 
 class _Instant(FakeShell):

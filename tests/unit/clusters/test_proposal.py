@@ -13,8 +13,8 @@ from echelon.clusters.proposal import (
     propose,
     render_file,
 )
-from echelon.clusters.survey import Membership, NodeKind, Partition, Survey
-from echelon.merging import Layer, merge
+from echelon.clusters.slurm.survey import Membership, NodeKind, Partition, Survey
+from echelon.spec.merging import Layer, merge
 
 HERE = Machine(cpus=12, gpus=2)
 CPU = Partition(name="cpu", default=True, kinds=(NodeKind(count=90, cpus=64),))

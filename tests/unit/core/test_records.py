@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.core.events import EventReader, parse_event
 from echelon.core.records import (
     MOST_RANKS,
     UnreadableError,
@@ -20,8 +19,9 @@ from echelon.core.records import (
     to_count,
     to_number,
 )
-from echelon.core.rundir import RunDir
-from echelon.core.series import parse_sample, read_file
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventReader, parse_event
+from echelon.run.series import parse_sample, read_file
 
 
 def make_odd(path, kind):
@@ -54,7 +54,7 @@ def test_a_file_of_a_terabyte_is_not_read_into_memory(tmp_path):
 
 
 def test_a_folder_with_a_file_that_never_ends_its_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("echelon.core.events.MOST_READ", 100)
+    monkeypatch.setattr("echelon.run.event_log.MOST_READ", 100)
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"x" * 250 + b'\n{"time":1,"kind":"after"}\n')
     reader = EventReader(path)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.clusters.slurm import SlurmCluster
+from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, Result
 from echelon.core.slurm import parse_job

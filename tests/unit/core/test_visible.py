@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.checks.doctor import render_findings as render_doctors
-from echelon.checks.lint.finding import Finding, Severity
-from echelon.checks.lint.report import render_findings
 from echelon.core.visible import in_one_line, settled, visible
+from echelon.doctor.report import render_findings as render_doctors
 from echelon.launch.doctor.record import Finding as DoctorsFinding
+from echelon.lint.finding import Finding, Severity
+from echelon.lint.report import render_findings
 
 EVIL = "1\x1b]0;title\x07\r\n"
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

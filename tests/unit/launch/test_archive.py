@@ -7,7 +7,7 @@ import zipfile
 
 import pytest
 
-from echelon.clusters.runs import ship_launcher
+from echelon.api.runs import ship_launcher
 from echelon.launch.roles import launcher_command
 
 PLANTED = 'open("planted", "w").close()\n'
@@ -43,7 +43,7 @@ def start(tmp_path, shipped, monkeypatch):
 
 def is_started(done):
     """Whether a program was: without its arguments it says so."""
-    return "echelon/launch/telemetry.py" in done.stderr
+    return "echelon/launch/telemetry/telemetry.py" in done.stderr
 
 
 def test_what_was_submitted_is_started(start):
@@ -58,7 +58,7 @@ def test_modules_are_those_of_the_launcher_and_have_their_bytecode(tmp_path, sta
     names = zipfile.ZipFile(tmp_path / "launcher").namelist()
     tag = sys.implementation.cache_tag
     assert {"pynvml.py", "echelon/train/probe.py"} <= set(names)
-    assert f"echelon/launch/__pycache__/telemetry.{tag}.pyc" in names
+    assert f"echelon/launch/telemetry/__pycache__/telemetry.{tag}.pyc" in names
     assert len(shipped[1]) < 1 << 23
 
 

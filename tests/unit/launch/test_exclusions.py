@@ -2,7 +2,7 @@
 
 import time
 
-from echelon.launch.badnodes import (
+from echelon.run.node_record import (
     KEEP_S,
     Entry,
     add_bad,

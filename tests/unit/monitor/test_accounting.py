@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.core.events import Event, EventWriter
-from echelon.core.rundir import RunDir
-from echelon.launch.spending import PHASES
+from echelon.launch.protocol.time_accounting import PHASES
 from echelon.monitor.accounting import CATEGORIES, AttemptEvents, account, read_attempts
+from echelon.run.directory import RunDir
+from echelon.run.event_log import Event, EventWriter
 
 
 def at(time_s, kind, **data):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from echelon.launch.spending import PHASES
+from echelon.launch.protocol.time_accounting import PHASES
 from echelon.monitor.advice import Facts, RankFigures, advise
 
 GIB = 2.0**30

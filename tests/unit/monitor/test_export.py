@@ -4,8 +4,6 @@ import csv
 
 import pytest
 
-from echelon.core.events import Event
-from echelon.core.series import Sample
 from echelon.monitor.accounting import AttemptEvents, account
 from echelon.monitor.export import (
     Table,
@@ -18,6 +16,8 @@ from echelon.monitor.export import (
     write_csv,
 )
 from echelon.monitor.state import RunState
+from echelon.run.event_log import Event
+from echelon.run.series import Sample
 
 BEGAN_S = 1_700_000_000.0
 

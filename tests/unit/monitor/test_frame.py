@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.core.events import Event
-from echelon.core.series import Sample
 from echelon.monitor.frame import View, draw, sparkline, thin
 from echelon.monitor.state import RunState
+from echelon.run.event_log import Event
+from echelon.run.series import Sample
 
 
 def make_state(ranks=4, nodes=2):

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.core.series import Sample, render_sample
 from echelon.monitor.heat import HeatMap, parse_cells, recall
+from echelon.run.series import Sample, render_sample
 
 
 def sample(at_s, rank, steps, *, util=None, busy=None):

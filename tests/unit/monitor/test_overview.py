@@ -2,10 +2,10 @@
 
 import time
 
-from echelon.core.events import EventWriter
-from echelon.core.rundir import RunDir
 from echelon.monitor import overview
 from echelon.monitor.overview import Overview
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
 
 
 def make(runs, name, *events):

@@ -1,12 +1,12 @@
 """The report as a page: what is in it, and that hostile text stays text."""
 
-from echelon.core.events import Event
 from echelon.monitor.accounting import Accounts
 from echelon.monitor.advice import Facts, Finding, RankFigures
 from echelon.monitor.charts import bars, curve
 from echelon.monitor.page_report import render_page
 from echelon.monitor.report import Report, render, render_short
 from echelon.monitor.state import RunState
+from echelon.run.event_log import Event
 
 EVIL = "</title><script>alert(1)</script>"
 

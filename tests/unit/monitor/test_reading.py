@@ -2,10 +2,10 @@
 
 import time
 
-from echelon.core.events import EventWriter
-from echelon.core.rundir import RunDir
-from echelon.core.series import Sample, SeriesWriter
 from echelon.monitor.reading import HISTORY, RunReader
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
+from echelon.run.series import Sample, SeriesWriter
 
 
 def sample(at_s, step):

@@ -1,12 +1,12 @@
 """What a report is made of."""
 
-from echelon.core.events import Event
-from echelon.core.rundir import RunDir
-from echelon.core.series import Sample
 from echelon.monitor.accounting import account
 from echelon.monitor.report import _newest, _rank_figures, failures, gather, make_report
 from echelon.monitor.state import AttemptState, RunState
-from echelon.spec import JobSpec
+from echelon.run.directory import RunDir
+from echelon.run.event_log import Event
+from echelon.run.series import Sample
+from echelon.spec.job_spec import JobSpec
 
 
 def sample(at_s, **lasts):

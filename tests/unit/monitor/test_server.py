@@ -8,10 +8,10 @@ from importlib.metadata import version
 
 import pytest
 
-from echelon.core.events import EventWriter
-from echelon.core.rundir import RunDir
 from echelon.monitor.gate import Gate
 from echelon.monitor.server import Pages, make_app
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
 
 TOKEN = "s3cret"  # noqa: S105
 GATE = Gate(token=TOKEN, port=8090)

@@ -1,11 +1,11 @@
 """What is sent of a run."""
 
-from echelon.core.events import Event
 from echelon.core.records import render_json
-from echelon.core.series import Sample
 from echelon.monitor.accounting import account
 from echelon.monitor.snapshot import RANK_FIELDS, Curves, describe, draw_curve, shorten
 from echelon.monitor.state import RunState
+from echelon.run.event_log import Event
+from echelon.run.series import Sample
 
 
 def test_no_more_digits_than_are_seen():

@@ -1,8 +1,8 @@
 """All that a run's processes have written, as one value."""
 
-from echelon.core.events import Event
-from echelon.core.series import Sample
 from echelon.monitor.state import RunState
+from echelon.run.event_log import Event
+from echelon.run.series import Sample
 
 
 def at(time_s, kind, **data):

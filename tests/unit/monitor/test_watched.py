@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from echelon.core.events import EventWriter
-from echelon.core.rundir import RunDir
-from echelon.core.series import Sample, SeriesWriter
 from echelon.monitor.logbook import Wanted
 from echelon.monitor.watched import Watched
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventWriter
+from echelon.run.series import Sample, SeriesWriter
 
 
 class Live:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.errors import NotFoundError, NotPermittedError, UsageError
-from echelon.launch.beacon import VARIABLE, Beacon
+from echelon.launch.protocol.rank_shm import VARIABLE, RankShm
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import (
     CheckpointError,
@@ -325,7 +325,7 @@ def test_a_damaged_one_of_a_later_step_does_not_cost_new_ones(tmp_path):
 @pytest.fixture
 def beacon(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "beacon"))
-    return Beacon.create(tmp_path / "beacon")
+    return RankShm.create(tmp_path / "beacon")
 
 
 def test_the_agent_is_told_what_is_safe_and_what_it_cost(tmp_path, beacon):

@@ -145,12 +145,12 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
 
 
 def test_a_quiet_training_leaves_the_telling_to_its_callbacks(tmp_path, capsys):
-    class Meter:
+    class TelemetryClient:
         def logged(self, trainer, means):
             lines.append((trainer.step, trainer.done, means["loss"], trainer.step_s))
 
     lines = []
-    trainer(quiet=True, log_dir=tmp_path, log_every=2, callbacks=[Meter()]).fit(
+    trainer(quiet=True, log_dir=tmp_path, log_every=2, callbacks=[TelemetryClient()]).fit(
         Points(40), Points(40)
     )
     assert [line[:2] for line in lines] == [(2, 16), (4, 32), (5, 40)]

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from echelon.errors import EchelonError
-from echelon.launch.crew import Crew
-from echelon.launch.entries import Agent, Gone, Lost, Stop, StopError
-from echelon.launch.messages import Answer, Ask
-from echelon.launch.muster import read_reason
+from echelon.launch.pool.agent_launcher import read_reason
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.controller_events import Agent, Gone, Lost
+from echelon.launch.protocol.messages import Answer, Ask
+from echelon.launch.protocol.stop import Stop, StopError
 
 _AT_ONCE = 64
 """Number of probes that are restarted in parallel."""
@@ -34,7 +35,7 @@ class Said:
 class Questioner:
     """See the module."""
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: AgentPool) -> None:
         self._crew = crew
         self._number = 0
         self.lost: dict[int, str] = {}

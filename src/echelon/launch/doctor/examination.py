@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from echelon.core.rundir import write_atomic
+from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
-from echelon.launch.crew import Crew
+from echelon.launch.backends.base import Starter
 from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
 from echelon.launch.doctor.asking import Questioner
 from echelon.launch.doctor.granted import add_figures
 from echelon.launch.doctor.looking import Looking, is_well
-from echelon.launch.doctor.place import Place
 from echelon.launch.doctor.ports import choose_peers
 from echelon.launch.doctor.record import Examined, Group, Node, Torch
 from echelon.launch.doctor.reducing import Reducing
 from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
-from echelon.launch.hang import HangWatch
-from echelon.launch.messages import Hello
-from echelon.launch.starting import Starter
+from echelon.launch.doctor.site import Place
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.hang import HangWatch
+from echelon.launch.protocol.messages import Hello
 
 JOIN_S = 60.0
 """How long a probe may take to connect; one that does not is started once more."""
@@ -55,7 +55,7 @@ class Examination:
     ) -> None:
         self._environ = environ
         self._place, self._short, self._tell = place, short, tell
-        self._crew = Crew(starter, HangWatch(0), lambda *_, **__: None, tell)
+        self._crew = AgentPool(starter, HangWatch(0), lambda *_, **__: None, tell)
         self._asking = Questioner(self._crew)
         self._looking = Looking(
             self._asking, shell=shell, starter=starter, environ=environ, place=place, tell=tell

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from echelon.launch import addresses
+from echelon.core import addresses
 
 RESOLVE_S = 5.0
 """Limit for resolving a name; an unreachable resolver is tried twice, for 5 s each."""

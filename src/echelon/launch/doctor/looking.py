@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from echelon.core.rundir import write_atomic
+from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
+from echelon.launch.backends.base import Starter
+from echelon.launch.backends.starting import without_shape
 from echelon.launch.doctor.asking import Questioner
 from echelon.launch.doctor.look import SCRIPT, parse_look
-from echelon.launch.doctor.place import Place
 from echelon.launch.doctor.programs import run_program
 from echelon.launch.doctor.record import Look
-from echelon.launch.starting import Starter, without_shape
+from echelon.launch.doctor.site import Place
 
 AT_ONCE = 64
 """Number of steps that run in parallel."""

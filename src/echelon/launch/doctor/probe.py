@@ -11,10 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from echelon.core import addresses
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
-from echelon.launch import addresses
-from echelon.launch.contract import (
+from echelon.launch.agent.rendezvous_sockets import RendezvousSockets, try_sockets
+from echelon.launch.doctor.facts import await_text, find_network
+from echelon.launch.doctor.gpus import ask_gpus, ask_parts
+from echelon.launch.doctor.granted import find_ours, read_grant
+from echelon.launch.doctor.torchworker import TorchWorker
+from echelon.launch.protocol.link import SILENCE_S, Link, connect, sleep_a_pulse
+from echelon.launch.protocol.messages import Answer, Ask, Hello, Leave, Message, Pulse
+from echelon.launch.protocol.rank_environment import (
     CONTROLLER,
     NODE,
     PRIVATE,
@@ -22,14 +29,7 @@ from echelon.launch.contract import (
     parse_candidates,
     receive_key,
 )
-from echelon.launch.doctor.facts import await_text, find_network
-from echelon.launch.doctor.gpus import ask_gpus, ask_parts
-from echelon.launch.doctor.granted import find_ours, read_grant
-from echelon.launch.doctor.torchworker import TorchWorker
-from echelon.launch.doors import Doors, try_doors
-from echelon.launch.journal import write_error
-from echelon.launch.link import SILENCE_S, Link, connect, sleep_a_pulse
-from echelon.launch.messages import Answer, Ask, Hello, Leave, Message, Pulse
+from echelon.run.journal import write_error
 from echelon.world import count_devices
 
 _PATIENCE_S = (0.2, 0.5, 1.0, 2.0)
@@ -48,7 +48,7 @@ class Probe:
         self._key = key
         clean = {name: value for name, value in environ.items() if name not in PRIVATE}
         self._worker = TorchWorker(shell, clean, scratch / "torch.log")
-        self._doors = Doors()
+        self._doors = RendezvousSockets()
         self._link: Link | None = None
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -170,7 +170,7 @@ class Probe:
 
     async def _try_doors(self, about: Mapping[str, Any]) -> dict[str, Any]:
         doors = about["doors"]
-        found = await asyncio.gather(*(try_doors(ports) for ports in doors.values()))
+        found = await asyncio.gather(*(try_sockets(ports) for ports in doors.values()))
         return {"reached": dict(zip(doors, found, strict=True))}
 
     async def _ask_torch(self, about: Mapping[str, Any]) -> dict[str, Any]:

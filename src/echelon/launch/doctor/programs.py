@@ -10,8 +10,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from echelon.core.proc import tail
 from echelon.core.shell import Shell
-from echelon.launch.sampling import tail
 
 GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL; an srun that is killed cannot end its step."""

@@ -13,15 +13,16 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from echelon.core.rundir import RunDir, write_atomic
+from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
+from echelon.launch.backends.starting import choose_starter
 from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.judge import judge
-from echelon.launch.doctor.place import Place
-from echelon.launch.entries import StopError
-from echelon.launch.journal import write_error
+from echelon.launch.doctor.site import Place
+from echelon.launch.protocol.stop import StopError
 from echelon.launch.roles import role_command
-from echelon.launch.starting import choose_starter
+from echelon.run.directory import RunDir
+from echelon.run.journal import write_error
 
 
 def main(arguments: list[str]) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from echelon.core.proc import tail
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError
-from echelon.launch.sampling import tail
 
 _PROGRAM = "train/probe.py"
 _MESSAGE_SIZE = 1 << 17

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from echelon.core.rundir import sync_folder
+from echelon.core.atomic_file import sync_folder
 from echelon.errors import ConflictError, EchelonError, UnavailableError, UsageError
 from echelon.train.images import packfile
 from echelon.train.images.decoding import Block, Form

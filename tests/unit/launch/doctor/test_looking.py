@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 
 from echelon.core.shell import LocalShell
-from echelon.launch.crew import Crew
+from echelon.launch.backends.local import LocalStarter
 from echelon.launch.doctor.asking import Questioner
 from echelon.launch.doctor.looking import AGAIN, FIRST, Looking, is_well, look_step, tell_failure
-from echelon.launch.doctor.place import Place
 from echelon.launch.doctor.record import Look
-from echelon.launch.hang import HangWatch
-from echelon.launch.starting import LocalStarter
+from echelon.launch.doctor.site import Place
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.hang import HangWatch
 
 BUSY = "echo 'srun: error: Unable to create step: Requested nodes are busy'; exit 1"
 WELL = "echo host=n; echo folder=seen; echo at="
@@ -42,7 +42,7 @@ def look(tmp_path, shell):
     place = Place(probe=[], folder=tmp_path, python="python", scratch=tmp_path)
 
     async def scenario():
-        crew = Crew(starter, HangWatch(0), lambda *_, **__: None, told.append)
+        crew = AgentPool(starter, HangWatch(0), lambda *_, **__: None, told.append)
         looking = Looking(
             Questioner(crew),
             shell=shell,

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.checks.doctor import render_findings, render_table, to_record
-from echelon.clusters.allocating import parse_held
+from echelon.clusters.slurm.allocating import parse_held
+from echelon.doctor.report import render_findings, render_table, to_record
 from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
 from echelon.launch.doctor.asking import Said
 from echelon.launch.doctor.gpus import parse_gpus, parse_parts, parse_reasons
 from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.look import parse_look
+from echelon.launch.doctor.preflight import find_unfit, parse_record
 from echelon.launch.doctor.record import Examined, Node
 from echelon.launch.doctor.reducing import merge_answers
-from echelon.launch.preflight import find_unfit, parse_record
 
 HUGE = "9" * 5000
 """Python reads no decimal number of more than 4,300 digits."""

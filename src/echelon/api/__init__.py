@@ -1,0 +1,1 @@
+"""One path from a request to a run, and views of runs, for the command line and for Python."""

@@ -1,0 +1,328 @@
+"""Runs by name: make one, find one, say how it is."""
+
+import hashlib
+import importlib.util
+import io
+import json
+import marshal
+import re
+import secrets
+import shutil
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+import echelon
+from echelon.clusters.base import Cluster
+from echelon.clusters.slurm.styles import Shipped, render_script
+from echelon.core.atomic_file import encode, write_atomic
+from echelon.core.jobs import RUNNING, Job, is_job_id
+from echelon.core.shell import Shell
+from echelon.errors import MissingProgramError, NotFoundError
+from echelon.run.attempts import (
+    Attempt,
+    attempts,
+    has_begun,
+    is_skipped,
+    outcome,
+    submit_attempt,
+)
+from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
+from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.readers import nearest
+
+_NAMED = 8
+"""How many files are named to somebody who has named one that is not there."""
+_LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
+"""Those that nobody mixes up when reading them aloud."""
+
+
+def new_run_id(spec: JobSpec) -> str:
+    """Return a name for a run: the job's own, and four letters that make it unique."""
+    return f"{_stem(spec)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+
+
+def may_be_named(name: str, spec: JobSpec) -> bool:
+    """Tell whether a run with this request may have been given this name."""
+    return re.fullmatch(rf"{re.escape(_stem(spec))}-[{_LETTERS}]{{4}}", name) is not None
+
+
+def _stem(spec: JobSpec) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", spec.job_name).strip("-.")[:40] or "run"
+
+
+def check_files(spec: JobSpec, folder: Path) -> list[str]:
+    """Return what is wrong with the files that a request names, seen from the job's folder."""
+    found = [] if spec.module else _check_script(spec, folder / spec.script)
+    parent = (folder / spec.output).parent
+    if spec.output and "%" not in str(parent) and not parent.is_dir():
+        found.append(f"the folder of the output, {parent}, does not exist: mkdir -p {parent}")
+    if not spec.output and "\\" in str(folder):
+        found.append(
+            f"Slurm cannot write output below {folder}, which has a backslash in its name: "
+            "rename it, or name another place with --output"
+        )
+    if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
+        found.append(
+            f"there is no virtual environment in {folder / spec.venv}: make it with python3 -m "
+            "venv, or name another with --venv"
+        )
+    return found
+
+
+def _check_script(spec: JobSpec, script: Path) -> list[str]:
+    if script.is_dir():
+        return [f"the script {script} is a folder: name a file in it"]
+    if spec.style == "echelon" and "/" not in spec.script and shutil.which(spec.script):
+        return []  # any program will do
+    try:
+        content = script.read_bytes()
+        if spec.style != "echelon" or script.suffix == ".py":
+            compile(content, str(script), "exec", dont_inherit=True)
+    except FileNotFoundError:
+        return [f"the script {script} does not exist: {_suggest(script)}"]
+    except (SyntaxError, ValueError) as error:
+        return [f"the script {script} does not compile: {error}"]
+    return []
+
+
+def _suggest(script: Path) -> str:
+    """Return which file may have been meant."""
+    beside = sorted(path.name for path in script.parent.glob("*.py"))[:_NAMED]
+    return nearest(script.name, beside) if beside else f"there is no .py file in {script.parent}"
+
+
+def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
+    """Return whether the ranks' Python is missing or lacks torch, where it can be known from here.
+
+    With conda, modules or lines of bash of the user's own, only the job will know.
+    """
+    script = folder / spec.script
+    if spec.conda or spec.modules or spec.prologue or not script.is_file():
+        return []
+    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    if shell.which(str(folder / python) if "/" in python else python) is None:
+        missing = spec.venv and not spec.python and not (folder / spec.venv).is_dir()
+        return [] if missing else [_no_python(python)]  # check_files says which folder is
+    if b"torch" not in script.read_bytes() or _is_own(python):
+        return []
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    try:
+        done = shell.run([python, "-c", look], timeout_s=60)
+    except MissingProgramError:
+        return [_no_python(python)]
+    fix = f"{python} -m pip install torch, or name another with --python, --venv or --conda"
+    return [f"the Python '{python}' has no torch: {fix}"] if done.code else []
+
+
+def _no_python(python: str) -> str:
+    return f"the Python '{python}' is not there: name another with --python, --venv or --conda"
+
+
+def _is_own(python: str) -> bool:
+    """Tell whether it is the Python that runs this very command, and has torch."""
+    return python == sys.executable and importlib.util.find_spec("torch") is not None
+
+
+def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """Name the ranks' Python where nobody did: the one of an activated environment, else our own.
+
+    Our own only if it has torch: the command may have been installed apart from everything.
+    """
+    if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue:
+        return spec
+    if environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
+        return spec
+    if importlib.util.find_spec("torch") is None:
+        return spec
+    return replace(spec, python=sys.executable)
+
+
+def name_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
+    """Name the ranks' Python also where an environment is activated.
+
+    A job that does not begin with our own variables would not find it on its PATH.
+    """
+    spec = choose_python(spec, environ)
+    prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
+    if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue or not prefix:
+        return spec
+    return replace(spec, python=f"{prefix}/bin/python")
+
+
+def prepare_run(
+    spec: JobSpec, runs: Path, folder: Path, *, conda_exe: str = ""
+) -> tuple[RunDir, JobSpec]:
+    """Make a run's directory with its request and its script; nothing is queued yet."""
+    run = RunDir.create(runs, new_run_id(spec))
+    try:
+        return run, _fill(run, spec, folder, conda_exe)
+    except BaseException:
+        shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
+        raise
+
+
+def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str) -> JobSpec:
+    """Write a run's request and script; return the request as it is written."""
+    frozen = replace(
+        spec,
+        chdir=spec.chdir or str(folder),
+        # Slurm reads % in the folder's name as well.
+        output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
+    )
+    launcher = ""
+    if spec.style == "echelon":
+        launcher = ship_launcher(run.launcher)
+    else:  # every line says which task it is from
+        frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
+    request = encode(render_spec(frozen))
+    write_atomic(run.spec, request)
+    shipped = Shipped(
+        run=str(run.path.absolute()),
+        launcher=launcher,
+        request=hashlib.sha256(request).hexdigest(),
+    )
+    script = render_script(frozen, shipped=shipped, conda_exe=conda_exe)
+    write_atomic(run.script, script, mode=0o700)
+    return frozen
+
+
+_SHIPPED = (
+    *("__init__", "_version", "errors", "world", "train/probe"),
+    *("core", "launch", "run", "spec"),
+)
+"""Modules and whole packages that the programs inside an allocation consist of."""
+_NVML = "pynvml"
+"""NVIDIA's own binding, a file that needs nothing else."""
+
+
+def ship_launcher(launcher: Path) -> str:
+    """Write a copy of the job-side programs, and return its SHA-256.
+
+    It lies in the run's directory so that it needs to be installed on no node, runs in the ranks'
+    own Python, and stays the same for as long as the run lives. It is one file, so that many nodes
+    read it quickly and one digest tells whether it was changed: the text of launch/archive.py, then
+    a zip archive. Code of the user's own, should a run ever keep any, belongs in there as well.
+    """
+    source = Path(echelon.__file__).parent
+    found = [path for name in _SHIPPED for path in _sources(source / name)]
+    shipped = {f"echelon/{path.relative_to(source)}": path for path in found}
+    # The ranks' Python may not have it, and then nobody could ask their GPUs anything.
+    nvml = importlib.util.find_spec(_NVML)
+    if nvml is not None and nvml.origin is not None:
+        shipped[f"{_NVML}.py"] = Path(nvml.origin)
+    content = io.BytesIO()
+    content.write((source / "launch" / "archive.py").read_bytes())
+    with zipfile.ZipFile(content, "a") as archive:
+        for name, path in shipped.items():
+            archive.writestr(name, path.read_bytes())
+            # What is compiled here need not be compiled on every node, by every process.
+            archive.writestr(_bytecode_name(name), _compile(path))
+    write_atomic(launcher, content.getvalue())
+    return hashlib.sha256(content.getvalue()).hexdigest()
+
+
+def _sources(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.py")) if path.is_dir() else [path.with_suffix(".py")]
+
+
+def _bytecode_name(name: str) -> str:
+    folder, _, file = name.rpartition("/")
+    stem = file.removesuffix(".py")
+    return f"{folder}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc".lstrip("/")
+
+
+def _compile(path: Path) -> bytes:
+    """Return a module's bytecode, as Python reads it without looking at the source's age."""
+    loader = SourceFileLoader(path.stem, str(path))
+    code = loader.get_code(path.stem)  # mostly from Python's own cache
+    unchecked = (1).to_bytes(4, "little")
+    head = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
+    return head + marshal.dumps(code)
+
+
+def render_spec(spec: JobSpec) -> str:
+    """Return the request as TOML, every value as a user would write it."""
+    lines, tables = [], []
+    for key in KEYS:
+        value = getattr(spec, KEYS[key].field)
+        if value == getattr(JobSpec(), KEYS[key].field):
+            continue
+        if isinstance(value, Mapping):
+            entries = [f"{_quote(name)} = {_quote(text)}" for name, text in value.items()]
+            tables += ["", f"[{key}]", *entries]
+        elif isinstance(value, tuple):
+            lines.append(f"{key} = {_quote(list(value))}")
+        else:
+            lines.append(f"{key} = {_quote(show_value(key, spec))}")
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _quote(value: str | list[str]) -> str:
+    # TOML knows no halves of characters, which JSON's escapes would make.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script: bytes) -> Attempt:
+    """Queue the next attempt of a run, and write down which job it is.
+
+    Args:
+        run: which.
+        cluster: where.
+        environ: the job's variables.
+        script: the run's script, as it was made or checked (`trust.read_script`).
+    """
+    exclude = cluster.exclusions(read_spec(run))
+
+    def submit(number: int) -> str:
+        return cluster.submit(
+            run.script,
+            content=script,
+            run_id=run.run_id,
+            attempt=number,
+            environ=environ,
+            exclude=exclude,
+        )
+
+    return submit_attempt(run, submit, lambda job_id: cluster.job(job_id, run_id=run.run_id))
+
+
+def current_job(run: RunDir, cluster: Cluster) -> Job:
+    """Return the job of the attempt that counts: the one under way, or else the last.
+
+    Raises:
+        NotFoundError: somebody has deleted the run's directory.
+    """
+    if not run.path.is_dir():
+        raise NotFoundError(
+            f"the run's directory is gone: {run.path}",
+            hint="nothing more is known of the run; squeue --me shows whether a job is left",
+        )
+    known = [one for one in attempts(run) if not is_skipped(run, one)]
+    if not known:
+        return Job(id="", state="UNSUBMITTED", reason="it was prepared, but never queued")
+    last = _job_of(run, known[-1], cluster)
+    if not known[-1].after or has_begun(run, known[-1]) or last.state in RUNNING:
+        return last
+    # A standby: it counts once the job that it waits for is over, unless that completed.
+    before = _job_of(run, known[-2], cluster) if known[1:] else last
+    return last if before.over and before.state != "COMPLETED" and not last.over else before
+
+
+def _job_of(run: RunDir, attempt: Attempt, cluster: Cluster) -> Job:
+    """Return an attempt's job; as its controller saw it end, where the cluster knows less.
+
+    It may have forgotten the job; and one that was asked to stop is to Slurm one that failed.
+    """
+    if not is_job_id(attempt.job_id):
+        what = f"job.json of attempt {attempt.number} names no valid job"
+        return Job(id=attempt.job_id, state="UNKNOWN", reason=what)
+    job = cluster.job(attempt.job_id, run_id=run.run_id)
+    ended = outcome(run, attempt.number) if job.state in ("UNKNOWN", "FAILED") else None
+    if ended is None or (job.state == "FAILED" and ended.state != "CANCELLED"):
+        return job
+    return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")

@@ -1,1 +1,0 @@
-"""What can be known before a job is queued: of scripts (`lint`), and of nodes (`doctor`)."""

@@ -1,0 +1,355 @@
+"""Runs as jobs of a Ray cluster, through its Jobs API over HTTP: no ray is needed here.
+
+A job is the same script that Slurm would run, started on the cluster's head; its controller then
+asks Ray for nodes. The run's folder is on a file system that all of them share.
+"""
+
+import hashlib
+import json
+import shlex
+import urllib.parse
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from echelon.clusters.ray.address import (
+    DEFAULT,
+    Fetch,
+    HttpFetch,
+    JobName,
+    find_token,
+    parse_job_name,
+    refuse_contact,
+    remember_address,
+)
+from echelon.core.jobs import Job
+from echelon.core.shell import Shell
+from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
+from echelon.launch.backends.ray.status import CANCELLED, read_standing
+from echelon.launch.backends.ray.version import SHOWN, is_too_old
+from echelon.launch.protocol.rank_environment import HERE, ON_RAY
+from echelon.run.attempts import outcome
+from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
+from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.merging import Merged
+
+_STATES = {
+    "PENDING": "PENDING",
+    "RUNNING": "RUNNING",
+    "SUCCEEDED": "COMPLETED",
+    "STOPPED": "CANCELLED",
+    "FAILED": "FAILED",
+}
+_SLURM_ONLY = (
+    *("partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency", "time"),
+    *("gpu_type", "gpu_option", "wait_all_nodes", "signal_lead", "preflight", "output"),
+    *("forgive_after", "mail", "mail_user", "mail_type", "slurm.extra"),
+)
+"""Keys that Ray has no word for."""
+_TYPED = ("flags", "--set")
+"""Where a request is written for this one run."""
+_STOP_S = 90
+"""What a job has to stop, beyond the grace of its ranks, before Ray kills it."""
+_MARK = "echelon: "
+
+
+def keep_what_ray_knows(request: Merged) -> tuple[JobSpec, list[str]]:
+    """Return a request without the keys of a project or a site that are Slurm's alone.
+
+    Files are written for all runs, wherever they go; what is typed for one is meant. Pure.
+
+    Returns:
+        the request, and the keys that it is now without.
+
+    Raises:
+        UsageError: some were typed for this run.
+    """
+    keys = _slurm_keys(request.spec)
+    typed = [key for key in keys if request.origins[key] in _TYPED]
+    if typed:
+        shown = ", ".join(f"{key} ({show_value(key, request.spec)})" for key in typed)
+        raise UsageError(f"Ray knows nothing of {shown}", hint="leave it out with --on ray")
+    fresh = {KEYS[key].field: getattr(JobSpec(), KEYS[key].field) for key in keys}
+    return replace(request.spec, **fresh), [f"{key} ({request.origins[key]})" for key in keys]
+
+
+def _slurm_keys(spec: JobSpec) -> list[str]:
+    plain = JobSpec()
+    names = [(key, KEYS[key].field) for key in _SLURM_ONLY]
+    return [key for key, name in names if getattr(spec, name) != getattr(plain, name)]
+
+
+def render_entrypoint(run: Path, attempt: int, output: Path, content: bytes) -> str:
+    """Return the command that is a job: it says so where the run's folder cannot be seen. Pure.
+
+    Ray keeps the command, not the script: so the command has the script's digest, and executes what
+    it has compared.
+    """
+    script = shlex.quote(str(run / "job.sbatch"))
+    blind = (
+        f"{_MARK}the head of the Ray cluster, $(hostname), does not see the run's folder {run}, "
+        "or as another user: runs have to be kept where all nodes see them (--runs-dir)"
+    )
+    quoted = f'"{blind}"' if not set(str(run)) & set('"$`\\!') else shlex.quote(blind)
+    # As $(…) returns it, without the line breaks at its end.
+    digest = hashlib.sha256(content.rstrip(b"\n")).hexdigest()
+    changed = shlex.quote(f"{_MARK}refused to start: {run}/job.sbatch is not what was submitted")
+    return (
+        f"if [ ! -O {script} ]; then echo {quoted} >&2; exit 69; fi; "
+        f"script=$(cat {script}); "
+        f'if [ "$(printf %s "$script" | sha256sum)" != \'{digest}  -\' ]; '
+        f"then echo {changed} >&2; exit 77; fi; "
+        f'exec bash -c "$script" {script} {attempt} >> {shlex.quote(str(output))} 2>&1'
+    )
+
+
+class RayCluster:
+    """The Ray cluster at an address."""
+
+    def __init__(
+        self,
+        address: str,
+        runs: Path,
+        environ: Mapping[str, str],
+        *,
+        shell: Shell,
+        fetch: Fetch | None = None,
+        glance: bool = False,
+        given: bool = True,
+    ) -> None:
+        """Name it.
+
+        Args:
+            address: where it takes jobs; empty for the usual place, where anybody may listen.
+            runs: the folder of runs.
+            environ: our variables, which may hold a token.
+            shell: runs programs.
+            fetch: asks it.
+            glance: whether to see only how things are: that it does not answer is no error then.
+            given: whether the user gave the address; any other is not contacted.
+        """
+        self.address, self._named, self.given = address or DEFAULT, bool(address), given
+        self._runs, self._environ, self._shell, self._glance = runs, environ, shell, glance
+        token = find_token(environ) if address and given else ""
+        if not given:
+            self._fetch = refuse_contact(self.address)
+        else:
+            self._fetch = fetch or HttpFetch(self.address, token, hasty=glance)
+
+    def problems(self, spec: JobSpec) -> list[str]:
+        found = self._check_request(spec)
+        return found or self._check_version(spec)
+
+    def _check_request(self, spec: JobSpec) -> list[str]:
+        found = [
+            f"Ray knows nothing of {key} ({show_value(key, spec)})" for key in _slurm_keys(spec)
+        ]
+        if spec.style != "echelon":
+            found.append(f"style '{spec.style}' needs Slurm: on Ray use --style echelon")
+        if spec.hand_over == "requeue":
+            found.append("hand_over 'requeue' needs Slurm: on Ray use --hand-over auto")
+        return found
+
+    def _check_version(self, spec: JobSpec) -> list[str]:
+        served = str(self._ask("GET", "/api/version").get("ray_version") or "")
+        if not served:
+            raise self._strange()
+        if is_too_old(served):
+            return [f"the cluster at {self.address} has ray {served}, and it takes {SHOWN}"]
+        return self._check_python(spec, served)
+
+    def _check_python(self, spec: JobSpec, served: str) -> list[str]:
+        """Return whether the ranks' Python lacks ray, or has another: Ray takes none but its own.
+
+        With conda, modules or lines of bash of the user's own, only the job will know.
+        """
+        python = spec.python or (f"{spec.venv}/bin/python" if spec.venv else "")
+        if not python or not served or spec.conda or spec.modules or spec.prologue:
+            return []
+        look = "from importlib.metadata import version; print(version('ray'))"
+        try:
+            shown = self._shell.run([python, "-c", look], timeout_s=60)
+        except EchelonError:
+            return []  # that it is not there is said elsewhere
+        own = shown.stdout.strip() if shown.code == 0 else ""
+        if own == served:
+            return []
+        install = f"{python} -m pip install 'ray[default]=={served}'"
+        has = f"has ray {own}, and the cluster {served}" if own else "has no ray"
+        return [f"the Python '{python}' {has}: {install}"]
+
+    def exclusions(self, request: JobSpec) -> str:
+        return request.exclude
+
+    def submit(
+        self,
+        script: Path,
+        *,
+        content: bytes,
+        run_id: str,
+        attempt: int,
+        environ: Mapping[str, str],  # noqa: ARG002  it would lie open in Ray's list of jobs
+        exclude: str = "",  # noqa: ARG002  Ray's nodes come and go
+    ) -> str:
+        submission = f"{run_id}-{attempt}"
+        run = RunDir.open(script.absolute().parent)
+        grace_s = read_spec(run).grace_s
+        job = {
+            "entrypoint": render_entrypoint(run.path, attempt, run.job_log(attempt), content),
+            "submission_id": submission,
+            "metadata": {"echelon_run": run_id, "job_name": submission},
+            "runtime_env": {
+                "env_vars": {
+                    HERE: "1",
+                    ON_RAY: submission,
+                    # It reaches all processes of the job: SIGINT is the one that our step ignores.
+                    "RAY_JOB_STOP_SIGNAL": "SIGINT",
+                    "RAY_JOB_STOP_WAIT_TIME_S": str(grace_s + _STOP_S),
+                }
+            },
+        }
+        try:
+            status, text = self._fetch("POST", "/api/jobs/", job)
+        except OSError as error:
+            # It may have been taken, and only the answer lost. Ray takes no id twice.
+            if self._look(submission) is None:
+                raise self._away(error) from error
+            status, text = 200, ""
+        if status != 200 and self._look(submission) is None:
+            raise self._refused(status, text)
+        address = self.address if self._named else ""
+        if address:
+            remember_address(address, self._environ)
+        return str(JobName(submission=submission, address=address))
+
+    def job(self, job_id: str, *, run_id: str) -> Job:
+        name = parse_job_name(job_id)
+        run = RunDir.open(self._runs.absolute() / run_id)
+        attempt = int(name.submission.rpartition("-")[2])
+        standing = read_standing(run.attempt(attempt))
+        job = Job(
+            id=job_id,
+            state="UNKNOWN",
+            nodes=",".join(standing.names()) if standing else "",
+            output=str(run.job_log(attempt)),
+            reason=standing.waits if standing else "",
+        )
+        ended = outcome(run, attempt)
+        try:
+            record = self._look(name.submission)
+        except (UnavailableError, NotPermittedError) as error:
+            if ended is None and self._glance:
+                return replace(job, reason=error.message)
+            if ended is None:
+                raise
+            record = {"status": "FAILED"}  # the cluster may be gone: what the run has left is not
+        if record is None or (record.get("metadata") or {}).get("echelon_run", run_id) != run_id:
+            return replace(job, reason="Ray does not know the job")
+        found = parse_job(job, record)
+        if ended is None or not found.over:
+            return found
+        return replace(found, state=ended.state, exit_code=ended.exit_code, reason="")
+
+    def stop(self, job_id: str, *, run_id: str) -> None:
+        if not self.job(job_id, run_id=run_id).over:
+            self._ask("POST", f"{_path_of(parse_job_name(job_id).submission)}/stop")
+
+    def cancel(self, job_id: str, *, run_id: str) -> None:
+        # Ray asks a job once, and waits for as long as its ranks may take to save: so does nobody
+        # who wants the end now.
+        attempt = parse_job_name(job_id).submission.rpartition("-")[2]
+        with suppress(FileNotFoundError):
+            (self._runs / run_id / "attempts" / attempt / CANCELLED).touch(mode=0o600)
+        self.stop(job_id, run_id=run_id)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def _look(self, submission: str) -> Mapping[str, Any] | None:
+        """Return what Ray knows of a job; None when it knows none."""
+        try:
+            status, text = self._fetch("GET", _path_of(submission), None)
+        except OSError as error:
+            raise self._away(error) from error
+        if status == 404:
+            return None
+        return self._read(status, text)
+
+    def _ask(self, method: str, path: str) -> Mapping[str, Any]:
+        try:
+            status, text = self._fetch(method, path, None)
+        except OSError as error:
+            raise self._away(error) from error
+        return self._read(status, text)
+
+    def _read(self, status: int, text: str) -> Mapping[str, Any]:
+        if status != 200:
+            raise self._refused(status, text)
+        try:
+            record = json.loads(text)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise self._strange()
+        return record
+
+    def _strange(self) -> UnavailableError:
+        return UnavailableError(
+            f"what answers at {self.address} is not Ray's Jobs API",
+            hint="name another: --address http://HEAD:8265",
+        )
+
+    def _away(self, error: OSError) -> UnavailableError:
+        reason = getattr(error, "reason", None) or error
+        return UnavailableError(
+            f"no Ray cluster answers at {self.address}: {reason}",
+            hint="name the address of its dashboard, of a Ray that was started with "
+            "ray[default]: --address http://HEAD:8265",
+        )
+
+    def _refused(self, status: int, text: str) -> UnavailableError | NotPermittedError:
+        if status in (401, 403) and not self._named and find_token(self._environ):
+            # On a host that others use, it may be anybody who listens there.
+            return NotPermittedError(
+                f"{self.address} asks for a token, and nobody has said that it may have ours",
+                hint=f"name it, if it is yours: --address {self.address}",
+            )
+        if status in (401, 403):
+            return NotPermittedError(
+                f"the Ray cluster at {self.address} asks for a token, and has refused ours"
+                if find_token(self._environ)
+                else f"the Ray cluster at {self.address} asks for a token",
+                hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; see ray get-auth-token",
+            )
+        said = [line.strip() for line in text.splitlines() if line.strip()]
+        return UnavailableError(
+            f"Ray answers {status}: {said[-1] if said else 'nothing'}",
+            hint=f"see its dashboard: {self.address}",
+        )
+
+
+def _path_of(submission: str) -> str:
+    # A name from a run's folder must not become another path of the API.
+    return f"/api/jobs/{urllib.parse.quote(submission, safe='')}"
+
+
+def parse_job(job: Job, record: Mapping[str, Any]) -> Job:
+    """Return a job with what Ray says of it. Pure."""
+    state = _STATES.get(str(record.get("status")), "UNKNOWN")
+    if state in ("PENDING", "RUNNING"):
+        return replace(job, state=state)
+    said = str(record.get("message") or "").strip().splitlines()
+    told = next((line.removeprefix(_MARK) for line in said if line.startswith(_MARK)), "")
+    reason = "" if state == "COMPLETED" else told or (said[0] if said else "")
+    code = record.get("driver_exit_code")
+    if isinstance(code, int) and code < 0:
+        code = 128 - code
+    failed = 130 if state == "CANCELLED" else 1
+    return replace(
+        job,
+        state=state,
+        reason=reason,
+        exit_code=code if isinstance(code, int) else 0 if state == "COMPLETED" else failed,
+    )

@@ -1,0 +1,68 @@
+"""Runs as jobs of Slurm."""
+
+import os
+import time
+from collections.abc import Mapping
+
+from echelon.clusters.slurm.survey import parse_cluster_name
+from echelon.core.slurm import Slurm
+from echelon.core.units import parse_duration
+from echelon.run.node_record import exclusions
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.readers import nearest
+
+
+class SlurmCluster(Slurm):
+    """The Slurm that the commands on PATH talk to."""
+
+    def stop(self, job_id: str, *, run_id: str) -> None:
+        # The batch script has become the controller, which tells the rest.
+        self.end(job_id, run_id, ["--batch", "--signal=TERM"])
+
+    def cancel(self, job_id: str, *, run_id: str) -> None:
+        self.end(job_id, run_id)
+
+    def exclusions(self, request: JobSpec) -> str:
+        return exclusions(
+            parse_cluster_name(self.ask(["scontrol", "show", "config"]).stdout),
+            os.environ,
+            nodelist=request.nodelist,
+            exclude=request.exclude,
+            now_s=time.time(),
+        )
+
+    def problems(self, spec: JobSpec) -> list[str]:
+        shown = self.ask(["scontrol", "--oneliner", "show", "partition"]).stdout
+        partitions = dict(parse_partition(line) for line in shown.splitlines() if line.strip())
+        wanted = [name for name in spec.partition.split(",") if name] or [
+            name for name, fields in partitions.items() if fields.get("Default") == "YES"
+        ]
+        found = []
+        for name in wanted:
+            if name not in partitions:
+                found.append(f"there is no partition '{name}': {nearest(name, tuple(partitions))}")
+            else:
+                found += _limits(name, partitions[name], spec)
+        return found
+
+
+def parse_partition(line: str) -> tuple[str, dict[str, str]]:
+    """Read one line of `scontrol --oneliner show partition`."""
+    fields = dict(field.split("=", 1) for field in line.split() if "=" in field)
+    return fields["PartitionName"], fields
+
+
+def _limits(name: str, fields: Mapping[str, str], spec: JobSpec) -> list[str]:
+    found = []
+    if fields.get("State", "UP") != "UP":
+        found.append(f"partition '{name}' is {fields['State']}")
+    for limit in ("MaxNodes", "TotalNodes"):
+        most = fields.get(limit, "")
+        if most.isdecimal() and spec.nodes.low > int(most):
+            found.append(f"partition '{name}' has at most {most} nodes, not {spec.nodes.low}")
+            break
+    longest = parse_duration(fields.get("MaxTime", "UNLIMITED"))
+    asked = parse_duration(spec.time) if spec.time else 0
+    if longest is not None and (asked is None or asked > longest):
+        found.append(f"partition '{name}' allows {fields['MaxTime']}, not {spec.time}")
+    return found

@@ -1,0 +1,223 @@
+"""The style `ray`: a Ray cluster that is the job's own, and the script as its driver. Pure.
+
+It is rendered as the other plain styles are, and needs nothing of Echelon on the nodes. Two such
+jobs may share a node, and other users are there too: so every port is one that the system gives,
+every folder has a name of its own and is closed to others, and nobody gets in without a token.
+"""
+
+import textwrap
+
+from echelon.clusters.slurm.bash import FREE_PORT, INTERFACE, PEER
+from echelon.launch.backends.ray.version import OLDEST, PATTERN, SHOWN
+
+_VERSION = rf"""# --- is there a Ray that can keep strangers out?
+"$python" - <<'CHECK' || exit 69
+import re, sys
+from importlib.metadata import PackageNotFoundError, version
+install = f"{{sys.executable}} -m pip install --upgrade 'ray[default]'"
+try:
+    found = version("ray")
+except PackageNotFoundError:
+    sys.exit(f"the Python {{sys.executable}} has no ray: {{install}}")
+parts = re.match(r"{PATTERN}", found)
+if not parts or tuple(map(int, parts.groups())) < {OLDEST}:
+    sys.exit(f"ray {{found}} is too old, it takes {SHOWN}: {{install}}")
+CHECK
+"""
+
+_ADDRESSES = f"""
+# --- where the nodes reach each other
+# This script runs on the first node, and so does Ray's head. Its address is the one by which the
+# last node is reached: host names may not resolve, and there may be several interfaces.
+{PEER}{FREE_PORT}MASTER_ADDR=$(address_towards "$PEER_ADDR")
+export python MASTER_ADDR PEER_ADDR
+export -f address_towards free_port
+"""
+
+_PRIVACY = r"""
+# --- a Ray cluster of this job's own
+# What a surrounding Ray may have left must not lead there.
+unset RAY_ADDRESS RAY_API_SERVER_ADDRESS RAY_AUTH_TOKEN_PATH RAY_NAMESPACE RAY_TMPDIR
+unset RAY_JOB_CONFIG_JSON_ENV_VAR
+# Its token is new for each job, and in no file. Whoever does not have it is refused.
+RAY_AUTH_TOKEN=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
+# On busy nodes and slow storage the thirty seconds that Ray gives a node to join may be too few.
+export RAY_raylet_start_wait_time_s="${RAY_raylet_start_wait_time_s:-120}"
+# Ray opens its own folder to all users: it lies in one that is open to nobody. The names of sockets
+# in it may have 107 letters, 69 of which are Ray's: where TMPDIR is too long for that, it is /tmp.
+make_home() {
+    local name="ray-$SLURM_JOB_ID-XXXXXX" base="${TMPDIR:-/tmp}"
+    if [ $((${#base} + 1 + ${#name})) -gt 38 ] || [ ! -w "$base" ]; then base=/tmp; fi
+    mktemp -d "$base/$name"
+}
+export -f make_home
+RAY_HOME=$(make_home) || exit 1
+export RAY_HOME
+tmp=$RAY_HOME
+# How long Ray stays when Slurm warns the job: its driver may have something to save. What is left
+# of the time before Slurm kills is for Ray's own end.
+linger=$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
+linger=$((${linger:-30} - 5))
+if [ $linger -lt 1 ]; then linger=1; fi
+export linger
+"""
+
+_NODE = rf"""
+# What a node does, until it is told to stop.
+node=$(cat <<'NODE'
+role=$1
+if [ "$role" = head ]; then
+    towards=$PEER_ADDR
+else
+    towards=$MASTER_ADDR
+    RAY_HOME=$(make_home) || exit 1
+fi
+if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    # What leads to the other nodes: a host name may lead elsewhere.
+{textwrap.indent(INTERFACE, "    ")}fi
+gpus=$(tr , '\n' <<< "${{CUDA_VISIBLE_DEVICES:-}}" | grep -c .)
+cpus=${{SLURM_CPUS_ON_NODE:-1}}
+set -- --block --disable-usage-stats --temp-dir="$RAY_HOME/t" \
+    --node-ip-address="$(address_towards "$towards")" \
+    --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 \
+    --num-cpus="$cpus" --num-gpus="$gpus"
+# Left alone, Ray would take its share of the whole machine's memory. What Slurm grants, in MiB, is
+# said in one of several ways, or by the limit of our own cgroup.
+memory=${{SLURM_MEM_PER_NODE:-0}}
+if [ "$memory" = 0 ]; then memory=$((${{SLURM_MEM_PER_CPU:-0}} * cpus)); fi
+if [ "$memory" = 0 ]; then memory=$((${{SLURM_MEM_PER_GPU:-0}} * gpus)); fi
+if [ "$memory" = 0 ]; then
+    memory=$("$python" - <<'LIMIT'
+from pathlib import Path
+limits = [1 << 62]
+for line in Path("/proc/self/cgroup").read_text().splitlines():
+    _, kinds, inner = line.split(":", 2)
+    root = Path("/sys/fs/cgroup", "memory" if kinds else "")
+    here = root / inner.strip("/")
+    for folder in (here, *here.parents) if not kinds or "memory" in kinds.split(",") else ():
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                limits.append(int((folder / name).read_text()))
+            except (OSError, ValueError):
+                pass
+print(min(limits) >> 20 if min(limits) < 1 << 50 else 0)
+LIMIT
+    )
+fi
+if [ "${{memory:-0}}" -gt 0 ]; then
+    set -- "$@" --memory="$((memory * 700000))" --object-store-memory="$((memory * 300000))"
+fi
+if [ "$role" = head ]; then
+    # The dashboard, which Ray Train asks how things are, is for this node alone.
+    set -- "$@" --head --port=0 --dashboard-host=127.0.0.1 --dashboard-port=0
+    # These have ports of their own, which two jobs on a node would both want.
+    AUTOSCALER_METRIC_PORT=$(free_port) DASHBOARD_METRIC_PORT=$(free_port)
+    export AUTOSCALER_METRIC_PORT DASHBOARD_METRIC_PORT
+    # Ray Client is served only where there is grpc.
+    if "$python" -c 'import grpc' 2>/dev/null; then
+        set -- "$@" --ray-client-server-port="$(free_port)"
+    fi
+else
+    set -- "$@" --address="$RAY_ADDRESS"
+fi
+setsid "$python" -m ray.scripts.scripts start "$@" > "$RAY_HOME/log" 2>&1 < /dev/null &
+ray=$!
+# It gets two seconds to end its own processes: Slurm may not wait much longer for us.
+end_ray() {{
+    touch "$RAY_HOME/told"
+    kill -TERM $ray
+    for _ in {{1..20}}; do kill -0 $ray || break; sleep 0.1; done
+    kill -KILL -- -$ray
+}}
+# The batch script holds the other end of our input: when it goes, so does Ray.
+{{ trap '' TERM INT; cat > /dev/null; end_ray; }} <&0 2>/dev/null &
+leash=$!
+# A warning: the driver has got it too, and the batch script goes with the driver.
+late=''
+be_warned() {{
+    if [ -n "$late" ]; then return; fi
+    {{
+        trap '' TERM INT
+        end_s=$((SECONDS + linger))
+        while [ $SECONDS -lt $end_s ]; do kill -0 $ray || exit; sleep 0.2; done
+        end_ray
+    }} < /dev/null > /dev/null 2>&1 &
+    late=$!
+}}
+trap be_warned TERM INT
+while kill -0 $ray 2>/dev/null; do wait $ray; done
+kill -KILL $leash 2>/dev/null
+if [ ! -e "$RAY_HOME/told" ]; then
+    echo "Ray has ended on $SLURMD_NODENAME:" >&2
+    tail -n 20 "$RAY_HOME/log" >&2
+fi
+# Some of its processes may still be about to go, and write.
+for _ in {{1..50}}; do rm -rf "$RAY_HOME" 2>/dev/null && break; sleep 0.1; done
+NODE
+)
+"""
+
+_START = r"""
+stop_ray() {
+    trap - EXIT
+    exec {leash}>&-
+    wait $head $workers
+    rm -rf "$tmp"
+}
+head='' workers=''
+mkfifo "$tmp/leash"
+exec {leash}<> "$tmp/leash"
+trap stop_ray EXIT
+trap 'exit 143' TERM
+
+one="--ntasks-per-node=1 --overlap --unbuffered"
+srun --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" $one bash -c "$node" bash head \
+    < "$tmp/leash" {leash}>&- &
+head=$!
+until [ -s "$RAY_HOME/t/ray_current_cluster" ]; do
+    kill -0 $head 2>/dev/null || exit 1  # it has said why
+    sleep 0.1
+done
+RAY_ADDRESS=$(cat "$RAY_HOME/t/ray_current_cluster")
+export RAY_ADDRESS
+others=$((SLURM_JOB_NUM_NODES - 1))
+if [ $others -gt 0 ]; then
+    srun --nodes=$others --ntasks=$others --exclude="$SLURMD_NODENAME" $one \
+        bash -c "$node" bash worker < "$tmp/leash" {leash}>&- &
+    workers=$!
+fi
+# The script shall find all of them. Many nodes take longer to come.
+"$python" - "$SLURM_JOB_NUM_NODES" "${workers:-$head}" {leash}>&- <<'COUNT' || exit 1
+import os, sys, time, ray
+ray.init(logging_level="error", log_to_driver=False)
+wanted = int(sys.argv[1])
+deadline_s = time.monotonic() + 120 + wanted
+while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
+    try:
+        os.kill(int(sys.argv[2]), 0)
+    except ProcessLookupError:
+        sys.exit(f"only {there} of {wanted} nodes have Ray: its srun has ended, and said why above")
+    if time.monotonic() > deadline_s:
+        sys.exit(f"only {there} of {wanted} nodes have joined Ray's head")
+    time.sleep(0.1)
+COUNT
+"""
+
+CLUSTER = f"{_VERSION}{_ADDRESSES}{_PRIVACY}{_NODE}{_START}"
+"""Everything but the script itself."""
+
+
+def render_driver(words: str) -> str:
+    """Return how the script is started.
+
+    Args:
+        words: what to run, quoted for bash.
+    """
+    return f"""\
+# --- start
+# The script is the driver: `ray.init()` finds the cluster by RAY_ADDRESS.
+srun --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" $one {words} {{leash}}>&-
+code=$?
+exit $code
+"""

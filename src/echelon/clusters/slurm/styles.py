@@ -1,0 +1,368 @@
+"""A request as a whole sbatch script, one function per way of starting ranks. Pure.
+
+The scripts need nothing of Echelon on the nodes, and are written for people to read and keep. What
+they have in common: the batch script runs on rank 0's node, so it chooses address and port there;
+the address is the one by which the other nodes are reached, whatever names say; and a port that was
+taken meanwhile is noticed and another tried.
+"""
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from echelon.clusters.slurm.bash import FREE_PORT, INTERFACE, PEER
+from echelon.clusters.slurm.ray_style import CLUSTER, render_driver
+from echelon.clusters.slurm.sbatch import render_directives
+from echelon.launch.roles import BOOTSTRAP
+from echelon.spec.job_spec import JobSpec
+
+PLACEHOLDER = "{dist_file}"
+"""Stands in an argument for the rendezvous file of style `file`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shipped:
+    """What a script of the style `echelon` starts: files of the run's directory, by digest."""
+
+    run: str
+    """The run's directory."""
+    launcher: str
+    """SHA-256 of its launcher,"""
+    request: str
+    """and of its request."""
+
+
+def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: str = "") -> str:
+    """Return the sbatch script of a request, in its style.
+
+    Args:
+        spec: the request.
+        shipped: what the style `echelon` starts; without it, the command of that name on the nodes.
+        conda_exe: the program of the shell that asks, for jobs that have none on their PATH.
+    """
+    if spec.style == "echelon":
+        head = _head(spec, run=shipped.run if shipped else "")
+        return "\n".join([head, _environment(spec, conda_exe), _launch_echelon(spec, shipped)])
+    if spec.style == "ray":
+        driver = render_driver(" ".join(_program(spec)))
+        return "\n".join([_head(spec), _environment(spec, conda_exe), CLUSTER, driver])
+    task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
+    parts = [
+        _head(spec),
+        _environment(spec, conda_exe),
+        _RENDEZVOUS_FILE if spec.style == "file" else _RENDEZVOUS,
+        f"# What every task does before it becomes {_TASK_IS[spec.style]}.",
+        f"task=$(cat <<'TASK'\n{task}TASK\n)\n",
+        _launch(spec),
+    ]
+    return "\n".join(parts)
+
+
+# --- what all have in common ------------------------------------------------------------------
+
+
+def _head(spec: JobSpec, *, run: str = "") -> str:
+    command = shlex.join(["echelon", "script", "--style", spec.style, spec.script, *spec.args])
+    # A line break in an argument must not end the comment.
+    shown = command.replace("\n", "\\n").replace("\r", "\\r")
+    extra = _NO_KILL if spec.style == "echelon" else ""
+    if run:
+        extra += _COMMENT.format(run=run.rpartition("/")[2])
+    if run and spec.hand_over != "never":
+        extra += _HAND_OVER if spec.hand_over == "requeue" else f"{_HAND_OVER}{_NO_REQUEUE}"
+        extra += _ORIGINAL
+    return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}{extra}"
+
+
+_NO_KILL = """\
+# Without it Slurm ends the whole job when a node dies.
+#SBATCH --no-kill
+"""
+
+_COMMENT = """\
+# Whose job it is, also when the script is submitted by hand.
+#SBATCH --comment=echelon:{run}
+"""
+_HAND_OVER = """\
+# What a job has said must not be lost when another goes on.
+#SBATCH --open-mode=append
+"""
+_NO_REQUEUE = """\
+# A job that waits for the end of this one goes on; with Slurm's own way there would be two.
+#SBATCH --no-requeue
+"""
+_ORIGINAL = """\
+
+# --- the variables and this script as they are now: a job that goes on from this one has the same
+exec {ECHELON_ENVIRON}< <(env -0) {ECHELON_SCRIPT}< <(cat -- "$0")
+export ECHELON_ENVIRON ECHELON_SCRIPT
+"""
+
+
+_CONDA = """\
+# conda as the shell knew it that asked for this job, or else as the job does. Without it, or
+# without the environment, another Python would run.
+conda_exe={exe}
+if [ ! -x "$conda_exe" ]; then conda_exe=$(type -P conda); fi
+if [ -z "$conda_exe" ]; then
+    echo "there is no conda on $(hostname): load its module (--load), or name where it is" \\
+        "(export CONDA_EXE=/path/to/bin/conda) and submit again" >&2
+    exit 1
+fi
+if ! source "$("$conda_exe" info --base)/etc/profile.d/conda.sh" || ! conda activate {name}; then
+    echo {said} "$conda_exe on $(hostname); there are: $conda_exe env list" >&2
+    exit 1
+fi"""
+
+
+def _environment(spec: JobSpec, conda_exe: str = "") -> str:
+    lines = []
+    if spec.modules:
+        lines.append(f"module load {shlex.join(spec.modules)}")
+    if spec.conda:
+        lines.append(
+            _CONDA.format(
+                exe=_quote(conda_exe),
+                name=_quote(spec.conda),
+                said=_quote(f"cannot activate the conda environment '{spec.conda}' with"),
+            )
+        )
+    if spec.venv:
+        lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
+    lines += spec.prologue
+    lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
+    # The style `echelon` sets it for the ranks, and Ray for its workers, unless it is set already.
+    if "OMP_NUM_THREADS" not in spec.env and spec.style not in ("echelon", "ray"):
+        lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
+    if spec.cpus_per_task and spec.style != "echelon":
+        lines += [
+            "# Slurm 22.05 to 23.02 does not hand this on to srun.",
+            'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
+        ]
+    lines.append(f"python={shlex.quote(spec.python or 'python3')}")
+    return "# --- environment\n" + "\n".join(lines) + "\n"
+
+
+_RENDEZVOUS = f"""\
+# --- rendezvous
+# This script runs on the first node, and so will rank 0. Its address is the one by which the last
+# node is reached: host names may not resolve, and there may be several interfaces.
+{PEER}if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    MASTER_ADDR=$(address_towards "$PEER_ADDR")
+else
+    MASTER_ADDR=127.0.0.1 PEER_ADDR=127.0.0.1
+fi
+export MASTER_ADDR PEER_ADDR
+export -f address_towards
+{FREE_PORT}scratch=$(mktemp -d) || scratch=$(TMPDIR=/tmp mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+export PORT_TAKEN="$scratch/port-taken"
+"""
+
+_RENDEZVOUS_FILE = """\
+# --- rendezvous
+# A file in the job's folder, which all nodes share; a new one for every attempt, for a stale one
+# would let ranks of an earlier attempt in.
+PEER_ADDR=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)" |
+    sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+MASTER_ADDR=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
+export MASTER_ADDR PEER_ADDR
+DIST_FILE=$(mktemp -u "$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-XXXXXX")
+trap 'rm -f "$DIST_FILE"' EXIT
+export DIST_FILE ECHELON_INIT_METHOD="file://$DIST_FILE"
+"""
+
+_INTERFACES = f"""\
+# gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
+if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
+{INTERFACE}"""
+
+_RUN_WATCHING_PORT = """\
+if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
+# The first task listens on the port. If somebody else was quicker, the batch script tries another.
+trap : USR1  # for the rank, not for this shell
+"$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
+code=$?
+wait
+taken="port: $MASTER_PORT,.*EADDRINUSE"
+if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$PORT_TAKEN.stderr"; then
+    touch "$PORT_TAKEN"
+fi
+exit $code
+"""
+
+_RUN_LAUNCHER = """\
+# The first task's launcher listens on the port. If somebody else was quicker, the batch script
+# tries another.
+if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
+"$@" 2> >(tee "$log" >&2) &
+launcher=$!
+# Told to stop because another node has failed, torchrun may wait minutes for that node: it gets ten
+# seconds.
+trap 'kill -TERM $launcher; { sleep 10; kill -KILL 0; } &' TERM
+while kill -0 $launcher 2>/dev/null; do
+    wait $launcher
+    code=$?
+done
+taken="port: $MASTER_PORT,.*EADDRINUSE"
+if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$log"; then touch "$PORT_TAKEN"; fi
+exit $code
+"""
+
+
+# --- one style each ---------------------------------------------------------------------------
+
+_RANK_VARIABLES = """\
+export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
+export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
+"""
+
+
+def _task_srun(spec: JobSpec) -> str:
+    return f"{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\n{_RUN_WATCHING_PORT}"
+
+
+def _task_file(spec: JobSpec) -> str:
+    return f'{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\nexec "$@"\n'
+
+
+def _task_spawn(spec: JobSpec) -> str:
+    return f"""\
+# The script starts the ranks itself: it is told the node, and how many to start.
+export NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE={spec.procs_per_node}
+{_RUN_WATCHING_PORT}"""
+
+
+def _task_static(spec: JobSpec) -> str:
+    return f"""\
+set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
+    --nproc-per-node={spec.procs_per_node} \\
+    --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
+{_RUN_LAUNCHER}"""
+
+
+def _task_torchrun(spec: JobSpec) -> str:
+    low = f"{spec.nodes.low}:" if spec.nodes.low != spec.nodes.high else ""
+    return f"""\
+# Left alone, torchrun asks host names who serves the rendezvous and where ranks listen.
+if [ "$SLURM_NODEID" = 0 ]; then
+    host=1 own=$MASTER_ADDR
+else
+    host=0 own=$(address_towards "$MASTER_ADDR")
+fi
+set -- "$python" -m torch.distributed.run --nnodes="{low}$SLURM_NNODES" \\
+    --nproc-per-node={spec.procs_per_node} --rdzv-backend=c10d \\
+    --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \\
+    --rdzv-id="$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}" --local-addr="$own" \\
+    "$@"
+{_RUN_LAUNCHER}"""
+
+
+_TASK: dict[str, Callable[[JobSpec], str]] = {
+    "srun": _task_srun,
+    "file": _task_file,
+    "spawn": _task_spawn,
+    "static": _task_static,
+    "torchrun": _task_torchrun,
+}
+_TASK_IS = {
+    "srun": "a rank",
+    "file": "a rank",
+    "spawn": "the script that spawns its node's ranks",
+    "static": "its node's launcher",
+    "torchrun": "its node's torchrun",
+}
+
+
+def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
+    if shipped:
+        run = shipped.run
+        # Slurm goes there by itself; started by hand, or here and now, nobody does.
+        folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
+        return f"""\
+# --- start
+{folder}# Slurm keeps this script from submission on, but the run's folder may have changed since:
+# the launcher is read once, compared with its SHA-256, and executed from memory.
+start=$(cat <<'START'
+{BOOTSTRAP}START
+)
+# The controller gets an agent onto every node, and they start the ranks. $1 is the attempt; the
+# last word is the SHA-256 of spec.toml.
+exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
+    controller {_quote(run)} "${{1:-}}" {shipped.request}
+"""
+    flags = {
+        "--nodes": str(spec.nodes),
+        "--procs": str(spec.procs_per_node),
+        "--restarts": str(spec.restarts),
+    }
+    if spec.cpus_per_task:
+        flags["--cpus-per-task"] = str(spec.cpus_per_task)
+    options = [word for flag in flags.items() for word in flag]
+    options += ["--module"] if spec.module else []
+    words = " ".join(_quote(word) for word in (spec.script, *spec.args))
+    return f"""\
+# --- start
+# Inside an allocation `echelon run` uses all its nodes.
+exec "$python" -m echelon run {" ".join(options)} {words}
+"""
+
+
+def _program(spec: JobSpec) -> list[str]:
+    """Return the words of what a task becomes, quoted for bash."""
+    program = [] if spec.style in ("static", "torchrun") else ['"$python"']
+    if spec.module:
+        program.append("-m")
+    return [*program, *(_argument(word) for word in (spec.script, *spec.args))]
+
+
+def _launch(spec: JobSpec) -> str:
+    words = " ".join(_program(spec))
+    # With --ntasks and --overlap it does the same in a job of another shape, and inside a step.
+    tasks = f'--ntasks="$((SLURM_JOB_NUM_NODES * {spec.tasks_per_node}))"'
+    step = f"""\
+srun --nodes="$SLURM_JOB_NUM_NODES" {tasks} \\
+    --ntasks-per-node={spec.tasks_per_node} --overlap --kill-on-bad-exit=1 \\
+    bash -c "$task" bash {words}"""
+    if spec.style == "file":
+        return f"# --- start\n{step}\n"
+    return f"""\
+# --- start
+export python
+start_ranks() {{
+    {step}
+}}
+for try in 1 2 3 4 5; do
+    MASTER_PORT=$(free_port)
+    export MASTER_PORT
+    code=0
+    start_ranks || code=$?
+    if [ ! -e "$PORT_TAKEN" ]; then break; fi
+    rm -f "$PORT_TAKEN"
+    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+done
+exit "$code"
+"""
+
+
+def _quote(word: str) -> str:
+    """Quote a word for bash.
+
+    Slurm takes a carriage return before a line end for a file from Windows, and refuses it: those
+    are spelled out.
+    """
+    if "\r" not in word:
+        return shlex.quote(word)
+    spelled = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r"}
+    return "$'" + "".join(spelled.get(character, character) for character in word) + "'"
+
+
+def _argument(word: str) -> str:
+    """Quote an argument for bash; where it holds the placeholder, the file's name goes in."""
+    pieces = re.split(f"({re.escape(PLACEHOLDER)})", word)
+    if len(pieces) == 1:
+        return _quote(word)
+    return "".join(
+        '"$DIST_FILE"' if piece == PLACEHOLDER else _quote(piece) for piece in pieces if piece
+    )

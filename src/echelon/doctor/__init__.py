@@ -1,0 +1,1 @@
+"""Asks for nodes to be examined, and shows what was found."""

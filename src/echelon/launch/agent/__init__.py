@@ -1,0 +1,1 @@
+"""One process per node: local workers, zygote client, node check, guard."""

@@ -1,0 +1,376 @@
+"""One process per node, at the controller's service: it joins, obeys, and shows that it lives.
+
+The orders are for the node's ranks, which noderanks.py keeps. When the connection is gone, so are
+they.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import itertools
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from echelon.core import addresses
+from echelon.core.parent_death import die_with
+from echelon.core.shell import LocalShell, Shell
+from echelon.errors import UsageError
+from echelon.launch.agent.files import AgentFiles
+from echelon.launch.agent.guard import Guard
+from echelon.launch.agent.local_workers import LocalWorkers
+from echelon.launch.agent.node_check import Fault, NodeCheck, check_places
+from echelon.launch.agent.orphans import answers_at, end_orphaned_job
+from echelon.launch.agent.rendezvous_sockets import try_sockets
+from echelon.launch.agent.telemetry_client import TelemetryClient
+from echelon.launch.agent.zygote_client import ZygoteClient
+from echelon.launch.protocol.leftovers import await_trackers, make_scratch
+from echelon.launch.protocol.link import SILENCE_S, Link, connect, sleep_a_pulse
+from echelon.launch.protocol.messages import (
+    Commit,
+    Dump,
+    End,
+    Hello,
+    Leave,
+    Message,
+    Note,
+    Open,
+    Probe,
+    Propose,
+    Reached,
+    Signalled,
+    Start,
+)
+from echelon.launch.protocol.program import find_program
+from echelon.launch.protocol.rank_environment import (
+    CONTROLLER,
+    FILES,
+    NAME,
+    NODE,
+    REPLACES,
+    TIED,
+    common_environment,
+    node_in_job,
+    parse_candidates,
+    receive_key,
+)
+from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
+from echelon.spec.job_spec import JobSpec
+from echelon.world import count_devices
+
+_PR_SET_CHILD_SUBREAPER = 36
+_OWN_LINE = "/proc/self/cmdline"
+_REACH_S = 60.0
+"""How long to try to reach the controller,"""
+_REFUSED_S = 15.0
+"""and how long where nothing listens there."""
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""The longest pause after each attempt; the last is that of all which follow."""
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        run: RunDir,
+        attempt: int,
+        node: int,
+        request: JobSpec,
+        environ: Mapping[str, str],
+        key: bytes,
+        shell: Shell,
+        scratch: Path,
+        lock: int,
+    ) -> None:
+        self._run, self._node = run, node
+        self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
+        self._request, self._scratch = request, scratch
+        self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
+        self._key = key
+        self._controller = parse_candidates(environ[CONTROLLER])
+        common = common_environment(
+            environ,
+            run_id=run.run_id,
+            run_dir=run.path,
+            threads=request.omp_threads,
+            cpus=request.cpus_per_task,
+            restarts=request.restarts,
+        )
+        self._guard = Guard(scratch, lock)
+        self._link: Link | None = None
+        self._files = AgentFiles()
+        self._meter = TelemetryClient(
+            run,
+            attempt=attempt,
+            node=node,
+            scratch=scratch,
+            env=common,
+            shell=shell,
+            guard=self._guard,
+            files=self._files,
+        )
+        self._nursery = ZygoteClient(
+            program=find_program(request),
+            preload=request.preload,
+            env=common,
+            log=run.logs / f"zygote-{attempt}-{node}.log",
+            shell=shell,
+            guard=self._guard,
+            files=self._files,
+        )
+        self._ranks = LocalWorkers(
+            run=run,
+            attempt=attempt,
+            environ=common,
+            scratch=scratch,
+            nursery=self._nursery,
+            guard=self._guard,
+            files=self._files,
+            say=self._say,
+            spawn=self._spawn,
+        )
+        self._check = NodeCheck(
+            shell=shell,
+            guard=self._guard,
+            env={**common, NODE: str(node)},
+            log=run.logs / f"check-{attempt}-{node}.log",
+            scratch=scratch,
+        )
+        self._fault: Fault | None = None
+        self._done = asyncio.Event()
+        self.orphaned = False
+        """Whether the controller has gone without a word."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._let_in: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> int:
+        """Serve until told to leave, or until the controller is gone."""
+        loop = asyncio.get_running_loop()
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._say, Signalled(signal=number))
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._fault = await asyncio.to_thread(check_places, self._run.logs, self._scratch)
+        if not self._fault:
+            # It has a log: not before there is a place for it.
+            self._spawn(self._nursery.start(self._ranks))
+        try:
+            if not self._fault:
+                command = self._request.node_check
+                self._fault = await self._check.run(gpus=self._gpus, command=command)
+            await self._reach_controller()
+            self._spawn(self._pulse())
+            self._spawn(self._files.time_logs())
+            if self._request.telemetry:
+                self._spawn(self._meter.start())
+            await self._done.wait()
+        except OSError as error:
+            self._files.say(f"cannot reach the controller at {self._controller}: {error}")
+            return 69
+        finally:
+            self._end_everything()
+        return 0
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._end_task)
+        return task
+
+    def _end_task(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._files.say(f"a fault of Echelon's own: {type(error).__name__}: {error}")
+            self._done.set()
+
+    # --- the controller -------------------------------------------------------------------------
+
+    async def _reach_controller(self) -> None:
+        """Connect and be let in; a flood of strangers may keep us out at first.
+
+        Raises:
+            OSError: it cannot be reached, or does not let us in.
+        """
+        began_s = time.monotonic()
+        for attempt in itertools.count():
+            failure: OSError = ConnectionAbortedError("it did not let us in")
+            self._let_in = asyncio.get_running_loop().create_future()
+            try:
+                await connect(self._controller, self._make_link, attempt=attempt)
+            except OSError as error:
+                failure = error
+            else:
+                if await self._let_in:
+                    return
+            patience_s = _REFUSED_S if isinstance(failure, ConnectionRefusedError) else _REACH_S
+            if time.monotonic() - began_s > patience_s:
+                raise failure
+            # At random: agents that were turned away together do not come back together.
+            await asyncio.sleep(random.uniform(0, _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]))  # noqa: S311
+
+    def _make_link(self) -> Link:
+        return Link(
+            self._key, "agent", opened=self._greet, received=self._obey, lost=self._lose_controller
+        )
+
+    def _greet(self, link: Link) -> None:
+        self._link = link
+        self._let_in.set_result(True)
+        self._say(
+            Hello(
+                node=self._node,
+                name=self._name,
+                host=addresses.host_identity(),
+                addresses=addresses.host_addresses(),
+                pid=os.getpid(),
+                gpus=self._gpus,
+                fault=self._fault.reason if self._fault else "",
+                fault_own=bool(self._fault and self._fault.own),
+            )
+        )
+
+    def _lose_controller(self, _link: Link, reason: str) -> None:
+        self._files.say(f"the controller is gone: {reason}")
+        if self._link is not None:
+            self.orphaned = not self._done.is_set()
+            self._done.set()
+        elif not self._let_in.done():
+            self._let_in.set_result(False)
+
+    def controller_answers(self) -> bool:
+        """Tell whether the controller's host answers where we were connected."""
+        reached = self._link.peer_address if self._link else ""
+        return any(answers_at(*one) for one in self._controller if one[0] == reached)
+
+    def _say(self, message: Message) -> None:
+        if self._link is not None:
+            self._link.say(message)
+
+    def _obey(self, _link: Link, message: Message) -> None:
+        match message:
+            case Open():
+                self._ranks.open(message)
+            case Probe():
+                self._spawn(self._probe(message))
+            case Start():
+                self._ranks.start(message)
+            case End():
+                self._ranks.end(message)
+            case Propose() | Commit():
+                self._ranks.steer(message)
+            case Dump():
+                self._spawn(self._ranks.dump(message.generation))
+            case Leave():
+                self._done.set()
+
+    async def _probe(self, order: Probe) -> None:
+        reached = await try_sockets(order.ports)
+        self._say(Reached(generation=order.generation, addresses=reached))
+
+    async def _pulse(self) -> None:
+        """Say that we live, and notice when the controller does not."""
+        while True:
+            paused_s = await sleep_a_pulse()
+            if paused_s > SILENCE_S / 2 and self._link:
+                self._link.heard_s = time.monotonic()  # it was we who did not listen
+            self._say(self._ranks.pulse())
+            for text in self._meter.said():
+                self._say(Note(text=text))
+            if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
+                self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+
+    # --- its children, and the end --------------------------------------------------------------
+
+    def _reap(self) -> None:
+        """Collect what has died: zygote, guard, checks, and orphans of a killed zygote."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._nursery.collected(pid, status)
+            self._check.collected(pid, status)
+            self._meter.collected(pid)
+            if pid == self._guard.pid and not self._done.is_set():
+                self._guard.start()
+
+    def _end_everything(self) -> None:
+        # What dies from here on may do so when the loop has closed the pipe that would tell.
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+        self._meter.close()
+        self._nursery.close()
+        self._ranks.close()
+        await_trackers()
+        self._files.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _limit_files(most: str) -> None:
+    """Have the user's own limit, and so have the ranks: that of the controller may be higher."""
+    if most:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (int(most), hard))
+
+
+def _replace(pid: str) -> None:
+    """End the agent that was here before us, if it is: then its guard ends its ranks."""
+    with contextlib.suppress(OSError):
+        if pid and Path("/proc", pid, "cmdline").read_bytes() == Path(_OWN_LINE).read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def main(arguments: list[str]) -> int:
+    """`agent RUN ATTEMPT REQUEST`, with the rest in variables, and the key on standard input."""
+    run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
+    environ = dict(os.environ)
+    if CONTROLLER not in environ:
+        raise UsageError("an agent is started by its controller", hint="use: echelon run")
+    key = receive_key(sys.stdin.buffer)
+    node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
+    if parent := environ.get(TIED):
+        die_with(int(parent), signal.SIGKILL)  # our guard ends the rest
+    _limit_files(environ.get(FILES, ""))
+    _replace(environ.get(REPLACES, ""))
+    request = read_spec(run, arguments[2])
+
+    async def serve() -> int:
+        # Only now: until the agent has its guard, nobody would remove it.
+        scratch, lock = make_scratch()
+        agent = Agent(
+            run=run,
+            attempt=attempt,
+            node=node,
+            request=request,
+            environ=environ,
+            key=key,
+            shell=LocalShell(),
+            scratch=scratch,
+            lock=lock,
+        )
+        code = await agent.run()
+        if agent.orphaned:
+            end_orphaned_job(
+                run,
+                attempt,
+                environ,
+                LocalShell(),
+                mode=request.hand_over,
+                pid=os.getpid(),
+                answers=agent.controller_answers,
+            )
+        return code
+
+    return asyncio.run(serve())

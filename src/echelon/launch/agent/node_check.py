@@ -1,0 +1,140 @@
+"""Whether a node is fit for ranks: looked at by its agent, before any are started there.
+
+On a broken node a program may hang for good, beyond the reach of a signal: each is left running in
+a group of its own, and given up when its time is over.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.core.nodes import compress
+from echelon.core.proc import tail
+from echelon.core.shell import Shell
+from echelon.errors import EchelonError
+from echelon.launch.agent.guard import Guard
+from echelon.launch.protocol.messages import Hello
+from echelon.run.verdict import Failure
+
+GPU_S = 30.0
+COMMAND_S = 120.0
+"""How long the user's own check may take."""
+ROOM_MIB = 16
+"""What beacons and sockets of ranks need at the very most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Why a node is not fit."""
+
+    reason: str
+    own: bool = False
+    """Whether it is surely this node's, not that of a file system or a command that all share."""
+
+
+def check_places(logs: Path, scratch: Path) -> Fault | None:
+    """Find out whether ranks could write where they have to."""
+    try:
+        tempfile.TemporaryFile(dir=logs).close()
+    except OSError as error:
+        return Fault(reason=f"cannot write to {logs}: {error.strerror}")
+    room = os.statvfs(scratch)
+    free_mib = room.f_bavail * room.f_frsize >> 20
+    if room.f_blocks and free_mib < ROOM_MIB:  # a tmpfs without bounds has no blocks
+        return Fault(reason=f"only {free_mib} MiB are free in {scratch.parent}", own=True)
+    return None
+
+
+class NodeCheck:
+    """Runs what there is to run; its owner reaps all children, and tells us of them."""
+
+    def __init__(
+        self, *, shell: Shell, guard: Guard, env: Mapping[str, str], log: Path, scratch: Path
+    ) -> None:
+        self._shell, self._guard = shell, guard
+        self._env, self._log, self._scratch = env, log, scratch
+        self._running: dict[int, asyncio.Future[int]] = {}
+
+    async def run(self, *, gpus: int, command: str) -> Fault | None:
+        """Return the first thing that is wrong.
+
+        Args:
+            gpus: how many the node was granted.
+            command: the user's own check, if there is one.
+        """
+        found = await asyncio.gather(self._check_gpus(gpus), self._run_command(command))
+        return next((fault for fault in found if fault), None)
+
+    async def _check_gpus(self, gpus: int) -> Fault | None:
+        if not gpus or self._shell.which("nvidia-smi") is None:
+            return None
+        # With CUDA's stubs on this path it would ask a library that knows nothing.
+        env = {name: v for name, v in self._env.items() if name != "LD_LIBRARY_PATH"}
+        log = self._scratch / "gpus.log"
+        wrong = await self._end_of(["nvidia-smi", "-L"], env=env, log=log, limit_s=GPU_S)
+        return Fault(reason=f"nvidia-smi -L {wrong}", own=True) if wrong else None
+
+    async def _run_command(self, command: str) -> Fault | None:
+        if not command:
+            return None
+        argv = ["bash", "-c", command]
+        wrong = await self._end_of(argv, env=self._env, log=self._log, limit_s=COMMAND_S)
+        return Fault(reason=f"node_check {wrong}") if wrong else None
+
+    async def _end_of(
+        self, argv: Sequence[str], *, env: Mapping[str, str], log: Path, limit_s: float
+    ) -> str:
+        """Run a program; return what was wrong with its end, or nothing."""
+        try:
+            pid = self._shell.start(argv, log=log, env=env)
+        except (OSError, EchelonError) as error:
+            return f"cannot be started: {error}"
+        self._guard.watch(pid)
+        ended = self._running[pid] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(limit_s):
+                code = await ended
+        except TimeoutError:
+            return f"did not end within {limit_s:g} s"
+        finally:
+            del self._running[pid]
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            self._guard.forget(pid)
+        if code == 0:
+            return ""
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        said = [line.strip() for line in tail(log).splitlines() if line.strip()]
+        return f"{how}: {said[-1][:200]}" if said else f"{how}, and said nothing"
+
+    def collected(self, pid: int, status: int) -> None:
+        """Take note of a dead child, if it is ours."""
+        ended = self._running.get(pid)
+        if ended and not ended.done():
+            ended.set_result(os.waitstatus_to_exitcode(status))
+
+
+# --- what the controller makes of it: pure ----------------------------------------------------
+
+
+def judge_checks(unfit: Sequence[Hello], *, passed: int) -> list[Failure]:
+    """Return what failed checks mean, one failure for each node that is to blame.
+
+    Where no node passed, it may be the check that is wrong, or what all nodes share; then there is
+    one failure, which names no node. Only of a single node we believe what must be its own.
+    """
+    if passed or (len(unfit) == 1 and unfit[0].fault_own):
+        return [_failure(hello.name, f"it failed its check: {hello.fault}") for hello in unfit]
+    if not unfit:
+        return []
+    who, first = compress([hello.name for hello in unfit]), unfit[0]
+    return [_failure("", f"no node passed its check ({who}); {first.name}: {first.fault}")]
+
+
+def _failure(node: str, message: str) -> Failure:
+    return Failure(cause="start", message=message, node=node, exit_code=69)

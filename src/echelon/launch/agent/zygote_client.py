@@ -1,0 +1,145 @@
+"""An agent's end of its zygote: starts it, gives it orders, and hears of the ranks."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from echelon.core.shell import Shell
+from echelon.launch.agent.files import AgentFiles
+from echelon.launch.agent.guard import Guard
+from echelon.launch.protocol.leftovers import remove_files
+from echelon.launch.protocol.program import Program
+from echelon.launch.roles import role_command
+from echelon.launch.zygote.zygote import MESSAGE_SIZE
+
+_FORGIVEN = 2
+"""Zygotes that may die before they are ready; the next one imports nothing."""
+
+
+class Listener(Protocol):
+    """Who is told what happens."""
+
+    def zygote_ready(self, serves_store: bool, reason: str) -> None:
+        """Ranks can be started; the reason says why they start cold, if they do."""
+
+    def zygote_lost(self, status: int) -> None:
+        """Hear that it is gone, and its ranks with it; a signal's status is negative."""
+
+    def rank_started(self, rank: int, pid: int, warm: bool) -> None: ...
+
+    def rank_exited(self, rank: int, status: int) -> None:
+        """Hear that it is gone with all that it had started; a signal's status is negative."""
+
+
+class ZygoteClient:
+    """See the module."""
+
+    def __init__(
+        self,
+        *,
+        program: Program,
+        preload: tuple[str, ...],
+        env: Mapping[str, str],
+        log: Path,
+        shell: Shell,
+        guard: Guard,
+        files: AgentFiles,
+    ) -> None:
+        self._program, self._preload, self._log = program, preload, log
+        self._shell, self._guard, self._files = shell, guard, files
+        self._env = env
+        self._socket: socket.socket | None = None
+        self._pid = 0
+        self._status: int | None = None
+        self._stillborn = 0
+
+    async def start(self, listener: Listener) -> None:
+        """Start the zygote, and tell the listener of it and its ranks, as long as it lives.
+
+        Raises:
+            OSError: its log cannot be written.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        preload = self._preload if self._stillborn < _FORGIVEN else ()
+        program = (self._program.kind, ",".join(preload), *self._program.argv)
+        argv = role_command("zygote", theirs.fileno(), *program)
+        self._pid, self._status = 0, None
+        self._pid = await self._files.insist(
+            lambda: self._shell.start(argv, log=self._log, env=self._env, keep=[theirs.fileno()])
+        )
+        theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+        self._stillborn += 1  # until it says otherwise
+        self._guard.watch(self._pid)
+        asyncio.get_running_loop().add_reader(ours, self._hear, listener)
+
+    def tell(self, order: Mapping[str, Any], listener: socket.socket | None = None) -> None:
+        """Give an order, with a socket if there is one to hand over."""
+        if self._socket is None:
+            return
+        handles = [listener.fileno()] if listener else []
+        # An order is small and the zygote quick: better to wait than to keep a queue of our own.
+        self._socket.setblocking(True)
+        try:
+            socket.send_fds(self._socket, [json.dumps(order).encode()], handles)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # its end is about to be noticed
+        finally:
+            self._socket.setblocking(False)
+
+    def close(self) -> None:
+        """End the zygote, which ends its ranks."""
+        self._forget()
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+            remove_files([self._pid])
+
+    def collected(self, pid: int, status: int) -> None:
+        """Take note of a dead child, if it is ours; the end of its socket may be yet to come."""
+        if pid == self._pid:
+            self._status = status
+
+    def _collect(self) -> int:
+        """Return how the zygote ended. Its socket is closed, so it has, or is about to."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            if self._status is None:
+                os.kill(self._pid, signal.SIGKILL)
+                _, self._status = os.waitpid(self._pid, 0)
+        return os.waitstatus_to_exitcode(self._status or 0)
+
+    def _forget(self) -> None:
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+            self._guard.forget(self._pid)
+
+    def _hear(self, listener: Listener) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(MESSAGE_SIZE)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            self._forget()
+            listener.zygote_lost(self._collect())
+            return
+        said = json.loads(data)
+        match said["what"]:
+            case "ready":
+                self._stillborn = 0
+                listener.zygote_ready(said["store"], said["reason"])
+            case "started":
+                listener.rank_started(said["rank"], said["pid"], said["warm"])
+            case "exited":
+                listener.rank_exited(said["rank"], said["status"])

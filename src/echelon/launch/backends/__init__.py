@@ -1,0 +1,1 @@
+"""How agents get onto nodes, and what the allocation says."""

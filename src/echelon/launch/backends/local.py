@@ -1,0 +1,64 @@
+"""Several agents on this host: each plays a node."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from echelon.core import addresses
+from echelon.core.shell import Shell
+from echelon.launch.backends.base import Outlook, Started, View
+from echelon.launch.protocol.rank_environment import NODE, render_key
+from echelon.launch.protocol.stop import Stop
+
+
+class LocalStarter:
+    """Several agents on this host: each plays a node."""
+
+    def __init__(self, shell: Shell, nodes: int, *, name: str = "") -> None:
+        self._shell, self.nodes, self._name = shell, nodes, name
+
+    def ranks(self, node: int) -> int:  # noqa: ARG002  all are alike
+        return 1
+
+    def host(self, node: int) -> str:
+        return self._name or f"node{node}"
+
+    def candidates(self) -> list[str]:
+        return [addresses.LOOPBACK]
+
+    def start(
+        self,
+        nodes: Sequence[int],
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        logs: Path,
+        key: bytes,
+    ) -> list[Started]:
+        found = []
+        for node in nodes:
+            log = logs / f"agent-{node}.log"
+            own = {**env, NODE: str(node)}
+            pid = self._shell.start(argv, log=log, env=own, stdin=render_key(key))
+            found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
+        return found
+
+    def outlook(self) -> Outlook:
+        return Outlook()
+
+
+class OwnMachine:
+    """No allocation: nobody takes a machine away from itself."""
+
+    async def watch(self, post: Callable[[Stop], None], view: View) -> None:
+        pass
+
+    async def explain(self, stop: Stop) -> Stop:
+        return stop
+
+    async def reaches_cluster(self) -> bool:
+        return True
+
+    async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
+        return frozenset(hosts)
+
+    async def left_s(self) -> float | None:
+        return None

@@ -1,0 +1,1 @@
+"""A run's nodes on a Ray cluster."""

@@ -1,0 +1,77 @@
+"""`ray-call FOLDER NODE KEEPER`: asks a run's keeper for the agent of one place, once more.
+
+What srun is for a node of Slurm, this process is for one of Ray: it is there for as long as its
+agent is. It has no ray itself, so that a hundred of them cost little. What it asks for is a file:
+while the file is there the agent is wanted, and the keeper takes it away when the agent has gone.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.core.atomic_file import write_atomic
+from echelon.launch.backends.base import CAUSE
+from echelon.launch.protocol.rank_environment import REPLACES
+from echelon.run.journal import write_error
+
+ORDERS = "orders"
+"""The folder of such files, in the attempt's."""
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """An agent that is wanted."""
+
+    path: Path
+    node: int
+    variables: Mapping[str, str]
+    """What it is told besides."""
+
+    def write(self) -> None:
+        self.path.parent.mkdir(mode=0o700, exist_ok=True)
+        write_atomic(self.path, json.dumps({"node": self.node, "variables": dict(self.variables)}))
+
+    def withdraw(self) -> None:
+        with suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+def read_orders(folder: Path) -> list[Order]:
+    """Return what is wanted in an attempt's folder, the oldest first."""
+    found = []
+    for path in (folder / ORDERS).glob("*.json"):
+        with suppress(OSError, ValueError, KeyError):
+            record = json.loads(path.read_text())
+            order = Order(path=path, node=int(record["node"]), variables=dict(record["variables"]))
+            found.append((path.stat().st_mtime_ns, order))
+    return [order for _, order in sorted(found, key=lambda entry: entry[0])]
+
+
+def main(arguments: list[str]) -> int:
+    """Ask, and wait for the agent's end."""
+    folder, node, keeper = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    controller = os.getppid()
+    variables = {REPLACES: os.environ[REPLACES]} if REPLACES in os.environ else {}
+    path = folder / ORDERS / f"{node}-{os.getpid()}.json"
+    order = Order(path=path, node=node, variables=variables)
+    # To stop a job, Ray sends this to all processes of it: for us the controller decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # it is no longer wanted
+    try:
+        order.write()
+        while path.exists() and os.getppid() == controller:
+            os.kill(keeper, 0)
+            time.sleep(_LOOK_S)
+    except ProcessLookupError:
+        write_error(f"{CAUSE}the process that keeps the run's nodes is gone")
+        return 69
+    finally:
+        order.withdraw()
+    return 0

@@ -1,0 +1,1 @@
+"""One process per attempt: membership, generations, stopping, retry decision, conclusion."""

@@ -1,0 +1,307 @@
+"""What it means that a rank, its zygote or its node is gone: a failure, in a verdict's words. Pure.
+
+What a failure leads to is decided elsewhere (verdict.py).
+"""
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from echelon.launch.pool.hang import Hang
+from echelon.launch.protocol.messages import RankExited, ZygoteLost
+from echelon.run.verdict import _VICTIMS, CAUSES, Failure
+
+
+def from_exit(gone: RankExited, *, node: str, log: Path) -> Failure:
+    """Return the failure of a rank that did not end well; its log is told within the run."""
+    cause, message = classify_exit(
+        code=gone.code,
+        number=gone.signal,
+        error=gone.error,
+        tail=gone.tail,
+        out_of_memory=gone.out_of_memory,
+    )
+    return Failure(
+        cause=cause,
+        message=message,
+        rank=gone.rank,
+        node=node,
+        step=gone.step if gone.step >= 0 else None,
+        exit_code=_exit_code(gone.code, gone.signal),
+        error_type=str(gone.error.get("type", "")),
+        traceback=str(gone.error.get("traceback", "")) or last_traceback(gone.tail),
+        log=str(log),
+        generation=gone.generation,
+    )
+
+
+def from_late_exit(gone: RankExited, *, node: str, log: Path) -> Failure:
+    """Return the same of one that fell after the first: by itself, or because we ended it."""
+    if gone.signal != signal.SIGKILL:
+        return from_exit(gone, node=node, log=log)
+    if gone.error:
+        # It had failed by itself, and we ended what it did at its exit.
+        return from_exit(replace(gone, code=1, signal=0), node=node, log=log)
+    failure = from_exit(gone, node=node, log=log)
+    return replace(failure, cause="ended", message="ended with its generation")
+
+
+def from_lost_zygote(lost: ZygoteLost, *, node: str) -> Failure:
+    """Return the failure of a node whose ranks have died with their zygote."""
+    cause, how = classify_exit(
+        code=lost.code, number=lost.signal, error={}, tail="", out_of_memory=lost.out_of_memory
+    )
+    return Failure(
+        cause=cause,
+        message=f"its zygote is gone, and its ranks with it: {how}",
+        node=node,
+        exit_code=_exit_code(lost.code, lost.signal),
+        generation=lost.generation,
+    )
+
+
+def from_lost_agent(reason: str, *, node: str, generation: int = 0) -> Failure:
+    """Return the failure of a node of which nothing is heard any more."""
+    message = f"its agent is gone: {reason}"
+    return Failure(cause="lost node", message=message, node=node, generation=generation)
+
+
+def from_hang(hang: Hang, *, node: str, stacks: Mapping[str, str]) -> Failure:
+    """Return the failure of ranks that make no progress."""
+    return Failure(
+        cause="hang",
+        message=hang.message,
+        rank=hang.rank,
+        node=node,
+        step=hang.step if hang.step >= 0 else None,
+        traceback=stacks.get(str(hang.rank), ""),
+        generation=hang.generation,
+    )
+
+
+def from_standstill(rank: int, *, generation: int) -> Failure:
+    """Return the failure of a rank that was to save and go, and did not."""
+    message = "it did not end after the step at which all ranks were to stop"
+    return Failure(cause="hang", message=message, rank=rank, generation=generation)
+
+
+def _exit_code(code: int, number: int) -> int:
+    return 128 + number if number else code
+
+
+NEVER_RETRIED = frozenset({"import error", "bad arguments", "time limit", "cancelled", "start"})
+
+
+_PATTERNS = (
+    (
+        # Not "busy or unavailable": so says a GPU in exclusive mode to ranks that share it.
+        "gpu fault",
+        (
+            r"uncorrectable ECC error encountered|"
+            r"uncorrectable NVLink error detected|"
+            r"(?:802\)? ?|CUDA error): system not yet initialized|"
+            r"GPU is lost|"
+            r"GPU has fallen off the bus"
+        ),
+    ),
+    ("cuda out of memory", r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
+    # torch's allocator says the first on x86, the second elsewhere.
+    (
+        "out of memory",
+        r"^MemoryError|can't allocate memory|CPUAllocator: not enough memory|\[Errno 12\]",
+    ),
+    ("disk full", r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
+    ("port taken", r"EADDRINUSE|Address already in use"),
+    (
+        "collective time-out",
+        (
+            r"Watchdog caught collective operation timeout|"
+            r"Timed out waiting \d+ms for|"
+            r"Application timeout caused pair closure|"
+            r"failed to pass monitoredBarrier|"
+            r"timed out in monitoredBarrier|"
+            r"wait timeout after \d+ms|"
+            r"Timed out after \d+ seconds waiting for clients"
+        ),
+    ),
+    (
+        "lost peer",
+        (
+            r"Connection closed by peer|"
+            r"Connection reset by peer|"
+            r"Broken pipe|"
+            r"remote process exited|"
+            r"NCCL error.*(?:remote|unhandled system error)|"
+            r"DistNetworkError|"
+            r"failed to recv, got 0 bytes|"
+            r"Socket Timeout|"
+            r"Connection was likely closed"
+        ),
+    ),
+)
+
+
+_FAILED_IMPORTS = (
+    *("ImportError", "ModuleNotFoundError"),
+    *("SyntaxError", "IndentationError", "TabError"),
+)
+
+
+_UNCAUGHT = 1
+"""With what Python ends when nobody caught an exception."""
+
+
+_REFUSED = 2
+"""With what argparse ends."""
+
+
+_KILLED_WORKER = re.compile(r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)")
+
+
+def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
+    *,
+    code: int,
+    number: int,
+    error: Mapping[str, Any],
+    tail: str,
+    out_of_memory: bool,
+) -> tuple[str, str]:
+    """Return the cause and the message of a rank's end.
+
+    Args:
+        code: its exit code.
+        number: the signal that killed it, or 0.
+        error: its own record of an exception, or nothing.
+        tail: the end of its log, for what its record does not tell.
+        out_of_memory: whether the kernel has just killed for memory on that node.
+    """
+    if number and (found := _classify_signal(number, error, tail, out_of_memory)):
+        return found
+    kind, message = str(error.get("type", "")), str(error.get("message", ""))
+    if not kind and (number or code == _UNCAUGHT):
+        kind, message = _last_exception(tail)
+    if kind in ("", "SystemExit"):
+        if code == _REFUSED and "usage:" in tail:
+            return "bad arguments", _last_line(tail)
+        return "exit", f"exit code {code}" + (f": {_last_line(tail)}" if tail.strip() else "")
+    text = f"{kind}: {message}".rstrip(": ")
+    if kind in _FAILED_IMPORTS:
+        return "import error", text
+    if out_of_memory and _KILLED_WORKER.search(text):
+        return "out of memory", text
+    cause, _ = _match(text, _PATTERNS) or ("exception", "")
+    if cause in _VICTIMS and not _is_torchs(kind, error):
+        return "exception", text  # a connection of the script's own: to a data base, say
+    return cause, text
+
+
+def _classify_signal(
+    number: int, error: Mapping[str, Any], tail: str, out_of_memory: bool
+) -> tuple[str, str] | None:
+    """Return what a signal means; None where the rank was leaving anyway, and something else is.
+
+    Torch's threads may abort a process that is taken apart.
+    """
+    name = _signal_name(number)
+    if out_of_memory and number == signal.SIGKILL:
+        return "out of memory", f"killed by the kernel ({name}): memory was full"
+    if number == signal.SIGABRT:
+        if found := _match(tail, _PATTERNS):
+            return found
+        if error.get("type", "SystemExit") != "SystemExit" or _LEAVING.search(tail):
+            return None
+    return "signal", f"killed by {name}"
+
+
+def _is_torchs(kind: str, error: Mapping[str, Any]) -> bool:
+    """Tell whether an exception can be of torch's communication, which is written in C++."""
+    return "RuntimeError" in (kind, *error.get("bases", ())) or kind.startswith("Dist")
+
+
+def _match(text: str, patterns: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    for cause, pattern in patterns:
+        for line in reversed(text.splitlines()):
+            if re.search(pattern, line):
+                return cause, line.strip()
+    return None
+
+
+_EXCEPTION = re.compile(r"^(?:[\w.]+\.)?(\w+)(?:: (.*))?$")
+
+
+_LEAVING = re.compile(r"^(?:\[rank\d+\]: )?[\w.]+(?:: .*)?\nterminate called", re.MULTILINE)
+"""The last line of a traceback, and an abort right after it."""
+
+
+_LABEL = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+"""What torch puts before each line of a traceback once ranks have met."""
+
+
+def _last_exception(text: str) -> tuple[str, str]:
+    """Return type and message of the last traceback in a log."""
+    # Everything of a traceback is indented, but for its first line and the exception.
+    lines = [line for line in last_traceback(text).splitlines()[1:] if line[:1].strip()]
+    # Of a script that cannot be parsed there is no traceback.
+    lines = lines or [_last_line(text)] * _last_line(text).startswith(_FAILED_IMPORTS)
+    match = _EXCEPTION.match(lines[0]) if lines else None
+    return (match[1], match[2] or "") if match else ("", "")
+
+
+def last_traceback(text: str) -> str:
+    """Return the last traceback in a log, and what follows it."""
+    start = text.rfind("Traceback (most recent call last)")
+    return _LABEL.sub("", text[start:]) if start >= 0 else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def decide_retry(
+    failure: Failure,
+    earlier: Sequence[Failure],
+    *,
+    restarts: int,
+    nodes: int,
+    low: int,
+    stop_on_hang: bool = False,
+) -> str:
+    """Return why another generation makes no sense; empty when it does.
+
+    Args:
+        failure: what ended this generation.
+        earlier: what ended those before it.
+        restarts: how many are allowed.
+        nodes: how many are left.
+        low: how many the run needs.
+        stop_on_hang: whether a hang is the end.
+    """
+    if failure.cause in NEVER_RETRIED:
+        return f"{CAUSES[failure.cause]} will not mend itself"
+    if failure.cause == "hang" and stop_on_hang:
+        return "a hang is to stop the run"
+    if nodes < low:
+        return f"{nodes} nodes are left, and it needs {low}"
+    if earlier and _same(failure, earlier[-1]):
+        return "the same error came at the same place again"
+    if len(earlier) >= restarts:
+        return f"all {restarts} restarts are used up" if restarts else "restarts are switched off"
+    return ""
+
+
+def _same(one: Failure, other: Failure) -> bool:
+    """Tell whether a failure repeats: by its own doing, not by a signal or a lost node."""
+    if one.cause not in ("exception", "exit", "cuda out of memory", "disk full"):
+        return False
+    keys = [(f.cause, f.error_type, f.message, f.step) for f in (one, other)]
+    return keys[0] == keys[1]

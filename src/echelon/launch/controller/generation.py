@@ -1,0 +1,428 @@
+"""One set of ranks, from their start until the last of them is gone.
+
+It ends by itself when all ranks have gone well; at the first trouble, or when the run is to stop,
+what is left of it is ended here.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.launch.controller.failures import (
+    from_exit,
+    from_hang,
+    from_late_exit,
+    from_lost_agent,
+    from_lost_zygote,
+    from_standstill,
+)
+from echelon.launch.controller.rendezvous import Meeting, RendezvousError, collect
+from echelon.launch.controller.stopping import WITHDRAWN, Reason, StopConsensus, order_end
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.controller_events import Agent, Entry, Lost
+from echelon.launch.pool.hang import Hang, HangWatch, script_frames
+from echelon.launch.protocol.messages import (
+    Commit,
+    Dump,
+    End,
+    Ended,
+    Hello,
+    Place,
+    Propose,
+    RankExited,
+    RankStarted,
+    Start,
+    ZygoteLost,
+)
+from echelon.launch.protocol.messages import Stacks as StacksOfNode
+from echelon.launch.protocol.stop import Stop, StopError
+from echelon.launch.protocol.time_accounting import Spending
+from echelon.run.journal import Journal
+from echelon.run.verdict import Failure, is_victim, judge, render, to_record
+from echelon.spec.job_spec import JobSpec
+
+CONFESS_S = 2.0
+"""How long a victim's report waits for the cause's own, which may be busy cleaning up.
+
+Taking apart an interpreter that holds torch is over a second of it, where we did not start it.
+"""
+AGREE_S = 30.0
+"""How long ranks may take to come to the place where they stop, if nobody says otherwise."""
+SAVE_S = 120.0
+"""How long they may take to save, and go; likewise."""
+AGAIN_S = 0.5
+"""After which time ranks that did not listen are asked again whether they do."""
+NEWCOMERS_S = 2.0
+"""How long a node that has come waits for others that may be about to come too."""
+ASK_AGAIN_S = 10.0
+"""After which time ranks are asked again to make room: now they may listen."""
+END_S = 10.0
+"""How long an agent may take to end its ranks, beyond the grace."""
+STORAGE_S = 600.0
+"""How long it may take while storage holds some of them."""
+
+
+class Generation:
+    """See the module."""
+
+    def __init__(
+        self,
+        number: int,
+        agents: Sequence[Agent],
+        *,
+        request: JobSpec,
+        journal: Journal,
+        crew: AgentPool,
+        watch: HangWatch,
+        explain: Callable[[Stop], Awaitable[Stop]],
+        recall: Callable[[], None],
+    ) -> None:
+        self.number, self.agents = number, agents
+        self.failures: list[Failure] = []
+        """In the order of their arrival."""
+        self.stop: Stop | None = None
+        self.made_room = False
+        """Whether ranks have stopped so that more can take part."""
+        self.stacks: dict[str, str] = {}
+        self._ranks: dict[int, Agent] = {}
+        """Those that have not gone."""
+        self._gone_by_s: float | None = None
+        """When ranks that do not listen have to be gone; None before they were asked."""
+        self._halted = ""
+        """Where all ranks have stopped together, in words."""
+        self._ask_s = math.inf
+        """When ranks are asked to make room for a node that has come."""
+        self._told_waiting = False
+        self._accord: StopConsensus | None = None
+        """By which ranks make room, once they have agreed on it."""
+        self._request, self._journal = request, journal
+        self._crew, self._watch, self._explain = crew, watch, explain
+        self._recall = recall
+        """Has agents brought back that are missing."""
+        self._spending = Spending()
+        self._last_step = -1
+        """That a rank which has gone had taken."""
+
+    async def run(self, meeting: Meeting, ranks_of: Callable[[Agent], int]) -> None:
+        """Start the ranks, and return when all of them are gone."""
+        self._start(meeting, [ranks_of(agent) for agent in self.agents])
+        await self._watch_ranks()
+        self._watch.end()
+        why = Reason(self.stop, self._explain, self._crew.post)
+        if self.stop and not self.stop.at_once:
+            await self._stop_together()
+        await self._end()
+        if self.stop and not self.stop.at_once:
+            stop = await why.settle(self.stop)
+            self.stop = replace(stop, message=f"{stop.message}{self._halted}")
+        again = (self.made_room or bool(self.failures)) and not self.stop
+        spent = self._spending.record(time.monotonic(), again=again)
+        self._journal.note("spent", generation=self.number, **spent)
+
+    def _start(self, meeting: Meeting, counts: Sequence[int]) -> None:
+        orders = place_ranks(counts, meeting, generation=self.number, now_s=time.time())
+        for agent, order in zip(self.agents, orders, strict=True):
+            ranks = range(order.first_rank, order.first_rank + order.count)
+            self._ranks |= dict.fromkeys(ranks, agent)
+            agent.link.say(order)
+        self._journal.note(
+            "generation", generation=self.number, world_size=sum(counts), nodes=len(self.agents)
+        )
+        self._watch.begin(self.number)
+        self._spending.begin(self._ranks, time.monotonic())
+        self._see_newcomers()
+
+    async def _watch_ranks(self) -> None:
+        """Wait until all ranks have gone well, for the first trouble, or for a stop."""
+        until_s = math.inf
+        while self._ranks and not self.stop:
+            entry = await self._crew.next(min(until_s, self._ask_s))
+            if entry:
+                await self._notice(entry)
+            elif until_s <= time.monotonic():
+                return  # the time for confessions is over
+            elif not self.failures:
+                await self._make_room()
+            if self.made_room or not all(is_victim(failure) for failure in self.failures):
+                return
+            if self.failures:
+                until_s, self._ask_s = min(until_s, time.monotonic() + CONFESS_S), math.inf
+
+    def _see_newcomers(self, after_s: float = NEWCOMERS_S) -> None:
+        """Think of making room, in a moment, where agents are here that have no ranks."""
+        here = any(agent not in self.agents for agent in self._crew.agents.values())
+        self._ask_s = time.monotonic() + after_s if here else math.inf
+
+    async def _notice(self, entry: Entry) -> None:
+        match entry:
+            case (Agent(), RankStarted() as rank):
+                self._journal.note(
+                    "rank", rank=rank.rank, generation=rank.generation, pid=rank.pid, warm=rank.warm
+                )
+            case (Agent() as agent, RankExited() as gone) if gone.generation == self.number:
+                self._ranks.pop(gone.rank, None)
+                self._last_step = max(self._last_step, gone.step)
+                self._spending.leave(gone, time.monotonic())
+                self._watch.forget(gone.rank)
+                told = ("rank", "generation", "code", "signal", "step")
+                self._journal.note("exited", **{name: getattr(gone, name) for name in told})
+                if gone.code or gone.signal:
+                    log = self._log(gone.rank)
+                    self.failures.append(from_exit(gone, node=agent.name, log=log))
+            case (Agent() as agent, Ended() as ended) if ended.generation == self.number:
+                # Those of whom it has said nothing were not started yet: storage was away, say.
+                self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
+            case (Agent() as agent, ZygoteLost() as lost) if lost.generation == self.number:
+                self.failures.append(from_lost_zygote(lost, node=agent.name))
+            case (Agent() as agent, Lost() as lost) if agent in self.agents:
+                self._lose(agent, lost.reason)
+            case (Agent(), Hello() | Lost()):
+                self._recall()
+                self._see_newcomers()
+            case (_, Stop() as stop):
+                self.stop = stop
+            case (_, Hang() as hang) if hang.generation == self.number:
+                await self._be_hung(hang)
+
+    def _lose(self, agent: Agent, reason: str) -> None:
+        lost = [rank for rank, owner in self._ranks.items() if owner is agent]
+        for rank in lost:
+            del self._ranks[rank]
+            self._spending.lose(rank, time.monotonic())
+        if lost:
+            failure = from_lost_agent(reason, node=agent.name, generation=self.number)
+            self.failures.append(failure)
+
+    def _log(self, rank: int) -> Path:
+        """Return where a rank's log is within the run."""
+        journal = self._journal
+        log = journal.run.rank_log(attempt=journal.attempt, generation=self.number, rank=rank)
+        return log.relative_to(journal.run.path)
+
+    # --- making room ----------------------------------------------------------------------------
+
+    async def _make_room(self) -> None:
+        """Have ranks save and go, at one place, so that a next set can be larger.
+
+        Nothing is forced before all wait there: ranks that do not listen, or are long on their way,
+        go on as they are; so do those that have not saved yet, for now they might not be able to.
+        """
+        if any(agent.trains_unsaved for agent in self.agents):
+            self._see_newcomers(ASK_AGAIN_S)
+            return
+        accord = self._begin_accord()
+        until_s = time.monotonic() + AGREE_S + 2 * max(agent.way_s for agent in self.agents)
+        while self._ranks and not self.failures and not self.stop:
+            match entry := await self._crew.next(until_s):
+                case None:
+                    break
+                case (Agent() as agent, Place() as place):
+                    order = accord.hear(agent.node, place)
+                    self._tell_all(order)
+                    if isinstance(order, Commit):
+                        self._accord = accord
+                        self._watch.end()  # saving is no hang
+                        save_s = max(agent.save_s for agent in self.agents)
+                        until_s = time.monotonic() + SAVE_S + 2 * save_s
+                    elif accord.deaf:
+                        break
+                case _:
+                    await self._notice(entry)
+        if self.stop or self.failures:
+            return  # which is more urgent, and has ways of its own
+        if not accord.committed:
+            self._tell_all(Propose(generation=self.number, place=WITHDRAWN))
+            self._see_newcomers(ASK_AGAIN_S)
+            self._tell_waiting(accord.deaf and bool(self._ranks))
+        elif self._ranks:
+            self.failures.append(from_standstill(min(self._ranks), generation=self.number))
+        else:
+            self._halt()
+            self.made_room = True
+
+    def _tell_waiting(self, deaf: bool) -> None:
+        """Say once that a node has no ranks, where ranks will not make room."""
+        waiting = [one.name for one in self._crew.agents.values() if one not in self.agents]
+        if deaf and waiting and not self._told_waiting:
+            self._told_waiting = True
+            why = "ranks that do not listen cannot make room; it is used at the next restart"
+            self._journal.report(f"{', '.join(waiting)} waits: {why}")
+
+    # --- stopping -------------------------------------------------------------------------------
+
+    async def _stop_together(self) -> None:
+        """Have ranks that listen stop at one place, save, and go.
+
+        Others are asked to go by a signal, and have their grace; those that begin to listen only
+        now, because their training is about to begin, can still come to a place in that time.
+        """
+        # They may be on their way already, to make room.
+        accord = self._accord or self._begin_accord()
+        until_s, again_s = time.monotonic() + (SAVE_S if accord.committed else AGREE_S), math.inf
+        while self._ranks:
+            match entry := await self._crew.next(min(self._before(until_s), again_s)):
+                case None if again_s <= time.monotonic() < self._before(until_s):
+                    accord, again_s = self._begin_accord(), math.inf
+                case None:
+                    return
+                case (Agent() as agent, Lost()) if agent in self.agents:
+                    return
+                case (Agent() as agent, Place() as place):
+                    until_s = self._hear(accord, agent, place, until_s)
+                    if accord.deaf:
+                        again_s = min(again_s, time.monotonic() + AGAIN_S)
+                case (_, Stop() | RankExited() | Ended()):
+                    await self._notice(entry)
+            if self.stop and self.stop.at_once:
+                return
+        if not self.failures:
+            self._take_stop(accord)
+
+    def _take_stop(self, accord: StopConsensus) -> None:
+        if accord.committed:
+            self._halt()
+        elif self._gone_by_s is None:
+            self.stop = None  # they were done before they came to the place
+
+    def _halt(self) -> None:
+        """Say where all have stopped, now that all are gone and none has failed."""
+        self._journal.note("stopped", generation=self.number, step=self._last_step)
+        self._halted = f"; all ranks stopped after step {self._last_step}, and saved"
+
+    def _begin_accord(self) -> StopConsensus:
+        accord = StopConsensus((agent.node for agent in self.agents), self.number)
+        self._tell_all(accord.begin())
+        return accord
+
+    def _hear(self, accord: StopConsensus, agent: Agent, place: Place, until_s: float) -> float:
+        """Take an agent's answer; return until when ranks may now take."""
+        order = accord.hear(agent.node, place)
+        self._tell_all(order)
+        if isinstance(order, Commit):
+            return time.monotonic() + SAVE_S
+        if accord.deaf and self._gone_by_s is None:
+            ask = self._last_order(deaf=True)
+            self._gone_by_s = time.monotonic() + ask.grace_s
+            self._tell({one.node for one in self.agents}, ask)
+            return self._gone_by_s
+        return until_s
+
+    def _before(self, until_s: float) -> float:
+        """Return until when something may take: to the stop's own deadline, where it has one."""
+        assert self.stop is not None
+        return until_s if self.stop.deadline_s is None else self.stop.deadline_s
+
+    def _tell_all(self, order: Propose | Commit | None) -> None:
+        for agent in self.agents:
+            if order and self._crew.has(agent):
+                agent.link.say(order)
+
+    async def _end(self) -> None:
+        """End what is left, everywhere; return when all of it is gone."""
+        left = {agent.node for agent in self.agents if self._crew.has(agent)}
+        order = self._last_order()
+        self._tell(left, order)
+        deadline = time.monotonic() + order.grace_s + END_S
+        latest = deadline + STORAGE_S
+        while left:
+            match await self._crew.next(deadline):
+                case None if time.monotonic() < latest and self._is_held(left):
+                    deadline = time.monotonic() + END_S
+                case None:
+                    for node in left & self._crew.agents.keys():
+                        self._crew.agents[node].link.drop("it did not end its ranks")
+                    return
+                case (Agent() as agent, Ended(generation=self.number) | Lost()):
+                    left.discard(agent.node)
+                case (Agent() as agent, RankExited() as gone):
+                    if gone.generation == self.number:
+                        self._spending.leave(gone, time.monotonic())
+                    self._notice_late(agent, gone)
+                case (_, Stop() as stop):
+                    self.stop = stop
+                    if stop.at_once:
+                        self._tell(left, End(generation=self.number))
+
+    def _is_held(self, nodes: set[int]) -> bool:
+        return any(self._crew.agents[node].held for node in nodes & self._crew.agents.keys())
+
+    def _last_order(self, *, deaf: bool = False) -> End:
+        """Return how ranks are to be ended: asked first, where there is time for that."""
+        if self._gone_by_s is not None and self.stop and not self.stop.at_once:  # they were asked
+            left_s = max(0.0, self._gone_by_s - time.monotonic())
+            return End(generation=self.number, grace_s=left_s)
+        return order_end(
+            self.number, self.stop, self._request if deaf else None, now_s=time.monotonic()
+        )
+
+    def _tell(self, nodes: set[int], order: End) -> None:
+        for node in nodes & self._crew.agents.keys():
+            self._crew.agents[node].link.say(order)
+
+    def _notice_late(self, agent: Agent, gone: RankExited) -> None:
+        """Add ranks that fell after the first: by themselves, or because we ended them."""
+        if not (gone.code or gone.signal) or self.stop:
+            return
+        if gone.rank not in {known.rank for known in self.failures}:
+            log = self._log(gone.rank)
+            self.failures.append(from_late_exit(gone, node=agent.name, log=log))
+
+    # --- hangs ----------------------------------------------------------------------------------
+
+    async def _be_hung(self, hang: Hang) -> None:
+        """Have all stacks written down; what follows is the user's choice."""
+        here = [agent for agent in self.agents if self._crew.has(agent)]
+        for agent in here:
+            agent.link.say(Dump(generation=self.number))
+        try:
+            answers = await collect(self._crew, here, StacksOfNode, self.number, needed=here)
+        except RendezvousError as error:
+            self.failures.append(error.failure)
+            return
+        except StopError as error:
+            self.stop = error.stop
+            return
+        told = [pair for answer in answers.values() for pair in answer.ranks.items()]
+        stacks = {rank: script_frames(text) for rank, text in told}
+        hang = hang.with_stacks(stacks)
+        owner = self._ranks.get(hang.rank)
+        failure = from_hang(hang, node=owner.name if owner else "", stacks=stacks)
+        verdict = replace(judge([failure]), stacks=stacks)
+        self._journal.note("hang", **to_record(verdict))
+        self._journal.leave_verdict(verdict)
+        self._journal.report(f"{self._journal.run.run_id} hangs\n{render(verdict)}")
+        if self._request.on_hang != "report":
+            self.failures.append(failure)
+            self.stacks = stacks
+
+
+def place_ranks(
+    counts: Sequence[int], meeting: Meeting, *, generation: int, now_s: float
+) -> list[Start]:
+    """Return the order for each node: ranks are counted from the first node on.
+
+    Args:
+        counts: how many ranks each node has.
+        meeting: where they meet.
+        generation: whose ranks they are.
+        now_s: the time, by the controller's clock.
+    """
+    firsts = itertools.accumulate(counts, initial=0)
+    return [
+        Start(
+            generation=generation,
+            node_rank=node_rank,
+            nodes=len(counts),
+            first_rank=first,
+            count=count,
+            world_size=sum(counts),
+            address=meeting.address,
+            port=meeting.port,
+            served=meeting.served,
+            now_s=now_s,
+        )
+        for node_rank, (first, count) in enumerate(zip(firsts, counts, strict=False))
+    ]

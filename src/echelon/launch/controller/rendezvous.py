@@ -1,0 +1,116 @@
+"""Where the ranks of a generation meet: an address that all nodes reach, and a port nobody takes.
+
+The first node's agent binds a socket and keeps it until a store is served on it, so there is no
+moment at which somebody else could take the port. The address is one of that node's own which all
+other nodes have reached: a name may lead elsewhere, and there may be several interfaces.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from echelon.core import addresses
+from echelon.launch.controller.failures import from_lost_agent
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.controller_events import Agent, Lost
+from echelon.launch.protocol.messages import Message, Open, Opened, Probe, Reached
+from echelon.launch.protocol.stop import Stop, StopError
+from echelon.run.verdict import Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    address: str
+    port: int
+    served: bool
+    """Whether a store is served there; else rank 0 opens its own."""
+
+
+class RendezvousError(Exception):
+    """Ranks cannot be brought together."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+M = TypeVar("M", bound=Message)
+
+
+async def collect(
+    crew: AgentPool,
+    asked: Sequence[Agent],
+    kind: type[M],
+    generation: int,
+    *,
+    needed: Sequence[Agent],
+) -> dict[int, M]:
+    """Return one answer of a kind from each agent that was asked, by node.
+
+    Raises:
+        RendezvousError: an agent that is needed was lost, asked or not.
+        StopError: the run is to stop.
+    """
+    answers: dict[int, Any] = {}
+    left = {agent.node for agent in asked}
+    while left:
+        entry = await crew.next()
+        assert entry is not None, "there is no deadline"
+        match entry:
+            case (Agent() as agent, Lost() as lost) if agent in needed:
+                raise RendezvousError(from_lost_agent(lost.reason, node=agent.name))
+            case (_, Stop() as stop):
+                raise StopError(stop)
+            case (Agent() as agent, what) if isinstance(what, kind):
+                if getattr(what, "generation", generation) == generation:
+                    answers[agent.node] = what
+                    left.discard(agent.node)
+    return answers
+
+
+class Rendezvous:
+    """Finds meetings, and remembers which address the nodes could reach."""
+
+    def __init__(self, crew: AgentPool) -> None:
+        self._crew = crew
+        self._known: dict[tuple[int, ...], str] = {}
+
+    async def find(self, agents: Sequence[Agent], generation: int) -> Meeting:
+        """Return where the ranks of these agents meet.
+
+        Raises:
+            RendezvousError: no address is reached by all, or an agent was lost meanwhile.
+            StopError: the run is to stop.
+        """
+        first, others = agents[0], agents[1:]
+        nodes = tuple(agent.node for agent in agents)
+        known = self._known.get(nodes)
+        choices = [known] if known else choose_addresses(first, others)
+        first.link.say(Open(generation=generation, addresses=choices))
+        opened = (await collect(self._crew, [first], Opened, generation, needed=agents))[first.node]
+        ports = opened.ports
+        if not known and len(ports) > 1:
+            for agent in others:
+                agent.link.say(Probe(generation=generation, ports=ports))
+            answers = await collect(self._crew, others, Reached, generation, needed=agents)
+            ports = {
+                address: port
+                for address, port in ports.items()
+                if all(address in answer.addresses for answer in answers.values())
+            }
+        if not ports:
+            message = f"no address of {first.name} is reached by all nodes: {', '.join(choices)}"
+            raise RendezvousError(Failure(cause="start", message=message, exit_code=69))
+        address = next(iter(ports))
+        self._known[nodes] = address
+        return Meeting(address=address, port=ports[address], served=opened.served)
+
+
+def choose_addresses(first: Agent, others: Sequence[Agent]) -> list[str]:
+    """Return addresses of the first node where the others may reach it, the likeliest first."""
+    if all(agent.hello.host == first.hello.host for agent in others):
+        return [addresses.LOOPBACK]
+    seen = {agent.link.own_address for agent in others}
+    if first.hello.host == addresses.host_identity() and len(seen) == 1:
+        return list(seen)  # the address at which all of them reached this very host
+    return list(dict.fromkeys([first.link.peer_address, *first.hello.addresses]))

@@ -1,0 +1,117 @@
+"""Where all ranks stop: agreed in two phases, for a step number in a message is already stale.
+
+The controller proposes a place a little ahead. Ranks that come there wait; those that were past it
+already say so, and a later place is proposed. When all wait, it commits, and all stop there, having
+done the same steps. A place is a count of the moments at which a rank could stop.
+"""
+
+import asyncio
+import math
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+
+from echelon.launch.protocol.messages import Commit, End, Place, Propose
+from echelon.launch.protocol.stop import Stop
+from echelon.spec.job_spec import JobSpec
+
+WITHDRAWN = -1
+"""A place that is none: who waits at another goes on."""
+_FAR = 64
+
+
+class StopConsensus:
+    """The controller's side. Pure: it is told what agents answer, and says what to tell them."""
+
+    def __init__(self, nodes: Iterable[int], generation: int) -> None:
+        self._nodes, self._generation = set(nodes), generation
+        self._answers: dict[int, Place] = {}
+        self._proposed = 0
+        self._margin = 1
+        self.committed = False
+        self.deaf = False
+        """Whether some rank does not listen, so that there will be no accord."""
+
+    def begin(self) -> Propose:
+        """Return the first question, which is only how far everybody is."""
+        return Propose(generation=self._generation, place=0)
+
+    def hear(self, node: int, answer: Place) -> Propose | Commit | None:
+        """Take an agent's answer; return what to tell all agents once all have given theirs."""
+        if self.committed or answer.proposed != self._proposed or node not in self._nodes:
+            return None
+        self._answers[node] = answer
+        if answer.furthest < 0:
+            self.deaf = True
+        if self.deaf or self._answers.keys() != self._nodes:
+            return None
+        if self._proposed and all(known.waiting for known in self._answers.values()):
+            self.committed = True
+            return Commit(generation=self._generation, place=self._proposed)
+        furthest = max(known.furthest for known in self._answers.values())
+        self._proposed = furthest + self._margin
+        self._margin = min(_FAR, 2 * self._margin)
+        self._answers = {}
+        return Propose(generation=self._generation, place=self._proposed)
+
+
+KILL_S = 3.0
+"""What ranks get between being asked to go, when they would not agree, and being killed."""
+
+
+def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s: float) -> End:
+    """Return the order: a signal first, where there is time for that.
+
+    Args:
+        generation: whose ranks.
+        stop: why the run is to stop; None for ranks whose generation has failed.
+        deaf: the wishes for ranks that know of no places; None for those that do.
+        now_s: by the clock of the stop's deadline.
+    """
+    if not stop or stop.at_once:
+        return End(generation=generation)
+    left_s = math.inf
+    if stop.deadline_s is not None:
+        left_s = max(0.0, stop.deadline_s - now_s)
+    grace_s, ask = float(deaf.grace_s) if deaf else KILL_S, signal.SIGTERM
+    if deaf and deaf.limit_lead_s and deaf.limit_signal and stop.cause == "time limit":
+        # It wants to be warned, and what it does with the time that is left is its own affair.
+        grace_s, ask = max(grace_s, deaf.limit_lead_s), signal.Signals(deaf.limit_signal.number)
+    return End(generation=generation, grace_s=min(grace_s, left_s), signal=0 if stop.told else ask)
+
+
+class Reason:
+    """Asks the cluster while ranks come to a place: who preempts gives little time.
+
+    What it says is posted, for it may be more urgent than the signal was.
+    """
+
+    def __init__(
+        self,
+        stop: Stop | None,
+        explain: Callable[[Stop], Awaitable[Stop]],
+        post: Callable[[Stop], None],
+    ) -> None:
+        self._first, self._explain, self._post = stop, explain, post
+        self._asking: asyncio.Task[Stop] | None = None
+        if stop and not stop.at_once:
+            self._asking = asyncio.get_running_loop().create_task(self._ask(stop))
+
+    async def _ask(self, stop: Stop) -> Stop:
+        explained = await self._explain(stop)
+        if explained != stop:
+            self._post(explained)
+        return explained
+
+    async def settle(self, last: Stop) -> Stop:
+        """Return which stop counts, in the cluster's words: the first, unless a user's came later.
+
+        Who ends a run while it saves before its time limit does not want it to go on.
+        """
+        if self._first is None or self._asking is None:
+            return await self._explain(last)
+        explained = await self._asking
+        if last.cause not in (self._first.cause, explained.cause):
+            last = await self._explain(last)
+            if last.cause == "cancelled":
+                return last
+        return explained

@@ -1,0 +1,46 @@
+"""What every rank runs."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.spec.job_spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What the ranks run."""
+
+    argv: tuple[str, ...]
+    """A script or a module's name, and its arguments."""
+    kind: str = "script"
+    """`script` or `module` for Python; `binary` for anything else."""
+
+    def command(self, python: str) -> list[str]:
+        """Return how it is started plainly."""
+        before = {"script": [python], "module": [python, "-m"], "binary": []}[self.kind]
+        return [*before, *self.argv]
+
+    def folder(self) -> str:
+        """Return where Python looks first for what it imports."""
+        if self.kind == "module":
+            return os.getcwd()  # noqa: PTH109  as Python itself puts it there
+        return str(Path(self.argv[0]).resolve().parent)
+
+
+def find_program(spec: JobSpec) -> Program:
+    """Return what the ranks of a request run."""
+    return Program(argv=(spec.script, *spec.args), kind=_kind(spec))
+
+
+def _kind(spec: JobSpec) -> str:
+    if spec.module:
+        return "module"
+    if spec.script.endswith(".py"):
+        return "script"
+    try:
+        with Path(spec.chdir, spec.script).open("rb") as file:
+            first = file.readline(200)
+    except OSError:
+        return "binary"
+    return "script" if first.startswith(b"#!") and b"python" in first else "binary"

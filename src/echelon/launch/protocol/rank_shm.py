@@ -1,0 +1,117 @@
+"""Where a rank is, where it is to stop, and what it did with its time: a few numbers in memory
+that rank and agent share.
+
+The file is mapped by both, so neither needs a system call. Each number is eight aligned bytes, and
+has one writer, so nobody ever sees half of one.
+"""
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_NUMBER = struct.Struct("=q")
+_SIZE = 160
+VARIABLE = "ECHELON_BEACON"
+
+
+class _Field:
+    """One of the numbers; -1 until somebody writes it."""
+
+    def __init__(self, place: int) -> None:
+        self._offset = place * _NUMBER.size
+
+    def __get__(self, beacon: "RankShm", kind: Any = None) -> int:
+        try:
+            (value,) = _NUMBER.unpack_from(beacon.memory, self._offset)
+        except struct.error:  # the other side is an older version, and has no such number
+            return -1
+        return int(value)
+
+    def __set__(self, beacon: "RankShm", value: int) -> None:
+        with contextlib.suppress(struct.error):
+            _NUMBER.pack_into(beacon.memory, self._offset, value)
+
+
+class RankShm:
+    """Made by the agent with `create`, opened by the rank with `open`."""
+
+    step = _Field(0)
+    """By the rank: steps that it has taken."""
+    passed = _Field(1)
+    """By the rank: how many places it has come by where it could stop; -1 if it never would."""
+    waiting = _Field(2)
+    """By the rank: the place where it waits for the word to stop."""
+    proposed = _Field(3)
+    """By the agent: the place where all ranks may have to stop."""
+    committed = _Field(4)
+    """By the agent: the place where they do, for all of them wait there."""
+    started_us = _Field(5)
+    """By the agent: when the rank was asked for, by the host's monotonic clock."""
+    met_us = _Field(6)
+    """By the rank: how long it took until it had the process group; 0 while it waits for it."""
+    began_us = _Field(7)
+    """By the rank: how long until its training loop began; 0 while it prepares that."""
+    first = _Field(8)
+    """By the rank: steps that had been taken before."""
+    data_us = _Field(9)
+    """By the rank: how long the loop has waited for data."""
+    stall_us = _Field(10)
+    """By the rank: how long checkpoints have held it up."""
+    saved = _Field(11)
+    """By the rank: step of the newest checkpoint of which its part is safe; rank 0: all of it."""
+    save_us = _Field(12)
+    """By the rank: how long that took, from the call on."""
+    pass_us = _Field(13)
+    """By the rank: the longest time between two places where it could stop."""
+
+    pid = _Field(14)
+    """By the agent: its process; 0 when that is gone."""
+    generation = _Field(15)
+    """By the agent: of which set of ranks it is."""
+    comm_us = _Field(16)
+    """By the rank: how long it has waited for other ranks."""
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self.memory = memory
+
+    @classmethod
+    def create(cls, path: Path) -> "RankShm":
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(handle, _NUMBER.pack(-1) * (_SIZE // _NUMBER.size))
+            beacon = cls(mmap.mmap(handle, _SIZE))
+            beacon.started_us = _now_us()
+            return beacon
+        finally:
+            os.close(handle)
+
+    @classmethod
+    def open(cls, path: Path) -> "RankShm":
+        with path.open("r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            return cls(mmap.mmap(file.fileno(), min(size, _SIZE)))
+
+    def elapsed_us(self) -> int:
+        """Return for how long there is this rank; never 0."""
+        return max(1, _now_us() - self.started_us)
+
+    def close(self) -> None:
+        self.memory.close()
+
+
+def find_rank_shm(environ: Mapping[str, str]) -> RankShm | None:
+    """Return this rank's own; None where there is none."""
+    path = environ.get(VARIABLE, "")
+    try:
+        return RankShm.open(Path(path)) if path else None
+    except (OSError, ValueError):
+        return None
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000

@@ -1,0 +1,1 @@
+"""The process that measures a node."""

@@ -1,0 +1,1 @@
+"""The process that has imported torch, and the ranks forked from it."""

@@ -1,0 +1,127 @@
+"""The training library as the ranks will find it, imported once for all of a node's ranks.
+
+The zygote's own modules have the same name, and are another copy. A rank looks for the library
+itself, where its own path leads it: it gets these modules when it finds the same files, unchanged.
+"""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from echelon.launch.zygote.rank import hide_launcher, lead_path
+
+PACKAGE = "echelon"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """One that was imported."""
+
+    modules: Mapping[str, ModuleType]
+    files: Mapping[str, tuple[int, int]]
+    """What they were made of → its size, and when it was changed."""
+
+    def is_at(self, spec: ModuleSpec | None) -> bool:
+        """Tell whether this is what a search has found, and nobody has changed it since."""
+        here = self.modules[PACKAGE].__file__
+        try:
+            return spec is not None and spec.origin == here and self.files == _stamp(self.files)
+        except OSError:
+            return False
+
+    def offer(self) -> None:
+        """Be what the first import of the package gives, if it would give the same."""
+        sys.meta_path.insert(0, _Finder(self))
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, library: Library) -> None:
+        self._library = library
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != PACKAGE:
+            return None
+        others = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
+        found = (finder.find_spec(name, path, target) for finder in others)
+        spec = next(filter(None, found), None)
+        if not self._library.is_at(spec):
+            return spec
+        return ModuleSpec(name, _Loader(self._library, self), is_package=True)
+
+
+class _Loader(Loader):
+    def __init__(self, library: Library, finder: _Finder) -> None:
+        self._library, self._finder = library, finder
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:  # noqa: ARG002
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:  # noqa: ARG002
+        # An import gives what then has the name: the modules, each with its true loader.
+        sys.modules.update(self._library.modules)
+        # Whoever removes them to import them anew means it.
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self._finder)
+
+
+def import_library(words: Iterable[str], folder: str) -> Library | None:
+    """Import what the ranks' library has by these names; None where there is none to be had.
+
+    Args:
+        words: names that a program uses.
+        folder: where its own modules are.
+    """
+    with _another_copy(), _leading(folder):
+        try:
+            package = importlib.import_module(PACKAGE)
+            for name in sorted(set(words) & set(package.__all__)):
+                getattr(package, name)  # which imports it
+            modules = {name: sys.modules[name] for name in own_modules()}
+            files = _stamp(str(module.__file__) for module in modules.values())
+        except Exception:  # noqa: BLE001  the ranks will say it better
+            return None
+    return Library(modules=modules, files=files)
+
+
+def own_modules() -> tuple[str, ...]:
+    """Return which modules of the package there are."""
+    return tuple(name for name in sys.modules if name.partition(".")[0] == PACKAGE)
+
+
+@contextlib.contextmanager
+def _another_copy() -> Iterator[None]:
+    """Have no module of the package at first, and in the end those of before alone."""
+    archive = hide_launcher()
+    before = {name: sys.modules.pop(name) for name in own_modules()}
+    try:
+        yield
+    finally:
+        for name in own_modules():
+            del sys.modules[name]
+        sys.modules.update(before)
+        if archive is not None:
+            sys.meta_path.insert(0, archive)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _leading(folder: str) -> Iterator[None]:
+    """Look for modules as the ranks will."""
+    before = list(sys.path)
+    lead_path(folder)
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+def _stamp(files: Iterable[str]) -> dict[str, tuple[int, int]]:
+    stats = {file: Path(file).stat() for file in files}
+    return {file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()}

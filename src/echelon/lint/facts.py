@@ -1,0 +1,85 @@
+"""Facts that several rules share, such as the number of processes of a launch."""
+
+import re
+
+from echelon.lint.launches import Launch
+from echelon.lint.python_script import PythonScript
+from echelon.lint.subject import Started, Subject
+
+PER_TASK = frozenset({"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"})
+"""Variables that differ between tasks; they are 0 in the job script."""
+_STARTS_OTHERS = re.compile(
+    r"\b(spawn|start_processes|submitit|ray|Lightning|lightning|pytorch_lightning|accelerate|"
+    r"Accelerator|deepspeed|horovod|subprocess|Process|ProcessPoolExecutor|elastic_launch|"
+    r"DataParallel|device_map|vllm|notebook_launcher|dask|mpi4py|jax|tensorflow|keras|TorchTrainer|"
+    r"transformers|fabric|Fabric|composer|echelon|elastic_launcher|launch|torchrunx|tensor_parallel)\b"
+)
+"""Words in scripts that use several GPUs without one process per GPU."""
+
+
+def ranks_per_launch(launch: Launch) -> int | None:
+    """Return the number of processes that a launcher starts; 1 without a launcher."""
+    if launch.launcher is None:
+        return 1
+    option = launch.launcher.option("nproc-per-node", "nproc_per_node", "num-gpus")
+    if launch.launcher.kind == "accelerate":
+        return None
+    if option is None:
+        plain = launch.launcher.kind in ("torchrun", "launch") and launch.launcher.complete
+        return 1 if plain else None
+    if option.text in ("gpu", "auto"):
+        return launch.amounts.gpus_per_node
+    return option.number
+
+
+def spawns(python: PythonScript | None) -> bool:
+    """Tell whether a script starts one process per GPU itself, with mp.spawn."""
+    return python is not None and bool(python.calls("spawn", "start_processes"))
+
+
+def may_use_all_gpus(python: PythonScript) -> bool:
+    """Tell whether one process of a script may use all GPUs of a node."""
+    return bool(_STARTS_OTHERS.search(python.text) or _STARTS_OTHERS.search(python.neighbours))
+
+
+def processes_per_task(one: Started) -> int | None:
+    """Return the number of ranks per task."""
+    if one.launch.launcher is not None:
+        return ranks_per_launch(one.launch)
+    if one.python is None:
+        return None
+    if spawns(one.python):
+        return one.launch.amounts.gpus_per_node or None
+    return None if may_use_all_gpus(one.python) else 1
+
+
+def is_training(subject: Subject, one: Started) -> bool:
+    """Tell whether the ranks of a launch form one process group."""
+    if one.launch.launcher is not None:
+        return one.launch.launcher.kind != "accelerate" or one.launch.amounts.several_nodes
+    if one.python is not None:
+        return one.python.is_distributed
+    return bool(subject.assigned("MASTER_ADDR") or subject.assigned("MASTER_PORT"))
+
+
+def is_alone(subject: Subject, launch: Launch) -> bool:
+    """Tell whether nothing else in the script runs at the same time as a launch."""
+    if launch.command.background:
+        return False
+    others = (one.launch.command for one in subject.started)
+    return not any(other.background for other in others if other is not launch.command)
+
+
+def reads_variables(subject: Subject) -> bool:
+    """Tell whether ranks read MASTER_ADDR and similar; torchrun sets its own values."""
+    launches = [one.launch for one in subject.started]
+    return not launches or any(
+        launch.launcher is None or launch.launcher.kind not in ("torchrun", "launch")
+        for launch in launches
+    )
+
+
+def sets_visible_devices(subject: Subject) -> bool:
+    return any("CUDA_VISIBLE_DEVICES" in one.launch.variables for one in subject.started) or bool(
+        subject.assigned("CUDA_VISIBLE_DEVICES")
+    )

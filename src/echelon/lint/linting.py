@@ -1,0 +1,64 @@
+"""Runs all rules on a script."""
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+from echelon.core.shell import LocalShell
+from echelon.core.shell import Shell as Programs
+from echelon.lint.files import Files
+from echelon.lint.finding import Finding
+from echelon.lint.rule import Hit, Rule
+from echelon.lint.subject import Subject, read_subject
+from echelon.lint.table import RULES
+
+_IGNORE = re.compile(r"#\s*echelon:\s*ignore\s+(E\d+(?:[\s,]+E\d+)*)", re.IGNORECASE)
+
+
+def lint(text: str, *, path: str, files: Files, programs: Programs | None = None) -> list[Finding]:
+    """Return the findings for a script and the files it starts, sorted by file and line.
+
+    Args:
+        text: the script.
+        path: the path as given on the command line.
+        files: the file system.
+        programs: the shell that runs `bash -n`; None for the real one.
+    """
+    subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
+    found = {
+        Finding(
+            code=rule.code,
+            path=hit.path,
+            line=hit.line,
+            severity=hit.severity or rule.severity,
+            what=hit.what,
+            fix=hit.fix,
+        )
+        for rule in RULES
+        for hit in hits(rule, subject)
+    }
+    ignored = _ignored(subject)
+    kept = [f for f in found if f.code not in ignored.get((f.path, f.line), ())]
+    return sorted(kept, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+
+
+def hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
+    """Yield what a rule finds; too deep an expression does not stop the other rules."""
+    with suppress(RecursionError):
+        yield from rule.check(subject)
+
+
+def _ignored(subject: Subject) -> dict[tuple[str, int], set[str]]:
+    """Return the ignored codes by file and line: each comment covers its line and the next."""
+    texts = {subject.path: subject.text}
+    texts |= {python.path: python.text for python in subject.pythons}
+    for shell in subject.shells:
+        texts.setdefault(shell.path, shell.text)
+    ignored: dict[tuple[str, int], set[str]] = {}
+    for path, text in texts.items():
+        for number, line in enumerate(text.split("\n"), start=1):
+            if match := _IGNORE.search(line):
+                codes = set(re.findall(r"E\d+", match[1].upper()))
+                for place in (number, number + 1):
+                    ignored.setdefault((path, place), set()).update(codes)
+    return ignored

@@ -1,0 +1,393 @@
+"""Walks the syntax tree of a bash script in execution order and records the commands."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from echelon.lint.bash import Assignment, Command, Shell, Where
+from echelon.lint.expanding import NAME, Expander
+from echelon.lint.source import Source, clean
+from echelon.lint.words import Scope, Word
+
+_NO_WORDS = frozenset(
+    {
+        *("command_name", "variable_assignment", "comment", "file_redirect"),
+        *("heredoc_redirect", "herestring_redirect"),
+    }
+)
+_BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_clause"})
+_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+_RESERVED = frozenset({"fi", "then", "else", "elif", "do", "done", "esac", ";;", "}", ")"})
+"""Words that the grammar accepts as commands, but bash does not."""
+_LONGEST_ARRAY = 1000
+_LONGEST_COMMAND = 2000
+_LONGEST_PIPE = 20
+_DECLARING = frozenset({"export", "declare", "typeset", "local", "readonly"})
+
+
+@cache
+def _parser() -> Parser:
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def read_shell(
+    text: str,
+    *,
+    path: str,
+    where: Where,
+    first_line: int = 1,
+    values: Mapping[str, Word] | None = None,
+    positional: tuple[Word, ...] | None = None,
+) -> Shell:
+    """Return the commands and assignments of a script.
+
+    Args:
+        text: the script.
+        path: the file that contains it.
+        where: where it runs.
+        first_line: the line of the file where it starts.
+        values: variables that are known at the start.
+        positional: $1 and so on.
+    """
+    scope = Scope(values=dict(values or {}), positional=positional)
+    reader = _Reader(text, path, where, first_line, scope)
+    try:
+        reader.read()
+    except RecursionError:  # not written by a person
+        unread = _Reader(text, path, where, first_line, Scope()).result()
+        return replace(unread, too_deep=True)
+    return reader.result()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What encloses a node."""
+
+    certain: bool = True
+    loop: bool = False
+    function: str = ""
+    substituted: bool = False
+    background: bool = False
+    piped_into: tuple[str, ...] = ()
+    piped: bool = False
+    stdin: Word | None = None
+
+
+class _Reader:
+    def __init__(self, text: str, path: str, where: Where, first: int, scope: Scope) -> None:
+        self._text, self._path, self._where = text, path, where
+        self._scope = scope
+        self._source = Source(clean(text), first)
+        self._words = Expander(self._source, scope, self._run)
+        self._commands: list[Command] = []
+        self._inside: dict[str, list[int]] = {}
+        """By function: its first commands, by their places."""
+        self._assignments: list[Assignment] = []
+        self._exported: set[str] = set()
+        self._comments: list[tuple[int, str, int]] = []
+        self._written: dict[str, Word] = {}
+        self._settings: set[str] = set()
+        self._first_command = 0
+        self._suspect = False
+
+    def result(self) -> Shell:
+        exported = self._exported
+        if "allexport" in self._settings:
+            exported = exported | {assignment.name for assignment in self._assignments}
+        return Shell(
+            path=self._path,
+            text=self._text,
+            where=self._where,
+            commands=tuple(self._commands),
+            assignments=tuple(self._assignments),
+            exported=frozenset(exported),
+            comments=tuple(self._comments),
+            first_line=self._first_command,
+            written=self._written,
+            settings=frozenset(self._settings),
+            suspect=self._suspect or bool(_RESERVED & {c.words[0].text for c in self._commands}),
+        )
+
+    def read(self) -> None:
+        tree = _parser().parse(self._source.shown)
+        self._suspect = tree.root_node.has_error
+        self.walk(tree.root_node, _Context())
+
+    # --- statements ---------------------------------------------------------------------
+
+    def walk(self, node: Node, context: _Context) -> None:
+        """Read a statement, or all statements in a node."""
+        if node.is_named and node.type not in ("program", "comment", "ERROR"):
+            self._first_command = self._first_command or self._line(node)
+        handler = _HANDLERS.get(node.type)
+        if handler:
+            handler(self, node, context)
+            return
+        if node.type in _LOOPS:
+            context = replace(context, certain=False, loop=True)
+            if (name := node.child_by_field_name("variable")) is not None:
+                unknown = Word(
+                    text=f"${self._source.text(name)}", line=self._line(node), known=False
+                )
+                self._scope.assign(self._source.text(name), unknown, certain=False)
+        elif node.type in _BRANCHES:
+            context = replace(context, certain=False)
+        for child in node.children:
+            after = child.next_sibling
+            background = context.background or (after is not None and after.type == "&")
+            self.walk(child, replace(context, background=background))
+
+    def _walk_comment(self, node: Node, _context: _Context) -> None:
+        # The grammar includes the blank line before some comments.
+        self._comments.append(
+            (self._line(node), self._source.text(node), self._source.column(node.start_byte))
+        )
+
+    def _walk_function(self, node: Node, context: _Context) -> None:
+        name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+        positional, self._scope.positional = self._scope.positional, None
+        if body is not None:
+            function = self._source.text(name) if name is not None else "?"
+            self.walk(body, replace(context, function=function, certain=False))
+        self._scope.positional = positional
+
+    def _walk_list(self, node: Node, context: _Context) -> None:
+        """Read a && b || c: the commands after the first may not run."""
+        for number, child in enumerate(node.children):
+            certain = context.certain and number == 0
+            self.walk(child, replace(context, certain=certain))
+
+    def _walk_pipeline(self, node: Node, context: _Context) -> None:
+        parts = [child for child in node.children if child.is_named]
+        names = [self._program(part) for part in parts]
+        for number, part in enumerate(parts):
+            into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
+            piped = context.piped or number > 0
+            self.walk(part, replace(context, piped_into=into, piped=piped, certain=False))
+
+    def _program(self, node: Node) -> str:
+        """Return the name of the program in one part of a pipe."""
+        while node.type not in ("command_name", "word") and node.named_children:
+            node = node.named_children[0]
+        return self._source.text(node)
+
+    def _walk_redirected(self, node: Node, context: _Context) -> None:
+        body = node.child_by_field_name("body")
+        heredoc, target = None, ""
+        later: tuple[str, ...] = ()
+        for redirect in _redirects(node):
+            if redirect.type == "heredoc_redirect":
+                heredoc = self._words.heredoc(redirect) or heredoc
+                self._suspect = self._suspect or self._ends_indented(redirect)
+                later = tuple(
+                    self._program(child)
+                    for child in redirect.named_children
+                    if child.type in ("pipeline", "command")
+                )
+            elif redirect.type == "file_redirect":
+                target = self._target(redirect) or target
+            for child in redirect.named_children:
+                if child.type in ("pipeline", "list", "process_substitution", "command"):
+                    self.walk(child, replace(context, piped=True))
+        if heredoc and target and body is not None and self._program(body) in ("cat", "tee"):
+            self._written[target] = heredoc
+        into = later + context.piped_into
+        if body is not None:
+            self.walk(body, replace(context, stdin=heredoc or context.stdin, piped_into=into))
+
+    def _ends_indented(self, redirect: Node) -> bool:
+        """Tell whether the end of a here-document is indented, which bash does not accept."""
+        ends = [child for child in redirect.children if child.type == "heredoc_end"]
+        before = [self._source.column(end.start_byte) for end in ends]
+        return redirect.children[0].type == "<<" and any(before)
+
+    def _target(self, redirect: Node) -> str:
+        target = redirect.child_by_field_name("destination")
+        operator = redirect.children[0] if redirect.children else None
+        if target is None or operator is None or operator.type not in (">", ">|"):
+            return ""
+        words = self._words.word(target)
+        return words[0].text if words else ""
+
+    def _walk_assignment(self, node: Node, context: _Context) -> None:
+        self._assign(node, context)
+
+    def _assign(self, node: Node, context: _Context, *, lasting: bool = True) -> Assignment | None:
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        if name is None or not NAME.fullmatch(self._source.text(name)):
+            return None  # an element of an array
+        word = self._assigned(node, value)
+        adds = "+=" in [child.type for child in node.children]
+        if value is not None and value.type == "array" and context.certain and not adds:
+            parts = [part for child in value.named_children for part in self._words.word(child)]
+            items = tuple(p for part in parts for p in part.split())
+            self._scope.arrays[self._source.text(name)] = items[:_LONGEST_ARRAY]
+        else:
+            self._scope.arrays.pop(self._source.text(name), None)
+        if adds:
+            word = self._scope.expand(self._source.text(name), word.line).joined(word)
+        assignment = Assignment(
+            name=self._source.text(name),
+            value=word,
+            path=self._path,
+            line=self._line(node),
+            where=self._where,
+            certain=context.certain,
+            function=context.function,
+        )
+        if lasting:
+            self._scope.assign(assignment.name, word, certain=context.certain)
+            self._assignments.append(assignment)
+        return assignment
+
+    def _assigned(self, node: Node, value: Node | None) -> Word:
+        """Return the value of an assignment as one word."""
+        parts = self._words.word(value) if value is not None else []
+        word = parts[0] if parts else Word(text="", line=self._line(node))
+        for part in parts[1:]:
+            word = word.joined(part)
+        return replace(word, known=False) if value is not None and value.type == "array" else word
+
+    def _walk_declaration(self, node: Node, context: _Context) -> None:
+        kind = node.children[0].type
+        flags = "".join(
+            self._source.text(child)
+            for child in node.children
+            if self._source.text(child).startswith("-")
+        )
+        exports = kind == "export" and "f" not in flags and "n" not in flags
+        exports = exports or (kind in ("declare", "typeset") and "x" in flags)
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                assignment = self._assign(child, context)
+                names = [assignment.name] if assignment else []
+            else:
+                names = (
+                    [self._source.text(child)] if child.type in ("variable_name", "word") else []
+                )
+            if exports:
+                self._exported.update(name for name in names if NAME.fullmatch(name))
+
+    def _run(self, node: Node) -> list[Command]:
+        """Read the commands in $(…), including those of called functions."""
+        before = len(self._commands)
+        for child in node.named_children:
+            self.walk(child, _Context(certain=False, substituted=True))
+        run = self._commands[before:]
+        called = {command.name for command in run}
+        inside = sorted(at for name in called for at in self._inside.get(name, ()) if at < before)
+        return run + [self._commands[at] for at in inside]
+
+    # --- commands -----------------------------------------------------------------------
+
+    def _walk_command(self, node: Node, context: _Context) -> None:
+        name = node.child_by_field_name("name")
+        own = []
+        for child in node.children:
+            if child.type == "variable_assignment":
+                # The grammar joins a line of several assignments with the next command.
+                lasting = name is None or (
+                    self._source.line(child.end_byte) < self._line(name)
+                    and not self._continues(child.end_byte)
+                )
+                assignment = self._assign(child, context, lasting=lasting)
+                if assignment and not lasting:
+                    own.append(assignment)
+        if name is None:
+            return
+        words = [word for child in name.children for word in self._words.word(child)]
+        words += self._arguments(node)
+        if not words:
+            return
+        parts = (part for word in words for part in word.split())
+        command = Command(
+            words=tuple(islice(parts, _LONGEST_COMMAND)) or tuple(words),
+            path=self._path,
+            line=self._line(name),
+            where=self._where,
+            assignments=tuple(own),
+            background=context.background,
+            piped_into=context.piped_into,
+            piped=context.piped,
+            loop=context.loop,
+            certain=context.certain,
+            function=context.function,
+            substituted=context.substituted,
+            stdin=context.stdin,
+            moment=self._scope.moment(),
+        )
+        inside = self._inside.setdefault(command.function, [])
+        if command.function and len(inside) < _LONGEST_COMMAND:
+            inside.append(len(self._commands))
+        self._commands.append(command)
+        self._heed(command)
+
+    def _arguments(self, node: Node) -> list[Word]:
+        """Return the words after the name of a command.
+
+        The grammar splits some words, such as a.$B.${C}. Parts without a space between them are one
+        word, and a lone $ belongs to the name after it.
+        """
+        words: list[Word] = []
+        end, dollar = -1, False
+        for child in node.children:
+            if child.type in _NO_WORDS or not (child.is_named or child.type == "$"):
+                continue
+            if child.type == "$":
+                dollar, end = True, child.end_byte if child.start_byte == end else -1
+                continue
+            parts = self._words.word(child)
+            if dollar and parts and (match := NAME.match(parts[0].text)):
+                rest = replace(parts[0], text=parts[0].text[match.end() :])
+                parts[0] = self._scope.expand(match[0], rest.line).joined(rest)
+            if child.start_byte == end and words and parts:
+                words[-1] = words[-1].joined(parts.pop(0))
+            words += parts
+            end, dollar = child.end_byte, False
+        return words
+
+    def _heed(self, command: Command) -> None:
+        """Apply the effect of a command on the shell itself."""
+        if command.name in _DECLARING:  # misread by the grammar, see above
+            if command.name == "export":
+                self._exported.update(w.text.partition("=")[0] for w in command.arguments)
+        elif command.name == "set":
+            texts = [word.text for word in command.arguments]
+            if texts[:1] == ["--"]:
+                self._scope.positional = command.arguments[1:]
+            letters = "".join(t[1:] for t in texts if re.fullmatch(r"-[a-z]+", t))
+            for letter, setting in {"e": "errexit", "a": "allexport", "u": "nounset"}.items():
+                if letter in letters:
+                    self._settings.add(setting)
+            self._settings.update({"pipefail", "errexit", "allexport", "nounset"} & set(texts))
+
+    def _continues(self, end: int) -> bool:
+        return self._source.between(end, end + 200).lstrip(" \t").startswith("\\\n")
+
+    def _line(self, node: Node) -> int:
+        return self._source.line(node.start_byte)
+
+
+def _redirects(node: Node) -> Iterator[Node]:
+    """Yield the redirections of a statement, including those nested in a here-document's."""
+    for child in node.children_by_field_name("redirect"):
+        yield child
+        if child.type == "heredoc_redirect":
+            yield from (c for c in child.named_children if c.type == "file_redirect")
+
+
+_HANDLERS = {
+    "comment": _Reader._walk_comment,  # noqa: SLF001
+    "function_definition": _Reader._walk_function,  # noqa: SLF001
+    "list": _Reader._walk_list,  # noqa: SLF001
+    "pipeline": _Reader._walk_pipeline,  # noqa: SLF001
+    "redirected_statement": _Reader._walk_redirected,  # noqa: SLF001
+    "variable_assignment": _Reader._walk_assignment,  # noqa: SLF001
+    "declaration_command": _Reader._walk_declaration,  # noqa: SLF001
+    "command": _Reader._walk_command,  # noqa: SLF001
+}

@@ -1,0 +1,52 @@
+"""Renders findings and explanations of rules as text."""
+
+from collections.abc import Sequence
+
+from echelon.core.visible import in_one_line
+from echelon.lint.finding import Finding, Severity
+from echelon.lint.rule import Rule
+
+
+def render_findings(findings: Sequence[Finding], files: int) -> str:
+    """Return each finding with its fix below it, then a summary line."""
+    lines = []
+    for finding in findings:
+        where = f"{in_one_line(finding.path)}:{finding.line}"
+        lines.append(f"{where}: {finding.code} {finding.severity}: {in_one_line(finding.what)}")
+        lines += [f"    {in_one_line(line)}" for line in finding.fix.splitlines()]
+    return "\n".join([*lines, _count(findings, files)])
+
+
+def _count(findings: Sequence[Finding], files: int) -> str:
+    looked = f"{files} file" if files == 1 else f"{files} files"
+    counts = [
+        (sum(finding.severity is severity for finding in findings), str(severity))
+        for severity in Severity
+    ]
+    shown = [
+        f"{count} {name}" if count == 1 or name == "advice" else f"{count} {name}s"
+        for count, name in counts
+        if count
+    ]
+    return f"{looked}: {', '.join(shown) if shown else 'no problems found'}"
+
+
+def render_rule(rule: Rule) -> str:
+    """Return the explanation of a rule with its examples."""
+    return "\n".join(
+        [
+            f"{rule.code} {rule.severity}: {rule.title}",
+            "",
+            rule.why,
+            "",
+            "Example:",
+            *_indent(rule.bad),
+            "",
+            "Use instead:",
+            *_indent(rule.good),
+        ]
+    )
+
+
+def _indent(text: str) -> list[str]:
+    return [f"    {line}".rstrip() for line in text.splitlines()]

@@ -1,0 +1,289 @@
+"""E306 to E308: the host of the rendezvous, and rank variables that expand too early."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from echelon.lint.bash import Assignment, Command, Where
+from echelon.lint.facts import PER_TASK, reads_variables
+from echelon.lint.launches import Launch
+from echelon.lint.python_guards import guards
+from echelon.lint.python_script import constant, is_conditional
+from echelon.lint.request import read_step
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+from echelon.lint.words import Word
+
+_OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
+_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:.*)?")
+_ALL_NODES = re.compile(
+    r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?(:.*)?|"
+    r"(\$\(|`)\s*scontrol\s+show\s+hostnames?[^|;&]*(\)|`)(:.*)?"
+)
+_SUBMIT_HOST = re.compile(r"\$\{?SLURM_SUBMIT_HOST\}?(:.*)?")
+_FIRST_NODE = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+_RANK_NAMES = frozenset(
+    {"RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "NODEID", "PROC_ID"}
+)
+
+
+def find_picked_address(subject: Subject) -> Iterator[Hit]:
+    commands = subject.commands
+    for number, command in enumerate(commands):
+        texts = [word.text for word in command.words]
+        asks = any(text.rpartition("/")[2] == "hostname" for text in texts)
+        if not asks or not {"-I", "--all-ip-addresses"} & set(texts) or not command.substituted:
+            continue
+        field = _picked_field(commands[number + 1 : number + 4])
+        if field is None:
+            continue
+        which = {1: "first", 2: "second", 3: "third"}.get(field, f"{field}th")
+        yield Hit(
+            path=command.path,
+            line=command.line,
+            what=f"This picks the {which} address of the host, but their order is undefined. "
+            "The address can be empty, or unreachable from other nodes.",
+            fix=_FIRST_NODE,
+            severity=ADVICE if field == 1 else None,
+        )
+
+
+def _picked_field(following: list[Command]) -> int | None:
+    """Return the number of the field that cut or awk selects."""
+    for command in following:
+        if command.name == "cut" and command.piped:
+            match = re.search(r"-f\s*(\d+)", command.text)
+            return int(match[1]) if match else None
+        if command.name in ("awk", "gawk") and command.piped:
+            match = re.search(r"print\s*\$(\d+)", command.text)
+            return int(match[1]) if match else None
+    return None
+
+
+def find_wrong_host(subject: Subject) -> Iterator[Hit]:
+    if not subject.job.several_nodes:
+        return
+    blamed: set[str] = set()
+    for assignment in subject.assignments:
+        reason = _wrong_host(assignment.value, assignment.where) if assignment.certain else ""
+        handed_on = bool(assignment.value.names & blamed)
+        if reason and not handed_on and _is_told_to_ranks(subject, assignment):
+            blamed.add(assignment.name)
+            yield _wrong(assignment.path, assignment.line, reason, _FIRST_NODE)
+    told: set[str] = set()
+    for one in subject.started:
+        for word in _host_words(one.launch):
+            # Variables are checked where they are assigned.
+            known = {a.name for a in subject.assignments} & word.names
+            reason = "" if known else _wrong_host(word, _shell_of(subject, one.launch))
+            if reason and word.text not in told:
+                told.add(word.text)
+                yield _wrong(one.launch.path, word.line or one.launch.line, reason, _FIRST_NODE)
+    yield from _wrong_in_python(subject)
+
+
+def _is_told_to_ranks(subject: Subject, assignment: Assignment) -> bool:
+    """Tell whether a variable is the rendezvous host, not just an intermediate value."""
+    named = assignment.name.upper() in ("MASTER_ADDR", "MASTER_IP", "HEAD_NODE_IP")
+    if named and assignment.name.isupper() and reads_variables(subject):
+        return True
+    words = [word for one in subject.started for word in _host_words(one.launch)]
+    if any(assignment.name in re.findall(r"\$\{?(\w+)", word.text) for word in words):
+        return True
+    # In the word, a known value has replaced its variable.
+    likely = named or assignment.value.known
+    return likely and any(assignment.name in word.names for word in words)
+
+
+def _shell_of(subject: Subject, launch: Launch) -> Where:
+    """Return which shell expanded the words of a launcher."""
+    for shell in reversed(subject.shells):
+        if shell.path == launch.path and shell.where is Where.TASK:
+            lines = {command.line for command in shell.commands}
+            if launch.line in lines and launch.command not in shell.commands:
+                return Where.TASK
+    return Where.BATCH
+
+
+def _host_words(launch: Launch) -> Iterator[Word]:
+    if launch.launcher is not None:
+        for name in ("master-addr", "main-process-ip", "rdzv-endpoint"):
+            if (word := launch.launcher.options.get(name)) is not None:
+                yield word
+
+
+def _wrong_host(value: Word, where: Where) -> str:
+    """Return why ranks on several nodes cannot connect to a host; empty if they can."""
+    if _LOOPBACK.fullmatch(value.text):
+        return f"'{value.text}' is a different host on each node"
+    if _ALL_NODES.fullmatch(value.text):
+        return "This is the list of all nodes, not a single node"
+    if _SUBMIT_HOST.fullmatch(value.text):
+        return "This is the host where sbatch ran, but rank 0 runs on the first node of the job"
+    own = any(c.name == "hostname" for c in value.commands) or value.names & _OWN_HOST
+    if where is Where.TASK and own and "scontrol" not in {c.name for c in value.commands}:
+        return "This is expanded on every node, so each node uses its own name"
+    names = [command.name for command in value.commands]
+    last = [c for c in value.commands if c.name == "tail" and re.search(r"-n?\s*1$", c.text)]
+    if "scontrol" in names and last and "head" not in names and len(names) == 2:
+        return "This is the last node, but rank 0 runs on the first one"
+    return ""
+
+
+def _wrong(path: str, line: int, reason: str, fix: str) -> Hit:
+    return Hit(path=path, line=line, what=f"{reason}. The ranks never connect.", fix=fix)
+
+
+def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        for node in python.nodes:
+            if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+                continue
+            name, value = constant(node.targets[0].slice), constant(node.value)
+            looped = isinstance(value, str) and _LOOPBACK.fullmatch(value)
+            chosen = guards(python, node) or is_conditional(python, node)
+            if name == "MASTER_ADDR" and looped and not chosen:
+                reason = f"'{value}' is a different host on each node"
+                fix = f"set it in the job script instead:\n{_FIRST_NODE}"
+                yield _wrong(python.path, node.lineno, reason, fix)
+
+
+def find_early_expansion(subject: Subject) -> Iterator[Hit]:
+    told: set[tuple[str, int]] = set()
+    for hit in (*_early_words(subject), *_early_files(subject), *_early_exports(subject)):
+        if (hit.path, hit.line) not in told:
+            told.add((hit.path, hit.line))
+            yield hit
+
+
+def _early_words(subject: Subject) -> Iterator[Hit]:
+    """Yield uses in the arguments or the here-document of srun."""
+    for command, options, words in subject.sruns:
+        if command.where is not Where.BATCH or not read_step(subject.job, options).several_tasks:
+            continue
+        given = [*words, *([command.stdin] if command.stdin else [])]
+        for word in given:
+            for use in word.uses:
+                if use.name in PER_TASK:
+                    yield _early(command.path, use.line, use.name)
+
+
+def _early_files(subject: Subject) -> Iterator[Hit]:
+    """Yield uses in a here-document that is written to a file which srun starts."""
+    run = {shell.text for shell in subject.shells if shell.where is Where.TASK}
+    for shell in subject.shells:
+        for text in shell.written.values():
+            if text.text in run and subject.job.several_tasks and shell.where is Where.BATCH:
+                yield from (
+                    _early(shell.path, u.line, u.name) for u in text.uses if u.name in PER_TASK
+                )
+
+
+def _early_exports(subject: Subject) -> Iterator[Hit]:
+    plain = [
+        one.launch
+        for one in subject.started
+        if one.launch.srun is not None
+        and one.launch.launcher is None  # a launcher sets the ranks itself
+        and one.launch.amounts.several_tasks
+    ]
+    for assignment in subject.assignments:
+        names = assignment.value.names & PER_TASK
+        if assignment.where is not Where.BATCH or not names or not _is_rank(subject, assignment):
+            continue
+        if any(assignment.name not in launch.variables for launch in plain):
+            yield _early(assignment.path, assignment.line, min(names))
+
+
+def _is_rank(subject: Subject, assignment: Assignment) -> bool:
+    return (
+        assignment.name in _RANK_NAMES
+        and assignment.certain
+        and assignment.name in subject.exported
+    )
+
+
+def _early(path: str, line: int, name: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what=f"`${name}` is 0 for every task, because the job script expands it before srun "
+        "starts.",
+        fix=f"srun bash -c '… ${name} …'  # in single quotes, each task expands it",
+    )
+
+
+RULES = (
+    Rule(
+        code="E306",
+        title="address picked from `hostname -I`",
+        severity=WARNING,
+        check=find_picked_address,
+        why="`hostname -I` prints all addresses of a host, in no defined order. The name of the "
+        "first node is reliable.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname -I | cut -d ' ' -f 2)    # <- here
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E307",
+        title="wrong rendezvous host",
+        severity=ERROR,
+        check=find_wrong_host,
+        why="All ranks must connect to the same host: the first node. In the job script, "
+        "`$(hostname)` is the first node. In a command that srun starts, it is a different name "
+        "on each node.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+srun bash -c 'MASTER_ADDR=$(hostname) python train.py'    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E308",
+        title="rank variable expanded before srun",
+        severity=ERROR,
+        check=find_early_expansion,
+        why="The job script runs as task 0 on node 0, so it expands the variable to 0 for all "
+        "tasks. With single quotes, a backslash or a separate script, each task expands it itself.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname)
+srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+    --master_port=29500 train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname)
+srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+    --master_port=29500 train.py'
+""",
+    ),
+)

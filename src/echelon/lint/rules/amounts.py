@@ -1,0 +1,268 @@
+"""E111 to E116: invalid, contradictory or unfinished resource requests."""
+
+import re
+from collections.abc import Iterator
+
+from echelon.core.units import parse_memory
+from echelon.errors import UsageError
+from echelon.lint.directives import Directive, count_gpus, count_gres_gpus, is_slurm_time
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.subject import Subject
+
+_PLACEHOLDER = re.compile(r"<[^<>]+>|\[[a-z][a-z _-]*\]|x{3,}|your[-_.@]\S*", re.IGNORECASE)
+_EXCLUSIVE = [
+    {"mem", "mem-per-cpu", "mem-per-gpu"},
+    {"cpus-per-task", "cpus-per-gpu"},
+]
+
+
+def find_bad_memory(subject: Subject) -> Iterator[Hit]:
+    for item in _given(subject, "mem", "mem-per-cpu", "mem-per-gpu", "tmp"):
+        try:
+            parse_memory(item.value)
+        except UsageError:
+            number = re.match(r"\d+", item.value)
+            unit = re.search(r"[KMGT]", item.value.upper())
+            better = f"{number[0]}{unit[0] if unit else 'G'}" if number else "64G"
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"'{item.value}' is not a valid memory size. sbatch rejects the script.",
+                fix=f"#SBATCH --{item.option}={better}",
+            )
+
+
+def find_bad_time(subject: Subject) -> Iterator[Hit]:
+    for item in _given(subject, "time", "time-min"):
+        if not is_slurm_time(item.value):
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"'{item.value}' is not a valid time limit. sbatch rejects the script.",
+                fix=f"#SBATCH --{item.option}=2-12:00:00  # days-hours:minutes:seconds",
+            )
+
+
+def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
+    options = ("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu")
+    for item in _given(subject, *options):
+        if not re.fullmatch(r"[0-9]+", item.value) or int(item.value) == 0:
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"'{item.value}' is not a valid number for `--{item.option}`. sbatch rejects "
+                "the script.",
+                fix=f"#SBATCH --{item.option}=4",
+            )
+    yield from _bad_step_numbers(subject)
+
+
+def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
+    for command, options, _ in subject.sruns:
+        for name in ("ntasks", "ntasks-per-node", "cpus-per-task", "nodes"):
+            word = options.get(name)
+            if word is None or not word.known or not re.match(r"[A-Za-z]", word.text):
+                continue
+            mpi = name == "ntasks" and word.text == "p"
+            yield Hit(
+                path=command.path,
+                line=word.line or command.line,
+                what=f"'{word.text}' is not a valid number for `--{name}`. srun fails immediately.",
+                fix="srun -n 4  # -np is an option of mpirun" if mpi else f"--{name}=4",
+            )
+
+
+def _given(subject: Subject, *options: str) -> list[Directive]:
+    """Return the given options, except those with a variable, which have their own rule."""
+    return [i for i in subject.directives.items if i.option in options and "$" not in i.value]
+
+
+def find_contradictions(subject: Subject) -> Iterator[Hit]:
+    directives, path = subject.directives, subject.path
+    if directives.several:
+        return
+    for group in _EXCLUSIVE:
+        given = [item for item in directives.items if item.option in group]
+        if len({item.option for item in given}) > 1:
+            both = " and ".join(
+                f"`--{option}`" for option in sorted({item.option for item in given})
+            )
+            what = f"{both} are mutually exclusive. sbatch rejects the script."
+            yield Hit(path=path, line=given[-1].line, what=what, fix="remove one of them")
+    nodes = subject.job.nodes if directives.last("nodes") else None
+    total, each = directives.last("ntasks"), directives.last("ntasks-per-node")
+    if nodes and total and each and total.value.isdecimal() and each.value.isdecimal():
+        most = nodes * int(each.value)
+        if int(total.value) > most:
+            what = (
+                f"`--ntasks={total.value}` contradicts `--nodes={nodes}` and "
+                f"`--ntasks-per-node={each.value}`, which allow at most {most}."
+            )
+            fix = f"#SBATCH --ntasks={most}  # or remove the line"
+            yield Hit(path=path, line=total.line, what=what, fix=fix)
+    yield from _contradicting_gpus(subject, nodes)
+
+
+def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:
+    directives = subject.directives
+    each, gres, total = (directives.last(o) for o in ("gpus-per-node", "gres", "gpus"))
+    per_node = count_gpus(each.value) if each else None
+    by_gres = count_gres_gpus(gres.value) if gres else None
+    if each and per_node and by_gres and per_node != by_gres:
+        yield Hit(
+            path=subject.path,
+            line=each.line,
+            what=f"The numbers of GPUs per node differ: {by_gres} in `--gres`, {per_node} in "
+            "`--gpus-per-node`.",
+            fix=f"remove either --gres (line {gres.line if gres else 0}) or --gpus-per-node",
+        )
+    amount = count_gpus(total.value) if total else None
+    per_node = per_node or by_gres
+    if total and amount and per_node and nodes and amount != per_node * nodes:
+        yield Hit(
+            path=subject.path,
+            line=total.line,
+            what=f"`--gpus={total.value}` contradicts `--nodes={nodes}` with "
+            f"{counted(per_node, 'GPU')} per node, {per_node * nodes} in total.",
+            fix=f"#SBATCH --gpus={per_node * nodes}  # or remove the line",
+        )
+
+
+def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
+    given, nodes = subject.directives.last("gpus"), subject.job.nodes
+    total = count_gpus(given.value) if given else None
+    if given and total and nodes and nodes > 1 and total % nodes:
+        yield Hit(
+            path=subject.path,
+            line=given.line,
+            what=f"`--gpus={given.value}` is not divisible by {nodes} nodes, so ranks and GPUs do "
+            "not match on some nodes.",
+            fix=f"#SBATCH --gpus-per-node={max(1, total // nodes)}  # instead of --gpus",
+        )
+
+
+def find_placeholders(subject: Subject) -> Iterator[Hit]:
+    for item in _given(subject, "mail-user", "account", "partition", "qos"):
+        if _PLACEHOLDER.fullmatch(item.value):
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"`--{item.option}` still has the placeholder value '{item.value}'.",
+                fix=f"#SBATCH --{item.option}=…  # your own value, or remove the line",
+                severity=ADVICE if item.option == "mail-user" else None,
+            )
+
+
+RULES = (
+    Rule(
+        code="E111",
+        title="invalid memory size",
+        severity=ERROR,
+        check=find_bad_memory,
+        why="A memory size is a whole number with an optional suffix K, M, G or T. Since version "
+        "20.11, Slurm rejects anything after the suffix.",
+        bad="""\
+#!/bin/bash
+#SBATCH --mem=16Go    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --mem=16G
+python train.py
+""",
+    ),
+    Rule(
+        code="E112",
+        title="invalid time limit",
+        severity=ERROR,
+        check=find_bad_time,
+        why="Valid formats are minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS.",
+        bad="""\
+#!/bin/bash
+#SBATCH --time=2h    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --time=02:00:00
+python train.py
+""",
+    ),
+    Rule(
+        code="E113",
+        title="invalid number of tasks, CPUs or nodes",
+        severity=ERROR,
+        check=find_bad_numbers,
+        why="Numbers of tasks and CPUs must be whole numbers of at least 1.",
+        bad="""\
+#!/bin/bash
+#SBATCH --ntasks-per-node=four    # <- here
+srun hostname
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --ntasks-per-node=4
+srun hostname
+""",
+    ),
+    Rule(
+        code="E114",
+        title="contradictory resource request",
+        severity=ERROR,
+        check=find_contradictions,
+        why="Some options exclude each other, such as `--mem` and `--mem-per-cpu`. A total, such "
+        "as `--gpus`, must match the number of nodes and the amount per node.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=4
+#SBATCH --gpus=4    # <- here
+srun hostname
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=4
+#SBATCH --gpus=8
+srun hostname
+""",
+    ),
+    Rule(
+        code="E115",
+        title="number of GPUs not divisible by the number of nodes",
+        severity=WARNING,
+        check=find_uneven_gpus,
+        why="Launchers start the same number of ranks on every node.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus=5    # <- here
+srun hostname
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=2
+srun hostname
+""",
+    ),
+    Rule(
+        code="E116",
+        title="placeholder value",
+        severity=WARNING,
+        check=find_placeholders,
+        why="Example scripts use placeholders for values that depend on the user or the cluster. "
+        "Replace them before you submit the script.",
+        bad="""\
+#!/bin/bash
+#SBATCH --account=<project>    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --account=physics
+python train.py
+""",
+    ),
+)

@@ -1,0 +1,188 @@
+"""E207 to E209: command lines that do not do what they appear to do."""
+
+import re
+from collections.abc import Iterator
+
+from echelon.lint.bash import Command
+from echelon.lint.expanding import NAME
+from echelon.lint.rule import ERROR, Hit, Rule
+from echelon.lint.source import clean
+from echelon.lint.subject import Subject
+
+_BLANK_BEHIND = re.compile(r"^[^#]*\s\\[ \t]+(#.*)?$")
+_EXPORTED = re.compile(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
+
+
+def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        launcher, python = one.launch.launcher, one.python
+        if launcher is None or launcher.kind != "launch" or python is None:
+            continue
+        if "use-env" in launcher.options or not python.calls("parse_args"):
+            continue
+        if "--local-rank" in python.text or python.calls("parse_known_args"):
+            continue
+        yield Hit(
+            path=one.launch.path,
+            line=one.launch.line,
+            what="torch.distributed.launch passes `--local-rank`, which the script does not "
+            "define. It exits with 'unrecognized arguments'.",
+            fix="torchrun …  # instead of python -m torch.distributed.launch\n"
+            'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
+        )
+
+
+def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
+    told: set[tuple[str, int]] = set()
+    for shell in subject.shells:
+        lines = _lines(subject, shell.path)
+        for command in shell.commands if not shell.suspect else ():
+            begun = _broken_line(lines, command)
+            if not begun or (shell.path, begun) in told:
+                continue
+            told.add((shell.path, begun))
+            reason, fix = _why_it_ends(lines, begun)
+            first = command.words[0].text
+            yield Hit(
+                path=shell.path,
+                line=begun,
+                what=f"{reason}. Bash runs line {command.line} as a separate command"
+                + (f": '{first}: command not found'." if first.startswith("-") else "."),
+                fix=fix,
+            )
+
+
+def _lines(subject: Subject, path: str) -> list[str]:
+    text = subject.text if path == subject.path else subject.files.read(path) or ""
+    return clean(text).split("\n")
+
+
+def _broken_line(lines: list[str], command: Command) -> int:
+    """Return the line that a command should have continued; 0 if there is none."""
+    number = command.line
+    if not 1 < number <= len(lines):
+        return 0
+    own = lines[number - 1].lstrip()
+    if not own.startswith(command.words[0].text) or command.words[0].uses:
+        return 0
+    if not re.match(r"--?[A-Za-z]", own):
+        return number - 1 if _BLANK_BEHIND.search(lines[number - 2]) else 0
+    above = (n for n in range(number - 1, 0, -1) if lines[n - 1].strip())
+    return next((n for n in above if not lines[n - 1].lstrip().startswith("#")), 0)
+
+
+def _why_it_ends(lines: list[str], number: int) -> tuple[str, str]:
+    line, after = lines[number - 1], lines[number].strip()
+    if line.endswith("\\") and after.startswith("#"):
+        reason, fix = "The comment on the next line", "move the comment above the command"
+    elif line.endswith("\\"):
+        reason, fix = "The empty line after it", "remove the empty line"
+    elif re.search(r"\\[ \t]+(#.*)?$", line):
+        reason, fix = "The space after the backslash", "remove everything after the backslash"
+    else:
+        reason, fix = "A missing backslash at the end of the line", f"{line.strip()} \\"
+    return f"{reason} ends this command", fix
+
+
+def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
+    for command in subject.commands:
+        name, second = command.words[0].text, command.words[1:2]
+        sign = second[0].text if second else ""
+        if NAME.fullmatch(name) and (sign == "=" or (name.isupper() and re.match("=[^=]", sign))):
+            value = " ".join([sign[1:], *(word.text for word in command.words[2:])]).strip()
+            yield _blanks(
+                command.path, command.line, name, f"{name}={value}", f"{name}: command not found"
+            )
+        empty = [own.name for own in command.assignments if own.value.text == ""]
+        run = command.words[0].number is not None or _is_told("".join(empty[-1:]), name)
+        if empty and len(command.words) == 1 and run:
+            yield _blanks(
+                command.path, command.line, empty[-1], f"{empty[-1]}={name}", "command not found"
+            )
+    for path in dict.fromkeys(shell.path for shell in subject.shells):
+        for number, line in enumerate(_lines(subject, path), start=1):
+            if match := _EXPORTED.match(line):
+                fix = f"{match[1]} {match[2]}={match[3].strip()}"
+                yield _blanks(
+                    path, number, match[2], fix, f"{match[1]}: `=': not a valid identifier"
+                )
+
+
+def _is_told(name: str, program: str) -> bool:
+    """Tell whether a rendezvous variable precedes $(…), whose output bash would then run."""
+    return program.startswith("$(") and name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+
+
+def _blanks(path: str, line: int, name: str, fix: str, said: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what=f"`{name}` is not assigned because of the space next to `=`: '{said}'.",
+        fix=fix,
+    )
+
+
+RULES = (
+    Rule(
+        code="E207",
+        title="script without `--local-rank` for torch.distributed.launch",
+        severity=ERROR,
+        check=find_local_rank_argument,
+        why="torch.distributed.launch passes the local rank as an argument, spelled "
+        "`--local-rank` since PyTorch 2.0. torchrun sets the variable `LOCAL_RANK` instead.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=2
+#SBATCH --exclusive
+python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 train.py    # <- here
+--- train.py
+import argparse
+parser = argparse.ArgumentParser()
+args = parser.parse_args()
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=2
+torchrun --standalone --nproc_per_node=2 train.py
+--- train.py
+import argparse
+parser = argparse.ArgumentParser()
+args = parser.parse_args()
+""",
+    ),
+    Rule(
+        code="E208",
+        title="broken line continuation",
+        severity=ERROR,
+        check=find_broken_continuations,
+        why="A backslash continues a command only if it is the last character of a line. A "
+        "comment or an empty line ends the command. Bash then runs the next line, often an "
+        "option, as a command.",
+        bad="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\ \n    --fast\n",
+        good="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\\n    --fast\n",
+    ),
+    Rule(
+        code="E209",
+        title="spaces around `=` in an assignment",
+        severity=ERROR,
+        check=find_blanks_around_equals,
+        why="Bash splits a line at spaces first. `NAME = value` runs the program NAME with two "
+        "arguments and does not change the variable.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+MASTER_ADDR = $(hostname)    # <- here
+export MASTER_ADDR
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+MASTER_ADDR=$(hostname)
+export MASTER_ADDR
+srun python train.py
+""",
+    ),
+)

@@ -1,0 +1,209 @@
+"""E401 to E404: the CPUs of a task and the processes that share them."""
+
+from collections.abc import Iterator
+
+from echelon.lint.bash import Where
+from echelon.lint.facts import processes_per_task, spawns
+from echelon.lint.python_script import constant, keyword
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule, counted
+from echelon.lint.subject import Started, Subject
+
+_WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
+
+
+def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
+    cpus = subject.job.cpus_per_task
+    exclusive = subject.directives.last("exclusive")
+    if not cpus or cpus < 2 or "SRUN_CPUS_PER_TASK" in subject.exported or exclusive:
+        return
+    told: set[int] = set()
+    for one in subject.started:
+        options, command = one.launch.srun, one.launch.command
+        if options is None or command.line in told or command.where is Where.TASK:
+            continue
+        if {"cpus-per-task", "cpus-per-gpu", "exclusive", "whole"} & set(options):
+            continue
+        told.add(command.line)
+        yield Hit(
+            path=command.path,
+            line=command.line,
+            what="In Slurm 22.05 to 23.02, srun does not inherit `--cpus-per-task` from sbatch. "
+            f"Each task gets 1 CPU instead of {cpus}.",
+            fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # before srun",
+        )
+
+
+def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+        if not cpus or not processes or one.launch.mpi:
+            continue
+        path, line, workers = _workers(subject, one)
+        if workers and workers * processes > cpus:
+            each = (
+                f"{processes} processes with {counted(workers, 'worker')} each"
+                if processes > 1
+                else counted(workers, "worker")
+            )
+            yield Hit(
+                path=path,
+                line=line,
+                what=f"{each} share {counted(cpus, 'CPU')}, which slows data loading down.",
+                fix=f"--num-workers={max(1, cpus // processes)}",
+            )
+
+
+def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
+    """Return where the number of data loader workers per rank is set, and the number."""
+    words = one.launch.arguments
+    for number, word in enumerate(words):
+        flag, equals, value = word.text.partition("=")
+        if flag not in _WORKER_FLAGS:
+            continue
+        given = value if equals else (words[number + 1].text if number + 1 < len(words) else "")
+        line = word.line if one.launch.path == subject.path else one.launch.line
+        return one.launch.path, line, int(given) if given.isdecimal() else 0
+    if one.python is not None:
+        for call in one.python.calls("DataLoader"):
+            count = constant(keyword(call, "num_workers"))
+            if isinstance(count, int):
+                return one.python.path, call.lineno, count
+    return "", 0, 0
+
+
+def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
+    given = subject.directives.last("cpus-per-task")
+    for one in subject.started:
+        cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+        if given and cpus and processes and processes > cpus:
+            yield Hit(
+                path=subject.path,
+                line=given.line,
+                what=f"{processes} processes in each task share {counted(cpus, 'CPU')} and slow "
+                "each other down.",
+                fix=f"#SBATCH --cpus-per-task={processes * 4}",
+            )
+
+
+def find_threads_of_spawned(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        processes, cpus = processes_per_task(one), one.launch.amounts.cpus_per_task
+        here = subject.exported | one.launch.variables
+        if not spawns(one.python) or one.python is None or not processes or processes < 2:
+            continue
+        if "OMP_NUM_THREADS" in here or one.python.mentions("OMP_NUM_THREADS", "set_num_threads"):
+            continue
+        share = max(1, (cpus or processes) // processes)
+        yield Hit(
+            path=one.launch.path,
+            line=one.launch.line,
+            what=f"Each of the {processes} spawned processes starts one thread per CPU of the "
+            "task. The threads compete for the CPUs.",
+            fix=f"export OMP_NUM_THREADS={share}",
+        )
+
+
+RULES = (
+    Rule(
+        code="E401",
+        title="`--cpus-per-task` that srun does not inherit",
+        severity=WARNING,
+        check=find_lost_cpus,
+        why="In Slurm 22.05 to 23.02, srun requests one CPU per task unless told otherwise. In "
+        "other versions, the `export` line is harmless.",
+        bad="""\
+#!/bin/bash
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+srun python train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=8
+export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E402",
+        title="more data loader workers than CPUs",
+        severity=WARNING,
+        check=find_too_many_workers,
+        why="Every rank starts its own workers. All ranks of a task share its CPUs.",
+        bad="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=2
+#SBATCH --cpus-per-task=16
+torchrun --standalone --nproc_per_node=2 train.py --num-workers=16    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=2
+#SBATCH --cpus-per-task=16
+torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
+""",
+    ),
+    Rule(
+        code="E403",
+        title="fewer CPUs than processes",
+        severity=WARNING,
+        check=find_too_few_cpus,
+        why="All processes of a task share the CPUs of `--cpus-per-task`. With torchrun or "
+        "`mp.spawn`, these are all ranks of the node.",
+        bad="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=1    # <- here
+torchrun --standalone --nproc_per_node=4 train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=32
+torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+    Rule(
+        code="E404",
+        title="spawned processes without `OMP_NUM_THREADS`",
+        severity=ADVICE,
+        check=find_threads_of_spawned,
+        why="torchrun limits the number of threads of each rank, but `mp.spawn` does not.",
+        bad="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=32
+python train.py    # <- here
+--- train.py
+import torch
+import torch.multiprocessing as mp
+
+
+def work(rank):
+    torch.cuda.set_device(rank)
+
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=torch.cuda.device_count())
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=32
+export OMP_NUM_THREADS=8
+python train.py
+--- train.py
+import torch
+import torch.multiprocessing as mp
+
+
+def work(rank):
+    torch.cuda.set_device(rank)
+
+
+if __name__ == "__main__":
+    mp.spawn(work, nprocs=torch.cuda.device_count())
+""",
+    ),
+)

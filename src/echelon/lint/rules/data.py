@@ -1,0 +1,375 @@
+"""E601 to E607: samplers, downloads and metrics of each rank."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from echelon.lint.python_guards import guards, is_called
+from echelon.lint.python_script import (
+    PythonScript,
+    constant,
+    enclosing_function,
+    has_spread,
+    keyword,
+    last_name,
+    origin,
+    unparse,
+    values_of,
+)
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+
+_REDUCES = ("all_reduce", "reduce(", "all_gather", "gather", "MetricCollection", "torchmetrics")
+
+_GLOBAL = re.compile(r"['\"]RANK['\"]|SLURM_PROCID|get_rank|\bglobal_rank\b|NODE_RANK|NODEID")
+
+
+def _samplers(python: PythonScript) -> list[ast.Call]:
+    return python.calls("DistributedSampler")
+
+
+def _is_training_sampler(call: ast.Call) -> bool:
+    return constant(keyword(call, "shuffle", 3)) is not False
+
+
+def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        for call in python.calls("DataLoader"):
+            shuffle, sampler = keyword(call, "shuffle", 2), keyword(call, "sampler", 3)
+            if constant(shuffle) is not True or sampler is None or has_spread(call):
+                continue
+            values = values_of(python, sampler)
+            if values and all(
+                isinstance(v, ast.Call) and "ampler" in unparse(v.func) for v in values
+            ):
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="`DataLoader` rejects `shuffle=True` together with a sampler: 'sampler "
+                    "option is mutually exclusive with shuffle'.",
+                    fix="DataLoader(…, sampler=sampler)  # without shuffle; the sampler shuffles",
+                )
+
+
+def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        samplers = [call for call in _samplers(python) if _is_training_sampler(call)]
+        framework = python.mentions("lightning", "Accelerator(", "accelerate", "ignite", "Fabric(")
+        if not samplers or python.mentions("set_epoch") or framework or not _has_epochs(python):
+            continue
+        yield Hit(
+            path=python.path,
+            line=samplers[0].lineno,
+            what="Nothing calls `set_epoch`, so every epoch has the same order of samples.",
+            fix="sampler.set_epoch(epoch)  # as the first line of the epoch loop",
+        )
+
+
+def _has_epochs(python: PythonScript) -> bool:
+    for node in python.nodes:
+        if isinstance(node, ast.For) and "epoch" in unparse(node.target).lower():
+            once = isinstance(node.iter, ast.Call) and [constant(a) for a in node.iter.args] == [1]
+            return not once
+    return False
+
+
+def find_local_sampler(subject: Subject) -> Iterator[Hit]:
+    if not subject.may_have_several_nodes:
+        return
+    for python in subject.pythons:
+        for call in _samplers(python):
+            rank = keyword(call, "rank", 2)
+            if rank is not None and _is_local(python, rank):
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="The sampler uses the local rank. On several nodes, all nodes read the "
+                    "same samples. The other samples are never read.",
+                    fix="DistributedSampler(dataset)  # uses the global rank by default",
+                )
+
+
+def find_local_group_rank(subject: Subject) -> Iterator[Hit]:
+    if not subject.may_have_several_nodes:
+        return
+    for python in subject.pythons:
+        for call in python.calls("init_process_group"):
+            rank = keyword(call, "rank")
+            if rank is not None and _is_local(python, rank):
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="The process group uses the local rank. On several nodes, more than one "
+                    "process claims rank 0, and the group never forms.",
+                    fix='rank=int(os.environ["RANK"])  # with srun: SLURM_PROCID',
+                )
+
+
+def _is_local(python: PythonScript, rank: ast.expr) -> bool:
+    """Tell whether a rank is certainly local: derived from the local rank and nothing else."""
+    made_of = origin(python, rank)
+    environ = re.search(r"LOCAL_RANK|SLURM_LOCALID", made_of)
+    return bool(environ) and not _GLOBAL.search(made_of) and not re.search(r"[*+]", made_of)
+
+
+def find_downloads(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        if not python.is_distributed:
+            continue
+        for node in python.nodes:
+            if not isinstance(node, ast.Call) or constant(keyword(node, "download")) is not True:
+                continue
+            if guards(python, node) or _behind_barrier(python, node) or not is_called(python, node):
+                continue
+            yield Hit(
+                path=python.path,
+                line=node.lineno,
+                what="All ranks download the data to the same directory at the same time. Some "
+                "read files that others are still writing.",
+                fix="download the data once before the job, or on one rank per node while the "
+                "others wait in dist.barrier()",
+            )
+            break
+
+
+def _behind_barrier(python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether the function uses a barrier or a lock, and so already handles this."""
+    function = enclosing_function(python, node)
+    text = unparse(function) if function is not None else ""
+    return "barrier" in text or "FileLock" in python.text
+
+
+def find_unreduced(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        loaders = python.calls("DataLoader")
+        if not loaders or not _samplers(python) or python.mentions(*_REDUCES):
+            continue
+        if any(keyword(call, "sampler", 3) is None or has_spread(call) for call in loaders):
+            continue  # one loader gives all data to each rank, possibly this one
+        for node in python.nodes:
+            divided = (
+                node.right
+                if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+                else (
+                    node.value
+                    if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div)
+                    else None
+                )
+            )
+            if divided is not None and re.fullmatch(r"len\(\S+\.dataset\)", unparse(divided)):
+                yield Hit(
+                    path=python.path,
+                    line=divided.lineno,
+                    what="Each rank counts its share of the samples but divides by the size of the "
+                    "whole dataset. The result is too small.",
+                    fix="dist.all_reduce(counts)  # before the division",
+                )
+                break
+
+
+def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        if not python.is_distributed or not _samplers(python):
+            continue
+        for call in python.calls("print", "format", "info"):
+            text = unparse(call)
+            share = re.search(r"\b(batch_idx|i|idx|step|batch)\s*\*\s*len\(", text)
+            loader = re.search(r"len\((\w*train\w*|loader)\.dataset\)", text)
+            inner = any(
+                last_name(c.func) == "format"
+                for c in ast.walk(call)
+                if isinstance(c, ast.Call) and c is not call
+            )
+            if share and loader and not inner and not re.search("world_size|get_world_size", text):
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="The progress counts the samples of one rank but divides by those of all "
+                    "ranks. It ends far below 100%.",
+                    fix="batch_idx * len(data) * dist.get_world_size()",
+                )
+                break
+
+
+RULES = (
+    Rule(
+        code="E601",
+        title="`shuffle=True` with a sampler",
+        severity=ERROR,
+        check=find_shuffled_sampler,
+        why="`DataLoader` accepts either a sampler or `shuffle=True`. `DistributedSampler` "
+        "shuffles by default.",
+        bad="""\
+--- train.py
+from torch.utils.data import DataLoader, DistributedSampler
+data = list(range(100))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, shuffle=True, sampler=sampler)    # <- here
+""",
+        good="""\
+--- train.py
+from torch.utils.data import DataLoader, DistributedSampler
+data = list(range(100))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler)
+""",
+    ),
+    Rule(
+        code="E602",
+        title="missing `set_epoch`",
+        severity=WARNING,
+        check=find_missing_set_epoch,
+        why="`DistributedSampler` derives the order of the samples from its seed and the epoch. "
+        "Without `set_epoch`, the epoch is always 0.",
+        bad="""\
+--- train.py
+from torch.utils.data import DataLoader, DistributedSampler
+data = list(range(100))
+sampler = DistributedSampler(data)    # <- here
+loader = DataLoader(data, sampler=sampler)
+for epoch in range(10):
+    for batch in loader:
+        print(batch)
+""",
+        good="""\
+--- train.py
+from torch.utils.data import DataLoader, DistributedSampler
+data = list(range(100))
+sampler = DistributedSampler(data)
+loader = DataLoader(data, sampler=sampler)
+for epoch in range(10):
+    sampler.set_epoch(epoch)
+    for batch in loader:
+        print(batch)
+""",
+    ),
+    Rule(
+        code="E603",
+        title="sampler that uses the local rank",
+        severity=ERROR,
+        check=find_local_sampler,
+        why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes.",
+        bad="""\
+--- train.py
+import os
+from torch.utils.data import DistributedSampler
+rank = int(os.environ["LOCAL_RANK"])
+sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)    # <- here
+""",
+        good="""\
+--- train.py
+import os
+from torch.utils.data import DistributedSampler
+rank = int(os.environ["RANK"])
+sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)
+""",
+    ),
+    Rule(
+        code="E604",
+        title="process group that uses the local rank",
+        severity=ERROR,
+        check=find_local_group_rank,
+        why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique.",
+        bad="""\
+--- train.py
+import os
+import torch.distributed as dist
+rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("gloo", rank=rank, world_size=4)    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import os
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo", rank=rank, world_size=4)
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E605",
+        title="download on every rank",
+        severity=WARNING,
+        check=find_downloads,
+        why="Compute nodes often have no internet access. If they have it, all ranks write the "
+        "same files.",
+        bad="""\
+--- train.py
+import torch.distributed as dist
+from torchvision.datasets import MNIST
+dist.init_process_group("gloo")
+data = MNIST("data", download=True)    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import torch.distributed as dist
+from torchvision.datasets import MNIST
+dist.init_process_group("gloo")
+data = MNIST("data", download=False)
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E606",
+        title="count of one rank divided by the size of the dataset",
+        severity=WARNING,
+        check=find_unreduced,
+        why="With a distributed sampler, each rank sees only its share of the data. "
+        "`len(loader.dataset)` is the size of the whole dataset.",
+        bad="""\
+--- train.py
+from torch.utils.data import DataLoader, DistributedSampler
+data = list(range(100))
+loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+right = 0
+for batch in loader:
+    right += len(batch)
+print(right / len(loader.dataset))    # <- here
+""",
+        good="""\
+--- train.py
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+data = list(range(100))
+loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+right = torch.zeros(1)
+for batch in loader:
+    right += len(batch)
+dist.all_reduce(right)
+print(right / len(loader.dataset))
+""",
+    ),
+    Rule(
+        code="E607",
+        title="progress of one rank relative to the whole dataset",
+        severity=ADVICE,
+        check=find_counted_against_all,
+        why="`batch_idx * len(data)` counts the samples of one rank. `len(loader.dataset)` counts "
+        "those of all ranks.",
+        bad="""\
+--- train.py
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+dist.init_process_group("gloo")
+data = list(range(100))
+train_loader = DataLoader(data, sampler=DistributedSampler(data))
+for batch_idx, batch in enumerate(train_loader):
+    print(batch_idx * len(batch), len(train_loader.dataset))    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler
+dist.init_process_group("gloo")
+data = list(range(100))
+train_loader = DataLoader(data, sampler=DistributedSampler(data))
+for batch_idx, batch in enumerate(train_loader):
+    print(batch_idx, len(train_loader))
+dist.destroy_process_group()
+""",
+    ),
+)

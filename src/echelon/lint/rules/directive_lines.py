@@ -1,0 +1,338 @@
+"""E101 to E109: `#SBATCH` directives that Slurm ignores, rejects or misreads."""
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from echelon.lint.directives import SBATCH_OPTIONS, SRUN_OPTIONS, Directive
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.source import BYTE_ORDER_MARK
+from echelon.lint.subject import Subject
+
+_GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
+"""Options that are often repeated; some versions of Slurm combine the values."""
+_MISSPELT = re.compile(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
+
+
+def _end_of_head(text: str) -> int:
+    """Return the number of the line where Slurm stops reading directives."""
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            return number
+    return len(lines) + 1
+
+
+def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
+    lines = subject.text.split("\n")
+    if not subject.is_job or lines[0].startswith("#!"):
+        return
+    later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
+    what = f"The `#!` line is line {later}, not line 1" if later else "There is no `#!` line"
+    yield Hit(
+        path=subject.path,
+        line=1,
+        what=f"{what}. sbatch rejects the script.",
+        fix="make #!/bin/bash the first line of the file",
+    )
+
+
+def find_late_directives(subject: Subject) -> Iterator[Hit]:
+    if subject.batch is None:
+        return
+    end = _end_of_head(subject.text)
+    comments = subject.batch.comments
+    late = [line for line, text, column in comments if text.startswith("#SBATCH") and not column]
+    late = [line for line in late if line > end]
+    if late:
+        rest = len(late) - 1
+        more = f" It also ignores {counted(rest, 'later directive')}." if rest else ""
+        yield Hit(
+            path=subject.path,
+            line=late[0],
+            what="Slurm ignores this directive because it comes after a command (line "
+            f"{end}).{more}",
+            fix="move all #SBATCH lines directly below the #! line",
+        )
+
+
+def find_lookalikes(subject: Subject) -> Iterator[Hit]:
+    if subject.batch is None:
+        return
+    for number, line in enumerate(subject.text.split("\n")[: _end_of_head(subject.text) - 1], 1):
+        indented = re.match(r"[ \t]+#SBATCH\s+-", line)
+        if indented or _MISSPELT.match(line.lstrip()):
+            mistake = "indented" if indented else "misspelled"
+            yield Hit(
+                path=subject.path,
+                line=number,
+                what=f"`#SBATCH` is {mistake}, so Slurm treats this line as a comment.",
+                fix=re.sub(r"^\s*#\s?\w+", "#SBATCH", line),
+            )
+
+
+def find_unknown_options(subject: Subject) -> Iterator[Hit]:
+    for item in subject.directives.items:
+        if item.option in SBATCH_OPTIONS or not (near := _nearest(item.option, SBATCH_OPTIONS)):
+            continue
+        yield Hit(
+            path=subject.path,
+            line=item.line,
+            what=f"sbatch has no option `--{item.option}` and rejects the script.",
+            fix=f"#SBATCH --{near}={item.value}" if item.value else f"#SBATCH --{near}",
+        )
+    for command, options, _ in subject.sruns:
+        for name in options:
+            known = any(option.startswith(name) for option in SRUN_OPTIONS)
+            if len(name) == 1 or known or not (near := _nearest(name, SRUN_OPTIONS)):
+                continue
+            yield Hit(
+                path=command.path,
+                line=options[name].line or command.line,
+                what=f"srun has no option `--{name}` and fails immediately.",
+                fix=f"--{near}",
+            )
+
+
+def _nearest(name: str, known: frozenset[str]) -> str:
+    """Return the most similar option; an empty string if the name may belong to a plugin."""
+    dashed = name.replace("_", "-").lower()
+    if dashed in known:
+        return dashed
+    found = difflib.get_close_matches(dashed, sorted(known), n=1, cutoff=0.8)
+    return found[0] if found else ""
+
+
+def find_broken_lines(subject: Subject) -> Iterator[Hit]:
+    for line, message in subject.directives.broken:
+        yield Hit(
+            path=subject.path,
+            line=line,
+            what="sbatch rejects or misreads this directive: "
+            f"{message.removeprefix(f'line {line}: ')}.",
+            fix="write #SBATCH --option=value, with no spaces around = and all quotes closed",
+        )
+
+
+def find_variables(subject: Subject) -> Iterator[Hit]:
+    for item in subject.directives.items:
+        if item.option == "comment":
+            continue
+        variable = re.search(r"\$\{?\w+", item.value)
+        home = item.value.startswith("~/")
+        if variable or home:
+            shown = variable[0] if variable else "~"
+            better = "%j" if "JOB" in shown else "the value, or pass it to sbatch as an option"
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"Slurm uses '{shown}' literally. It does not expand variables here.",
+                fix=f"replace it with {better}",
+            )
+
+
+def find_repeated(subject: Subject) -> Iterator[Hit]:
+    if subject.directives.several:
+        return
+    seen: dict[str, Directive] = {}
+    for item in subject.directives.items:
+        before = seen.get(item.option)
+        if item.option in _GATHERED:
+            continue
+        if before and before.value != item.value and before.line != item.line:
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
+                f"last one, '{item.value}'.",
+                fix=f"remove line {before.line} or this line",
+            )
+        seen[item.option] = item
+
+
+def find_dos_lines(subject: Subject) -> Iterator[Hit]:
+    for path, text, effect in _shell_files(subject):
+        if "\r\n" in text:
+            yield Hit(
+                path=path,
+                line=text[: text.index("\r\n")].count("\n") + 1,
+                what=f"The script has Windows line endings (CRLF). {effect}.",
+                fix=f"sed -i 's/\\r$//' {path}",
+            )
+
+
+def find_byte_order_mark(subject: Subject) -> Iterator[Hit]:
+    for path, text, effect in _shell_files(subject):
+        if text.startswith(BYTE_ORDER_MARK):
+            yield Hit(
+                path=path,
+                line=1,
+                what=f"The script starts with an invisible byte order mark. {effect}.",
+                fix=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
+            )
+
+
+def _shell_files(subject: Subject) -> Iterator[tuple[str, str, str]]:
+    """Yield path and unmodified text of each shell script, and what happens to a bad one."""
+    if subject.batch is not None:
+        effect = "sbatch rejects it" if subject.is_job else "Bash misreads it"
+        yield subject.path, subject.raw_text, effect
+    for path in dict.fromkeys(shell.path for shell in subject.shells):
+        if path != subject.path and (text := subject.files.read(path)):
+            yield path, text, "Bash misreads it"
+
+
+RULES = (
+    Rule(
+        code="E101",
+        title="missing or misplaced `#!` line",
+        severity=ERROR,
+        check=find_missing_shebang,
+        why="sbatch accepts only scripts whose first two characters are `#!`. Nothing may come "
+        "before them, not even a blank line.",
+        bad="""\
+#SBATCH --nodes=1    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+python train.py
+""",
+    ),
+    Rule(
+        code="E102",
+        title="`#SBATCH` directive after the first command",
+        severity=ERROR,
+        check=find_late_directives,
+        why="Slurm reads directives up to the first line that is neither blank nor a comment. It "
+        "ignores later ones, and the job runs with default values.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+module load cuda
+#SBATCH --gres=gpu:1    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gres=gpu:1
+module load cuda
+python train.py
+""",
+    ),
+    Rule(
+        code="E103",
+        title="misspelled or indented `#SBATCH` directive",
+        severity=ERROR,
+        check=find_lookalikes,
+        why="A directive starts with `#SBATCH`, in capital letters and in the first column. Slurm "
+        "treats anything else as a comment and does not warn about it.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBACTH --gres=gpu:1    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gres=gpu:1
+##SBATCH --time=10   (a second # disables a directive)
+python train.py
+""",
+    ),
+    Rule(
+        code="E104",
+        title="unknown Slurm option",
+        severity=ERROR,
+        check=find_unknown_options,
+        why="sbatch and srun exit with an error if they do not know an option. Lint reports only "
+        "names that resemble a known option; others may belong to a plugin.",
+        bad="""\
+#!/bin/bash
+#SBATCH --ntask-per-nodes=1    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --ntasks-per-node=1
+#SBATCH --container-image=pytorch.sqsh
+python train.py
+""",
+    ),
+    Rule(
+        code="E105",
+        title="malformed `#SBATCH` directive",
+        severity=ERROR,
+        check=find_broken_lines,
+        why="Common causes are a stray word, spaces around `=` and an unclosed quote.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes = 2    # <- here
+srun hostname
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2    # two of them
+srun hostname
+""",
+    ),
+    Rule(
+        code="E106",
+        title="variable in an `#SBATCH` directive",
+        severity=ERROR,
+        check=find_variables,
+        why="The shell treats directives as comments, and Slurm does not expand variables. In "
+        "file names, Slurm replaces only its own patterns, such as `%j` and `%x`.",
+        bad="""\
+#!/bin/bash
+#SBATCH --output=$HOME/run.%j    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --output=run.%j
+python train.py
+""",
+    ),
+    Rule(
+        code="E107",
+        title="option given twice",
+        severity=WARNING,
+        check=find_repeated,
+        why="Slurm uses the last value. The earlier line has no effect and misleads readers.",
+        bad="""\
+#!/bin/bash
+#SBATCH --mem=16G
+#SBATCH --mem=64G    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --mem=64G
+python train.py
+""",
+    ),
+    Rule(
+        code="E108",
+        title="Windows line endings",
+        severity=ERROR,
+        check=find_dos_lines,
+        why="Editors on Windows end each line with CR and LF. sbatch rejects scripts with CR: "
+        "'Batch script contains DOS line breaks'.",
+        bad="#!/bin/bash\n#SBATCH --nodes=1    # <- here\r\npython train.py\r\n",
+        good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+    ),
+    Rule(
+        code="E109",
+        title="byte order mark",
+        severity=ERROR,
+        check=find_byte_order_mark,
+        why="Some editors on Windows put this character at the start of a file. sbatch then does "
+        "not find `#!` there: 'This does not look like a batch script'.",
+        bad="\ufeff#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+        good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+    ),
+)

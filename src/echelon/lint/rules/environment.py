@@ -1,0 +1,256 @@
+"""E405 to E409: network interfaces, secrets, conda, and variables that Slurm sets."""
+
+import re
+from collections.abc import Iterator
+
+from echelon.lint.facts import is_training
+from echelon.lint.request import OF_OPTIONS
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.subject import Subject
+
+_INTERFACE = re.compile(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
+_SURE_TO_DIFFER = re.compile(r"=?(eth|en|em)")
+_SECRET = re.compile(
+    r"(?:.*_)?(?:API_KEY|API_TOKEN|ACCESS_TOKEN|AUTH_TOKEN|SECRET|SECRET_KEY|SECRET_ACCESS_KEY|"
+    r"PASSWORD|PASSWD)|(?:HF|HUGGINGFACE|HUGGING_FACE_HUB|HUB|GITHUB|GH|GITLAB|COMET|NEPTUNE|"
+    r"CLEARML|SLACK|KAGGLE)_TOKEN|WANDB_KEY|KAGGLE_KEY"
+)
+_NO_SECRET = re.compile(
+    r"[<\[{$*/~.].*|.*\s.*|x+|your.*|.*(xxx|\.\.\.|…).*|true|false|none|\d+|.{0,7}", re.IGNORECASE
+)
+_TOKEN = re.compile(
+    r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
+)
+
+
+def find_interfaces(subject: Subject) -> Iterator[Hit]:
+    for assignment in subject.assignments:
+        if assignment.name not in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            continue
+        text = assignment.value.text
+        if not assignment.value.known or not _INTERFACE.fullmatch(text):
+            continue
+        yield Hit(
+            path=assignment.path,
+            line=assignment.line,
+            what=f"On a node without the interface '{text.removeprefix('=')}', the ranks cannot "
+            "connect. Interface names differ between clusters and types of nodes.",
+            fix="export NCCL_SOCKET_IFNAME=^lo,docker  # exclude these, or remove the line"
+            if assignment.name == "NCCL_SOCKET_IFNAME"
+            else "remove the line",  # gloo does not know ^
+            severity=None if _SURE_TO_DIFFER.match(text) else ADVICE,
+        )
+
+
+def find_secrets(subject: Subject) -> Iterator[Hit]:
+    for assignment in subject.assignments:
+        text = assignment.value.text
+        if not assignment.value.known or assignment.value.uses:
+            continue
+        named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
+        if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
+            yield _secret(assignment.path, assignment.line, f"`{assignment.name}`")
+    for command in subject.commands:
+        if "login" in command.text and _TOKEN.search(command.text):
+            yield _secret(command.path, command.line, "the token")
+
+
+def _secret(path: str, line: int, name: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what=f"Everyone who can read the script can read {name}. Slurm also stores a copy of the "
+        "script.",
+        fix='export NAME="$(cat ~/.secrets/name)"  # a file with mode 600, or log in once by hand',
+    )
+
+
+def find_unset_variables(subject: Subject) -> Iterator[Hit]:
+    if not subject.is_job or subject.directives.several:
+        return
+    assigned = {assignment.name for assignment in subject.assignments}
+    told: set[tuple[int, str]] = set()
+    words = [
+        (one.launch.path, word)
+        for one in subject.started
+        for word in (
+            *(one.launch.launcher.options.values() if one.launch.launcher else ()),
+            *one.launch.arguments,
+            *(one.launch.srun or {}).values(),
+        )
+    ]
+    for path, word in words:
+        for use in word.uses:
+            option = OF_OPTIONS.get(use.name)
+            if (
+                option is None
+                or use.guarded
+                or use.name in assigned
+                or (use.line, use.name) in told
+            ):
+                continue
+            given = subject.directives.last(option)
+            typed = given is not None and "GPUS" in use.name and ":" in given.value
+            if given is not None and not typed:
+                continue
+            told.add((use.line, use.name))
+            yield _unset(path, use.line, use.name, given.value if given else "", option)
+
+
+def _unset(path: str, line: int, name: str, value: str, option: str) -> Hit:
+    if value:
+        what = f"`${name}` is '{value}' here, which is not a number."
+        fix = "write the number instead of the variable"
+    else:
+        what = f"`${name}` is empty. Slurm sets it only if the script uses `--{option}`."
+        fix = f"#SBATCH --{option}=…"
+        fix += "  # or use $SLURM_GPUS_ON_NODE" if name == "SLURM_GPUS_PER_NODE" else ""
+    return Hit(path=path, line=line, what=what, fix=fix)
+
+
+def find_unready_conda(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or re.match(r"#!.*(-l|--login|-i)\b", subject.text):
+        return
+    for command in batch.commands:
+        if command.name in ("source", ".", "eval", "module", "ml", "spack") or (
+            "hook" in command.text
+        ):
+            return
+        if command.name in ("conda", "mamba") and [w.text for w in command.words[1:2]] == [
+            "activate"
+        ]:
+            yield Hit(
+                path=command.path,
+                line=command.line,
+                what=f"`{command.name} activate` fails in a job script ('run conda init'). The "
+                "script continues with another Python.",
+                fix='eval "$(conda shell.bash hook)"  # before this line',
+            )
+            return
+
+
+def find_visible_devices(subject: Subject) -> Iterator[Hit]:
+    gpus = subject.job.gpus_per_node
+    batch = subject.batch
+    if not gpus or batch is None or len(subject.started) != 1:
+        return
+    for assignment in batch.assignments:
+        value = assignment.value
+        if assignment.name != "CUDA_VISIBLE_DEVICES" or not value.known or not assignment.certain:
+            continue
+        if not re.fullmatch(r"\d+(,\d+)*", value.text) or not is_training(
+            subject, subject.started[0]
+        ):
+            continue
+        count = value.text.count(",") + 1
+        if count != gpus:
+            yield Hit(
+                path=assignment.path,
+                line=assignment.line,
+                what=f"`CUDA_VISIBLE_DEVICES` lists {counted(count, 'GPU')}, but the job has "
+                f"{gpus} on each node.",
+                fix="remove the line; Slurm sets the variable to the GPUs of the job",
+            )
+
+
+RULES = (
+    Rule(
+        code="E405",
+        title="hard-coded network interface",
+        severity=WARNING,
+        check=find_interfaces,
+        why="NCCL finds the right interface itself on most clusters. A full name fits only one "
+        "type of node. `^name` excludes an interface, and a prefix such as `ib` matches all that "
+        "start with it.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export NCCL_SOCKET_IFNAME=eth0    # <- here
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export NCCL_SOCKET_IFNAME=^lo,docker
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E406",
+        title="secret in the script",
+        severity=WARNING,
+        check=find_secrets,
+        why="Scripts are copied, shared and committed, and Slurm stores every submitted script.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+export WANDB_API_KEY=made-up-key-of-nobody    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+export WANDB_API_KEY=$(cat ~/.secrets/wandb)
+python train.py
+""",
+    ),
+    Rule(
+        code="E407",
+        title="Slurm variable that is not set",
+        severity=ERROR,
+        check=find_unset_variables,
+        why="Variables such as `SLURM_GPUS_PER_NODE` and `SLURM_CPUS_PER_TASK` repeat an option. "
+        "They are empty without it, and include the GPU type if the option does, as in a100:4.",
+        bad="""\
+#!/bin/bash
+#SBATCH --gres=gpu:4
+torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=4
+torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py
+""",
+    ),
+    Rule(
+        code="E408",
+        title="`conda activate` without the shell hook",
+        severity=WARNING,
+        check=find_unready_conda,
+        why="A job script is not an interactive shell, so bash does not read the conda setup in "
+        "`~/.bashrc`.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+conda activate torch    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+eval "$(conda shell.bash hook)"
+conda activate torch
+python train.py
+""",
+    ),
+    Rule(
+        code="E409",
+        title="`CUDA_VISIBLE_DEVICES` set by hand",
+        severity=WARNING,
+        check=find_visible_devices,
+        why="Slurm sets the variable to the GPUs of the job. A different number leaves GPUs idle "
+        "or lists GPUs that do not exist.",
+        bad="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=4
+export CUDA_VISIBLE_DEVICES=0,1    # <- here
+torchrun --standalone --nproc_per_node=2 train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --gpus-per-node=2
+torchrun --standalone --nproc_per_node=2 train.py
+""",
+    ),
+)

@@ -1,0 +1,199 @@
+"""E626 and E627: undefined names and syntax errors in Python."""
+
+import ast
+import builtins
+import difflib
+import re
+import symtable
+import sys
+from collections.abc import Iterator
+
+from echelon.lint.python_script import PythonScript, ancestors
+from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
+from echelon.lint.subject import Subject
+
+_MODULE_NAMES = frozenset(
+    {
+        "__file__",
+        "__name__",
+        "__doc__",
+        "__builtins__",
+        "__spec__",
+        "__package__",
+        "__loader__",
+        "__path__",
+        "__annotations__",
+        "__class__",
+        "WindowsError",
+        "__dict__",
+        "__module__",
+        "__qualname__",
+        "reveal_type",
+        # Names of Python 2, used after a version check.
+        *("long", "unicode", "xrange", "basestring", "raw_input", "unichr", "reduce"),
+    }
+)
+_HERE = "Python {}.{}".format(*sys.version_info)
+_NEWER = (
+    ((3, 12), re.compile(r"^\s*type\s+\w+\s*(\[.*\]\s*)?=")),
+    ((3, 12), re.compile(r"^\s*(async\s+)?(def|class)\s+\w+\s*\[")),
+    ((3, 12), re.compile(r"\b(f|rf|fr)['\"]", re.IGNORECASE)),  # nested quotes
+    ((3, 14), re.compile(r"\b(t|rt|tr)['\"]", re.IGNORECASE)),
+    ((3, 14), re.compile(r"^\s*except\*?\s+[\w.]+\s*,")),  # without parentheses
+    ((3, 15), re.compile(r"^\s*lazy\s+(import|from)\b")),
+)
+"""Syntax by the Python version that introduced it."""
+
+
+def find_undefined_names(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        for name, line in sorted(_undefined(python).items(), key=lambda item: item[1]):
+            yield Hit(
+                path=python.path,
+                line=line,
+                what=f"`{name}` is not defined. This line raises a NameError.",
+                fix=_guess(python, name),
+            )
+
+
+def _undefined(python: PythonScript) -> dict[str, int]:
+    if re.search(r"import \*|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text):
+        return {}
+    try:
+        top = symtable.symtable(python.text, python.path, "exec")
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    known = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    known |= {s.get_name() for s in top.get_symbols() if s.is_namespace()}
+    tables, wanted = [top], set[str]()
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_global() and (symbol.is_assigned() or symbol.is_imported()):
+                known.add(symbol.get_name())  # declared `global` in a function
+            elif symbol.is_referenced() and (symbol.is_global() or table is top):
+                wanted.add(symbol.get_name())
+    missing = wanted - known - set(dir(builtins)) - _MODULE_NAMES
+    found: dict[str, int] = {}
+    for node in python.nodes:
+        if not isinstance(node, ast.Name) or node.id not in missing:
+            continue
+        if not _in_annotation(python, node) and not _is_local(python, node):
+            found[node.id] = min(found.get(node.id, node.lineno), node.lineno)
+    return found
+
+
+def _is_local(python: PythonScript, name: ast.Name) -> bool:
+    """Tell whether a name is local to an enclosing function, and so not the undefined one."""
+    for scope in ancestors(python, name):
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            bound = {
+                argument.arg for argument in ast.walk(scope.args) if isinstance(argument, ast.arg)
+            }
+            inner = (node for node in ast.walk(scope) if isinstance(node, ast.Name))
+            bound |= {node.id for node in inner if isinstance(node.ctx, ast.Store)}
+            if name.id in bound:
+                return True
+        elif isinstance(scope, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            targets = (node for part in scope.generators for node in ast.walk(part.target))
+            if any(isinstance(node, ast.Name) and node.id == name.id for node in targets):
+                return True
+    return False
+
+
+def _in_annotation(python: PythonScript, node: ast.AST) -> bool:
+    while (parent := python.parents.get(node)) is not None:
+        if isinstance(parent, ast.arg) or (
+            isinstance(parent, ast.AnnAssign) and parent.annotation is node
+        ):
+            return True
+        if isinstance(parent, ast.FunctionDef) and parent.returns is node:
+            return True
+        node = parent
+    return False
+
+
+def _guess(python: PythonScript, name: str) -> str:
+    names = {n.id for n in python.nodes if isinstance(n, ast.Name) and n.id != name}
+    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
+    return near[0] if near else f"define or import {name}"
+
+
+def find_syntax_error(subject: Subject) -> Iterator[Hit]:
+    for path, text in subject.unread:
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            yield _refused(path, text, error)
+        except (ValueError, RecursionError, MemoryError):
+            yield Hit(
+                path=path,
+                line=1,
+                what=f"{_HERE} cannot parse the file: it is nested too deeply or contains too long "
+                "an expression. Lint did not check it.",
+                fix=f"python -m py_compile {path}",
+                severity=ADVICE,
+            )
+
+
+def _refused(path: str, text: str, error: SyntaxError) -> Hit:
+    line = error.lineno or 1
+    newer = _newer_python(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", error)
+    return Hit(
+        path=path,
+        line=line,
+        what=f"{_HERE} cannot parse the file: {error.msg}. Lint did not check it."
+        + (f" Python {newer} may accept it." if newer else ""),
+        fix=f"run the job with Python {newer} or later"
+        if newer
+        else f"python -m py_compile {path}",
+        severity=ADVICE if newer else None,
+    )
+
+
+def _newer_python(line: str, error: SyntaxError) -> str:
+    """Return the first newer Python version that may accept a line; empty if there is none."""
+    versions = [since for since, pattern in _NEWER if pattern.search(line)]
+    if error.msg.startswith("f-string"):  # the line number may be relative to the string
+        versions.append((3, 12))
+    later = [since for since in versions if since > sys.version_info[:2]]
+    return "{}.{}".format(*min(later)) if later else ""
+
+
+RULES = (
+    Rule(
+        code="E626",
+        title="undefined name",
+        severity=ERROR,
+        check=find_undefined_names,
+        why="Python finds an undefined name only when it reaches the line. On a cluster, that can "
+        "be after hours in the queue.",
+        bad="""\
+--- train.py
+trainer = object()
+print(tainer)    # <- here
+""",
+        good="""\
+--- train.py
+trainer = object()
+print(trainer)
+""",
+    ),
+    Rule(
+        code="E627",
+        title="Python syntax error",
+        severity=ERROR,
+        check=find_syntax_error,
+        why="Python cannot compile the file, so the job fails when it starts the script.",
+        bad="""\
+--- train.py
+if True print("yes")    # <- here
+""",
+        good="""\
+--- train.py
+if True:
+    print("yes")
+""",
+    ),
+)

@@ -1,0 +1,296 @@
+"""E501 to E506: lost output, hidden failures and lost training."""
+
+import re
+from collections.abc import Iterator
+
+from echelon.lint.bash import Command
+from echelon.lint.files import beside
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+
+_STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
+_QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
+_HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
+
+
+def find_missing_folder(subject: Subject) -> Iterator[Hit]:
+    if subject.directives.last("chdir") is not None:
+        return
+    for option in ("output", "error"):
+        item = subject.directives.last(option)
+        folder = _folder(item.value) if item else ""
+        if item is None or not folder or folder.startswith(("/", "~", "$")):
+            continue
+        places = {beside(subject.path, folder), beside("", folder)}
+        if not any(subject.files.is_folder(place) for place in places):
+            late = any(c.name == "mkdir" and folder in c.text for c in subject.commands)
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what=f"If the directory '{folder}' does not exist, the job fails immediately and "
+                "writes no output. Slurm does not create it"
+                + (", and the script's own `mkdir` runs too late." if late else "."),
+                fix=f"mkdir -p {folder}  # before sbatch",
+            )
+
+
+def _folder(path: str) -> str:
+    """Return the leading directories of a path, up to the first one with a pattern."""
+    parts = path.split("/")[:-1]
+    while parts and any("%" in part for part in parts):
+        parts.pop()
+    return "/".join(part for part in parts if part != ".") if parts else ""
+
+
+def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
+    if (mode := subject.directives.last("open-mode")) is not None and mode.value.startswith("a"):
+        return
+    array = subject.directives.last("array") is not None
+    for option in ("output", "error"):
+        item = subject.directives.last(option)
+        if item is None or not item.value or item.value.startswith("/dev/") or "$" in item.value:
+            continue
+        patterns = set(re.findall(r"%\d*([A-Za-z])", item.value))
+        if array and not patterns & {"a", "j"}:
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what="All tasks of the job array write to this file.",
+                fix=f"#SBATCH --{option}=%x-%A_%a.out",
+            )
+        elif not patterns & {"j", "J", "A"}:
+            yield Hit(
+                path=subject.path,
+                line=item.line,
+                what="The next job overwrites this file, even while this job is still writing it.",
+                fix=f"#SBATCH --{option}=%x-%j.out",
+            )
+
+
+def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    background = [c for c in batch.commands if c.background and _starts(c)]
+    waits = [c for c in batch.commands if c.name == "wait" and not c.function]
+    bare = [c for c in waits if len(c.words) == 1]
+    if not background or len(bare) != len(waits):
+        return
+    for wait in bare[-1:]:
+        if wait.line >= background[-1].line:
+            yield Hit(
+                path=wait.path,
+                line=wait.line,
+                what="`wait` without arguments returns 0, so the job is COMPLETED even if a step "
+                "failed.",
+                fix="pids+=($!)  # after each &, then replace wait with:\n"
+                'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
+            )
+
+
+def _starts(command: Command) -> bool:
+    return command.name in _STARTERS or command.name.startswith("python")
+
+
+def find_missing_wait(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    commands = [c for c in batch.commands if not c.substituted and not c.function]
+    background = [c for c in commands if c.background and _starts(c)]
+    if not background:
+        return
+    last = background[-1]
+    after = [
+        c for c in commands if c.line > last.line or (c.line == last.line and not c.background)
+    ]
+    if all(c.name in _QUIET for c in after) and not any(c.name == "sleep" for c in after):
+        yield Hit(
+            path=last.path,
+            line=last.line,
+            what="The script ends while this command is still running. Slurm then kills the "
+            "command.",
+            fix="wait $!  # as the last line",
+        )
+
+
+def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or "PIPESTATUS" in subject.text:
+        return
+    if "pipefail" in batch.settings:
+        return
+    launched = {id(one.launch.command) for one in subject.started}
+    for command in batch.commands:
+        starts = _starts(command) and not command.substituted and not command.background
+        into = command.piped_into[:1]
+        if starts and id(command) in launched and into and into[0] not in _HARMLESS_PIPES:
+            yield Hit(
+                path=command.path,
+                line=command.line,
+                what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
+                "if this command fails.",
+                fix="set -o pipefail  # near the top of the script",
+            )
+
+
+def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
+    limit = subject.directives.last("time")
+    if limit is None or subject.directives.last("signal") is not None:
+        return
+    for python in subject.pythons:
+        trains = python.calls("backward") and python.calls("step")
+        words = (
+            "load_state_dict",
+            "torch.load",
+            "resume",
+            "load_checkpoint",
+            "restore",
+            "Checkpoint",
+            "from_pretrained",
+            "lightning",
+            "Trainer(",
+        )
+        if trains and "epoch" in python.text and not python.mentions(*words):
+            yield Hit(
+                path=subject.path,
+                line=limit.line,
+                what=f"{python.path} cannot resume from a checkpoint. All progress is lost when "
+                "the job reaches its time limit.",
+                fix="save the model, optimizer and epoch regularly, and load them at startup",
+            )
+
+
+RULES = (
+    Rule(
+        code="E501",
+        title="output in a missing directory",
+        severity=WARNING,
+        check=find_missing_folder,
+        why="Slurm opens the output file before it runs the script. If the directory is missing, "
+        "the job fails and there is no file that says why.",
+        bad="""\
+#!/bin/bash
+#SBATCH --output=logs/%j.out    # <- here
+mkdir -p logs
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --output=%x-%j.out
+python train.py
+""",
+    ),
+    Rule(
+        code="E502",
+        title="output file shared between jobs",
+        severity=WARNING,
+        check=find_overwritten_output,
+        why="Include the job ID in the file name: `%j`, or `%A_%a` for the ID and index of a task "
+        "in a job array.",
+        bad="""\
+#!/bin/bash
+#SBATCH --output=output.txt    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --output=output-%j.txt
+python train.py
+""",
+    ),
+    Rule(
+        code="E503",
+        title="`wait` that hides failures",
+        severity=WARNING,
+        check=find_swallowed_failure,
+        why="`wait` without arguments returns 0 even if a background process failed. Jobs that "
+        "depend on the success of this job then start.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+srun -N1 -n1 python a.py &
+srun -N1 -n1 python b.py &
+wait    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+srun -N1 -n1 python a.py & first=$!
+srun -N1 -n1 python b.py & second=$!
+wait $first && wait $second
+""",
+    ),
+    Rule(
+        code="E504",
+        title="background step without `wait`",
+        severity=ERROR,
+        check=find_missing_wait,
+        why="A job ends when its script ends. Slurm then kills all remaining processes.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+python train.py &    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+python train.py &
+wait $!
+""",
+    ),
+    Rule(
+        code="E505",
+        title="pipe that hides a failure",
+        severity=WARNING,
+        check=find_swallowing_pipe,
+        why="Without `pipefail`, the exit status of a pipe is that of its last command.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+srun python train.py 2>&1 | tee train.log    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+set -o pipefail
+srun python train.py 2>&1 | tee train.log
+""",
+    ),
+    Rule(
+        code="E506",
+        title="time limit without a checkpoint to resume from",
+        severity=ADVICE,
+        check=find_nothing_saved,
+        why="Slurm kills a job at its time limit. Failures and preemption can end it earlier.",
+        bad="""\
+#!/bin/bash
+#SBATCH --time=24:00:00    # <- here
+python train.py
+--- train.py
+import torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(100):
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --time=24:00:00
+python train.py
+--- train.py
+import os
+import torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+if os.path.exists("last.pt"):
+    model.load_state_dict(torch.load("last.pt"))
+for epoch in range(100):
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    torch.save(model.state_dict(), "last.tmp")
+    os.replace("last.tmp", "last.pt")
+""",
+    ),
+)

@@ -1,0 +1,361 @@
+"""E301 to E305: the port of the rendezvous."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from echelon.lint.bash import Where
+from echelon.lint.facts import reads_variables
+from echelon.lint.launches import Launch
+from echelon.lint.python_script import (
+    PythonScript,
+    constant,
+    is_conditional,
+    keyword,
+    origin,
+    unparse,
+)
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+from echelon.lint.words import Word
+
+_PORT_OPTIONS = ("master-port", "main-process-port")
+_JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
+_FREE_PORT = """\
+export MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); \
+print(s.getsockname()[1])')"""
+_SET_IN_JOB = f"set the port in the job script instead:\n{_FREE_PORT}"
+_RETRY = "echelon script --style torchrun …  # prints a script that retries with another port"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """A port that ranks use, and where it is set."""
+
+    value: Word
+    path: str
+    line: int
+    where: Where
+
+
+def ports(subject: Subject) -> Iterator[Port]:
+    """Yield the ports of a script, each at the place that sets it."""
+    used = {
+        name for one in subject.started for word in _port_words(one.launch) for name in word.names
+    }
+    counts = "MASTER_PORT" in used or reads_variables(subject)
+    for found in subject.assigned("MASTER_PORT") if counts else ():
+        yield Port(value=found.value, path=found.path, line=found.line, where=found.where)
+    for one in subject.started:
+        for word in _port_words(one.launch):
+            makers = [a for use in word.uses for a in subject.assigned(use.name)]
+            makers = [maker for maker in makers if _is_port(maker.value)]
+            if any(maker.name == "MASTER_PORT" for maker in makers):
+                continue  # already yielded
+            for maker in makers:
+                yield Port(value=maker.value, path=maker.path, line=maker.line, where=maker.where)
+            if not makers:
+                where = one.launch.command.where
+                line = word.line if one.launch.path == subject.path else one.launch.line
+                yield Port(value=word, path=one.launch.path, line=line, where=where)
+
+
+def _is_port(value: Word) -> bool:
+    return value.number is not None or _is_probe(value) or bool(value.names & _JOB_ID)
+
+
+def _port_words(launch: Launch) -> Iterator[Word]:
+    if launch.launcher is not None:
+        for name in (*_PORT_OPTIONS, "rdzv-endpoint"):
+            if (word := launch.launcher.options.get(name)) is not None:
+                yield word
+    for word in launch.arguments:
+        if "tcp://" in word.text:
+            yield word
+
+
+def _is_probe(value: Word) -> bool:
+    """Tell whether a command binds a free port, prints it and releases it."""
+    texts = (command.text for command in value.commands)
+    return any("getsockname()[1]" in text or "server_address[1]" in text for text in texts)
+
+
+def _is_exclusive(subject: Subject) -> bool:
+    """Tell whether the job shares its nodes with no other job."""
+    given = subject.directives.last("exclusive")
+    return given is not None and given.value not in ("user", "mcs", "topo")
+
+
+def find_fixed_port(subject: Subject) -> Iterator[Hit]:
+    if _is_exclusive(subject):
+        return
+    if subject.is_job:
+        for port in ports(subject):
+            number = _literal_port(port.value)
+            if number:
+                yield _fixed(port.path, port.line, number, _FREE_PORT)
+    for python in subject.pythons:
+        for line, value in python_ports(python):
+            if isinstance(given := constant(value), str | int) and str(given) != "0":
+                yield _fixed(python.path, line, str(given), _SET_IN_JOB)
+
+
+def _literal_port(value: Word) -> str:
+    if value.number:
+        return value.text
+    match = re.search(r":(\d{2,5})$", value.text)
+    if match is None or value.text.startswith(("localhost:0", "127.0.0.1:0")):
+        return ""
+    return match[1]
+
+
+def _fixed(path: str, line: int, number: str, fix: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what=f"Port {number} is hard-coded. If two such jobs share a node, the second one fails "
+        "with 'address already in use'.",
+        fix=fix,
+    )
+
+
+def python_ports(python: PythonScript) -> Iterator[tuple[int, ast.expr]]:
+    """Yield the values that a script unconditionally sets MASTER_PORT to."""
+    for node in python.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+            continue
+        if is_conditional(python, node):  # usually a default for when it is not set
+            continue
+        target = node.targets[0]
+        if unparse(target.value).endswith("environ") and constant(target.slice) == "MASTER_PORT":
+            yield node.lineno, node.value
+    for call in python.calls("init_process_group"):
+        method = constant(keyword(call, "init_method", 1))
+        match = re.fullmatch(r"tcp://[^:]*:(\d+)", method) if isinstance(method, str) else None
+        if match:
+            yield call.lineno, ast.Constant(match[1])
+
+
+def find_default_port(subject: Subject) -> Iterator[Hit]:
+    if _is_exclusive(subject) or not subject.is_job:
+        return
+    for one in subject.started:
+        launcher = one.launch.launcher
+        if launcher is None or launcher.kind not in ("torchrun", "launch") or not launcher.complete:
+            continue
+        given = {"standalone", *_PORT_OPTIONS} & set(launcher.options)
+        if given or (
+            not one.launch.amounts.gpus_per_node and launcher.option("nproc-per-node") is None
+        ):
+            continue
+        endpoint = launcher.option("rdzv-endpoint")
+        if endpoint is not None and not _has_no_port(subject, endpoint):
+            continue
+        if subject.job.nodes is None and endpoint is None:
+            continue
+        port = 29500 if endpoint is None else 29400
+        yield Hit(
+            path=one.launch.path,
+            line=endpoint.line if endpoint and one.launch.path == subject.path else one.launch.line,
+            what=f"No port is given, so {launcher.name} uses its default, {port}. A second job on "
+            "the node fails, or joins this one.",
+            fix="--standalone"
+            if subject.job.nodes == 1
+            else f"{_FREE_PORT}\n--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT",
+        )
+
+
+def _has_no_port(subject: Subject, endpoint: Word) -> bool:
+    if ":" in re.sub(r"\$\{\w+:[-=?+]", "", endpoint.text):
+        return False
+    for use in endpoint.uses:
+        made = [assignment.value for assignment in subject.assigned(use.name)]
+        host = use.name in ("HOSTNAME", "SLURMD_NODENAME") or use.name.startswith("SLURM_")
+        if not host and (not made or any(_may_hold_port(value) for value in made)):
+            return False
+    return True
+
+
+def _may_hold_port(value: Word) -> bool:
+    outside = re.sub(r"\$\(.*\)", "", value.text, flags=re.DOTALL)
+    return ":" in outside or any(c.name not in _HOST_COMMANDS for c in value.commands)
+
+
+_HOST_COMMANDS = frozenset({"hostname", "scontrol", "head", "srun", "cut", "awk", "sed", "uname"})
+
+
+def find_port_of_job_id(subject: Subject) -> Iterator[Hit]:
+    if _is_exclusive(subject):
+        return
+    for port in ports(subject):
+        if port.value.names & _JOB_ID and not _is_probe(port.value) and not _names_only(port.value):
+            yield _of_job_id(port.path, port.line, _FREE_PORT)
+    for python in subject.pythons:
+        for line, value in python_ports(python):
+            if "SLURM_JOB" in origin(python, value):
+                yield _of_job_id(python.path, line, _SET_IN_JOB)
+
+
+def _names_only(value: Word) -> bool:
+    """Tell whether the job ID is in the host part of an endpoint, not in the port."""
+    return ":" in value.text and not re.search(r":\$[^:]*$", value.text)
+
+
+def _of_job_id(path: str, line: int, fix: str) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what="Two jobs on a node get the same port if their job IDs end in the same digits. The "
+        "port may also be in use already.",
+        fix=fix,
+    )
+
+
+def find_released_port(subject: Subject) -> Iterator[Hit]:
+    if any("EADDRINUSE" in shell.text for shell in subject.shells) or _is_exclusive(subject):
+        return
+    for port in ports(subject):
+        if _is_probe(port.value) and port.where is Where.BATCH:
+            yield Hit(
+                path=port.path,
+                line=port.line,
+                what="The port is released as soon as it is chosen. Another job can take it before "
+                "rank 0 listens on it.",
+                fix=_RETRY,
+            )
+
+
+def find_port_per_task(subject: Subject) -> Iterator[Hit]:
+    several = any(
+        one.launch.srun is not None and one.launch.amounts.several_tasks for one in subject.started
+    )
+    for port in ports(subject):
+        random = "RANDOM" in port.value.names or any(
+            command.name in ("shuf", "jot") for command in port.value.commands
+        )
+        if several and port.where is Where.TASK and (random or _is_probe(port.value)):
+            yield Hit(
+                path=port.path,
+                line=port.line,
+                what="Each task chooses its own port, so the ranks never connect to each other.",
+                fix=f"{_FREE_PORT}  # in the job script, before srun",
+            )
+
+
+RULES = (
+    Rule(
+        code="E301",
+        title="hard-coded port",
+        severity=WARNING,
+        check=find_fixed_port,
+        why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
+        "`--exclusive`, the node runs only one job, and a fixed port is safe.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_PORT=29500    # <- here
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E302",
+        title="rendezvous without a port",
+        severity=WARNING,
+        check=find_default_port,
+        why="torchrun uses port 29500 by default, and 29400 with a c10d endpoint. If another job "
+        "on the node uses the same default, a node can even join that job's store.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --nproc_per_node=4 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+    Rule(
+        code="E303",
+        title="port derived from the job ID",
+        severity=ADVICE,
+        check=find_port_of_job_id,
+        why="The last digits of job IDs repeat. Another program may also use the port, because "
+        "nothing checks that it is free.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))    # <- here
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_PORT=29500
+export MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E304",
+        title="port released before it is used",
+        severity=ADVICE,
+        check=find_released_port,
+        why="The command binds a free port, prints it and releases it. This is much safer than a "
+        "fixed port. A script that also retries on EADDRINUSE is safer still.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+print(s.getsockname()[1])')    # <- here
+export MASTER_PORT MASTER_ADDR=$(hostname)
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_ADDR=$(hostname)
+for try in 1 2 3; do
+    MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+print(s.getsockname()[1])')
+    export MASTER_PORT
+    srun python train.py 2> errors && break
+    grep -q EADDRINUSE errors || exit 1
+done
+""",
+    ),
+    Rule(
+        code="E305",
+        title="port chosen by each task",
+        severity=ERROR,
+        check=find_port_per_task,
+        why="All ranks must use the same port: the one on which rank 0 listens.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_ADDR=$(hostname)
+srun bash -c 'export MASTER_PORT=$((20000 + RANDOM % 10000)); python train.py'    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+export MASTER_ADDR=$(hostname)
+export MASTER_PORT=$((20000 + RANDOM % 10000))
+srun python train.py
+""",
+    ),
+)

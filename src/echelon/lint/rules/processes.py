@@ -1,0 +1,252 @@
+"""E621 to E625: the device and the process group of a rank."""
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator
+
+from echelon.lint.python_script import (
+    PythonScript,
+    constant,
+    keyword,
+    origin,
+    unparse,
+    values_of,
+)
+from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
+from echelon.lint.subject import Subject
+
+_BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake", "threaded", "undefined")
+_BY_INDEX = re.compile(
+    r"device_ids\s*=\s*\[|cuda:\{|\.cuda\(\s*\w|device\(\s*['\"]cuda['\"]\s*,|"
+    r"\.to\(\s*(\w*rank|gpu|args\.gpu|args\.local_rank|self\.\w*(rank|gpu)\w*|device_id)\b|"
+    r"device\s*=\s*(device|\w*rank|gpu|device_id)\b|device_id\s*=|['\"]cuda:['\"]\s*\+|cuda:%"
+)
+
+
+def _needs_device(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether the ranks see several GPUs and do not set their current device."""
+    calls = python.calls("init_process_group")
+    if not any("nccl" in unparse(call) or "nccl" in _backend(python, call) for call in calls):
+        return False
+    if any(keyword(call, "device_id") is not None for call in calls):
+        return False
+    if python.mentions("set_device", "CUDA_VISIBLE_DEVICES", "torch.cuda.device(", "echelon"):
+        return False
+    launches = subject.with_python(python)
+    one_gpu = [
+        launch.amounts.gpus_per_node == 1
+        or bool(launch.amounts.gpus_per_task)
+        or "CUDA_VISIBLE_DEVICES" in launch.variables
+        for launch in launches
+    ]
+    return not (launches and all(one_gpu))
+
+
+def _backend(python: PythonScript, call: ast.Call) -> str:
+    backend = keyword(call, "backend", 0)
+    return origin(python, backend) if backend is not None else ""
+
+
+def find_one_device(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        if not _needs_device(subject, python) or _BY_INDEX.search(python.text):
+            continue
+        places = re.search(r"\.cuda\(\)|['\"]cuda['\"]", python.text)
+        if places and not _BY_INDEX.search(python.neighbours):
+            yield Hit(
+                path=python.path,
+                line=python.text[: places.start()].count("\n") + 1,
+                what="All ranks of a node use GPU 0, because none selects another device. NCCL "
+                "fails with 'Duplicate GPU detected'.",
+                fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before any CUDA call',
+            )
+
+
+def find_missing_set_device(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        if _needs_device(subject, python) and _BY_INDEX.search(python.text):
+            yield Hit(
+                path=python.path,
+                line=python.calls("init_process_group")[0].lineno,
+                what="The process does not set its device. Every rank also opens GPU 0, and calls "
+                "such as `barrier` and `all_gather_object` use it.",
+                fix="torch.cuda.set_device(local_rank)  # before init_process_group",
+            )
+
+
+def find_missing_destroy(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        calls = python.calls("init_process_group")
+        frameworks = python.mentions(
+            "destroy_process_group", "lightning", "accelerate", "deepspeed"
+        )
+        if calls and not frameworks and _is_program(subject, python):
+            yield Hit(
+                path=python.path,
+                line=calls[0].lineno,
+                what="The script does not call `destroy_process_group`. NCCL warns, and can hang "
+                "or crash at exit.",
+                fix="dist.destroy_process_group()  # at the end of the program",
+            )
+
+
+def _is_program(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether a file is a program, not a module whose importer may clean up."""
+    calls = any(isinstance(n, ast.Expr) and isinstance(n.value, ast.Call) for n in python.tree.body)
+    return calls or "__main__" in python.text or bool(subject.with_python(python))
+
+
+def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        for call in python.calls("init_process_group"):
+            backend = keyword(call, "backend", 0)
+            texts = [constant(v) for v in values_of(python, backend)] if backend is not None else []
+            for text in texts[:1]:
+                if not isinstance(text, str):
+                    continue
+                parts = [part.rpartition(":")[2].lower() for part in text.split(",")]
+                odd = [part for part in parts if part not in _BACKENDS]
+                near = difflib.get_close_matches(odd[0], _BACKENDS, n=1, cutoff=0.7) if odd else []
+                if odd and (near or not re.fullmatch(r"\w+", odd[0])):
+                    yield Hit(
+                        path=python.path,
+                        line=call.lineno,
+                        what=f"There is no backend '{text}', so `init_process_group` fails.",
+                        fix=f'backend="{near[0] if near else "nccl"}"',
+                    )
+
+
+def find_counted_local_rank(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        for call in python.calls("set_device"):
+            index = keyword(call, "device", 0)
+            made_of = origin(python, index) if index is not None else ""
+            counted = re.search(r"\brank\s*(%|-\s*\w+\s*\*)|SLURM_PROCID['\"]\]\)\s*%", made_of)
+            if counted and "LOCAL" not in made_of:
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="The local rank is computed from the rank. Two ranks get the same GPU if "
+                    "tasks are distributed cyclically or nodes have different numbers of GPUs.",
+                    fix='local_rank = int(os.environ["SLURM_LOCALID"])  # torchrun: LOCAL_RANK',
+                )
+
+
+RULES = (
+    Rule(
+        code="E621",
+        title="all ranks on GPU 0",
+        severity=ERROR,
+        check=find_one_device,
+        why="'cuda' without an index is the current device, which is GPU 0 unless the script calls "
+        "`set_device`.",
+        bad="""\
+--- train.py
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+model = torch.nn.Linear(1, 1).to("cuda")    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import os
+import torch
+import torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = torch.nn.Linear(1, 1).to("cuda")
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E622",
+        title="missing `set_device`",
+        severity=ADVICE,
+        check=find_missing_set_device,
+        why="Moving the model to a GPU is not enough. Collectives without a tensor use the current "
+        "device.",
+        bad="""\
+--- train.py
+import os
+import torch
+import torch.distributed as dist
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl")    # <- here
+model = torch.nn.Linear(1, 1).to(local_rank)
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import os
+import torch
+import torch.distributed as dist
+local_rank = int(os.environ["LOCAL_RANK"])
+dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+model = torch.nn.Linear(1, 1).to(local_rank)
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E623",
+        title="missing `destroy_process_group`",
+        severity=ADVICE,
+        check=find_missing_destroy,
+        why="Since version 2.4, PyTorch warns if a process exits while its NCCL process group is "
+        "open.",
+        bad="""\
+--- train.py
+import torch.distributed as dist
+dist.init_process_group("gloo")    # <- here
+dist.barrier()
+""",
+        good="""\
+--- train.py
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E624",
+        title="unknown backend",
+        severity=ERROR,
+        check=find_unknown_backend,
+        why="Use nccl for GPUs, gloo for CPUs, or `cpu:gloo,cuda:nccl` for both.",
+        bad="""\
+--- train.py
+import torch.distributed as dist
+dist.init_process_group(backend="gloo|nccl")    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import torch.distributed as dist
+dist.init_process_group(backend="cpu:gloo,cuda:nccl", device_id=None)
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E625",
+        title="local rank computed from the rank",
+        severity=ADVICE,
+        check=find_counted_local_rank,
+        why="`rank % gpus` is the local rank only if Slurm fills one node after the other and all "
+        "nodes are the same. Slurm provides the local rank as `SLURM_LOCALID`.",
+        bad="""\
+--- train.py
+import os
+import torch
+rank = int(os.environ["SLURM_PROCID"])
+torch.cuda.set_device(rank % torch.cuda.device_count())    # <- here
+""",
+        good="""\
+--- train.py
+import os
+import torch
+torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
+""",
+    ),
+)

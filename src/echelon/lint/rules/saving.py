@@ -1,0 +1,340 @@
+"""E611 to E615: writing and loading checkpoints, and evaluation on rank 0."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from echelon.lint.python_guards import guards, handed_over, is_called
+from echelon.lint.python_script import (
+    PythonScript,
+    enclosing_function,
+    keyword,
+    last_name,
+    origin,
+    unparse,
+)
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+
+_ONE_PER_NODE = re.compile(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|local_main")
+_ONE_PER_RANK = re.compile(
+    r"rank|RANK|PROCID|LOCALID|getpid|uuid|mkstemp|mkdtemp|mktemp|token_hex|TemporaryFile"
+)
+"""Expressions that make a file name different in each process."""
+_ZERO_ENTERS = re.compile(r"rank\w*(\(\))?\s*==\s*0|not \w*rank|is_main|is_master|is_primary")
+_OTHERS_LEFT = re.compile(
+    r"not \((.*rank\w*(\(\))?( (!=|>) 0)?\)$|not .*(is_main|is_master|is_primary))"
+)
+_NO_FILE = re.compile(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\btmp\w*\.name")
+"""Targets of torch.save that no other process writes: a buffer or a temporary file."""
+_ATOMIC = ("os.replace", "os.rename", "shutil.move", ".replace(", ".rename(", "atomic")
+
+
+def _saves(python: PythonScript) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Yield calls of torch.save with their target."""
+    for call in python.calls("save"):
+        target = keyword(call, "f", 1)
+        if unparse(call.func) != "torch.save" or target is None:
+            continue
+        if not _NO_FILE.search(_made_of(python, target)):
+            yield call, target
+
+
+def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        if not python.is_distributed or not _may_be_several(subject):
+            continue
+        for call, target in _saves(python):
+            if _ONE_PER_RANK.search(_made_of(python, target)) or not is_called(python, call):
+                continue
+            if not guards(python, call):
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="All ranks write this file at the same time, which can corrupt it.",
+                    fix="if dist.get_rank() == 0:  # around this call",
+                )
+
+
+def _made_of(python: PythonScript, target: ast.expr) -> str:
+    """Return the text of all expressions that a file name is derived from, callers included."""
+    names = [node for node in ast.walk(target) if isinstance(node, ast.Name)]
+    given = [value for name in names for value in handed_over(python, name)]
+    return " ; ".join(origin(python, value) for value in (target, *given))
+
+
+def _may_be_several(subject: Subject) -> bool:
+    return (
+        subject.job.tasks is None
+        or subject.job.tasks > 1
+        or (subject.job.gpus_per_node is None or subject.job.gpus_per_node > 1)
+    )
+
+
+def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
+    if not subject.may_have_several_nodes:
+        return
+    for python in subject.pythons:
+        if not python.is_distributed:
+            continue
+        for call, target in _saves(python):
+            tests = guards(python, call)
+            if not tests or re.search("rank|RANK|node|NODE", origin(python, target)):
+                continue
+            per_node = all(_ONE_PER_NODE.search(test) for test in tests)
+            if per_node and not re.search(r"==\s*-1", " ".join(tests)):
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="One rank of each node writes this file. On several nodes, they write it "
+                    "at the same time.",
+                    fix="if dist.get_rank() == 0:  # instead of the local rank",
+                )
+
+
+def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        if python.mentions(*_ATOMIC):
+            continue
+        loaded = {
+            unparse(keyword(call, "f", 0) or call)
+            for call in python.calls("load")
+            if unparse(call.func) == "torch.load"
+        }
+        for call, target in _saves(python):
+            if unparse(target) in loaded:
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what="A job that is killed while saving leaves an incomplete file. The "
+                    "previous checkpoint is lost, and the next job cannot resume.",
+                    fix='torch.save(state, f"{path}.tmp"); os.replace(f"{path}.tmp", path)',
+                )
+
+
+def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        cuda = python.mentions("cuda", "nccl")
+        if not python.is_distributed or not cuda or not _may_be_several(subject):
+            continue
+        for call in python.calls("load"):
+            if unparse(call.func) != "torch.load" or keyword(call, "map_location", 1) is not None:
+                continue
+            if any(given.arg is None for given in call.keywords):
+                continue
+            made_of = origin(python, call.args[0]) if call.args else ""
+            if re.search("rank|RANK", made_of) or _NO_FILE.search(made_of):
+                continue
+            if guards(python, call):
+                continue
+            yield Hit(
+                path=python.path,
+                line=call.lineno,
+                what="Every rank loads the file onto the GPU it was saved from, usually GPU 0. "
+                "That GPU then holds one copy per rank.",
+                fix='torch.load(path, map_location="cpu")',
+            )
+
+
+def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
+    for python in subject.pythons:
+        wrapped = _wrapped_names(python)
+        if not wrapped or not _may_have_buffers(python):
+            continue
+        for call in (node for node in python.nodes if isinstance(node, ast.Call)):
+            used = _forwards(python, call) & wrapped
+            tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
+            if tests:
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what=f"Only rank 0 runs `{min(used)}`, which is wrapped in DDP. It waits "
+                    "forever for the other ranks when DDP broadcasts buffers, such as those of "
+                    "BatchNorm.",
+                    fix=f"use {min(used)}.module here, or let every rank evaluate its share",
+                )
+
+
+def _wrapped_names(python: PythonScript) -> set[str]:
+    names = set()
+    for node in python.nodes:
+        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+            continue
+        if last_name(node.value.func) in ("DistributedDataParallel", "DDP"):
+            names |= {unparse(target) for target in node.targets}
+    return names
+
+
+def _may_have_buffers(python: PythonScript) -> bool:
+    """Tell whether a model may have buffers: it defines some, or comes from elsewhere."""
+    if re.search(
+        r"BatchNorm|SyncBatch|register_buffer|resnet|torchvision\.models|timm|models\.", python.text
+    ):
+        return True
+    wrapped = [c for c in python.calls("DistributedDataParallel", "DDP") if c.args]
+    modules = [n.name for n in python.nodes if isinstance(n, ast.ClassDef)]
+    made_of = " ".join(origin(python, call.args[0]) for call in wrapped)
+    own = any(re.search(rf"\b{name}\(", made_of) for name in modules)
+    layers = re.search(r"\bnn\.|Sequential|Linear", made_of)
+    return not own and not layers
+
+
+def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
+    """Return the models that a call runs, directly or through a function of the script."""
+    direct = unparse(call.func)
+    around = enclosing_function(python, call)
+    # A parameter is reported where the caller passes the model.
+    handed = {argument.arg for argument in around.args.args} if around else set()
+    found = {direct} - handed
+    for function in python.functions.get(direct, []):
+        runs = {unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
+        names = [argument.arg for argument in function.args.args]
+        for argument, name in zip(call.args, names, strict=False):
+            if name in runs:
+                found.add(unparse(argument))
+    return found
+
+
+def _is_rank_zero(test: str) -> bool:
+    if re.search(r"\bor\b|local_rank|LOCAL", test):
+        return False
+    return bool((_OTHERS_LEFT if test.startswith("not (") else _ZERO_ENTERS).search(test))
+
+
+RULES = (
+    Rule(
+        code="E611",
+        title="checkpoint written by every rank",
+        severity=ERROR,
+        check=find_every_rank_saves,
+        why="All ranks have the same weights, so only one of them needs to save.",
+        bad="""\
+--- train.py
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+torch.save({"step": 1}, "last.pt")    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 0:
+    torch.save({"step": 1}, "last.pt")
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E612",
+        title="checkpoint written by one rank per node",
+        severity=WARNING,
+        check=find_one_writer_per_node,
+        why="Every node has a local rank 0, and the nodes usually share a file system.",
+        bad="""\
+--- train.py
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+local_rank = int(os.environ["LOCAL_RANK"])
+if local_rank == 0:
+    torch.save({"step": 1}, "last.pt")    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = int(os.environ["RANK"])
+if rank == 0:
+    torch.save({"step": 1}, "last.pt")
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E613",
+        title="checkpoint overwritten in place",
+        severity=WARNING,
+        check=find_torn_checkpoint,
+        why="Write the new checkpoint to a temporary file, then rename it. The old checkpoint "
+        "remains until the new one is complete.",
+        bad="""\
+--- train.py
+import os
+import torch
+if os.path.exists("last.pt"):
+    state = torch.load("last.pt")
+torch.save({"step": 1}, "last.pt")    # <- here
+""",
+        good="""\
+--- train.py
+import os
+import torch
+if os.path.exists("last.pt"):
+    state = torch.load("last.pt")
+torch.save({"step": 1}, "last.pt.tmp")
+os.replace("last.pt.tmp", "last.pt")
+""",
+    ),
+    Rule(
+        code="E614",
+        title="missing `map_location`",
+        severity=WARNING,
+        check=find_missing_map_location,
+        why="By default, `torch.load` moves tensors to the device on which they were saved.",
+        bad="""\
+--- train.py
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+state = torch.load("start.pt")    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import os
+import torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+state = torch.load("start.pt", map_location="cpu")
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E615",
+        title="DDP model run on rank 0 only",
+        severity=WARNING,
+        check=find_lonely_forward,
+        why="If a model has buffers, the forward pass of its DDP wrapper is a collective "
+        "operation. All ranks must take part in it.",
+        bad="""\
+--- train.py
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.BatchNorm1d(2))
+if dist.get_rank() == 0:
+    print(model(torch.ones(4, 2)))    # <- here
+dist.destroy_process_group()
+""",
+        good="""\
+--- train.py
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("gloo")
+model = DDP(torch.nn.BatchNorm1d(2))
+if dist.get_rank() == 0:
+    print(model.module(torch.ones(4, 2)))
+dist.destroy_process_group()
+""",
+    ),
+)

@@ -1,0 +1,323 @@
+"""E201 to E206: numbers of nodes, ranks and GPUs that do not match."""
+
+from collections.abc import Iterator
+
+from echelon.lint.facts import (
+    is_alone,
+    is_training,
+    may_use_all_gpus,
+    ranks_per_launch,
+    sets_visible_devices,
+    spawns,
+)
+from echelon.lint.python_script import keyword, origin
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.subject import Subject
+
+_SPREADERS = frozenset(
+    {
+        *("srun", "mpirun", "mpiexec", "orterun", "ssh", "pdsh", "clush", "deepspeed", "ray"),
+        *("echelon", "parallel", "pssh", "sbcast", "horovodrun", "jsrun", "prun", "aprun", "xargs"),
+    }
+)
+
+
+def find_missing_srun(subject: Subject) -> Iterator[Hit]:
+    if not subject.is_job or not subject.job.several_nodes:
+        return
+    for command in subject.commands:
+        if _SPREADERS & {word.text.rpartition("/")[2] for word in command.words}:
+            return
+        if "hostfile" in command.text:
+            return
+        if "-m" in (texts := [w.text for w in command.words]) and "echelon" in texts:
+            return
+    for one in subject.started[-1:]:
+        words = ["submitit", "subprocess", "ray", "dask", "mpi4py", "paramiko"]
+        if one.python is not None and one.python.mentions(*words):
+            return
+        count = subject.job.fewest_nodes or 2
+        waits = one.launch.launcher is not None
+        yield Hit(
+            path=one.launch.path,
+            line=one.launch.line,
+            what=f"This runs only on the first of {count} nodes, because srun does not start it."
+            + (" It waits for the other nodes until it times out." if waits else ""),
+            fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
+            # A program that lint cannot read may contact the other nodes itself.
+            severity=None if waits or one.python is not None else WARNING,
+        )
+
+
+def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        launch, tasks = one.launch, one.launch.amounts.tasks_per_node
+        if launch.launcher is None or launch.srun is None or not tasks or tasks < 2:
+            continue
+        ranks = ranks_per_launch(launch)
+        option = launch.launcher.option("nproc-per-node")
+        counted = option is not None and "GPU" in option.text.upper()
+        gpus = launch.amounts.gpus_per_node or 0
+        if (ranks or 0) > 1 or (ranks is None and counted and gpus > 1):
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
+                "instance starts all ranks of the node.",
+                fix="srun --ntasks-per-node=1 …  # and #SBATCH --ntasks-per-node=1",
+            )
+
+
+def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
+    if sets_visible_devices(subject):
+        return
+    for one in subject.started:
+        launch, amounts = one.launch, one.launch.amounts
+        gpus, tasks = amounts.gpus_per_node, amounts.tasks_per_node
+        if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
+            continue
+        ranks = ranks_per_launch(launch)
+        if launch.launcher is None and (
+            one.python is None
+            or may_use_all_gpus(one.python)
+            or not one.python.is_distributed
+            or spawns(one.python)
+        ):
+            continue
+        tasks = tasks if launch.srun is not None else 1
+        if ranks and tasks and ranks * tasks < gpus:
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
+                "are idle.",
+                fix=f"--nproc_per_node={gpus}"
+                if launch.launcher
+                else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
+            )
+
+
+def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        launch, amounts = one.launch, one.launch.amounts
+        gpus, tasks, ranks = amounts.gpus_per_node, amounts.tasks_per_node, ranks_per_launch(launch)
+        if not gpus or not ranks or launch.mpi or launch.elsewhere:
+            continue
+        gloo = one.python is not None and not one.python.mentions("nccl")
+        if (
+            not is_training(subject, one)
+            or gloo
+            or (launch.launcher is None and one.python is None)
+        ):
+            continue
+        total = ranks * (tasks or 1) if launch.srun is not None else ranks
+        if tasks and launch.launcher is not None and tasks > 1:
+            continue  # reported by E202
+        if total > gpus:
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"{total} ranks share {counted(gpus, 'GPU')} on each node. They fail with "
+                "'invalid device ordinal' or 'Duplicate GPU detected'.",
+                fix=f"--nproc_per_node={gpus}"
+                if launch.launcher
+                else f"#SBATCH --ntasks-per-node={gpus}",
+            )
+
+
+def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
+    nodes = subject.job.nodes
+    if nodes is None:
+        return
+    for one in subject.started:
+        launcher = one.launch.launcher
+        option = launcher.option("nnodes", "num-machines") if launcher else None
+        if launcher is None or launcher.kind == "deepspeed" or not launcher.complete:
+            continue
+        given = 1 if option is None else option.number
+        standalone = "standalone" in launcher.options
+        if option is None and (
+            one.launch.srun is None or launcher.kind == "accelerate" or nodes == 1
+        ):
+            continue
+        step = one.launch.amounts.nodes
+        if option is None and (step is None or step == 1 or not is_alone(subject, one.launch)):
+            continue
+        if given is None or given == nodes or (standalone and nodes == 1):
+            continue
+        waits = given > nodes
+        yield Hit(
+            path=one.launch.path,
+            line=option.line if option and one.launch.path == subject.path else one.launch.line,
+            what=f"{launcher.name} expects {counted(given, 'node')}, but the job has {nodes}. "
+            + (
+                "It waits for the missing nodes until it times out."
+                if waits
+                else "The nodes train separate models, or some of them are rejected."
+            ),
+            fix="--num_machines=$SLURM_JOB_NUM_NODES"
+            if launcher.kind == "accelerate"
+            else "--nnodes=$SLURM_JOB_NUM_NODES",
+        )
+
+
+def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
+    for one in subject.started:
+        amounts, python = one.launch.amounts, one.python
+        if one.launch.srun is None or one.launch.launcher is not None or python is None:
+            continue
+        if not amounts.gpus_per_task or (amounts.tasks_per_node or 1) < 2:
+            continue
+        for call in python.calls("set_device"):
+            index = keyword(call, "device", 0)
+            made_of = origin(python, index) if index is not None else ""
+            local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
+            if local and "device_count" not in made_of and "%" not in made_of:
+                yield Hit(
+                    path=python.path,
+                    line=call.lineno,
+                    what=f"With `--gpus-per-task={amounts.gpus_per_task}`, each task sees only its "
+                    "own GPUs, numbered from 0. Larger local ranks fail with 'invalid device "
+                    "ordinal'.",
+                    fix="#SBATCH --gpus-per-node=…  # instead of --gpus-per-task\n"
+                    "or: torch.cuda.set_device(local_rank % torch.cuda.device_count())",
+                )
+
+
+RULES = (
+    Rule(
+        code="E201",
+        title="several nodes without srun",
+        severity=ERROR,
+        check=find_missing_srun,
+        why="A job script runs on the first node of the job. Only srun, or a similar launcher "
+        "such as mpirun, starts processes on the other nodes.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
+""",
+    ),
+    Rule(
+        code="E202",
+        title="launcher started more than once per node",
+        severity=ERROR,
+        check=find_launcher_per_task,
+        why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
+        "too many ranks, or the rendezvous never completes.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+srun torchrun --standalone --nproc_per_node=4 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+srun torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+    Rule(
+        code="E203",
+        title="idle GPUs",
+        severity=WARNING,
+        check=find_idle_gpus,
+        why="Each rank uses one GPU. Requested GPUs count toward your usage even if they are idle.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --standalone --nproc_per_node=2 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=4
+torchrun --standalone --nproc_per_node=4 train.py
+""",
+    ),
+    Rule(
+        code="E204",
+        title="more ranks than GPUs",
+        severity=ERROR,
+        check=find_too_many_ranks,
+        why="NCCL needs a separate GPU for each rank.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=2
+torchrun --standalone --nproc_per_node=4 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=2
+torchrun --standalone --nproc_per_node=2 train.py
+""",
+    ),
+    Rule(
+        code="E205",
+        title="wrong number of nodes",
+        severity=ERROR,
+        check=find_wrong_nnodes,
+        why="The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` "
+        "is always the number of nodes of the job.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+srun torchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --exclusive
+srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
+    --rdzv_endpoint=$HOSTNAME:29500 train.py
+""",
+    ),
+    Rule(
+        code="E206",
+        title="device selected by local rank with `--gpus-per-task`",
+        severity=ERROR,
+        check=find_hidden_devices,
+        why="With `--gpus-per-task`, Slurm binds each task to its own GPUs and numbers them from "
+        "0 in every task. The local rank is then not a valid device index.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-task=1
+srun python train.py
+--- train.py
+import os
+import torch
+torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+srun python train.py
+--- train.py
+import os
+import torch
+torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
+""",
+    ),
+)

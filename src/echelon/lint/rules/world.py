@@ -1,0 +1,307 @@
+"""E309 to E312: variables and files through which ranks find each other."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from echelon.lint.bash import Where
+from echelon.lint.python_script import (
+    PythonScript,
+    constant,
+    is_conditional,
+    keyword,
+    origin,
+    unparse,
+)
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.subject import Started, Subject
+
+_NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
+_HARMLESS_SOURCES = re.compile(
+    r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
+)
+_FROM_SLURM = {
+    "RANK": "$SLURM_PROCID",
+    "LOCAL_RANK": "$SLURM_LOCALID",
+    "WORLD_SIZE": "$SLURM_NTASKS",
+}
+
+
+def find_world_size(subject: Subject) -> Iterator[Hit]:
+    plain = [one for one in subject.started if _is_plain(one) and _reads_world_size(one)]
+    for assignment in subject.assigned("WORLD_SIZE"):
+        if assignment.where is not Where.BATCH or not assignment.certain or not plain:
+            continue
+        number, amounts = assignment.value.number, plain[0].launch.amounts
+        if number is None or "WORLD_SIZE" not in subject.exported or amounts.tasks is None:
+            continue
+        ranks = {amounts.tasks, (amounts.nodes or 0) * (amounts.gpus_per_node or 0)} - {0}
+        literal = not assignment.value.uses
+        if number not in ranks:
+            yield Hit(
+                path=assignment.path,
+                line=assignment.line,
+                what=f"`WORLD_SIZE` is {number}, but srun starts {counted(amounts.tasks, 'rank')}. "
+                "The ranks wait for each other until they time out.",
+                fix="export WORLD_SIZE=$SLURM_NTASKS",
+            )
+        elif literal and amounts.tasks == number and number > 1:
+            yield Hit(
+                path=assignment.path,
+                line=assignment.line,
+                what="`WORLD_SIZE` is hard-coded. The job hangs if you change the number of nodes "
+                "or tasks but not this line.",
+                fix="export WORLD_SIZE=$SLURM_NTASKS",
+                severity=ADVICE,
+            )
+
+
+def _is_plain(one: Started) -> bool:
+    """Tell whether each Slurm task of a launch is one rank."""
+    launch = one.launch
+    return launch.srun is not None and launch.launcher is None and not launch.mpi
+
+
+def _reads_world_size(one: Started) -> bool:
+    return one.python is None or one.python.mentions("WORLD_SIZE", "init_process_group")
+
+
+def find_missing_variables(subject: Subject) -> Iterator[Hit]:
+    if not subject.is_job or _sources_others(subject):
+        return
+    for one in subject.started:
+        python, launch = one.python, one.launch
+        if python is None or not _is_plain(one) or not launch.amounts.several_tasks:
+            continue
+        needed = _needed(python)
+        here = subject.exported | launch.variables | _set_in(python)
+        missing = [name for name in _NEEDED if name in needed and name not in here]
+        if missing:
+            values = " ".join(f"{name}={_FROM_SLURM.get(name, '…')}" for name in missing)
+            yield Hit(
+                path=launch.path,
+                line=launch.line,
+                what=f"{python.path} needs {_listed(missing)}, but neither srun nor this script "
+                f"sets {'it' if len(missing) == 1 else 'them'}.",
+                fix=f"srun bash -c 'export {values}; exec python …'",
+            )
+
+
+def _listed(names: list[str]) -> str:
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)
+
+
+def _sources_others(subject: Subject) -> bool:
+    """Tell whether the script sources a file that may set variables."""
+    return any(
+        command.name in ("source", ".") and not _HARMLESS_SOURCES.search(command.text)
+        for command in subject.commands
+    )
+
+
+def _needed(python: PythonScript) -> set[str]:
+    """Return the variables that a script cannot run without."""
+    found: set[str] = set()
+    for node in python.nodes:
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
+            and unparse(node.value) in ("os.environ", "environ")
+            and not is_conditional(python, node)
+        ):
+            found.add(str(constant(node.slice)))
+    for call in python.calls("init_process_group"):
+        method, store = keyword(call, "init_method", 1), keyword(call, "store")
+        made_of = origin(python, method) if method is not None else ""
+        if store is not None or re.search(r"tcp:|file:", made_of) or is_conditional(python, call):
+            continue
+        if method is not None and "env://" not in made_of:
+            continue
+        found |= {"MASTER_ADDR", "MASTER_PORT"}
+        for name, argument in {"RANK": "rank", "WORLD_SIZE": "world_size"}.items():
+            if keyword(call, argument) is None:
+                found.add(name)
+    return found
+
+
+def _set_in(python: PythonScript) -> set[str]:
+    text = python.text + python.neighbours
+    return {
+        name
+        for name in _NEEDED
+        if re.search(
+            rf"""environ\[['"]{name}['"]\]\s*=|setdefault\(\s*['"]{name}|['"]{name}['"]:|"""
+            rf"""putenv\(\s*['"]{name}|update\([^)]*\b{name}\b""",
+            text,
+        )
+    }
+
+
+def find_stale_file(subject: Subject) -> Iterator[Hit]:
+    requeues = subject.directives.last("no-requeue") is None
+    for one in subject.started:
+        for word in one.launch.arguments:
+            match = re.search(r"file://(\S+)", word.text)
+            if match is None or _is_fresh(word.text, word.names) or _is_removed(subject, match[1]):
+                continue
+            if word.names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not requeues:
+                continue
+            yield _stale(one.launch.path, word.line or one.launch.line)
+    for python in subject.pythons:
+        for call in python.calls("init_process_group"):
+            method = keyword(call, "init_method", 1)
+            made_of = origin(python, method) if method is not None else ""
+            literal = re.search(r"file://", made_of)
+            cleans = python.mentions(
+                "os.remove",
+                "unlink",
+                "RESTART_COUNT",
+                "mkdtemp",
+                "mktemp",
+                "uuid",
+                "TemporaryDirectory",
+                "NamedTemporaryFile",
+            )
+            if literal and not cleans:
+                yield _stale(python.path, call.lineno)
+
+
+def _is_fresh(text: str, names: frozenset[str]) -> bool:
+    return "mktemp" in text or bool(names & {"SLURM_RESTART_COUNT", "RANDOM", "TMPDIR"})
+
+
+def _is_removed(subject: Subject, path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return any(c.name == "rm" and (name in c.text or path in c.text) for c in subject.commands)
+
+
+def _stale(path: str, line: int) -> Hit:
+    return Hit(
+        path=path,
+        line=line,
+        what="The file remains if the job is killed, and a requeued job has the same ID. The new "
+        "ranks then read stale entries.",
+        fix="file://$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}",
+    )
+
+
+def find_not_exported(subject: Subject) -> Iterator[Hit]:
+    shells = [shell for shell in subject.shells if shell.where is Where.BATCH]
+    used = frozenset(name for shell in subject.shells for name in shell.names_used)
+    if not subject.is_job or not subject.started:
+        return
+    for shell in shells:
+        for assignment in shell.assignments:
+            name = assignment.name
+            if not _is_for_programs(name) or name in subject.exported or name in used:
+                continue
+            yield Hit(
+                path=assignment.path,
+                line=assignment.line,
+                what=f"`{name}` is not exported, so programs do not see it.",
+                fix=f"export {name}={assignment.value.text}",
+            )
+
+
+def _is_for_programs(name: str) -> bool:
+    exact = {*_NEEDED, "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "MKL_NUM_THREADS"}
+    return name in exact or name.startswith(("NCCL_", "GLOO_", "TORCH_", "HF_", "WANDB_"))
+
+
+RULES = (
+    Rule(
+        code="E309",
+        title="wrong `WORLD_SIZE`",
+        severity=ERROR,
+        check=find_world_size,
+        why="`WORLD_SIZE` is the number of ranks, not of nodes. If each task is a rank, Slurm "
+        "provides it as `SLURM_NTASKS`.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500
+export WORLD_SIZE=$SLURM_NNODES    # <- here
+srun python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500
+export WORLD_SIZE=$SLURM_NTASKS
+srun python train.py
+""",
+    ),
+    Rule(
+        code="E310",
+        title="required variable that is not set",
+        severity=ERROR,
+        check=find_missing_variables,
+        why="torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. "
+        "srun sets none of them. By default, `init_process_group` needs all of them except "
+        "`LOCAL_RANK`.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+srun python train.py    # <- here
+--- train.py
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.destroy_process_group()
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --exclusive
+export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+srun bash -c 'RANK=$SLURM_PROCID python train.py'
+--- train.py
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E311",
+        title="stale rendezvous file",
+        severity=WARNING,
+        check=find_stale_file,
+        why="Ranks that are killed leave the rendezvous file behind. A requeued job has the same "
+        "ID, and only `SLURM_RESTART_COUNT` differs.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=2
+srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID    # <- here
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=2
+srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+""",
+    ),
+    Rule(
+        code="E312",
+        title="variable that is not exported",
+        severity=ERROR,
+        check=find_not_exported,
+        why="A plain assignment sets a shell variable. Programs see only exported variables.",
+        bad="""\
+#!/bin/bash
+#SBATCH --nodes=1
+OMP_NUM_THREADS=8    # <- here
+python train.py
+""",
+        good="""\
+#!/bin/bash
+#SBATCH --nodes=1
+export OMP_NUM_THREADS=8
+python train.py
+""",
+    ),
+)

@@ -1,0 +1,150 @@
+"""The input of the rules: a script, its request, its launches and the files it starts."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echelon.core.shell import Shell as Programs
+from echelon.lint.bash import Assignment, Command, Shell, Where
+from echelon.lint.directives import Directives, read_directives
+from echelon.lint.files import Files, beside
+from echelon.lint.launches import Launch, find_launches
+from echelon.lint.python_script import PythonScript, parse_python
+from echelon.lint.reading import read_shell
+from echelon.lint.request import Amounts, known_variables, read_request
+from echelon.lint.source import clean
+from echelon.lint.words import Word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """A launch with its Python script, if lint found the file."""
+
+    launch: Launch
+    python: PythonScript | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    path: str
+    text: str
+    """Without a byte order mark, and with Unix line endings."""
+    raw_text: str
+    """The unmodified text of the file."""
+    files: Files
+    programs: Programs
+    """Runs `bash -n`."""
+    directives: Directives
+    """Empty for a Python script."""
+    job: Amounts
+    shells: tuple[Shell, ...] = ()
+    """The job script first, then the scripts it runs; empty for a Python script."""
+    started: tuple[Started, ...] = ()
+    sruns: tuple[tuple[Command, Mapping[str, Word], tuple[Word, ...]], ...] = ()
+    """Each srun command with its options and the command it starts."""
+    pythons: tuple[PythonScript, ...] = ()
+    """Without duplicates."""
+    unread: tuple[tuple[str, str], ...] = ()
+    """Path and text of Python scripts that this Python version cannot parse."""
+
+    @property
+    def is_job(self) -> bool:
+        """True if the script has #SBATCH directives."""
+        return bool(self.directives.items or self.directives.broken)
+
+    @property
+    def batch(self) -> Shell | None:
+        return self.shells[0] if self.shells else None
+
+    @property
+    def commands(self) -> list[Command]:
+        return [command for shell in self.shells for command in shell.commands]
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """All assignments, including `NAME=value` before a command."""
+        found = [assignment for shell in self.shells for assignment in shell.assignments]
+        found += [own for command in self.commands for own in command.assignments]
+        return sorted(found, key=lambda a: (a.path, a.line))
+
+    @property
+    def exported(self) -> frozenset[str]:
+        return frozenset(name for shell in self.shells for name in shell.exported)
+
+    def assigned(self, name: str) -> list[Assignment]:
+        return [assignment for assignment in self.assignments if assignment.name == name]
+
+    def with_python(self, python: PythonScript) -> list[Launch]:
+        """Return the launches of a Python script."""
+        return [one.launch for one in self.started if one.python is python]
+
+    @property
+    def may_have_several_nodes(self) -> bool:
+        """False if the script requests exactly one node."""
+        return self.job.fewest_nodes is None or self.job.fewest_nodes > 1 or self.job.nodes is None
+
+
+def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> Subject:
+    """Parse a job script or a Python script, and everything it starts."""
+    raw_text, text = text, clean(text)
+    if is_python(path, text):
+        python = parse_python(text, path=path, files=files)
+        return Subject(
+            path=path,
+            text=text,
+            raw_text=raw_text,
+            files=files,
+            programs=programs,
+            directives=Directives(items=(), broken=(), several=False),
+            job=Amounts(),
+            pythons=(python,) if python else (),
+            unread=() if python else ((path, text),),
+        )
+    directives = read_directives(text)
+    job = read_request(directives)
+    known = known_variables(directives, job)
+    values = {name: Word(text=value, line=0) for name, value in known.items()}
+    shell = read_shell(text, path=path, where=Where.BATCH, values=values)
+    found = find_launches(shell, job, files)
+    pythons: dict[str, PythonScript | None] = {}
+    unread, started = [], []
+    for launch in found.launches:
+        place = _place(launch, files)
+        if place and place not in pythons:
+            source = files.read(place)
+            pythons[place] = parse_python(source, path=place, files=files) if source else None
+            if source and pythons[place] is None:
+                unread.append((place, source))
+        started.append(Started(launch=launch, python=pythons.get(place)))
+    return Subject(
+        path=path,
+        text=text,
+        raw_text=raw_text,
+        files=files,
+        programs=programs,
+        directives=directives,
+        job=job,
+        shells=tuple(found.shells),
+        started=tuple(started),
+        sruns=tuple(found.sruns),
+        pythons=tuple(python for python in pythons.values() if python),
+        unread=tuple(unread),
+    )
+
+
+def is_python(path: str, text: str) -> bool:
+    first = text.split("\n", 1)[0]
+    return path.endswith(".py") or (first.startswith("#!") and "python" in first)
+
+
+def _place(launch: Launch, files: Files) -> str:
+    """Return the path of the Python script of a launch; empty if lint cannot find it."""
+    if launch.program is None or not (launch.program.known or "/" in launch.program.text):
+        return ""
+    name = launch.program.text
+    if launch.module:
+        name = name.replace(".", "/") + ".py"
+    name = os.path.expanduser(name) if name.startswith("~") else name  # noqa: PTH111
+    # Most jobs are submitted from the directory of their script.
+    places = [beside(base, name) for base in (launch.command.path, launch.path, "")]
+    return next((place for place in places if files.read(place) is not None), "")

@@ -1,0 +1,1 @@
+"""The run directory: where command line, job and dashboard meet, and nowhere else."""

@@ -1,0 +1,254 @@
+"""The attempts of a run, as their folders say: which job each is, and how it ended.
+
+Whoever submits an attempt claims its folder; whoever carries it out owns it. Both are claims by
+creation, so of two that try one gets it, and nobody compares clocks. The owner alone may give the
+number back: one whose job ended before it began, or found nothing to do, is the next attempt's.
+"""
+
+import contextlib
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from echelon.core.atomic_file import write_atomic
+from echelon.core.jobs import Job
+from echelon.core.records import read_record, to_count
+from echelon.errors import EchelonError
+from echelon.run.directory import RunDir
+
+SKIPPED = "SKIPPED"
+"""The state of an attempt that found nothing to do."""
+_ORPHANED = "orphaned"
+_STATE = re.compile(r"[A-Z][A-Z_]{0,39}")
+_UNUSED = "unused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One allocation of a run."""
+
+    number: int
+    job_id: str
+    submitted: str = ""
+    """ISO time, UTC."""
+    output: str = ""
+    """Where the job's output goes."""
+    after: str = ""
+    """The job whose end it waits for, if it is a standby."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How an attempt ended, by its controller."""
+
+    state: str
+    """A word of Slurm's, as for any job."""
+    exit_code: int
+    next: str = ""
+    """Who goes on: `standby`, a job that waits; `requeue`, the same job; `wanted`: somebody has to
+    submit one; empty when the run is at its end."""
+    why: str = ""
+    """What ended it, in a line; empty when the work is done."""
+
+
+def attempts(run: RunDir) -> list[Attempt]:
+    """Return a run's attempts, the first one first."""
+    found = []
+    for number in run.attempt_numbers():
+        record = _read(run, number, "job.json")
+        if "job_id" in record:  # else it was claimed and not queued: no job to speak of
+            names = ("job_id", "submitted", "output", "after")
+            facts = {name: str(record.get(name, "")) for name in names}
+            found.append(Attempt(number=number, **facts))
+    return found
+
+
+def find_output(run: RunDir, attempt: Attempt) -> Path:
+    """Return where an attempt's job writes; in the run's own folder, also when that was moved."""
+    path = Path(attempt.output)
+    if path.parts[-3:-1] == (run.run_id, run.logs.name):
+        return run.logs / path.name
+    return path
+
+
+def outcome(run: RunDir, number: int) -> Outcome | None:
+    """Return how an attempt ended; None while it has not, or when nobody was left to say."""
+    record = _read(run, number, run.outcome(number).name)
+    state, code = record.get("state"), to_count(record.get("exit_code"), below=256)
+    if not isinstance(state, str) or not _STATE.fullmatch(state) or code is None:
+        return None
+    told = {name: str(record.get(name, "")) for name in ("next", "why")}
+    return Outcome(state=state, exit_code=code, **told)
+
+
+def has_begun(run: RunDir, attempt: Attempt) -> bool:
+    """Tell whether somebody carries out an attempt, or has."""
+    return (run.attempt(attempt.number) / "owner").exists()
+
+
+def is_superseded(run: RunDir, number: int) -> bool:
+    """Tell whether a later attempt is carried out.
+
+    One that has an owner may still find that there is nothing to do, because we are at it: only
+    one that does something has events.
+    """
+    later = run.attempt_numbers()
+    return any(one > number and run.events_of(f"controller-{one}").exists() for one in later)
+
+
+def is_orphaned(run: RunDir, number: int) -> bool:
+    """Tell whether an attempt has lost its controller, so that its agents have ended its job."""
+    return (run.attempt(number) / _ORPHANED).exists()
+
+
+def is_left_behind(run: RunDir, number: int) -> bool:
+    """Tell whether a run goes on without an attempt whose job is cancelled: by agents, not users.
+
+    So it is when its controller's host was away, and hears only now what became of the job.
+    """
+    with contextlib.suppress(OSError):
+        return is_orphaned(run, number) or is_superseded(run, number)
+    return False
+
+
+def orphan(run: RunDir, number: int) -> None:
+    """Write down that an attempt has lost its controller."""
+    (run.attempt(number) / _ORPHANED).touch(mode=0o600)
+
+
+def is_skipped(run: RunDir, attempt: Attempt) -> bool:
+    """Tell whether an attempt has found nothing to do, because the run was at its end."""
+    ended = outcome(run, attempt.number)
+    return ended is not None and ended.state == SKIPPED
+
+
+def is_of_use(run: RunDir, attempt: Attempt) -> bool:
+    """Tell whether an attempt is one in a user's eyes: not a standby that nobody has needed."""
+    return (not attempt.after or has_begun(run, attempt)) and not is_skipped(run, attempt)
+
+
+def _read(run: RunDir, number: int, name: str) -> Mapping[str, Any]:
+    try:
+        return read_record(run.attempt(number) / name)
+    except (OSError, ValueError):
+        return {}
+
+
+def submit_attempt(
+    run: RunDir,
+    submit: Callable[[int], str],
+    look: Callable[[str], Job],
+    *,
+    after: str = "",
+) -> Attempt:
+    """Claim the next attempt, queue it, and write down which job it is.
+
+    Args:
+        run: whose.
+        submit: queues the attempt of this number and returns the job's id.
+        look: returns the job of an id.
+        after: the job whose end it waits for.
+    """
+    _reclaim(run, look)
+    number = run.claim_attempt()
+    try:
+        job_id = submit(number)
+    except BaseException:
+        run.attempt(number).rmdir()
+        raise
+    submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
+    record = {"job_id": job_id, "submitted": submitted, "after": after}
+    path = run.attempt(number) / "job.json"
+    # Whatever else may be known of it, it is in the queue: first that is written down.
+    write_atomic(path, json.dumps(record) + "\n")
+    # Whoever called us would queue another; and it may have begun and given its number back.
+    with contextlib.suppress(EchelonError, FileNotFoundError):
+        record["output"] = look(job_id).output
+        write_atomic(path, json.dumps(record) + "\n")
+    return Attempt(number=number, **record)
+
+
+def _reclaim(run: RunDir, look: Callable[[str], Job]) -> None:
+    """Give the last number back if its job is over and never began: a standby that was withdrawn.
+
+    A job that begins after all finds that it is not the owner.
+    """
+    last = max(attempts(run), key=lambda one: one.number, default=None)
+    if last is None or has_begun(run, last):
+        return
+    with contextlib.suppress(EchelonError, OSError):
+        claim = f"unused {os.uname().nodename} {os.getpid()} {threading.get_ident()}"
+        if look(last.job_id).over and own_attempt(run, last.number, claim) == claim:
+            give_back(run, last)
+
+
+def give_back(run: RunDir, attempt: Attempt) -> None:
+    """Let the next attempt have an attempt's number. Only for its owner, and as the last thing.
+
+    Raises:
+        OSError: it stays as it is.
+    """
+    run.attempt(attempt.number).rename(
+        run.attempts / f"{_UNUSED}-{attempt.number}-{attempt.job_id.replace('/', '_')}"
+    )
+
+
+def is_given_back(run: RunDir, job_id: str) -> bool:
+    """Tell whether the attempt of a job was given back before it began."""
+    return any(path.name.endswith(f"-{job_id}") for path in run.attempts.glob(f"{_UNUSED}-*"))
+
+
+def record_own_job(run: RunDir, number: int, job_id: str) -> Attempt:
+    """Write down which job we are, unless whoever submitted us has done so, and return what holds.
+
+    One who submits may still be about to write: it knows more, and overwrites this.
+    """
+    path = run.attempt(number) / "job.json"
+    draft = run.attempt(number) / f".own-{os.getpid()}.tmp"
+    record = {"job_id": job_id, "output": _own_output()}
+    write_atomic(draft, json.dumps(record) + "\n")
+    with contextlib.suppress(FileExistsError):
+        os.link(draft, path)
+    draft.unlink()
+    return next(one for one in attempts(run) if one.number == number)
+
+
+def _own_output() -> str:
+    """Return the file that our output goes to, if it is one."""
+    with contextlib.suppress(OSError):
+        path = Path("/proc/self/fd/2").readlink()
+        return str(path) if path.is_file() else ""
+    return ""
+
+
+def begin_attempt(run: RunDir, number: str, owner: str) -> int:
+    """Become the one that carries out an attempt, and return its number.
+
+    It is the one that was asked for, or, if that has been begun already, by a job that was queued
+    again or a script that was started twice, the next.
+    """
+    attempt = int(number) if number else run.claim_attempt()
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # the number was given back
+            if own_attempt(run, attempt, owner) == owner:
+                return attempt
+        attempt = run.claim_attempt()
+
+
+def own_attempt(run: RunDir, number: int, owner: str) -> str:
+    """Become the one that carries out an attempt; return who is, which may be another."""
+    path = run.attempt(number) / "owner"
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(handle, f"{owner}\n".encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    return path.read_text().strip()

@@ -1,0 +1,212 @@
+"""The run directory is the protocol: command line, job and dashboard meet in these files and
+nowhere else.
+
+`RunDir` owns every file name. Files appear whole (`write_atomic`) or grow by lines
+(`core.events`).
+"""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from echelon.core.atomic_file import make_private
+from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NUMBER = re.compile(r"[1-9][0-9]{0,5}")
+"""An attempt's, as we write it: no run has a million of them."""
+_MEASURED = re.compile(r"([0-9]{1,6})-([0-9]{1,6})\.[0-9]\.jsonl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDir:
+    """The files of one run. Make one with `create` or `open`, which check whose it is."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, runs: Path, run_id: str) -> "RunDir":
+        """Make the directory of a new run, readable by its owner alone.
+
+        Raises:
+            UsageError: the id is no file name of the kind we use.
+            ConflictError: there is such a run, or a file where the runs should be.
+        """
+        if not _RUN_ID.fullmatch(run_id):
+            raise UsageError(
+                f"'{run_id}' cannot be a run id",
+                hint="use letters, digits, '.', '_' and '-', beginning with a letter or digit",
+            )
+        path = runs / run_id
+        try:
+            make_private(runs)
+            path.mkdir(mode=0o700)
+        except FileExistsError as error:
+            if not runs.is_dir():
+                raise ConflictError(
+                    f"runs cannot be kept in {runs}: it is no folder",
+                    hint="name another one: --runs-dir",
+                ) from error
+            raise ConflictError(
+                f"there is a run '{run_id}' in {runs} already", hint="choose another id"
+            ) from error
+        run = cls(path=path)
+        for folder in (run.attempts, run.events, run.logs, run.checkpoints):
+            folder.mkdir(mode=0o700)
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDir":
+        """Return an existing run.
+
+        Raises:
+            NotFoundError: no run is there.
+            NotPermittedError: it is another user's, or others may write to it.
+        """
+        try:
+            status = path.lstat()
+        except FileNotFoundError as error:
+            raise NotFoundError(
+                f"there is no run '{path.name}' in {path.parent}",
+                hint="name its folder, or go to where the run was started",
+            ) from error
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            raise NotPermittedError(
+                f"the run directory {path} is not yours",
+                hint="only the user who started a run may use its directory",
+            )
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise NotPermittedError(
+                f"others may write to the run directory {path}",
+                hint=f"look at what is in it, then: chmod 700 {path}",
+            )
+        return cls(path=path)
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        """The frozen request."""
+        return self.path / "spec.toml"
+
+    @property
+    def script(self) -> Path:
+        """The exact script that was submitted."""
+        return self.path / "job.sbatch"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def metrics(self) -> Path:
+        """What the training measured, as events."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def notify_log(self) -> Path:
+        """What the user's command for the end of the run has said."""
+        return self.logs / "notify.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def attempt(self, number: int) -> Path:
+        return self.attempts / str(number)
+
+    def attempt_numbers(self) -> list[int]:
+        """Return the attempts that have a folder, the first one first."""
+        try:
+            names = [path.name for path in self.attempts.iterdir()]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
+
+    def begun_numbers(self) -> list[int]:
+        """Return the attempts whose controllers have written events, the first one first."""
+        names = (path.stem for path in self.events.glob("controller-*.jsonl"))
+        numbers = (name.removeprefix("controller-") for name in names)
+        return sorted(int(number) for number in numbers if _NUMBER.fullmatch(number))
+
+    def outcome(self, attempt: int) -> Path:
+        """How an attempt ended, by its controller."""
+        return self.attempt(attempt) / "outcome.json"
+
+    def notice(self, attempt: int) -> Path:
+        """Return the notification of an attempt's end that has not been sent yet."""
+        return self.attempt(attempt) / "notify.json"
+
+    def sent_notice(self, attempt: int) -> Path:
+        """Return the same notification once it has been sent: the file is renamed."""
+        return self.attempt(attempt) / "notified.json"
+
+    @property
+    def launcher(self) -> Path:
+        """The programs of the attempts' own side, in one file (`clusters.runs.ship_launcher`)."""
+        return self.path / "launcher"
+
+    def doctor(self, number: int) -> Path:
+        """Return the folder that an attempt's preflight has while it lasts."""
+        return self.attempt(number) / "doctor"
+
+    def preflight(self, number: int) -> Path:
+        """Return the file of what an attempt's preflight has found."""
+        return self.attempt(number) / "preflight.json"
+
+    def events_of(self, writer: str) -> Path:
+        """One file per writer, so that nobody ever waits for a lock."""
+        return self.events / f"{writer}.jsonl"
+
+    def telemetry(self, attempt: int, node: int, level: int) -> Path:
+        """Return where a node's measurements are, the newer in the lower levels: see series.py."""
+        return self.path / "telemetry" / f"{attempt}-{node:05}.{level}.jsonl"
+
+    def measured(self) -> list[tuple[int, int]]:
+        """Return of which attempts and nodes there are measurements."""
+        names = (path.name for path in (self.path / "telemetry").glob("*.jsonl"))
+        found = {match.groups() for name in names if (match := _MEASURED.fullmatch(name))}
+        return sorted((int(attempt), int(node)) for attempt, node in found)
+
+    def job_log(self, attempt: int) -> Path:
+        """Return what an attempt's job prints to; Slurm's files are called by its own numbers."""
+        return self.logs / f"job-{attempt}.out"
+
+    def rank_log(self, *, attempt: int, generation: int, rank: int) -> Path:
+        return self.logs / f"{attempt}.{generation}" / f"rank-{rank:05}.log"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step-{step:09}"
+
+    def claim_attempt(self) -> int:
+        """Become the owner of the next attempt by creating its folder, and return its number.
+
+        mkdir is atomic on local and network file systems alike: of two that try, one gets it.
+        """
+        while True:
+            number = max(self.attempt_numbers(), default=0) + 1
+            try:
+                self.attempt(number).mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            return number

@@ -1,0 +1,68 @@
+"""The runs of a folder, by name."""
+
+from pathlib import Path
+
+from echelon.errors import EchelonError, NotFoundError, UsageError
+from echelon.run.attempts import (
+    attempts,
+)
+from echelon.run.directory import RunDir
+
+
+def list_runs(runs: Path) -> list[RunDir]:
+    """Return all runs of a folder that are this user's, the oldest first."""
+    found = []
+    for path in runs.iterdir() if runs.is_dir() else ():
+        try:
+            found.append((path.joinpath("spec.toml").stat().st_mtime_ns, RunDir.open(path)))
+        except (OSError, EchelonError):
+            continue  # something else that lies there
+    return [run for _, run in sorted(found, key=lambda entry: entry[0])]
+
+
+def find_run(runs: Path, name: str) -> RunDir:
+    """Return the run that a user means: its id, a unique beginning of it, a job's id, or `last`.
+
+    Raises:
+        NotFoundError: none, or none in this folder.
+        UsageError: more than one begins so.
+    """
+    known = list_runs(runs)
+    if name == "last" and known:
+        return known[-1]
+    exact = [run for run in known if run.run_id == name]
+    by_job = [run for run in known if any(a.job_id == name for a in attempts(run))]
+    beginning = [run for run in known if name and run.run_id.startswith(name)]
+    found = exact or by_job or beginning
+    if not found:
+        _check_folder(runs, name)
+        raise NotFoundError(
+            f"there is no run '{name}' in {runs}",
+            hint=f"there are: {', '.join(run.run_id for run in known[-5:])}"
+            if known
+            else "go to the folder it was started in, or name its runs: --runs-dir",
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"'{name}' may be any of {', '.join(run.run_id for run in found[:5])}",
+            hint="write more of it",
+        )
+    return found[0]
+
+
+def _check_folder(runs: Path, name: str) -> None:
+    """See whether a folder of that name is a run which cannot be used, and say why.
+
+    Raises:
+        NotPermittedError: it is another user's, or others may write to it.
+        NotFoundError: its request is missing.
+    """
+    path = runs / name
+    if not name or name in (".", "..") or "/" in name or not path.is_dir():
+        return
+    run = RunDir.open(path)
+    if not run.spec.exists():
+        raise NotFoundError(
+            f"the folder {path} is no whole run: it has no {run.spec.name}",
+            hint="its logs and checkpoints can be read by hand; start anew: echelon submit",
+        )

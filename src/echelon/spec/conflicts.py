@@ -1,0 +1,160 @@
+"""What cannot be in one request, though each value is well written, in words. Pure."""
+
+import re
+
+from echelon.core.units import parse_duration
+from echelon.spec.job_spec import JobSpec
+
+_SCRIPT_VARIABLES = frozenset(
+    {
+        *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+        *("GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "PEER_ADDR"),
+        *("PORT_TAKEN", "DIST_FILE", "code", "host", "interface", "launcher", "log", "own"),
+        *("peer", "python", "scratch", "taken", "task", "towards", "try"),
+        # of style `ray`
+        *("head", "node", "one", "others", "ray", "role", "leash", "late", "linger", "memory"),
+        *(
+            "end_s",
+            "gpus",
+            "cpus",
+            "tmp",
+            "workers",
+            "AUTOSCALER_METRIC_PORT",
+            "DASHBOARD_METRIC_PORT",
+        ),
+        *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_HOME"),
+    }
+)
+"""What a job's script sets for itself."""
+_OWN_OPTIONS = frozenset(
+    {
+        *("job-name", "partition", "account", "qos", "nodes", "gpus", "cpus-per-task"),
+        *("cpus-per-gpu", "mem-per-cpu", "mem-per-gpu", "time", "constraint", "nodelist"),
+        *("exclude", "dependency", "chdir", "output", "mail-user", "mail-type"),
+    }
+)
+"""What has a key of its own."""
+_EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail", "mail_type"))
+
+
+def find_conflicts(spec: JobSpec) -> list[str]:
+    """Return everything in a request that cannot be."""
+    return [*_judge_amounts(spec), *_judge_style(spec), *_judge_names(spec)]
+
+
+def _judge_amounts(spec: JobSpec) -> list[str]:
+    """Return what cannot be had together, or not in this number."""
+    found = []
+    memory = [k for k in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(spec, f"{k}_mib")]
+    if len(memory) > 1:
+        found.append(f"{' and '.join(memory)} exclude each other: keep one of them")
+    found += [
+        f"{one} and {other} exclude each other: keep one of them"
+        for one, other in _EXCLUSIVE
+        if getattr(spec, one) and getattr(spec, other)
+    ]
+    found += [
+        f"{key} needs gpus: add --gpus, how many of them a node shall have"
+        for key, value in (
+            ("gpu_type", spec.gpu_type),
+            ("cpus_per_gpu", spec.cpus_per_gpu),
+            ("mem_per_gpu", spec.mem_per_gpu_mib),
+        )
+        if value and not spec.gpus
+    ]
+    if spec.gpus and spec.procs_per_node > spec.gpus:
+        found.append(
+            f"procs is {spec.procs}, but a node has only {spec.gpus} GPUs: leave procs out for "
+            "one rank per GPU, or gpus for ranks without"
+        )
+    if spec.gpu_option == "gpus-per-task" and spec.gpus % spec.tasks_per_node:
+        found.append(
+            f"{spec.gpus} gpus cannot be shared evenly by {spec.tasks_per_node} tasks, as "
+            f"gpu_option '{spec.gpu_option}' wants: use --gpu-option gres"
+        )
+    if spec.nodes.low != spec.nodes.high and spec.style not in ("echelon", "torchrun"):
+        found.append(
+            f"style '{spec.style}' needs a fixed number of nodes, not {spec.nodes}: write "
+            f"--nodes {spec.nodes.high}, or use --style echelon"
+        )
+    if spec.nodes.low != spec.nodes.high and spec.gpu_option in ("gpus", "gpus-per-task"):
+        found.append(
+            f"gpu_option '{spec.gpu_option}' needs a fixed number of nodes, not {spec.nodes}: "
+            f"write --nodes {spec.nodes.high}, or use --gpu-option gres"
+        )
+    limit_s = parse_duration(spec.time) if spec.time else None
+    if spec.style == "echelon" and limit_s is not None and limit_s <= _warned_s(spec):
+        found.append(
+            f"a time of {spec.time} leaves none to work: its end is told {_warned_s(spec)} s "
+            "before (signal_lead, --signal, grace): ask for more time"
+        )
+    return found
+
+
+def _warned_s(spec: JobSpec) -> int:
+    """Return how long before the end of a job its ranks are told, whatever they are."""
+    saves = spec.hand_over in ("always", "requeue")
+    lead_s = spec.limit_signal.lead_s if spec.limit_signal else 0
+    return max(lead_s, spec.grace_s + 10 if saves else 0)
+
+
+def _judge_style(spec: JobSpec) -> list[str]:
+    """Return what the style cannot do."""
+    found = []
+    if spec.signal_lead_s and spec.style in ("static", "torchrun", "ray"):
+        found.append(
+            f"style '{spec.style}' does not hand a signal on to its ranks: leave signal_lead "
+            "out, or use --style echelon or srun"
+        )
+    if spec.module and spec.style in ("static", "torchrun"):
+        found.append(
+            f"style '{spec.style}' takes a script, not a module: use --style echelon or srun"
+        )
+    if spec.module and "/" in spec.script:
+        found.append(
+            f"'{spec.script}' is no module of Python, which --module is for; an environment "
+            f"module is loaded with --load {spec.script}"
+        )
+    if spec.preflight and spec.style != "echelon":
+        found.append(
+            f"style '{spec.style}' has no preflight: use --style echelon, or look before: "
+            "echelon doctor --nodes N"
+        )
+    # sbatch takes the beginning of an option for the whole.
+    if spec.style == "echelon" and any("array".startswith(name) for name in spec.slurm_extra):
+        found.append(
+            "an array (--slurm array, or --array in a script) is several jobs, and a run of "
+            "style 'echelon' is one: the other tasks would do nothing; submit in a loop "
+            "instead (for i in 0 1 2; do echelon submit …; done), or use --style srun"
+        )
+    return found
+
+
+def _judge_names(spec: JobSpec) -> list[str]:
+    """Return what cannot be a variable of a rank, or an option of sbatch's."""
+    found = [
+        f"the variable {name} is the job's own: take it out of env"
+        for name in spec.env
+        if name in _SCRIPT_VARIABLES
+    ]
+    found += [
+        f"--slurm {name} is a key of the request: use --{name}"
+        for name in spec.slurm_extra
+        if name in _OWN_OPTIONS
+    ]
+    found += [
+        f"--slurm {name} is for hand_over to say: use --hand-over requeue, or never"
+        for name in ("requeue", "no-requeue")
+        if name in spec.slurm_extra
+    ]
+    found += [
+        f"'{name}' cannot be the name of a variable in env: use letters, digits and _"
+        for name in spec.env
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+    ]
+    found += [
+        f"'{name}' is not an sbatch option: write it as in --slurm reservation=NAME"
+        for name in spec.slurm_extra
+        if not re.fullmatch(r"[a-z][a-z0-9-]*", name)
+    ]
+    return found

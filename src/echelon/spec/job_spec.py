@@ -1,0 +1,241 @@
+"""The request: what to run, on how much, and with which environment.
+
+A key is one field, with its reader and its help: options, files and documentation follow. Layers
+become one request in merging.py, and what cannot be together is in conflicts.py.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from echelon.core.units import format_memory
+from echelon.spec import readers
+from echelon.spec.readers import LimitSignal, NodeCount
+
+STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
+"""How ranks can be started: docs/styles.md."""
+
+GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
+"""How sites want GPUs to be asked for."""
+
+_ONE_NODE = NodeCount()
+
+# --- the request ----------------------------------------------------------------------------
+
+
+def _key(read: Callable[[object], Any], default: Any, help_text: str, **more: Any) -> Any:
+    metadata = {"read": read, "help": help_text, **more}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What is asked for. Empty or 0 means: not asked, Slurm's or the site's default."""
+
+    script: str = _key(readers.text, "", "the training script")
+    args: tuple[str, ...] = _key(readers.words, (), "its arguments")
+    module: bool = _key(readers.switch, False, "the script is a module's name, as with python -m")
+    style: str = _key(readers.one_of(*STYLES), "echelon", "how ranks are started")
+    name: str = _key(readers.text, "", "the job's name; the script's when empty")
+
+    partition: str = _key(readers.text, "", "partition, or several with commas")
+    account: str = _key(readers.text, "", "who pays")
+    qos: str = _key(readers.text, "", "quality of service")
+    constraint: str = _key(readers.text, "", "features that nodes must have")
+    nodelist: str = _key(readers.hosts, "", "nodes to use")
+    exclude: str = _key(readers.hosts, "", "nodes not to use")
+    dependency: str = _key(readers.text, "", "jobs to wait for, as sbatch takes them")
+
+    nodes: NodeCount = _key(readers.nodes, _ONE_NODE, "nodes: 2, or 2:4")  # noqa: RUF009  frozen
+    gpus: int = _key(readers.count, 0, "GPUs per node")
+    gpu_type: str = _key(readers.text, "", "their type")
+    gpu_option: str = _key(
+        readers.one_of(*GPU_OPTIONS), "gres", "how this site wants GPUs asked for"
+    )
+    procs: int = _key(readers.count, 0, "ranks per node; one per GPU when 0")
+    cpus_per_task: int = _key(readers.count, 0, "CPUs per rank")
+    cpus_per_gpu: int = _key(readers.count, 0, "CPUs per GPU")
+    mem_mib: int = _key(readers.memory, 0, "memory per node", key="mem")
+    mem_per_cpu_mib: int = _key(readers.memory, 0, "memory per CPU", key="mem_per_cpu")
+    mem_per_gpu_mib: int = _key(readers.memory, 0, "memory per GPU", key="mem_per_gpu")
+    time: str = _key(readers.duration, "", "time limit")
+    wait_all_nodes: bool = _key(readers.switch, False, "start when all nodes are ready")
+    signal_lead_s: int = _key(
+        readers.seconds, 0, "warn this long before the limit", key="signal_lead"
+    )
+
+    restarts: int = _key(readers.count, 3, "how often ranks are started anew after a failure")
+    hang_timeout_s: int = _key(
+        readers.seconds, 300, "how long without progress is a hang; 0: never", key="hang_timeout"
+    )
+    on_hang: str = _key(
+        readers.one_of("report", "restart", "stop"), "report", "what then: report, restart or stop"
+    )
+    grace_s: int = _key(
+        readers.seconds, 30, "what a script gets to save when it is told to stop", key="grace"
+    )
+    hand_over: str = _key(
+        readers.one_of("auto", "always", "requeue", "never"),
+        "auto",
+        "whether a next job takes over: auto, always, requeue or never",
+    )
+    telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
+    node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
+    forgive_after_s: int = _key(
+        readers.seconds,
+        7 * 24 * 3600,
+        "how long a bad node is left out; 0: not at all",
+        key="forgive_after",
+    )
+    preflight: bool = _key(
+        readers.switch, False, "examine all nodes first, and leave out those that fail"
+    )
+    preload: tuple[str, ...] = _key(
+        readers.words, ("torch",), "modules imported once for all ranks"
+    )
+
+    chdir: str = _key(readers.text, "", "where the job runs; here when empty")
+    output: str = _key(readers.text, "", "where Slurm puts the output, with %j and the like")
+    notify: str = _key(readers.text, "", "a command to run when the run is over")
+    mail: str = _key(readers.address, "", "who gets mail when the run is over")
+    mail_user: str = _key(readers.text, "", "who gets mail about each job")
+    mail_type: tuple[str, ...] = _key(readers.mail_types, (), "about what")
+
+    python: str = _key(readers.text, "", "the Python of the ranks")
+    venv: str = _key(readers.text, "", "virtual environment to activate")
+    conda: str = _key(readers.text, "", "conda environment to activate")
+    modules: tuple[str, ...] = _key(readers.words, (), "environment modules to load")
+    prologue: tuple[str, ...] = _key(readers.lines, (), "lines of bash to run before")
+    env: Mapping[str, str] = _key(readers.table, {}, "variables of every rank")
+    slurm_extra: Mapping[str, str] = _key(
+        readers.options, {}, "any other sbatch option", key="slurm.extra"
+    )
+
+    # Derived, never typed twice
+
+    @property
+    def procs_per_node(self) -> int:
+        """Ranks on each node."""
+        return self.procs or self.gpus or 1
+
+    @property
+    def tasks_per_node(self) -> int:
+        """Slurm's tasks: where a launcher on each node starts the ranks, one.
+
+        So it is with our own where the number of nodes is open: with tasks per node Slurm would
+        take no more nodes than it must.
+        """
+        if self.nodes.low != self.nodes.high:
+            return 1
+        return self.procs_per_node if self.style in ("echelon", "srun", "file") else 1
+
+    @property
+    def ranks_per_task(self) -> int:
+        return self.procs_per_node // self.tasks_per_node
+
+    @property
+    def max_world_size(self) -> int:
+        return self.nodes.high * self.procs_per_node
+
+    @property
+    def cpus_per_rank(self) -> int:
+        """CPUs that a rank may use; 0 when the request does not say."""
+        if self.cpus_per_task:
+            return self.cpus_per_task
+        return (
+            max(1, self.cpus_per_gpu * self.gpus // self.procs_per_node) if self.cpus_per_gpu else 0
+        )
+
+    @property
+    def limit_lead_s(self) -> int:
+        """How long before the time limit ranks are told, at least; 0 where nobody asked for it."""
+        return self.limit_signal.lead_s if self.limit_signal else 0
+
+    @property
+    def cpus_per_node(self) -> int:
+        """CPUs that each node has to give."""
+        return self.procs_per_node * max(1, self.cpus_per_rank)
+
+    @property
+    def mem_per_node_mib(self) -> int:
+        """Memory that each node has to give, however it was asked for; 0 where it was not."""
+        return (
+            self.mem_mib
+            or self.mem_per_cpu_mib * self.cpus_per_node
+            or self.mem_per_gpu_mib * self.gpus
+        )
+
+    @property
+    def omp_threads(self) -> int:
+        """OMP_NUM_THREADS: half of a rank's CPUs compute, the others load data."""
+        return max(1, self.cpus_per_rank // 2)
+
+    @property
+    def loader_workers(self) -> int:
+        """DataLoader workers suggested per rank: what the rank itself leaves over."""
+        return max(0, self.cpus_per_rank - self.omp_threads)
+
+    @property
+    def limit_signal(self) -> LimitSignal | None:
+        """What ranks get before the time limit; None where nobody asked for it.
+
+        sbatch's own --signal and `signal_lead` ask for the same: the longer time counts.
+        """
+        asked = [
+            readers.limit_signal(value)
+            for name, value in self.slurm_extra.items()
+            if readers.is_signal(name)
+        ]
+        if self.signal_lead_s:
+            asked.append(LimitSignal(lead_s=self.signal_lead_s))
+        if not asked:
+            return None
+        return replace(asked[0], lead_s=max(one.lead_s for one in asked))
+
+    @property
+    def job_name(self) -> str:
+        stem = self.script.rpartition("/")[2].rpartition(".")[0] or self.script.rpartition("/")[2]
+        return self.name or " ".join(stem.split()) or "echelon"
+
+
+# --- keys -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """A name that users write, and what becomes of its value."""
+
+    name: str
+    field: str
+    read: Callable[[object], Any]
+    help: str
+
+
+KEYS = {
+    key.name: key
+    for key in (
+        Key(
+            name=f.metadata.get("key", f.name),
+            field=f.name,
+            read=f.metadata["read"],
+            help=f.metadata["help"],
+        )
+        for f in fields(JobSpec)
+    )
+}
+
+
+def show_value(key: str, spec: JobSpec) -> str:
+    """Return a key's value as a user would write it."""
+    value = getattr(spec, KEYS[key].field)
+    if key.startswith("mem") and isinstance(value, int):
+        return format_memory(value) if value else ""
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={entry}" for name, entry in value.items())
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if value or value != getattr(JobSpec(), KEYS[key].field) else ""

@@ -1,0 +1,88 @@
+"""A run's folder is executed if the user has submitted what is in it, or says so."""
+
+import os
+import stat
+
+import pytest
+
+from echelon.api.runs import prepare_run
+from echelon.api.trust import read_script, remember_script, seal_script
+from echelon.errors import NotFoundError, NotPermittedError
+from echelon.spec.merging import Layer, merge
+
+
+@pytest.fixture(params=["echelon", "srun"])
+def run(tmp_path, request):
+    (tmp_path / "train.py").touch()
+    values = {"script": "train.py", "style": request.param, "notify": "mail me"}
+    spec = merge([Layer(source="x", values=values)]).spec
+    return prepare_run(spec, tmp_path / "runs", tmp_path)[0]
+
+
+@pytest.fixture
+def environ(tmp_path):
+    return {"HOME": str(tmp_path / "home")}
+
+
+def test_what_was_submitted_is_known_wherever_it_lies(run, environ, tmp_path):
+    script = run.script.read_bytes()
+    assert remember_script(script, environ) == ""
+    assert read_script(run, environ) == script
+    record = tmp_path / "home/.local/state/echelon/submitted"
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("other", [{}, {"HOME": "/nowhere"}])
+def test_without_a_record_it_takes_a_word_of_the_user(run, other):
+    with pytest.raises(NotPermittedError, match="is not a script that you have submitted") as told:
+        read_script(run, other)
+    assert "script = 'train.py'" in told.value.message
+    assert "notify = 'mail me'" in told.value.message
+    assert told.value.hint == f"read it, then: echelon resume {run.run_id} --trust"
+    assert read_script(run, other, trust=True) == run.script.read_bytes()
+
+
+def test_a_script_that_was_changed_is_not_known(run, environ):
+    remember_script(run.script.read_bytes(), environ)
+    run.script.write_text("#!/bin/bash\necho other\n")
+    with pytest.raises(NotPermittedError, match="is not a script that you have submitted"):
+        read_script(run, environ)
+
+
+@pytest.mark.parametrize("name", ["spec.toml", "launcher"])
+@pytest.mark.parametrize("run", ["echelon"], indirect=True)
+def test_files_that_it_starts_may_not_have_changed_since(run, environ, name):
+    script = run.script.read_bytes()
+    remember_script(script, environ)
+    path = run.path / name
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(NotPermittedError, match="was changed after the run was submitted"):
+        read_script(run, environ)
+    trusted = read_script(run, environ, trust=True)
+    assert trusted != script
+    assert trusted == run.script.read_bytes() == seal_script(trusted, run)
+
+
+def test_a_style_without_a_launcher_starts_nothing_in_the_folder(tmp_path):
+    """So the script alone says what is executed."""
+    (tmp_path / "train.py").touch()
+    for style in ("srun", "file", "spawn", "static", "torchrun", "ray"):
+        spec = merge([Layer(source="x", values={"script": "train.py", "style": style})]).spec
+        run, _ = prepare_run(spec, tmp_path / "runs", tmp_path)
+        assert not run.launcher.exists()
+        lines = run.script.read_text().splitlines()
+        named = [line for line in lines if str(run.path) in line]
+        assert all(line.startswith("#SBATCH --output=") for line in named), named
+
+
+def test_a_home_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / "home").write_text("")
+    assert "Not a directory" in remember_script(b"", {"HOME": str(tmp_path / "home")})
+    assert remember_script(b"", {}) == "there is no home folder"
+
+
+def test_a_run_without_a_script_is_none(run, environ):
+    os.remove(run.script)  # noqa: PTH107
+    with pytest.raises(NotFoundError, match="cannot read the script"):
+        read_script(run, environ)

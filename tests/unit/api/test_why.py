@@ -1,0 +1,37 @@
+"""What is said of a run, from its controller's word and its cluster's."""
+
+import json
+
+import pytest
+
+from echelon.api.why import find_verdict
+from echelon.core.jobs import Job
+from echelon.run.directory import RunDir
+from echelon.run.verdict import Failure, judge, to_record
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ("FAILED", "cancelled"),
+        ("RUNNING", "cancelled"),
+        ("TIMEOUT", "time limit"),
+        ("PREEMPTED", "preemption"),
+        ("COMPLETED", ""),
+        ("PENDING", ""),  # queued again: what ended it before did not end the run
+    ],
+)
+def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, cause):
+    run = RunDir.create(tmp_path, "one")
+    own = judge([Failure(cause="cancelled", message="the controller got SIGTERM")])
+    run.verdict.write_text(json.dumps(to_record(own)))
+    found = find_verdict(run, Job(id="7", state=state))
+    assert (found.failure.cause if found else "") == cause
+
+
+def test_a_controller_that_knows_the_same_says_more(tmp_path):
+    run = RunDir.create(tmp_path, "one")
+    own = judge([Failure(cause="cancelled", message="all ranks stopped after step 8, and saved")])
+    run.verdict.write_text(json.dumps(to_record(own)))
+    found = find_verdict(run, Job(id="7", state="CANCELLED"))
+    assert found.failure.message == own.failure.message

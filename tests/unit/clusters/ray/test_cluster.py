@@ -1,0 +1,467 @@
+"""Jobs of a Ray cluster: what we ask of its Jobs API, and what we make of the answers."""
+
+import http.server
+import json
+import os
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from echelon.api.runs import current_job, name_python, prepare_run, submit_run
+from echelon.clusters.ray.address import (
+    HttpFetch,
+    JobName,
+    find_address,
+    find_token,
+    given_addresses,
+    parse_job_name,
+    remember_address,
+)
+from echelon.clusters.ray.cluster import (
+    RayCluster,
+    keep_what_ray_knows,
+    parse_job,
+    render_entrypoint,
+)
+from echelon.core.atomic_file import write_atomic
+from echelon.core.jobs import Job
+from echelon.core.shell import FakeShell, Result
+from echelon.errors import NotPermittedError, UnavailableError, UsageError
+from echelon.launch.backends.ray.status import NODES, Standing
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.merging import Layer, merge
+
+VERSION = (200, '{"ray_version": "2.60.0"}')
+
+
+class Api:
+    """Answers as a Ray cluster would; keeps what it was asked."""
+
+    def __init__(self):
+        self.jobs, self.asked, self.trouble = {}, [], {}
+
+    def __call__(self, method, path, content):
+        self.asked.append((method, path, content))
+        trouble = self.trouble.pop(method, None)
+        if isinstance(trouble, OSError):
+            raise trouble
+        if path == "/api/version":
+            return VERSION
+        if method == "POST" and path == "/api/jobs/":
+            name = content["submission_id"]
+            if trouble == "taken, answer lost" or trouble is None:
+                if name in self.jobs:
+                    return 500, f"ValueError: Job with submission_id {name} already exists."
+                self.jobs[name] = {"status": "PENDING", "metadata": content["metadata"]}
+            if trouble:
+                raise ConnectionResetError(trouble)
+            return 200, json.dumps({"submission_id": name})
+        name = path.split("/")[3]
+        if name not in self.jobs:
+            return 404, f"Job {name} does not exist"
+        if path.endswith("/stop"):
+            self.jobs[name]["status"] = "STOPPED"
+            return 200, '{"stopped": true}'
+        return 200, json.dumps(self.jobs[name])
+
+
+@pytest.fixture
+def api():
+    return Api()
+
+
+@pytest.fixture
+def cluster(api, tmp_path):
+    return RayCluster("http://head:8265", tmp_path, {}, shell=FakeShell(), fetch=api)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return prepare_run(JobSpec(script="train.py", grace_s=7), tmp_path, tmp_path)[0]
+
+
+def test_a_run_is_submitted_as_a_job_that_names_it(api, cluster, run):
+    attempt = submit_run(run, cluster, {"SECRET": "x"}, run.script.read_bytes())
+    name = f"{run.run_id}-1"
+    assert attempt.job_id == f"ray:{name}@http://head:8265"
+    assert attempt.output == str(run.logs / "job-1.out")
+    ((_, _, job),) = [asked for asked in api.asked if asked[0] == "POST"]
+    assert job["submission_id"] == name
+    variables = job["runtime_env"]["env_vars"]
+    assert variables["RAY_JOB_STOP_WAIT_TIME_S"] == "97"
+    assert variables["ECHELON_ON_RAY"] == name
+    assert "SECRET" not in json.dumps(job)
+    assert current_job(run, cluster).state == "PENDING"
+
+
+def test_a_submission_whose_answer_was_lost_is_not_made_twice(api, cluster, run):
+    api.trouble["POST"] = "taken, answer lost"
+    submit_run(run, cluster, {}, run.script.read_bytes())
+    assert list(api.jobs) == [f"{run.run_id}-1"]
+    assert [method for method, *_ in api.asked].count("POST") == 1
+
+
+def test_a_submission_that_nobody_took_is_none(api, cluster, run):
+    api.trouble["POST"] = ConnectionRefusedError("refused")
+    with pytest.raises(UnavailableError, match="no Ray cluster answers at http://head:8265"):
+        submit_run(run, cluster, {}, run.script.read_bytes())
+    assert not list(run.attempts.iterdir())
+
+
+def test_what_the_controller_said_counts_once_the_job_is_over(api, cluster, run):
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    (record,) = api.jobs.values()
+    write_atomic(run.outcome(1), '{"state": "CANCELLED", "exit_code": 130}')
+    record["status"] = "RUNNING"
+    assert cluster.job(job_id, run_id=run.run_id).state == "RUNNING"
+    record["status"] = "SUCCEEDED"
+    job = cluster.job(job_id, run_id=run.run_id)
+    assert (job.state, job.exit_code) == ("CANCELLED", 130)
+
+
+def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster, run):
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    (record,) = api.jobs.values()
+    record["metadata"] = {"echelon_run": "other"}
+    assert cluster.job(job_id, run_id=run.run_id).state == "UNKNOWN"
+    api.jobs.clear()
+    assert cluster.job(job_id, run_id=run.run_id).state == "UNKNOWN"
+
+
+def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    with pytest.raises(UnavailableError, match="no Ray cluster answers"):
+        cluster.job(job_id, run_id=run.run_id)
+    write_atomic(run.outcome(1), '{"state": "COMPLETED", "exit_code": 0}')
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    assert cluster.job(job_id, run_id=run.run_id).state == "COMPLETED"
+
+
+def test_who_only_wants_to_know_how_it_is_hears_that_nobody_answers(api, cluster, run, tmp_path):
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    glance = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, glance=True)
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    job = glance.job(job_id, run_id=run.run_id)
+    assert (job.state, job.reason) == ("UNKNOWN", "no Ray cluster answers at http://h:1: refused")
+    write_atomic(run.outcome(1), '{"state": "FAILED", "exit_code": 3}')
+    api.trouble["GET"] = ConnectionRefusedError("refused")
+    assert glance.job(job_id, run_id=run.run_id).exit_code == 3
+
+
+def test_a_hasty_one_asks_only_once(monkeypatch):
+    monkeypatch.setattr("echelon.clusters.ray.address._GLANCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        fetch = HttpFetch(f"http://127.0.0.1:{deaf.getsockname()[1]}", "", hasty=True)
+        began_s = time.monotonic()
+        for _ in range(10):
+            with pytest.raises(OSError, match="timed out"):
+                fetch("GET", "/", None)
+        assert time.monotonic() - began_s < 3
+
+
+def test_what_is_waited_for_is_the_reason(api, cluster, run):
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    (record,) = api.jobs.values()
+    record["status"] = "RUNNING"
+    told = Standing(pid=1, waits="waiting for 3 nodes")
+    write_atomic(run.attempt(1) / NODES, told.render())
+    assert cluster.job(job_id, run_id=run.run_id).reason == "waiting for 3 nodes"
+
+
+def test_stop_and_cancel(api, cluster, run):
+    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
+    wish = run.attempt(1) / "cancelled"
+    cluster.stop(job_id, run_id=run.run_id)
+    assert ("POST", f"/api/jobs/{run.run_id}-1/stop", None) in api.asked
+    assert not wish.exists()
+    count = len(api.asked)
+    cluster.cancel(job_id, run_id=run.run_id)
+    assert wish.exists()
+    assert [method for method, *_ in api.asked[count:]] == ["GET"]  # it is over already
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"status": "PENDING"}, ("PENDING", 0, "")),
+        ({"status": "RUNNING", "message": "…"}, ("RUNNING", 0, "")),
+        ({"status": "SUCCEEDED", "driver_exit_code": 0}, ("COMPLETED", 0, "")),
+        ({"status": "STOPPED"}, ("CANCELLED", 130, "")),
+        ({"status": "FAILED", "driver_exit_code": 3, "message": "no\nmore"}, ("FAILED", 3, "no")),
+        ({"status": "FAILED", "driver_exit_code": -9}, ("FAILED", 137, "")),
+        ({"status": "FAILED", "message": None}, ("FAILED", 1, "")),
+        (
+            {"status": "FAILED", "driver_exit_code": 69, "message": "logs:\nechelon: blind\n"},
+            ("FAILED", 69, "blind"),
+        ),
+        ({"status": "NEW WORD"}, ("UNKNOWN", 1, "")),
+    ],
+)
+def test_rays_words(record, expected):
+    job = parse_job(Job(id="x", state=""), record)
+    assert (job.state, job.exit_code, job.reason) == expected
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_without_the_token_it_is_said_what_is_missing(tmp_path, status):
+    fetch = lambda *_: (status, "Unauthorized")  # noqa: E731
+    for environ, words in (({}, "asks for a token$"), ({"RAY_AUTH_TOKEN": "x"}, "refused ours")):
+        cluster = RayCluster("http://h:1", tmp_path, environ, shell=FakeShell(), fetch=fetch)
+        with pytest.raises(NotPermittedError, match=words):
+            cluster.problems(JobSpec(script="x"))
+
+
+def test_a_token_is_shown_only_to_an_address_that_somebody_named(tmp_path):
+    seen = []
+
+    class Asks(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers["Authorization"])
+            self.send_response(401)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Asks) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("echelon.clusters.ray.cluster.DEFAULT", url)
+            for address, shown in (("", [None]), (url, [None, "Bearer x"])):
+                seen.clear()
+                environ = {"RAY_AUTH_TOKEN": "x"}
+                cluster = RayCluster(address, tmp_path, environ, shell=FakeShell())
+                with pytest.raises(NotPermittedError) as refused:
+                    cluster.problems(JobSpec(script="x"))
+                assert seen == shown
+                assert address or f"--address {url}" in refused.value.hint
+        server.shutdown()
+
+
+@pytest.mark.parametrize("text", ["<html>hello</html>", "[]", '{"version": "1.2"}'])
+def test_somebody_else_who_answers_is_told_from_ray(tmp_path, text):
+    fetch = lambda *_: (200, text)  # noqa: E731
+    cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
+    with pytest.raises(UnavailableError, match="is not Ray's Jobs API"):
+        cluster.problems(JobSpec(script="x"))
+
+
+def test_a_cluster_that_is_too_old_is_named(tmp_path):
+    fetch = lambda *_: (200, '{"ray_version": "2.54.0"}')  # noqa: E731
+    cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
+    (problem,) = cluster.problems(JobSpec(script="x"))
+    assert problem == "the cluster at http://h:1 has ray 2.54.0, and it takes 2.56"
+
+
+def test_what_ray_does_not_know_is_refused_before_anybody_is_asked(api, cluster):
+    spec = JobSpec(script="x", partition="gpu", time="1:00:00", style="srun", hand_over="requeue")
+    found = "; ".join(cluster.problems(spec))
+    for word in ("partition (gpu)", "time (1:00:00)", "style 'srun'", "hand_over 'requeue'"):
+        assert word in found
+    assert not api.asked
+    assert cluster.problems(JobSpec(script="x", nodes=JobSpec().nodes, gpus=2, mem_mib=5)) == []
+
+
+SLURMS = {
+    "partition": "gpu",
+    "time": "1h",
+    "preflight": True,
+    "output": "x",
+    "mail": "a@b.c",
+    "wait_all_nodes": True,
+    "gpu_option": "gpus",
+    "slurm.extra": {"reservation": "r"},
+}
+
+
+@pytest.mark.parametrize("key", SLURMS)
+def test_what_is_slurms_alone_may_be_in_a_file_but_not_be_typed(key):
+    layer = lambda source: Layer(source=source, values={"script": "x", key: SLURMS[key]})  # noqa: E731
+    spec, dropped = keep_what_ray_knows(merge([layer("echelon.toml")]))
+    assert spec == JobSpec(script="x")
+    assert dropped == [f"{key} (echelon.toml)"]
+    for source in ("flags", "--set"):
+        with pytest.raises(UsageError, match=rf"Ray knows nothing of {key} \(") as refused:
+            keep_what_ray_knows(merge([layer(source)]))
+        assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (Result(argv=(), stdout="2.60.0\n"), []),
+        (
+            Result(argv=(), stdout="2.59.1\n"),
+            [
+                (
+                    "the Python '/p' has ray 2.59.1, and the cluster 2.60.0: "
+                    "/p -m pip install 'ray[default]==2.60.0'"
+                )
+            ],
+        ),
+        (
+            Result(argv=(), code=1),
+            ["the Python '/p' has no ray: /p -m pip install 'ray[default]==2.60.0'"],
+        ),
+    ],
+)
+def test_a_python_without_the_clusters_ray_gets_the_command_that_installs_it(
+    api, tmp_path, shown, expected
+):
+    shell = FakeShell(answers={"/p": shown})
+    cluster = RayCluster("http://h:1", tmp_path, {}, shell=shell, fetch=api)
+    assert cluster.problems(JobSpec(script="x", python="/p")) == expected
+
+
+# --- which addresses may be contacted -----------------------------------------------------------
+
+
+def test_a_submission_records_the_address_for_its_user_alone(api, run, tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for _ in range(2):
+        cluster = RayCluster("http://head:1", tmp_path, environ, shell=FakeShell(), fetch=api)
+        submit_run(run, cluster, {}, run.script.read_bytes())
+    record = tmp_path / "state" / "echelon" / "ray-addresses"
+    assert record.read_text() == "http://head:1\n"
+    assert record.stat().st_mode & 0o777 == 0o600
+    assert record.parent.stat().st_mode & 0o777 == 0o700
+    assert given_addresses(environ) == {"http://head:1"}
+
+
+def test_the_usual_address_is_not_recorded_as_given(api, run, tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    cluster = RayCluster("", tmp_path, environ, shell=FakeShell(), fetch=api)
+    submit_run(run, cluster, {}, run.script.read_bytes())
+    assert given_addresses(environ) == set()
+
+
+def test_an_address_that_was_not_given_is_not_contacted(api, run, tmp_path):
+    cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, given=False)
+    with pytest.raises(NotPermittedError, match="you never gave it"):
+        cluster.job(f"ray:{run.run_id}-1@http://h:1", run_id=run.run_id)
+    assert not api.asked
+
+
+def test_variables_name_addresses_too():
+    variables = {"RAY_API_SERVER_ADDRESS": "a:1", "RAY_ADDRESS": "https://b/"}
+    assert given_addresses(variables) == {"http://a:1", "https://b"}
+    assert given_addresses({"RAY_ADDRESS": "10.0.0.1:6379"}) == set()
+    assert given_addresses({"RAY_ADDRESS": "auto", "RAY_API_SERVER_ADDRESS": "file:///x"}) == set()
+
+
+def test_a_record_that_others_may_have_written_does_not_count(tmp_path):
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    remember_address("http://head:1", environ)
+    record = tmp_path / "echelon" / "ray-addresses"
+    record.write_text("http://head:1\nfile:///etc\nhttp://u:p@h:1\n\xff\n")
+    assert given_addresses(environ) == {"http://head:1"}
+    record.chmod(0o620)
+    assert given_addresses(environ) == set()
+    record.unlink()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("http://head:1\n")
+    elsewhere.chmod(0o600)
+    record.symlink_to(elsewhere)
+    assert given_addresses(environ) == set()
+    record.unlink()
+    os.mkfifo(record, 0o600)
+    assert given_addresses(environ) == set()
+    assert given_addresses({}) == set()
+
+
+def test_a_job_id_is_not_a_path_of_the_api(api, cluster, run):
+    cluster.job(f"ray:../../api/version?x-1@{cluster.address}", run_id=run.run_id)
+    assert api.asked[-1][1] == "/api/jobs/..%2F..%2Fapi%2Fversion%3Fx-1"
+
+
+# --- names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "environ", "expected"),
+    [
+        ("", {}, ""),
+        ("", {"RAY_ADDRESS": "auto"}, ""),
+        ("head:8265", {}, "http://head:8265"),
+        ("https://head/", {}, "https://head"),
+        ("", {"RAY_ADDRESS": "http://a:1"}, "http://a:1"),
+        ("", {"RAY_API_SERVER_ADDRESS": "10.0.0.1:8265"}, "http://10.0.0.1:8265"),
+        ("[::1]:8265", {}, "http://[::1]:8265"),
+        ("https://proxy/ray/", {}, "https://proxy/ray"),
+        ("", {"RAY_ADDRESS": "http://a:1", "RAY_API_SERVER_ADDRESS": "http://b:2"}, "http://b:2"),
+        ("c:3", {"RAY_ADDRESS": "http://a:1"}, "http://c:3"),
+    ],
+)
+def test_where_the_cluster_is(asked, environ, expected):
+    assert find_address(asked, environ) == expected
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("ray://head:10001", "http://", "http://user:pass@head:1", "http://[::1", "http://x:port"),
+        *("http://bad host:1", "?x=1", "http://h:1?x=1", "http://h:1\n", "http://h:0", "h:1#a"),
+    ],
+)
+def test_what_is_no_address(asked):
+    with pytest.raises(UsageError, match="no address of Ray's Jobs API"):
+        find_address(asked, {})
+    with pytest.raises(UsageError, match="no address of Ray's Jobs API"):
+        find_address("", {"RAY_API_SERVER_ADDRESS": asked})
+
+
+@pytest.mark.parametrize("known", ["10.0.0.1:6379", "ray://head:10001"])
+def test_an_address_that_is_not_for_jobs_is_not_passed_over(known):
+    with pytest.raises(UsageError, match=r"is where ray\.init"):
+        find_address("", {"RAY_ADDRESS": known})
+    assert find_address("http://h:1", {"RAY_ADDRESS": known}) == "http://h:1"
+
+
+def test_the_token_is_found_where_ray_itself_looks(tmp_path):
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("usual\n")
+    (tmp_path / "other").write_text("named\n")
+    environ = {"HOME": str(tmp_path)}
+    assert find_token(environ) == "usual"
+    assert find_token({**environ, "RAY_AUTH_TOKEN_PATH": str(tmp_path / "other")}) == "named"
+    assert find_token({**environ, "RAY_AUTH_TOKEN": "said"}) == "said"
+    assert find_token({"HOME": "/nowhere"}) == ""
+
+
+def test_a_jobs_name_says_where_to_ask():
+    name = parse_job_name("ray:train-abcd-2@http://head:8265")
+    assert (name.submission, name.address) == ("train-abcd-2", "http://head:8265")
+    assert str(name) == "ray:train-abcd-2@http://head:8265"
+    nowhere = JobName(submission="train-abcd-2")
+    assert parse_job_name(str(nowhere)) == nowhere
+
+
+@pytest.mark.parametrize("name", ["plain", "a b", "a'; echo foo", 'q"`$(echo foo)\\', "ü\n2"])
+def test_the_command_runs_the_script_whatever_its_folder_is_called(tmp_path, name):
+    folder = tmp_path / name
+    folder.mkdir()
+    script = "echo attempt $1 of ${0##*/}\n"
+    command = render_entrypoint(folder, 3, folder / "out", script.encode())
+    missing = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert missing.returncode == 69
+    assert missing.stderr.startswith("echelon: the head of the Ray cluster, ")
+    assert str(folder) in missing.stderr
+    (folder / "job.sbatch").write_text(f"{script}echo more\n")
+    changed = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert changed.returncode == 77
+    assert "job.sbatch is not what was submitted" in changed.stderr
+    assert not (folder / "out").exists()
+    (folder / "job.sbatch").write_text(script)
+    assert subprocess.run(command, shell=True, check=False).returncode == 0
+    assert (folder / "out").read_text() == "attempt 3 of job.sbatch\n"
+
+
+def test_an_activated_environment_is_named_for_a_job_that_will_not_have_it():
+    spec = JobSpec(script="x")
+    assert name_python(spec, {"VIRTUAL_ENV": "/venv"}).python == "/venv/bin/python"
+    assert name_python(JobSpec(venv="v"), {"VIRTUAL_ENV": "/venv"}).python == ""

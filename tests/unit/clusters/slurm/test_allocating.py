@@ -1,0 +1,113 @@
+"""Nodes for a moment: what is asked of salloc, and that it ends however we do."""
+
+import os
+import stat
+
+import pytest
+
+from echelon.clusters.slurm.allocating import hold_nodes, parse_held, render_salloc
+from echelon.core.shell import LocalShell
+from echelon.errors import UsageError
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.readers import NodeCount
+
+
+def test_what_is_asked_for():
+    spec = JobSpec(
+        nodes=NodeCount(4, 4),
+        gpus=2,
+        partition="a100",
+        output="x.out",
+        slurm_extra={"contiguous": ""},
+    )
+    argv = render_salloc(spec)
+    assert argv[0] == "--no-kill"
+    assert {"--nodes=4", "--partition=a100", "--gres=gpu:2", "--time=00:10:00"} <= set(argv)
+    assert "--contiguous" in argv
+    assert "--wait-all-nodes=1" in argv  # one that still starts is not broken
+    assert not [word for word in argv if word.startswith("--output")]
+
+
+def test_the_variables_of_an_allocation():
+    said = "salloc: Granted job allocation 7\nSLURM_JOB_ID=7\nSLURM_JOB_NODELIST=n[1-2]\nready\n"
+    assert parse_held(said) == {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+@pytest.fixture
+def salloc(tmp_path):
+    """Puts a program in the place of salloc; returns the variables with which it is found."""
+
+    def write(script):
+        path = tmp_path / "salloc"
+        path.write_text(f"#!/bin/bash\n{script}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    return write
+
+
+class Found(LocalShell):
+    """Finds programs where the variables say, as a command line's shell would."""
+
+    def start(self, argv, *, log, env=None, keep=()):
+        program = os.path.join(env["PATH"].split(":")[0], argv[0])  # noqa: PTH118
+        return LocalShell.start(self, [program, *argv[1:]], log=log, env=env, keep=keep)
+
+
+RUN_COMMAND = """\
+while [ "${1#--}" != "$1" ]; do shift; done
+echo 'salloc: Granted job allocation 7'
+SLURM_JOB_ID=7 "$@"
+touch "$(dirname "$0")/released"
+"""
+
+
+def test_the_nodes_are_ours_until_we_are_done(salloc, tmp_path):
+    environ = {**salloc(RUN_COMMAND), "SLURM_JOB_ID": "1"}  # of some job around us
+    with hold_nodes(JobSpec(), Found(), environ, tell=print) as held:
+        assert held["SLURM_JOB_ID"] == "7"
+        assert not (tmp_path / "released").exists()
+    assert (tmp_path / "released").exists()
+
+
+def test_they_are_given_back_after_an_error_too(salloc, tmp_path):
+    with (
+        pytest.raises(KeyboardInterrupt),
+        hold_nodes(JobSpec(), Found(), salloc(RUN_COMMAND), tell=print),
+    ):
+        raise KeyboardInterrupt
+    assert (tmp_path / "released").exists()
+
+
+def test_a_request_that_slurm_refuses(salloc):
+    refused = "echo 'salloc: error: Invalid account' >&2; exit 1\n"
+    with (
+        pytest.raises(UsageError, match="Slurm gives no nodes: Invalid account"),
+        hold_nodes(JobSpec(), Found(), salloc(refused), tell=print),
+    ):
+        raise AssertionError
+
+
+def test_nodes_that_have_to_start_first_are_waited_for_aloud(salloc):
+    starting = f"echo 'salloc: Waiting for resource configuration'; sleep 0.2\n{RUN_COMMAND}"
+    told = []
+    with hold_nodes(JobSpec(), Found(), salloc(starting), tell=told.append):
+        assert told == ["waiting for the nodes to start"]
+
+
+def test_who_gives_up_waiting_takes_the_request_back(salloc, tmp_path):
+    waiting = """\
+trap 'touch "$(dirname "$0")/revoked"; exit 1' TERM
+echo 'salloc: job 7 queued and waiting for resources'
+while :; do sleep 0.05; done
+"""
+
+    def tell(_text):
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        hold_nodes(JobSpec(), Found(), salloc(waiting), tell=tell),
+    ):
+        raise AssertionError
+    assert (tmp_path / "revoked").exists()

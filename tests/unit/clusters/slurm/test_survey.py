@@ -1,0 +1,94 @@
+from pathlib import Path
+
+import pytest
+
+from echelon.clusters.slurm.survey import (
+    Membership,
+    NodeKind,
+    parse_gres,
+    parse_membership,
+    parse_sinfo,
+    survey_cluster,
+)
+from echelon.core.shell import FakeShell, Result
+from echelon.errors import EchelonError
+
+RECORDED = Path(__file__).parents[3] / "golden" / "slurm-22.05"
+SINFO = (RECORDED / "sinfo.txt").read_text()
+SACCTMGR = (RECORDED / "sacctmgr-user.txt").read_text()
+
+
+def test_partitions_that_are_up_with_their_kinds_of_nodes():
+    low, high, gpu, debug = parse_sinfo(SINFO)
+    assert [one.name for one in (low, high, gpu, debug)] == ["low", "high", "gpu", "debug"]
+    assert [one.default for one in (low, high, gpu, debug)] == [True, False, False, False]
+    assert low.kinds == (
+        NodeKind(count=1, cpus=16, gpus=0, gpu_type="a100"),
+        NodeKind(count=3, cpus=16, gpus=4, gpu_type="a100"),
+    )
+    assert (gpu.limit, gpu.usual) == ("2-00:00:00", "1:00:00")
+    assert low.gpu_kind == low.kinds[1]
+    assert debug.gpu_kind is None
+
+
+@pytest.mark.parametrize(
+    ("gres", "expected"),
+    [
+        ("(null)", (0, "")),
+        ("gpu:4", (4, "")),
+        ("gpu:a100:4", (4, "a100")),
+        ("gpu:a100:8(S:0-1)", (8, "a100")),
+        ("gpu:a100:8(S:0-1),nvme:1", (8, "a100")),
+        ("gpu:a30:2,gpu:a100:6(IDX:0-5)", (6, "a100")),
+        ("gpu:a100_3g.20gb:2", (2, "a100_3g.20gb")),
+        ("mps:100,gpu:v100:4", (4, "v100")),
+        ("gpu:v100:0", (0, "v100")),
+        ("gpu:v'10:2", (2, "")),
+    ],
+)
+def test_gpus_of_a_node_as_sites_declare_them(gres, expected):
+    assert parse_gres(gres) == expected
+
+
+@pytest.mark.parametrize("line", ["", "x", "a b|up|1:00|n/a|1|16|(null)", "a|up|1:00|n/a|1|16"])
+def test_lines_that_are_none_are_left_out(line):
+    assert parse_sinfo(line) == ()
+
+
+def test_accounts_and_qos_of_a_user():
+    assert parse_membership(SACCTMGR, "big") == Membership(
+        account="ml", accounts=("ml", "vision"), qos=("long", "normal", "debug")
+    )
+    assert parse_membership(SACCTMGR, "another") == Membership()
+    assert parse_membership("", "big") == Membership()
+
+
+def ask(**answers):
+    known = {"scontrol show config": "ClusterName             = big\n", "sinfo": SINFO}
+    shell = FakeShell(answers={**known, "sacctmgr": SACCTMGR, **answers})
+    return survey_cluster(shell, {"SLURM_NNODES": "9"}, "me"), shell
+
+
+def test_slurm_is_asked_three_times_and_no_more():
+    found, shell = ask()
+    assert (found.name, len(found.partitions), found.membership.account) == ("big", 4, "ml")
+    assert [call[0] for call in shell.calls] == ["sinfo", "scontrol", "sacctmgr"]
+
+
+def test_without_accounting_there_are_partitions_all_the_same():
+    said = Result(argv=("sacctmgr",), code=1, stderr="You are not running a supported accounting\n")
+    found, _ = ask(sacctmgr=said)
+    assert (len(found.partitions), found.membership) == (4, Membership())
+
+
+@pytest.mark.parametrize(
+    "sinfo",
+    [
+        Result(argv=("sinfo",), code=1, stderr="Unable to contact slurm controller\n"),
+        "all|down|infinite|n/a|1|16|(null)\n",
+    ],
+)
+def test_a_slurm_without_partitions_is_none(sinfo):
+    with pytest.raises(EchelonError) as told:
+        ask(sinfo=sinfo)
+    assert told.value.hint

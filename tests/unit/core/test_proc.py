@@ -1,0 +1,109 @@
+"""What the kernel tells of a process."""
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+
+from echelon.core import proc as sampling
+from echelon.core.proc import OomWatch, describe_process, sample_process, tail
+from echelon.core.waiting import wait_until
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_a_process_that_computes_uses_time():
+    _, before_s = sample_process(os.getpid())
+    until_s = time.process_time() + 0.05
+    while time.process_time() < until_s:
+        pass
+    state, after_s = sample_process(os.getpid())
+    assert state == "R"
+    assert 0.04 < after_s - before_s < 5
+
+
+def test_a_process_that_sleeps_uses_none(sleeper):
+    assert wait_until(lambda: sample_process(sleeper)[0] == "S", timeout_s=10)
+    _, before_s = sample_process(sleeper)
+    time.sleep(0.05)
+    assert sample_process(sleeper) == ("S", before_s)
+
+
+def test_a_process_that_is_stopped(sleeper):
+    os.kill(sleeper, signal.SIGSTOP)
+    assert wait_until(lambda: sample_process(sleeper)[0] == "T", timeout_s=10)
+    assert describe_process(sleeper).startswith(f"process {sleeper} is stopped by a signal, CPU")
+
+
+def test_a_process_that_is_gone():
+    with subprocess.Popen(["true"]) as process:
+        pass
+    assert sample_process(process.pid) == ("X", 0.0)
+
+
+def test_a_kernel_that_counts_ticks_alone(sleeper):
+    assert wait_until(lambda: sampling._by_ticks(sleeper)[0] == "S", timeout_s=10)
+    assert sampling._by_ticks(sleeper)[1] < 1
+    assert sampling._by_ticks(2**22 + 1) == ("X", 0.0)
+
+
+def test_the_end_of_a_file(tmp_path):
+    path = tmp_path / "log"
+    assert tail(path) == ""
+    path.write_bytes(b"x" * 100_000 + "end \xe9".encode("latin-1"))
+    assert tail(path, size=5) == "end �"
+    assert tail(path, start=100_000) == "end �"
+    # NCCL's last words are followed by two stacks of every thread.
+    assert len(tail(path)) == 1 << 16
+
+
+@pytest.fixture
+def counter(tmp_path, monkeypatch):
+    path = tmp_path / "memory.events"
+    path.write_text("low 0\noom 1\noom_kill 3\n")
+    missing = tmp_path / "missing"
+    monkeypatch.setattr(sampling, "_oom_counters", lambda: [missing, path])
+    return path
+
+
+def test_a_kill_for_memory_explains_deaths_of_the_moment(counter):
+    watch = OomWatch()
+    assert not watch.happened(0)
+    counter.write_text("low 0\noom 2\noom_kill 4\n")
+    assert watch.happened(1)
+    assert watch.happened(12)  # another rank of the node may be slower to notice its dead worker
+    assert not watch.happened(40)
+
+
+def test_one_that_was_survived_long_ago_does_not(counter):
+    watch = OomWatch()
+    counter.write_text("oom_kill 4\n")
+    watch.look(1)
+    assert not watch.happened(3600)
+
+
+def test_without_a_counter_nothing_is_claimed(monkeypatch, tmp_path):
+    monkeypatch.setattr(sampling, "_oom_counters", lambda: [tmp_path / "missing"])
+    assert not OomWatch().happened(0)
+
+
+def test_a_counter_that_goes_away_is_no_kill(counter):
+    watch = OomWatch()
+    counter.unlink()
+    assert not watch.happened(0)
+    counter.write_text("oom_kill 3\n")
+    assert not watch.happened(1)
+
+
+def test_the_kernels_counters_are_found_here():
+    """Where nothing else may be read, there is the whole machine's."""
+    found = sampling._oom_counters()
+    assert str(found[-1]) == "/proc/vmstat"
+    assert any(sampling._count(path) >= 0 for path in found)

@@ -1,0 +1,53 @@
+"""The agent's end of its node's telemetry."""
+
+import asyncio
+
+from echelon.launch.agent.telemetry_client import TelemetryClient
+from echelon.launch.protocol.telemetry_files import SAID
+from echelon.run.directory import RunDir
+
+
+class BrokenShell:
+    def start(self, *_, **__):
+        raise OSError(28, "no room")
+
+
+class FakeFiles:
+    async def insist(self, task):
+        return task()
+
+
+class FakeGuard:
+    def watch(self, group):
+        raise AssertionError(group)
+
+
+def make(tmp_path):
+    return TelemetryClient(
+        RunDir.create(tmp_path / "runs", "train"),
+        attempt=1,
+        node=0,
+        scratch=tmp_path,
+        env={},
+        shell=BrokenShell(),
+        guard=FakeGuard(),
+        files=FakeFiles(),
+    )
+
+
+def test_what_it_says_is_read_line_by_line(tmp_path):
+    meter = make(tmp_path)
+    assert meter.said() == []
+    said = tmp_path / SAID
+    said.write_text("one\ntwo\nthr")
+    assert meter.said() == ["one", "two"]
+    assert meter.said() == []
+    said.write_text("one\ntwo\nthree\n")
+    assert meter.said() == ["three"]
+
+
+def test_one_that_cannot_be_started_costs_nothing(tmp_path):
+    meter = make(tmp_path)
+    asyncio.run(meter.start())
+    meter.collected(77)
+    meter.close()

@@ -1,0 +1,167 @@
+"""What a preflight makes of the findings; the run does without it when there are none."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from echelon.core.shell import LocalShell
+from echelon.core.waiting import wait_until
+from echelon.launch.backends.local import LocalStarter
+from echelon.launch.doctor import preflight
+from echelon.launch.doctor.preflight import find_unfit, fly, limit_of
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.hang import HangWatch
+from echelon.launch.protocol.stop import StopError
+from echelon.run.directory import RunDir
+from echelon.run.journal import Journal
+
+HOSTS = ["node1", "node2", "node3"]
+
+
+def finding(node, severity="error", message="it is slow"):
+    return {"severity": severity, "node": node, "check": "c", "message": message, "fix": "f"}
+
+
+def test_nodes_with_errors_are_unfit_for_the_first_of_them():
+    found = find_unfit(
+        [
+            finding("node2"),
+            finding("node2", message="and old"),
+            finding("node3", "warning"),
+            finding(""),
+            finding("elsewhere"),
+        ],
+        HOSTS,
+    )
+    assert {node: (hello.name, hello.fault) for node, hello in found.items()} == {
+        1: ("node2", "preflight, c: it is slow")
+    }
+
+
+def test_a_long_fault_is_cut():
+    (hello,) = find_unfit([finding("node2", message="no " * 300)], HOSTS).values()
+    assert len(hello.fault) < 250
+
+
+class Doctor(LocalShell):
+    """Runs a line of sh in the doctor's place."""
+
+    def __init__(self, line):
+        self.line = line
+
+    def start(self, argv, *, log, env=None, keep=()):
+        return LocalShell.start(
+            self, ["sh", "-c", self.line, *argv[-4:]], log=log, env=env, keep=keep
+        )
+
+
+@pytest.fixture
+def run(tmp_path):
+    made = RunDir.create(tmp_path, "a")
+    made.attempt(1).mkdir()
+    return made
+
+
+def prepare(run, line, left_s=None):
+    said = []
+    journal = Journal(run, 1, said.append)
+    crew = AgentPool(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
+
+    async def scenario():
+        shell, environ = Doctor(line), dict(os.environ)
+        await fly(crew, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
+
+    return crew, journal, scenario, said
+
+
+def events(run):
+    return [json.loads(line) for line in run.events_of("controller-1").read_text().splitlines()]
+
+
+def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
+    record = {"seconds": 1.5, "findings": [finding("node2"), finding("node3", "warning", "odd")]}
+    (tmp_path / "found").write_text(json.dumps(record))
+    line = f'test "$0" = doctor && cp {tmp_path}/found {run.preflight(1)}'
+    crew, journal, scenario, said = prepare(run, line)
+    asyncio.run(scenario())
+    journal.close()
+    assert list(crew.unfit) == [1]
+    assert said == ["preflight: node3: odd"]
+    assert [one["kind"] for one in events(run)] == ["preflight", "bad node"]
+
+
+def test_a_doctor_that_fails_costs_the_run_nothing(run):
+    crew, journal, scenario, said = prepare(run, "echo no such thing; exit 1")
+    asyncio.run(scenario())
+    journal.close()
+    assert crew.unfit == {}
+    assert said == ["preflight skipped: no such thing"]
+
+
+@pytest.mark.parametrize(
+    ("left_s", "limit_s"),
+    [(None, 600.0), (86400.0, 600.0), (6000.0, 600.0), (600.0, 60.0), (0.0, 0.0)],
+)
+def test_it_may_take_a_small_share_of_what_the_job_has_left(left_s, limit_s):
+    assert limit_of(left_s) == pytest.approx(limit_s)
+
+
+def test_one_that_is_cut_says_so(run):
+    crew, journal, scenario, said = prepare(
+        run, "echo importing torch; exec sleep 600", left_s=10.0
+    )
+    asyncio.run(scenario())
+    journal.close()
+    assert crew.unfit == {}
+    cut = "it did not finish within 1 s, a tenth of the job's remaining 10 s"
+    assert said == [f"preflight skipped: {cut}"]
+
+
+def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
+    run, tmp_path, monkeypatch
+):
+    """Its sruns are in sessions of their own: nobody else would know of them."""
+    monkeypatch.setattr(preflight, "GRACE_S", 0.1)
+    monkeypatch.setattr(preflight, "_LONGER_S", 0.1)
+    monkeypatch.setattr(preflight, "LIMIT_S", 1.0)
+    line = f"""\
+trap '' TERM; mkdir {run.doctor(1)}; echo "$3" > {tmp_path}/scratch
+setsid sh -c 'echo $$ > {tmp_path}/srun; exec sleep 600' &
+while :; do sleep 0.1; done"""
+    _, journal, scenario, said = prepare(run, line)
+    asyncio.run(scenario())
+    journal.close()
+    srun = Path("/proc", (tmp_path / "srun").read_text().strip())
+    assert wait_until(lambda: not is_alive(srun), timeout_s=5)
+    assert not run.doctor(1).exists()
+    assert not Path((tmp_path / "scratch").read_text().strip()).exists()
+    assert said[0].startswith("preflight skipped")
+
+
+def is_alive(process):
+    """Tell whether one runs: whoever inherits the dead may take a while to collect them."""
+    try:
+        return ") Z " not in (process / "stat").read_text()
+    except OSError:
+        return False
+
+
+def test_who_stops_the_run_stops_its_preflight(run, tmp_path):
+    line = f"echo $$ > {tmp_path}/pid; mv {tmp_path}/pid {tmp_path}/began; exec sleep 600"
+    _, journal, scenario, _ = prepare(run, line)
+
+    async def stopped():
+        flying = asyncio.ensure_future(scenario())
+        began = (tmp_path / "began").exists
+        assert await asyncio.to_thread(wait_until, began, timeout_s=20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await flying
+
+    with pytest.raises(StopError, match="SIGTERM"):
+        asyncio.run(stopped())
+    journal.close()
+    assert not Path("/proc", (tmp_path / "began").read_text().strip()).exists()

@@ -1,0 +1,84 @@
+"""What a program will import is read off its text, and nothing of it is imported for that."""
+
+import sys
+
+import pytest
+
+from echelon.launch.protocol.program import Program
+from echelon.launch.zygote.preload_guess import OPTIMIZING, find_words, foresee_modules, read_words
+
+TRAINS = "import torch.optim as o\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nmake = lambda p: torch.optim.SGD(p, lr=0.1)",
+        "from torch import optim",
+        "from torch.optim import AdamW",
+        "import torch.optim.lr_scheduler",
+        "from torch.nn.parallel import DistributedDataParallel as DDP",
+        "import echelon\nwith echelon.init() as world: echelon.Trainer(world, model, optimizer=f)",
+    ],
+)
+def test_who_will_make_an_optimiser(text):
+    assert foresee_modules(find_words(text.encode())) == OPTIMIZING
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "import torch, torch.distributed as dist\ndist.init_process_group('gloo')",
+        "'''No optim here.'''\n# from torch import optim\nprint('optim')",
+        "import echelon\nworld = echelon.init()",
+    ],
+)
+def test_who_will_not(text):
+    assert foresee_modules(find_words(text.encode())) == ()
+
+
+@pytest.mark.parametrize(
+    "text", [b"from torch import optim\nprint 'old'", b"\0", b"\xff", b"(" * 999]
+)
+def test_what_is_not_python_says_nothing(text):
+    assert find_words(text) == frozenset()
+
+
+def test_a_warning_about_the_text_is_the_ranks_to_show(recwarn):
+    assert "optim" in find_words(b"from torch import optim\nprint('\\d', 1 is 1)\n")
+    assert not recwarn
+
+
+def test_a_script_is_read_where_it_lies(tmp_path):
+    (tmp_path / "train.py").write_text(TRAINS)
+    assert "optim" in read_words(Program(argv=(str(tmp_path / "train.py"), "--lr=1")))
+
+
+@pytest.mark.parametrize("name", ["alone", "package", "package.inner", "package.deep"])
+def test_a_module_is_found_without_importing_its_package(tmp_path, monkeypatch, name):
+    (tmp_path / "package" / "deep").mkdir(parents=True)
+    for path in ("alone.py", "package/__main__.py", "package/inner.py", "package/deep/__main__.py"):
+        (tmp_path / path).write_text(TRAINS)
+    for path in ("package/__init__.py", "package/deep/__init__.py"):
+        (tmp_path / path).write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(tmp_path)
+    assert "optim" in read_words(Program(argv=(name,), kind="module"))
+    assert "package" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        Program(argv=("no-such.py",)),
+        Program(argv=("folder",)),
+        Program(argv=("no_such",), kind="module"),
+        Program(argv=("folder.inner.deeper",), kind="module"),
+        Program(argv=("sys",), kind="module"),
+        Program(argv=("..",), kind="module"),
+    ],
+)
+def test_what_is_not_there_says_nothing(tmp_path, monkeypatch, program):
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert read_words(program) == frozenset()

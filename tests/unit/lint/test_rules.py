@@ -1,0 +1,46 @@
+"""Every rule's bad script gives that finding and no other; its good one gives none."""
+
+import pytest
+
+from echelon.lint.files import TextFiles
+from echelon.lint.linting import lint
+from echelon.lint.rule import example_files
+from echelon.lint.table import RULES
+
+BY_CODE = pytest.mark.parametrize("rule", RULES, ids=[rule.code for rule in RULES])
+MARK = "# <- here"
+
+
+def lint_example(example):
+    files = example_files(example)
+    first = next(iter(files))
+    return lint(files[first], path=first, files=TextFiles(files)), files
+
+
+@BY_CODE
+def test_the_bad_script_gives_this_finding_and_no_other(rule):
+    findings, files = lint_example(rule.bad)
+    assert [finding.code for finding in findings] == [rule.code], findings
+    finding = findings[0]
+    marked = [
+        (name, number)
+        for name, text in files.items()
+        for number, line in enumerate(text.split("\n"), 1)
+        if MARK in line
+    ]
+    if marked:  # a line that ends in a \ cannot hold a comment
+        assert (finding.path, finding.line) == marked[0]
+    assert finding.severity is rule.severity
+    assert finding.what.endswith((".", "…"))
+    assert finding.fix
+
+
+@BY_CODE
+def test_the_good_script_gives_none(rule):
+    findings, _ = lint_example(rule.good)
+    assert findings == []
+
+
+def test_codes_are_unique_and_in_order():
+    codes = [rule.code for rule in RULES]
+    assert codes == sorted(set(codes))

@@ -1,0 +1,145 @@
+"""Storage that hangs, fails and comes back, as a thread of ours meets it."""
+
+import errno
+import os
+import threading
+from functools import partial
+
+import pytest
+
+from echelon.run.background_writer import AWAY, BackgroundWriter, persist
+from echelon.run.event_log import EventLog, EventReader
+
+
+@pytest.fixture
+def gate():
+    """Open when set: storage that hangs until then."""
+    gate = threading.Event()
+    yield gate
+    gate.set()
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("echelon.run.background_writer.time.sleep", lambda _s: None)
+
+
+def fail_with(number, *, times):
+    """Return something that fails so often, and then works."""
+    left = [OSError(number, os.strerror(number))] * times
+    done = []
+
+    def task():
+        if left:
+            raise left.pop()
+        done.append(True)
+        return "done"
+
+    return task, done
+
+
+def numbers(path):
+    return [event.data.get("n", event.data.get("count")) for event in EventReader(path).read()]
+
+
+def test_a_post_does_not_wait_and_keeps_order(gate):
+    scribe, done = BackgroundWriter("test"), []
+    scribe.post(gate.wait)
+    for number in range(100):
+        scribe.post(partial(done.append, number))
+    assert not scribe.settle(0.01)
+    assert (done, scribe.undone) == ([], 101)
+    gate.set()
+    assert scribe.close(10)
+    assert (done, scribe.undone) == (list(range(100)), 0)
+
+
+def test_a_close_ends_in_time_when_storage_does_not_answer(gate):
+    scribe = BackgroundWriter("test")
+    scribe.post(gate.wait)
+    assert not scribe.close(0.01)
+    assert scribe.undone == 1
+    gate.set()
+    assert scribe.close(10)
+
+
+@pytest.mark.parametrize("number", sorted(AWAY | {errno.ENOSPC, errno.EDQUOT}))
+def test_what_fails_for_a_while_is_done_in_the_end(number):
+    scribe = BackgroundWriter("test")
+    task, done = fail_with(number, times=5)
+    scribe.post(task)
+    assert scribe.close(10)
+    assert done
+    assert not scribe.lost
+
+
+def test_what_can_never_work_keeps_nobody():
+    scribe = BackgroundWriter("test")
+    for number in (errno.EACCES, errno.EISDIR):
+        scribe.post(fail_with(number, times=1)[0])
+    scribe.post(lambda: {}["no"])  # a fault of our own
+    assert scribe.close(10)
+    assert scribe.lost == 3
+    assert scribe.trouble == "KeyError: 'no'"
+
+
+def test_events_come_in_order_past_a_failure(tmp_path, monkeypatch):
+    """The first write is torn, as on a full disk; the handle is then stale."""
+    path, real, calls = tmp_path / "a.jsonl", os.write, []
+
+    def write(file, data):
+        calls.append(data)
+        if len(calls) == 1:
+            return real(file, data[:7])
+        if len(calls) == 3:
+            raise OSError(errno.ESTALE, "stale")
+        return real(file, data)
+
+    monkeypatch.setattr("echelon.run.event_log.os.write", write)
+    log = EventLog(path, clock=lambda: 1.0)
+    for number in range(3):
+        log.write("tick", n=number)
+    assert log.close(10)
+    assert numbers(path) == [0, 1, 2]
+
+
+def test_what_there_was_no_room_for_is_counted_where_it_is_missing(tmp_path, gate):
+    path = tmp_path / "a.jsonl"
+    log = EventLog(path, clock=lambda: 1.0, room=3)
+    log.write("tick", n=0)
+    assert log.scribe.settle(10)
+    entered = threading.Event()
+
+    def hang():
+        entered.set()
+        gate.wait()
+
+    log.scribe.post(hang)
+    assert entered.wait(10)
+    for number in range(1, 8):
+        log.write("tick", n=number)
+    gate.set()
+    assert log.close(10)
+    found = EventReader(path).read()
+    assert [event.kind for event in found] == ["tick", "lost events", "tick", "tick", "tick"]
+    assert numbers(path) == [0, 4, 5, 6, 7]
+    assert log.scribe.lost == 4
+
+
+def test_events_without_a_folder_are_lost_and_counted(tmp_path):
+    log = EventLog(tmp_path / "gone" / "a.jsonl", clock=lambda: 1.0)
+    log.write("tick")
+    assert log.close(10)
+    assert log.scribe.lost == 1
+    assert "No such file" in log.scribe.trouble
+
+
+def test_persisting_ends(monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr("echelon.run.background_writer.time.monotonic", lambda: next(now))
+    assert persist(fail_with(errno.EIO, times=3)[0], within_s=30) == "done"
+    for number, times in ((errno.ENOSPC, 1), (errno.EIO, 50)):
+        task, done = fail_with(number, times=times)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            persist(task, within_s=30)
+        assert not done

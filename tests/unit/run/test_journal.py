@@ -1,0 +1,89 @@
+"""What an attempt leaves behind where storage does not take it."""
+
+import errno
+import json
+import threading
+
+import pytest
+
+from echelon.core.atomic_file import write_atomic
+from echelon.run import journal as journals
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventReader
+from echelon.run.journal import Journal
+from echelon.run.verdict import Failure, judge
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def journal(tmp_path, said):
+    run = RunDir.create(tmp_path, "a-run")
+    run.attempt(1).mkdir()
+    return Journal(run, 1, said.append)
+
+
+def test_all_is_written_when_it_is_closed(journal, said):
+    journal.note("attempt", attempt=1)
+    journal.report("something for people")
+    journal.leave_outcome({"state": "COMPLETED"})
+    journal.close()
+    events = EventReader(journal.run.events_of("controller-1")).read()
+    assert [event.kind for event in events] == ["attempt", "ended"]
+    assert json.loads(journal.run.outcome(1).read_text()) == {"state": "COMPLETED"}
+    assert said == ["something for people"]
+
+
+def test_words_for_people_come_before_the_outcome(journal):
+    """Whoever sees the outcome reads no more."""
+    before = []
+    journal._say = lambda _text: before.append(not journal.run.outcome(1).exists())
+    for _ in range(100):
+        journal.report("a line")
+    journal.leave_outcome({})
+    journal.close()
+    assert before == [True] * 100
+
+
+def test_files_come_before_the_words_about_them(journal):
+    there = []
+    journal._say = lambda _text: there.append(journal.run.verdict.exists())
+    journal.leave_verdict(judge([Failure(cause="hang", message="nothing moves")]))
+    journal.report("it hangs")
+    journal.leave_outcome({})
+    journal.close()
+    assert there == [True]
+
+
+def test_a_failing_write_is_tried_again(journal, said, monkeypatch):
+    errors = [OSError(errno.EIO, "Input/output error"), OSError(errno.ENOSPC, "No space left")]
+
+    def write(path, content):
+        if errors:
+            raise errors.pop()
+        write_atomic(path, content)
+
+    monkeypatch.setattr(journals, "write_atomic", write)
+    journal.leave_outcome({"state": "FAILED"})
+    journal.close()
+    assert json.loads(journal.run.outcome(1).read_text()) == {"state": "FAILED"}
+    assert said == []
+
+
+def test_a_journal_gives_storage_up_and_says_so(journal, said, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(journals, "write_atomic", lambda *_: gate.wait())
+    monkeypatch.setattr(journals, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(journals, "_SOON_S", 0.1)
+    journal.leave_outcome({"state": "FAILED"})
+    journal.close()
+    place = journal.run.path
+    assert said == [
+        f"waiting 0.2 s for the storage of {place}: it does not answer",
+        f"1 records of {place} were not written: storage did not answer",
+    ]
+    gate.set()
+    assert journal._events.close(10)

@@ -1,0 +1,47 @@
+"""What cannot be in one request is told to whoever makes it."""
+
+import pytest
+
+from echelon.errors import UsageError
+from echelon.spec.merging import Layer, merge
+
+
+def spec(**values):
+    return merge([Layer(source="test", values=values)]).spec
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"mem": "1G", "mem_per_cpu": "1G"}, "mem and mem_per_cpu exclude each other"),
+        ({"gpus": 1, "cpus_per_task": 1, "cpus_per_gpu": 1}, "exclude each other"),
+        ({"gpu_type": "a100"}, "gpu_type needs gpus"),
+        ({"gpus": 2, "procs": 4}, "procs is 4, but a node has only 2 GPUs"),
+        ({"nodes": "2:4", "style": "srun"}, "style 'srun' needs a fixed number of nodes"),
+        ({"gpus": 3, "procs": 2, "gpu_option": "gpus-per-task"}, "cannot be shared evenly"),
+        ({"env": {"RANK": "1"}}, "the variable RANK is the job's own"),
+        ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes is a key of the request"),
+        ({"module": True, "script": "cuda/12.1"}, "is loaded with --load cuda/12.1"),
+        ({"slurm.extra": {"array": "0-2"}}, "submit in a loop instead"),
+        ({"slurm.extra": {"arr": "0-2"}}, "or use --style srun"),
+        ({"style": "torchrun", "signal_lead": 60}, "does not hand a signal on"),
+        ({"time": "1m", "signal_lead": 60}, "a time of 00:01:00 leaves none to work"),
+        ({"time": "1m", "slurm.extra": {"signal": "B:TERM@60"}}, "leaves none to work"),
+        ({"time": "1m", "grace": 50, "hand_over": "always"}, "its end is told 60 s before"),
+        ({"env": {"A B": "1"}}, "'A B' cannot be the name of a variable"),
+        ({"slurm.extra": {"a b": "1"}}, "'a b' is not an sbatch option"),
+        ({"mail": "me@example.org", "mail_user": "you"}, "mail and mail_user exclude each other"),
+        ({"mail": "me@example.org", "mail_type": "ALL"}, "mail and mail_type exclude each other"),
+    ],
+)
+def test_what_cannot_be_is_refused(values, problem):
+    with pytest.raises(UsageError) as caught:
+        spec(**values)
+    assert problem in caught.value.message
+
+
+def test_a_style_of_one_job_after_another_takes_no_array_and_plain_ones_do():
+    extra = {"array": "0-2", "reservation": "r"}
+    assert spec(style="srun", **{"slurm.extra": extra}).slurm_extra == extra
+    with pytest.raises(UsageError, match="use --style srun"):
+        spec(**{"slurm.extra": extra})
