@@ -289,7 +289,7 @@ def test_a_reader_of_the_status_may_leave(cluster):
 
 def test_status_for_people(cluster):
     lines = cluster("status").stdout.splitlines()
-    assert lines[0].split() == ["node", "address", "state", "slurmd", "cable"]
+    assert lines[0].split() == ["node", "address", "state", "slurmd", "network"]
     assert len(lines) == 5
 
 
