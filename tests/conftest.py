@@ -8,7 +8,9 @@ import pytest
 
 # A busy machine is not a failure; whatever hangs is ended by pytest-timeout. (CI=true would choose
 # a profile of hypothesis' own.)
-hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("untimed")
 
 
