@@ -11,6 +11,7 @@ from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.run.directory import RunDir
+from echelon.run.listing import find_run, list_runs
 from echelon.run.request import read_spec
 from echelon.spec.merging import Layer, merge
 
@@ -81,9 +82,9 @@ def test_ids_are_plain_names_and_unique():
 
 def test_a_run_is_found_by_whatever_a_user_has_of_it(three):
     folder, made = three
-    assert runs.find_run(folder, made[1].run_id) == made[1]
-    assert runs.find_run(folder, "res") == made[2]
-    assert runs.find_run(folder, "last") == made[2]
+    assert find_run(folder, made[1].run_id) == made[1]
+    assert find_run(folder, "res") == made[2]
+    assert find_run(folder, "last") == made[2]
     assert runs.attempts(made[0])[0].job_id == "101"
 
 
@@ -96,19 +97,19 @@ def test_what_else_lies_among_the_runs_does_no_harm(three):
     (made[0].attempts / ".nfs0001").touch()
     (made[0].attempts / "2").mkdir()
     (made[1].attempts / "1" / "job.json").write_text('{"job_')
-    assert runs.list_runs(folder) == made
+    assert list_runs(folder) == made
     assert [len(runs.attempts(run)) for run in made] == [1, 0, 1]
 
 
 def test_what_is_not_unique_is_told(three):
     folder, made = three
     with pytest.raises(UsageError, match="may be any of") as caught:
-        runs.find_run(folder, "mnist")
+        find_run(folder, "mnist")
     assert made[0].run_id in caught.value.message
     with pytest.raises(NotFoundError, match="no run 'x'"):
-        runs.find_run(folder, "x")
+        find_run(folder, "x")
     with pytest.raises(NotFoundError):
-        runs.find_run(folder / "nowhere", "last")
+        find_run(folder / "nowhere", "last")
 
 
 @pytest.mark.parametrize(
