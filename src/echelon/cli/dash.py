@@ -24,12 +24,12 @@ _HOST = "127.0.0.1"
 def dash(
     run: Annotated[
         str,
-        typer.Argument(metavar="[RUN]", help="The one to begin with.", autocompletion=complete_run),
+        typer.Argument(metavar="[RUN]", help="Run to show first.", autocompletion=complete_run),
     ] = "",
     *,
     runs_dir: RunsDir = RUNS,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Where to listen; 0: wherever there is room.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 0,
 ) -> None:
     """Show runs in the browser: ranks over time, metrics, output.

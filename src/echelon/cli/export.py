@@ -17,16 +17,16 @@ def export(
     run: Run = "last",
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="Where to; RUN-csv when left out.", show_default=False),
+        typer.Argument(
+            metavar="DIR", help="Output directory [default: RUN-csv].", show_default=False
+        ),
     ] = None,
     *,
-    as_csv: Annotated[bool, typer.Option("--csv", help="As CSV files.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace files that are there already.")
-    ] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV files.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     runs_dir: RunsDir = RUNS,
 ) -> None:
-    """Write a run's figures into a folder, for spreadsheets and pandas.
+    """Write a run's figures as CSV files.
 
     metrics.csv (what the training measured), telemetry.csv (nodes, GPUs and ranks, over time),
     attempts.csv (jobs, and the sets of ranks in them), time.csv (where the time went). Times are

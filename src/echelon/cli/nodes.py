@@ -20,15 +20,15 @@ app = typer.Typer(rich_markup_mode=None)
 def nodes(
     *,
     cluster: Annotated[
-        str, typer.Option(help="One cluster alone, by Slurm's name for it.", show_default=False)
+        str, typer.Option(help="Show one cluster only, by Slurm's name for it.", show_default=False)
     ] = "",
     forgive: Annotated[
         str,
-        typer.Option(metavar="NODES", help="Use these again; or: all.", show_default=False),
+        typer.Option(metavar="NODES", help="Use these nodes again; or: all.", show_default=False),
     ] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
 ) -> None:
-    """List the nodes that jobs are kept away from, and why.
+    """List the nodes that jobs avoid, and why.
 
     A node is left out when it failed its start check, or twice cost one run its ranks. It is used
     again after 7 days, or what the key forgive_after says.

@@ -102,18 +102,18 @@ def _parameters() -> list[inspect.Parameter]:
             "--config",
             metavar="FILE",
             envvar="ECHELON_CONFIG",
-            help="Use this project file, whoever owns it, and search for no other.",
+            help="Project file to use, whoever owns it; replaces the search.",
             show_default=False,
         ),
     ]
     cluster = Annotated[str, typer.Option(help="Profile to use.", show_default=False)]
     setting = Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key, as in the project file."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the project file."),
     ]
     source = Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="Take the #SBATCH lines of a script."),
+        typer.Option("--from", metavar="FILE", help="Read the #SBATCH lines of a script."),
     ]
     found.append(inspect.Parameter("source", kind, default=None, annotation=source))
     found.append(inspect.Parameter("config", kind, default=None, annotation=config))

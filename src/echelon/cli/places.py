@@ -23,7 +23,7 @@ On = Annotated[
     typer.Option(
         "--on",
         metavar="PLACE",
-        help="Where: local, slurm or ray.",
+        help="Where to run: local, slurm or ray.",
         show_default=False,
         autocompletion=offer(PLACES[1:]),
     ),
@@ -33,7 +33,7 @@ NewAddress = Annotated[
     typer.Option(
         "--address",
         metavar="URL",
-        help="Of a run on Ray: where its cluster, or another, takes jobs now.",
+        help="New Ray dashboard URL, for a run on Ray.",
         show_default=False,
     ),
 ]
@@ -41,7 +41,7 @@ Address = Annotated[
     str,
     typer.Option(
         metavar="URL",
-        help="Of --on ray: where it takes jobs, http://HEAD:8265.",
+        help="Ray dashboard URL, such as http://HEAD:8265 (with --on ray).",
         show_default=False,
     ),
 ]
@@ -61,7 +61,7 @@ def choose_cluster(
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if place not in PLACES:
-        raise UsageError(f"--on {place} is no place", hint="write --on local, slurm or ray")
+        raise UsageError(f"invalid value for --on: '{place}'", hint="choose local, slurm or ray")
     if address and place != "ray":
         raise UsageError(f"--address {address} is for --on ray", hint="write --on ray as well")
     if place == "ray":

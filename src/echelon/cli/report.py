@@ -22,12 +22,12 @@ def report(
     run: Run = "last",
     *,
     runs_dir: RunsDir = RUNS,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
     html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a page to keep or to attach.")
+        Path | None, typer.Option(metavar="FILE", help="Write the report as an HTML file.")
     ] = None,
 ) -> None:
-    """Tell where a run's time went, and what to change.
+    """Show where a run's time went, and what to change.
 
     Example: echelon report last
     """

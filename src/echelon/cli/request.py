@@ -20,7 +20,7 @@ UNTIL_SCRIPT = {"allow_interspersed_args": False}
 @app.command(context_settings=UNTIL_SCRIPT)
 @takes_request
 def script(*, request: Merged) -> None:
-    """Print the sbatch script of a request, to read, keep or submit.
+    """Print the sbatch script of a request.
 
     Example: echelon script --style torchrun --nodes 2 train.py > job.sh
     """
@@ -39,10 +39,12 @@ def script(*, request: Merged) -> None:
 def config(
     *,
     request: Merged,
-    everything: Annotated[bool, typer.Option("--all", help="Keys that nobody set, too.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs to read.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Include keys with default values.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
 ) -> None:
-    """Show the merged request, and where each value came from.
+    """Show the merged request and the origin of each value.
 
     Example: echelon config --nodes 2 --gpus 4
     """

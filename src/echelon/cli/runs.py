@@ -41,15 +41,13 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
 
 
 RunsDir = Annotated[
-    Path, typer.Option("--runs-dir", envvar="ECHELON_RUNS_DIR", help="Where runs are kept.")
+    Path, typer.Option("--runs-dir", envvar="ECHELON_RUNS_DIR", help="Directory of runs.")
 ]
 Run = Annotated[
     str,
-    typer.Argument(
-        help="Its id or the beginning of it, a job's id, or last.", autocompletion=complete_run
-    ),
+    typer.Argument(help="Run id or its beginning, a job id, or last.", autocompletion=complete_run),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="For programs to read.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
@@ -116,15 +114,18 @@ def submit(
     on: On = "slurm",
     address: Address = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when it is over, with its code.")
+        bool, typer.Option("--wait", help="Wait for the run and exit with its status.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its output meanwhile.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print its output while waiting.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check, print the script, and stop.")
+        bool,
+        typer.Option("--dry-run", help="Check the request and print the script; queue nothing."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a request, queue it, and print the run's id.
+    """Check a request, queue it and print the run id.
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
@@ -152,7 +153,7 @@ def submit(
 def run(
     *, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto", address: Address = ""
 ) -> None:
-    """Run a script here and now, in the foreground.
+    """Run a script now, in the foreground.
 
     Inside an allocation on all its nodes, otherwise as processes of this machine; with --on slurm
     or --on ray as a job that ends with this command.
@@ -176,7 +177,7 @@ def run(
 
 @app.command()
 def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """List the runs of this folder, and how they are.
+    """List runs and their state.
 
     Example: echelon ps --json
     """
@@ -201,7 +202,7 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
 @app.command()
 def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """Show one run: state, reason, nodes, exit code, files.
+    """Show a run's state, nodes, exit code and files.
 
     Example: echelon status last
     """
@@ -241,13 +242,15 @@ def logs(
     run: Run = "last",
     *,
     runs_dir: RunsDir = RUNS,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Until the run is over.")] = False,
-    rank: Annotated[int | None, typer.Option(help="One task's lines alone.")] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")
+    ] = False,
+    rank: Annotated[int | None, typer.Option(help="Print only this rank's lines.")] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Print control characters unchanged, not escaped.")
     ] = False,
 ) -> None:
-    """Print a run's output, each line with its task.
+    """Print a run's output, with the rank of each line.
 
     Colours pass; other control characters are shown escaped, and a progress bar's line as it was
     last.
@@ -271,7 +274,7 @@ def logs(
 
 @app.command()
 def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
-    """Ask a run to stop: its ranks save, and no other job goes on.
+    """Ask a run to stop; ranks that use the library save first.
 
     Example: echelon stop last
     """
@@ -285,7 +288,7 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> Non
 
 @app.command()
 def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
-    """End a run at once.
+    """End a run immediately.
 
     Example: echelon cancel last
     """
@@ -304,9 +307,11 @@ def resume(
     runs_dir: RunsDir = RUNS,
     address: NewAddress = "",
     wait: Annotated[
-        bool, typer.Option("--wait", help="Return when it is over, with its code.")
+        bool, typer.Option("--wait", help="Wait for the run and exit with its status.")
     ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its output meanwhile.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print its output while waiting.")
+    ] = False,
     trust: Annotated[
         bool,
         typer.Option(
@@ -314,7 +319,7 @@ def resume(
         ),
     ] = False,
 ) -> None:
-    """Go on with a run that ended before its work was done.
+    """Resume a run that was stopped or has failed.
 
     It is the same request, and begins with what was saved. A run of this machine goes on here, in
     the foreground. A run directory that somebody else made, or that was changed since it was
@@ -391,7 +396,7 @@ def why(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Say why a run failed: what came first, where, and what it says.
+    """Explain why a run failed: first rank, place and error.
 
     Example: echelon why last
     """

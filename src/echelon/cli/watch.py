@@ -28,10 +28,10 @@ def watch(
     run: Run = "last",
     *,
     runs_dir: RunsDir = RUNS,
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and return.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
     every: Annotated[float, typer.Option(help="Seconds between two frames.")] = 1.0,
 ) -> None:
-    """Show a run as it goes on: ranks, nodes, GPUs, progress.
+    """Show a run live: ranks, nodes, GPUs, progress.
 
     Ctrl-C ends the view, not the run.
 

@@ -35,80 +35,87 @@ class JobSpec:
     """What is asked for. Empty or 0 means: not asked, Slurm's or the site's default."""
 
     script: str = _key(readers.text, "", "the training script")
-    args: tuple[str, ...] = _key(readers.words, (), "its arguments")
-    module: bool = _key(readers.switch, False, "the script is a module's name, as with python -m")
-    style: str = _key(readers.one_of(*STYLES), "echelon", "how ranks are started")
-    name: str = _key(readers.text, "", "the job's name; the script's when empty")
+    args: tuple[str, ...] = _key(readers.words, (), "arguments of the script")
+    module: bool = _key(readers.switch, False, "treat the script as a module name, like python -m")
+    style: str = _key(readers.one_of(*STYLES), "echelon", "how to start ranks")
+    name: str = _key(readers.text, "", "job name [default: the script's name]")
 
-    partition: str = _key(readers.text, "", "partition, or several with commas")
-    account: str = _key(readers.text, "", "who pays")
+    partition: str = _key(readers.text, "", "partition, or several separated by commas")
+    account: str = _key(readers.text, "", "account to charge")
     qos: str = _key(readers.text, "", "quality of service")
-    constraint: str = _key(readers.text, "", "features that nodes must have")
+    constraint: str = _key(readers.text, "", "node features required")
     nodelist: str = _key(readers.hosts, "", "nodes to use")
-    exclude: str = _key(readers.hosts, "", "nodes not to use")
-    dependency: str = _key(readers.text, "", "jobs to wait for, as sbatch takes them")
+    exclude: str = _key(readers.hosts, "", "nodes to avoid")
+    dependency: str = _key(readers.text, "", "job dependencies, in sbatch's syntax")
 
-    nodes: NodeCount = _key(readers.nodes, _ONE_NODE, "nodes: 2, or 2:4")  # noqa: RUF009  frozen
+    nodes: NodeCount = _key(readers.nodes, _ONE_NODE, "number of nodes, such as 2 or 2:4")  # noqa: RUF009  frozen
     gpus: int = _key(readers.count, 0, "GPUs per node")
-    gpu_type: str = _key(readers.text, "", "their type")
+    gpu_type: str = _key(readers.text, "", "GPU type")
     gpu_option: str = _key(
-        readers.one_of(*GPU_OPTIONS), "gres", "how this site wants GPUs asked for"
+        readers.one_of(*GPU_OPTIONS), "gres", "sbatch option with which to request GPUs"
     )
-    procs: int = _key(readers.count, 0, "ranks per node; one per GPU when 0")
+    procs: int = _key(readers.count, 0, "ranks per node [default: one per GPU]")
     cpus_per_task: int = _key(readers.count, 0, "CPUs per rank")
     cpus_per_gpu: int = _key(readers.count, 0, "CPUs per GPU")
     mem_mib: int = _key(readers.memory, 0, "memory per node", key="mem")
     mem_per_cpu_mib: int = _key(readers.memory, 0, "memory per CPU", key="mem_per_cpu")
     mem_per_gpu_mib: int = _key(readers.memory, 0, "memory per GPU", key="mem_per_gpu")
     time: str = _key(readers.duration, "", "time limit")
-    wait_all_nodes: bool = _key(readers.switch, False, "start when all nodes are ready")
+    wait_all_nodes: bool = _key(readers.switch, False, "start only when all nodes are ready")
     signal_lead_s: int = _key(
-        readers.seconds, 0, "warn this long before the limit", key="signal_lead"
+        readers.seconds, 0, "warn ranks this long before the time limit", key="signal_lead"
     )
 
-    restarts: int = _key(readers.count, 3, "how often ranks are started anew after a failure")
+    restarts: int = _key(readers.count, 3, "maximum number of restarts after failures")
     hang_timeout_s: int = _key(
-        readers.seconds, 300, "how long without progress is a hang; 0: never", key="hang_timeout"
+        readers.seconds,
+        300,
+        "time without progress that counts as a hang; 0 turns detection off",
+        key="hang_timeout",
     )
     on_hang: str = _key(
-        readers.one_of("report", "restart", "stop"), "report", "what then: report, restart or stop"
+        readers.one_of("report", "restart", "stop"),
+        "report",
+        "what to do about a hang: report, restart or stop",
     )
     grace_s: int = _key(
-        readers.seconds, 30, "what a script gets to save when it is told to stop", key="grace"
+        readers.seconds, 30, "time between the request to stop and SIGKILL", key="grace"
     )
     hand_over: str = _key(
         readers.one_of("auto", "always", "requeue", "never"),
         "auto",
-        "whether a next job takes over: auto, always, requeue or never",
+        "whether another job continues the run: auto, always, requeue or never",
     )
     telemetry: bool = _key(readers.switch, True, "measure nodes and ranks once a second")
-    node_check: str = _key(readers.text, "", "a command that a node must pass before it is used")
+    node_check: str = _key(
+        readers.text, "", "command that must succeed on a node before it is used"
+    )
     forgive_after_s: int = _key(
         readers.seconds,
         7 * 24 * 3600,
-        "how long a bad node is left out; 0: not at all",
+        "how long to avoid a bad node; 0 turns this off",
         key="forgive_after",
     )
     preflight: bool = _key(
-        readers.switch, False, "examine all nodes first, and leave out those that fail"
+        readers.switch, False, "examine all nodes first, and avoid those that fail"
     )
     preload: tuple[str, ...] = _key(
-        readers.words, ("torch",), "modules imported once for all ranks"
+        readers.words, ("torch",), "modules to import once for all ranks"
     )
 
-    chdir: str = _key(readers.text, "", "where the job runs; here when empty")
-    output: str = _key(readers.text, "", "where Slurm puts the output, with %j and the like")
-    notify: str = _key(readers.text, "", "a command to run when the run is over")
-    mail: str = _key(readers.address, "", "who gets mail when the run is over")
-    mail_user: str = _key(readers.text, "", "who gets mail about each job")
-    mail_type: tuple[str, ...] = _key(readers.mail_types, (), "about what")
+    chdir: str = _key(readers.text, "", "working directory [default: the current one]")
+    output: str = _key(readers.text, "", "Slurm's output file; patterns such as %j work")
+    notify: str = _key(readers.text, "", "command to run once when the run is over")
+    mail: str = _key(readers.address, "", "address to mail once when the run is over")
+    mail_user: str = _key(readers.text, "", "address for Slurm's mail about each job")
+    mail_type: tuple[str, ...] = _key(readers.mail_types, (), "events of a job to mail about")
 
-    python: str = _key(readers.text, "", "the Python of the ranks")
+    python: str = _key(readers.text, "", "Python interpreter of the ranks")
     venv: str = _key(readers.text, "", "virtual environment to activate")
     conda: str = _key(readers.text, "", "conda environment to activate")
     modules: tuple[str, ...] = _key(readers.words, (), "environment modules to load")
-    prologue: tuple[str, ...] = _key(readers.lines, (), "lines of bash to run before")
-    env: Mapping[str, str] = _key(readers.table, {}, "variables of every rank")
+    prologue: tuple[str, ...] = _key(readers.lines, (), "bash lines to run before the script")
+    env: Mapping[str, str] = _key(readers.table, {}, "environment variables for all ranks")
     slurm_extra: Mapping[str, str] = _key(
         readers.options, {}, "any other sbatch option", key="slurm.extra"
     )

@@ -69,7 +69,10 @@ def told(capsys, *arguments):
         ("run --venv nowhere train.py", (2, "make it with python3 -m venv", "nothing was started")),
         ("run --python nowhere train.py", (2, "name another with --python", "nothing was started")),
         ("run --style srun train.py", (2, "use --on slurm", "nothing was started")),
-        ("run --on mars train.py", (2, "--on mars is no place", "slurm or ray")),
+        (
+            "run --on mars train.py",
+            (2, "invalid value for --on: 'mars'", "choose local, slurm or ray"),
+        ),
         ("run --from nowhere.sh train.py", (2, "No such file", "--from job.sh")),
         ("run --runs-dir train.py train.py", (73, "it is no folder", "--runs-dir")),
         ("run --prologue", (2, "requires an argument", "see echelon run --help")),
