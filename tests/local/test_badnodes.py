@@ -100,12 +100,12 @@ def test_a_users_bug_makes_no_node_bad(tmp_path, known):
     assert known() == []
 
 
-def test_on_a_machine_of_ones_own_nothing_is_kept(tmp_path, monkeypatch):
+def test_on_a_machine_of_ones_own_no_node_is_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.delenv("SLURM_CLUSTER_NAME", raising=False)
     with live_run(tmp_path, SCRIPT, [*PLAIN, "--nodes=1:2", ONLY_0]) as run:
         assert run.wait() == 0, run.output
-    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "state" / "echelon" / "nodes").exists()
 
 
 def test_a_home_that_cannot_be_written_to_is_told(tmp_path, known):
