@@ -14,6 +14,7 @@ from pathlib import Path
 from echelon.core.jobs import Job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
+from echelon.core.waiting import wait_until
 from echelon.errors import UnavailableError, UsageError
 from echelon.launch.protocol.rank_environment import HERE, TIED
 from echelon.run.attempts import Outcome, attempts
@@ -22,6 +23,8 @@ from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
 
+_EXEC_S = 10.0
+"""How long a process may take to become another program."""
 PREFIX = "local:"
 _WITH_OUTCOME = """\
 outcome=$1; shift
@@ -156,11 +159,28 @@ def _is_of(run: RunDir, pid: int) -> bool:
     try:
         if process.stat().st_uid != os.geteuid():
             return False
-        # Empty for a moment, while bash becomes Python.
-        words = next(filter(None, ((process / "cmdline").read_bytes() for _ in range(100))), b"")
+        words = _command_line(process)
     except OSError:
         return False
     return any(_leads_into(Path(os.fsdecode(word)), run.path) for word in words.split(b"\0"))
+
+
+def _command_line(process: Path) -> bytes:
+    """Return a process's command line; empty for one that has ended and was not collected.
+
+    It is empty, too, while a process becomes another program. On a busy machine that takes longer
+    than a moment, and a run that has just started would seem to have failed.
+    """
+    found = b""
+
+    def look() -> bool:
+        nonlocal found
+        found = (process / "cmdline").read_bytes()
+        state = (process / "stat").read_text(errors="replace").rpartition(") ")[2][:1]
+        return bool(found) or state in ("Z", "X")
+
+    wait_until(look, timeout_s=_EXEC_S, interval_s=0.002)
+    return found
 
 
 def _leads_into(path: Path, folder: Path) -> bool:
