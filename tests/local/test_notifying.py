@@ -187,7 +187,7 @@ def test_what_no_controller_could_tell_is_told_by_the_job_that_gives_up(
     scontrol.chmod(0o755)
     path = f"{scontrol.parent}:{os.environ['PATH']}"
     done = subprocess.run(
-        [sys.executable, "-m", "echelon.launch", "controller", str(run.path), "2"],
+        [sys.executable, "-m", "echelon.launch", "controller", str(run.path), "2", ""],
         env={**os.environ, "PATH": path, "SLURM_JOB_ID": "2", "PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
