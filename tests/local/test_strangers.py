@@ -95,7 +95,7 @@ def test_a_run_among_strangers_ends_well(start_run):
 
 def test_those_who_connect_and_stay_silent_take_nothing_away(start_run):
     """More connections than the controller may have files open."""
-    run = start_run()
+    run = start_run(record=True)
     with ExitStack() as stack:
         strangers = Strangers(run.await_listening(), stack)
         run.await_ranks()
