@@ -63,6 +63,6 @@ def _check_folder(runs: Path, name: str) -> None:
     run = RunDir.open(path)
     if not run.spec.exists():
         raise NotFoundError(
-            f"the folder {path} is no whole run: it has no {run.spec.name}",
+            f"{path} is not a valid run directory: it has no {run.spec.name}",
             hint="its logs and checkpoints can be read by hand; start anew: echelon submit",
         )

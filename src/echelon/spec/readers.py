@@ -89,7 +89,7 @@ def duration(raw: object) -> str:
 
 
 def seconds(raw: object) -> int:
-    """Read a short time, of which a plain number is seconds."""
+    """Read a short time; a plain number is seconds."""
     if isinstance(raw, int) or (isinstance(raw, str) and raw.isdecimal()):
         return count(raw)
     hint = "write 90 (seconds), 2m or 1h30m"  # where Slurm's own durations count in minutes

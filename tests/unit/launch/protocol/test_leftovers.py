@@ -9,6 +9,7 @@ import pytest
 from echelon.core.waiting import wait_until
 from echelon.launch.protocol import leftovers
 from echelon.launch.protocol.leftovers import end_group, list_groups, make_scratch, remove_files
+from rig import require_root
 
 MEMORY = """\
 import os, sys, time
@@ -47,8 +48,8 @@ def test_files_that_carry_the_pid_of_a_killed_process_are_removed_and_no_others(
     ]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to own files of another user")
 def test_files_of_another_user_stay(places):
+    require_root("to own files of another user")
     (places[1] / "perf-7.map").touch()
     os.chown(places[1] / "perf-7.map", 65534, 65534)
     remove_files([7])
