@@ -75,7 +75,7 @@ count_installed() {
 # show_progress FOLDER: turns pip's output into one line per package, and one every 10 s in between.
 show_progress() {
     local folder=$1 line status before=0 total=0 last='the package index'
-    local wheel='(Downloading|Using cached|Processing) (.*/)?([^/-]+)-([^-]+)-[^/]*\.whl( \(.*\))?$'
+    local wheel='(Downloading|Using cached|Processing) (.*/)?([^/-]+)-([^-]+)-[^/]*\.whl( \([0-9.]+ [kMG]?B\))?( \(from |$)'
     while true; do
         status=0
         IFS= read -r -t 10 line || status=$?
@@ -91,7 +91,7 @@ show_progress() {
         elif [[ $line == "Installing collected packages: "* ]]; then
             total=$(wc -w <<<"${line#*: }")
             before=$(count_installed "$folder")
-            say "  unpacking $total packages"
+            say "  unpacking packages: $total"
         fi
     done
 }
@@ -121,6 +121,7 @@ declare -A LAYERS=(
 install_layers() {
     local folder=$1 layer wanted changed=''
     shift
+    for layer in "$@"; do [ -n "${LAYERS[$layer]:-}" ] || fail_part "$layer"; done
     if [ "$(cat "$folder/made-for" 2>/dev/null)" != "$PWD ${PYTHON:-}" ] || ! "$folder/bin/python" -c '' 2>/dev/null
     then
         make_venv "$folder"
@@ -176,9 +177,11 @@ setup_system() {
     [ "${CI:-}" != true ] || fail "CI=true: nothing may be missing" "install the packages above"
 }
 
+fail_part() { fail "unknown part '$1'" "tools/setup.sh user [check] [docs] [test] | peers | system"; }
+
 case "${1:-}" in
     user) install_layers .venv "$@" ;;
     peers) install_layers .venv-peers peers ;;
     system) setup_system ;;
-    *) fail "unknown part '${1:-}'" "tools/setup.sh user [check] [docs] [test] | peers | system" ;;
+    *) fail_part "${1:-}" ;;
 esac
