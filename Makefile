@@ -52,7 +52,7 @@ test-all: peers system  ## the full matrices too
 
 demo: setup  ## train MNIST on two simulated nodes; one rank is killed, and the run recovers
 	@$(BIN)/echelon run --nodes 2 --procs 2 examples/mnist/train.py \
-	    --epochs 1 --samples 20000 --batch-size 32 --crash-at 110
+	    --epochs 1 --samples 20000 --batch-size 32 --crash-at 115
 	@echo; echo "The run's files are in $$(ls -td runs/train-* | head -1). Try next:"
 	@echo "  $(BIN)/echelon logs last              show the output of all ranks"
 	@echo "  $(BIN)/echelon report last            show how the time was spent"
