@@ -19,7 +19,7 @@ from echelon.launch.backends.base import (
     ANSWER_S,
     LOOK_S,
     RESERVE_S,
-    STOPPED_IN_TIME,
+    RESUMABLE_EXIT,
     Allocation,
     View,
 )
@@ -68,7 +68,7 @@ class SlurmAllocation:
             nodes = view.nodes() if view.can_move() else []
             look, drained = await asyncio.to_thread(self._look_around, nodes)
             if drained:
-                post(Stop("maintenance", drained, STOPPED_IN_TIME))
+                post(Stop("maintenance", drained, RESUMABLE_EXIT))
                 return
             end_s = look.end_s if look else end_s  # while slurmctld is away, the last that it said
             while (pause_s := _pause(end_s, view.lead_s(), time.time())) > 0:
@@ -80,7 +80,7 @@ class SlurmAllocation:
                 left_s = max(0.0, end_s - time.time())
                 deadline_s = time.monotonic() + left_s - RESERVE_S
                 message = f"the job's time is over in {left_s:.0f} s"
-                post(Stop("time limit", message, STOPPED_IN_TIME, deadline_s=deadline_s))
+                post(Stop("time limit", message, RESUMABLE_EXIT, deadline_s=deadline_s))
                 return
 
     async def explain(self, stop: Stop) -> Stop:

@@ -81,12 +81,12 @@ ANSWER_S = 5.0
 """How long an answer may take when ranks wait for it."""
 
 
-STOPPED_IN_TIME = 75
-"""With what a job ends that another goes on from: EX_TEMPFAIL."""
+RESUMABLE_EXIT = 75
+"""Exit code of a job that was stopped before its work was done and can be resumed: EX_TEMPFAIL."""
 
 
 SUPERSEDED = Stop(
-    "superseded", "another attempt of this run has begun", STOPPED_IN_TIME, at_once=True
+    "superseded", "another attempt of this run has begun", RESUMABLE_EXIT, at_once=True
 )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from echelon.launch.backends.base import STOPPED_IN_TIME
+from echelon.launch.backends.base import RESUMABLE_EXIT
 from echelon.launch.controller.notify import Notifier
 from echelon.launch.controller.standby import PLANNED, RESUMABLE, decide_hand_over
 from echelon.launch.controller.succession import Succession
@@ -92,7 +92,7 @@ class Conclusion:
             return Outcome(state="COMPLETED", exit_code=0)
         if verdict.failure.cause == "superseded":
             why = verdict.failure.message
-            return Outcome(state="CANCELLED", exit_code=STOPPED_IN_TIME, next="standby", why=why)
+            return Outcome(state="CANCELLED", exit_code=RESUMABLE_EXIT, next="standby", why=why)
         too_few = nodes < self._request.nodes.low
         why_not = decide_hand_over(
             verdict.failure,
