@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.stop import Stop
 
 CAUSE = "no agents: "
@@ -125,13 +126,8 @@ class Allocation(Protocol):
         """Return how much time is left to us; None for all there is, or when nobody answers."""
 
 
-def lead_from(paces: Sequence[Sequence[int]]) -> float:
-    """Return how long ranks need that save and come by places to stop at this pace. Pure.
-
-    Args:
-        paces: of each node, as `Pulse.pace` says: its longest save and the longest way between two
-            places come first, in microseconds.
-    """
-    save_s = max(pace[0] for pace in paces) / 1e6
-    way_s = max(pace[1] for pace in paces) / 1e6
+def lead_from(paces: Sequence[Pace]) -> float:
+    """Return how long ranks need to reach a point where they can stop, and to save. Pure."""
+    save_s = max(pace.save_us for pace in paces) / 1e6
+    way_s = max(pace.way_us for pace in paces) / 1e6
     return 2 * RESERVE_S + 2 * way_s + max(_SAVE_S, 2 * save_s)

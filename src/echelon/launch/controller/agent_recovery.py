@@ -33,7 +33,7 @@ class AgentRecovery:
 
     def __init__(
         self,
-        crew: AgentPool,
+        pool: AgentPool,
         starter: Starter,
         allocation: Allocation,
         *,
@@ -45,7 +45,7 @@ class AgentRecovery:
         """Prepare it.
 
         Args:
-            crew: the agents.
+            pool: the agents.
             starter: starts them.
             allocation: says which nodes are still ours.
             departed: called with a node that is not.
@@ -55,7 +55,7 @@ class AgentRecovery:
         """
         self.departed: set[int] = set()
         """Nodes that are no longer ours."""
-        self._crew, self._starter, self._allocation = crew, starter, allocation
+        self._pool, self._starter, self._allocation = pool, starter, allocation
         self._tell_departed, self._tell_fault = departed, tell_fault
         self._report, self._try_s = report, TRY_S + check_s
         self._comebacks: Counter[int] = Counter()
@@ -68,8 +68,8 @@ class AgentRecovery:
     def begin(self, nodes: Iterable[int] | None = None) -> None:
         """Start to bring back whoever is missing, or is of these nodes, if nobody is at it."""
         among = set(range(self._starter.nodes)) if nodes is None else set(nodes)
-        missing = among - self._crew.agents.keys()
-        for node in sorted(missing - self._crew.unfit.keys() - self.departed - self._tasks.keys()):
+        missing = among - self._pool.agents.keys()
+        for node in sorted(missing - self._pool.unfit.keys() - self.departed - self._tasks.keys()):
             self._near.add(node)
             task = asyncio.get_running_loop().create_task(self._bring_back(node))
             self._tasks[node] = task
@@ -106,28 +106,28 @@ class AgentRecovery:
                 await self._look()
                 if self._is_settled(node) or self._comebacks[node] >= COMEBACKS:
                     self._near.discard(node)
-                    self._crew.wake()
+                    self._pool.wake()
                     continue  # it is still ours, and may yet leave
                 await self._call(node)
         finally:
             del self._tasks[node]
             self._near.discard(node)
-            self._crew.wake()
+            self._pool.wake()
 
     def _is_settled(self, node: int) -> bool:
         """Tell whether it is back, no longer fit, or gone for good."""
-        return node in self.departed or node in self._crew.unfit or node in self._crew.agents
+        return node in self.departed or node in self._pool.unfit or node in self._pool.agents
 
     async def _reach(self, node: int) -> None:
         """See whether the host is there at all: with a dead one nobody loses time."""
-        home = self._crew.homes.get(node)
+        home = self._pool.homes.get(node)
         if home and not await _answers(home.address):
             self._near.discard(node)
-            self._crew.wake()
+            self._pool.wake()
 
     async def _call(self, node: int) -> None:
         """Try once; a dead node is known to be dead, mostly, before a try there has failed."""
-        coming = asyncio.get_running_loop().create_task(self._crew.recall(node))
+        coming = asyncio.get_running_loop().create_task(self._pool.restart(node))
         deadline_s = time.monotonic() + self._try_s
         try:
             while not coming.done() and node not in self.departed:

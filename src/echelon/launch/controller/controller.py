@@ -23,8 +23,9 @@ from echelon.launch.controller.rendezvous import Rendezvous, RendezvousError
 from echelon.launch.controller.succession import Succession
 from echelon.launch.doctor.preflight import fly
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Agent
+from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.pool.hang import HangWatch
+from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.rank_environment import job_in
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.launch.roles import role_command
@@ -62,8 +63,8 @@ class Controller:
         self._allocation, self._succession = allocation, succession
         self._journal = Journal(run, attempt, say)
         self._watch = HangWatch(request.hang_timeout_s)
-        self._crew = AgentPool(starter, self._watch, self._journal.note, self._journal.report)
-        self._place = Rendezvous(self._crew)
+        self._pool = AgentPool(starter, self._watch, self._journal.note, self._journal.report)
+        self._place = Rendezvous(self._pool)
         self._history = read_history(run, attempt)
         self._failures = list(self._history.failures)
         """Of the whole run: what cost a restart."""
@@ -81,8 +82,8 @@ class Controller:
             notifier=notifier,
             environ=environ,
         )
-        self._recall = AgentRecovery(
-            self._crew,
+        self._recovery = AgentRecovery(
+            self._pool,
             starter,
             allocation,
             departed=self._note_departed,
@@ -90,10 +91,10 @@ class Controller:
             report=self._journal.report,
             check_s=COMMAND_S if request.node_check else 0.0,
         )
-        self._joining = Membership(
-            self._crew,
+        self._membership = Membership(
+            self._pool,
             starter,
-            self._recall,
+            self._recovery,
             request=request,
             journal=self._journal,
             blame=self._record.blame,
@@ -115,7 +116,7 @@ class Controller:
         self._conclusion.prepare()
         loop = asyncio.get_running_loop()
         watching = [
-            loop.create_task(self._allocation.watch(self._crew.post, self)),
+            loop.create_task(self._allocation.watch(self._pool.post, self)),
             loop.create_task(self._await_successor()),
         ]
         for task in watching:
@@ -127,15 +128,15 @@ class Controller:
         finally:
             for task in watching:
                 task.cancel()
-            self._recall.close()
-            await self._crew.leave()
+            self._recovery.close()
+            await self._pool.leave()
         if trouble := self._record.close():
             journal.report(trouble)
         saved = self._newest_saved()
         outcome = await self._conclusion.reach(
             verdict,
             failures=self._failures,
-            nodes=len(self._crew.agents),
+            nodes=len(self._pool.agents),
             saved=saved,
             progress=saved > self._saved,
         )
@@ -160,7 +161,7 @@ class Controller:
             await asyncio.sleep(_FENCE_S)
             with contextlib.suppress(OSError):
                 if await asyncio.to_thread(is_superseded, self._run, self._attempt):
-                    self._crew.post(SUPERSEDED)
+                    self._pool.post(SUPERSEDED)
                     return
 
     async def _explain(self, stop: Stop) -> Stop:
@@ -185,7 +186,7 @@ class Controller:
 
         Checkpoints may be elsewhere than in the run's own folder: then ranks have said so.
         """
-        return max([newest_checkpoint(self._run), *(saved for *_, saved in self._paces())])
+        return max([newest_checkpoint(self._run), *(pace.saved_high for pace in self._paces())])
 
     # --- what the allocation has to know (`View`) -----------------------------------------------
 
@@ -211,19 +212,19 @@ class Controller:
         """
         return self._succession.assured() and (self._listen() or self._save())
 
-    def _paces(self) -> list[list[int]]:
-        return [agent.pace for agent in self._crew.agents.values() if agent.pace]
+    def _paces(self) -> list[Pace]:
+        return [agent.pace for agent in self._pool.agents.values()]
 
     def _listen(self) -> bool:
         """Tell whether ranks train with the library."""
-        return any(way_us >= 0 for _, way_us, *_ in self._paces())
+        return any(pace.way_us >= 0 for pace in self._paces())
 
     def _save(self) -> bool:
         """Tell whether the user says that ranks save by themselves."""
         return self._request.hand_over in ("always", "requeue")
 
     def nodes(self) -> list[str]:
-        return [agent.name for agent in self._crew.agents.values()]
+        return [agent.name for agent in self._pool.agents.values()]
 
     # --- the beginning --------------------------------------------------------------------------
 
@@ -232,8 +233,8 @@ class Controller:
         argv = role_command("agent", self._run.path, self._attempt, self._digest)
         try:
             await self._fly()
-            await self._crew.start(argv, self._run.attempt(self._attempt), self._environ)
-            failures = await self._joining.await_all()
+            await self._pool.start(argv, self._run.attempt(self._attempt), self._environ)
+            failures = await self._membership.await_all()
         except EchelonError as error:  # Slurm does not answer, say
             failures = [Failure(cause="start", message=error.message, exit_code=69)]
         finally:
@@ -245,7 +246,7 @@ class Controller:
         if self._request.preflight and "SLURM_JOB_ID" in self._environ:
             hosts = [self._starter.host(node) for node in range(self._starter.nodes)]
             left_s = await self._allocation.left_s()
-            await fly(self._crew, self._journal, hosts, environ=self._environ, left_s=left_s)
+            await fly(self._pool, self._journal, hosts, environ=self._environ, left_s=left_s)
 
     # --- generations ----------------------------------------------------------------------------
 
@@ -267,8 +268,8 @@ class Controller:
             await self._blame(verdict.failure)
             why_not = self._decide_retry(verdict.failure, nodes=self._starter.nodes)
             if not why_not:  # else nobody needs them
-                await self._joining.await_missing()
-                why_not = self._decide_retry(verdict.failure, nodes=len(self._crew.agents))
+                await self._membership.await_missing()
+                why_not = self._decide_retry(verdict.failure, nodes=len(self._pool.agents))
             if why_not:
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
             number += 1
@@ -280,9 +281,9 @@ class Controller:
 
     async def _welcome(self) -> Verdict | None:
         """Go on with more nodes than before, which cost no restart; return why not, if so."""
-        await self._joining.await_missing()
-        nodes = len(self._crew.agents)
-        if not self._joining.has_enough():
+        await self._membership.await_missing()
+        nodes = len(self._pool.agents)
+        if not self._membership.has_enough():
             message = f"{nodes} nodes are left, and it needs {self._request.nodes.low}"
             return judge([Failure(cause="lost node", message=message)])
         self._journal.report(f"{self._run.run_id} goes on with {nodes} nodes")
@@ -305,28 +306,28 @@ class Controller:
             self._record.blame(failure)
 
     async def _run_generation(self, number: int) -> Generation:
-        agents = [self._crew.agents[node] for node in sorted(self._crew.agents)]
+        agents = [self._pool.agents[node] for node in sorted(self._pool.agents)]
         generation = Generation(
             number,
             agents,
             request=self._request,
             journal=self._journal,
-            crew=self._crew,
+            pool=self._pool,
             watch=self._watch,
             explain=self._explain,
-            recall=self._joining.look_about,
+            recall=self._membership.look_about,
         )
         try:
-            meeting = await self._place.find(agents, number)
+            endpoint = await self._place.find(agents, number)
         except RendezvousError as error:
             generation.failures.append(error.failure)
         except StopError as error:
             generation.stop = await self._explain(error.stop)
         else:
-            await generation.run(meeting, self._ranks_of)
+            await generation.run(endpoint, self._ranks_of)
         return generation
 
-    def _ranks_of(self, agent: Agent) -> int:
+    def _ranks_of(self, agent: AgentHandle) -> int:
         return self._ranks_on(agent.node, agent.hello.gpus)
 
     def _ranks_on(self, node: int, gpus: int) -> int:
@@ -337,9 +338,9 @@ class Controller:
 
     def _slots(self) -> int:
         """Return for how many ranks there is room; a node that has not come is like the others."""
-        known = {node: home.gpus for node, home in self._crew.homes.items()}
+        known = {node: home.gpus for node, home in self._pool.homes.items()}
         usual = max(known.values(), default=0)
-        nodes = set(range(self._starter.nodes)) - self._recall.departed
+        nodes = set(range(self._starter.nodes)) - self._recovery.departed
         return sum(self._ranks_on(node, known.get(node, usual)) for node in nodes)
 
 

@@ -13,7 +13,7 @@ from echelon.launch.backends.base import Outlook, Started, Starter
 from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.pool.agent_launcher import could_not_start, read_reason
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Agent, Gone, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
 from echelon.launch.protocol.messages import Hello
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.journal import Journal
@@ -39,15 +39,15 @@ class Membership:
 
     def __init__(
         self,
-        crew: AgentPool,
+        pool: AgentPool,
         starter: Starter,
-        recall: AgentRecovery,
+        recovery: AgentRecovery,
         *,
         request: JobSpec,
         journal: Journal,
         blame: Callable[[Failure], None],
     ) -> None:
-        self._crew, self._starter, self._recall = crew, starter, recall
+        self._pool, self._starter, self._recovery = pool, starter, recovery
         self._journal, self._blame = journal, blame
         self._low = request.nodes.low
         self._check_s = COMMAND_S if request.node_check else 0.0
@@ -79,12 +79,12 @@ class Membership:
         """
         began_s = time.monotonic()
         while True:
-            self._recall.begin()
+            self._recovery.begin()
             enough = self.has_enough()
             wait_s = SOON_S if enough else NEEDED_S + self._check_s
-            if not self._recall.may_come(soon=enough):
+            if not self._recovery.may_come(soon=enough):
                 wait_s = 0.0  # what has happened is taken in all the same
-            match await self._crew.next(began_s + wait_s):
+            match await self._pool.next(began_s + wait_s):
                 case None:
                     self._leave_out_unfit()
                     return
@@ -93,12 +93,12 @@ class Membership:
 
     def look_about(self) -> None:
         """Have those brought back that are missing while ranks run, and see who is not fit."""
-        self._recall.begin()
+        self._recovery.begin()
         self._leave_out_unfit()
 
     def has_enough(self) -> bool:
         """Tell whether the run can go on with the nodes that are here."""
-        return len(self._crew.agents) >= self._low
+        return len(self._pool.agents) >= self._low
 
     async def _await_first(self) -> None:
         """Wait until each node's agent is here, or will not be."""
@@ -106,9 +106,9 @@ class Membership:
         deadline = time.monotonic() + patience_s
         late_s = time.monotonic() + LATE_S
         awaited = set(range(self._starter.nodes))
-        while missing := awaited - self._crew.agents.keys() - self._crew.unfit.keys():
+        while missing := awaited - self._pool.agents.keys() - self._pool.unfit.keys():
             deadline = min(deadline, self._single_deadline())
-            match await self._crew.next(min(deadline, time.monotonic() + GLANCE_S)):
+            match await self._pool.next(min(deadline, time.monotonic() + GLANCE_S)):
                 case None:
                     outlook = await asyncio.to_thread(self._starter.outlook)
                     if outlook.waits:
@@ -116,15 +116,15 @@ class Membership:
                     elif time.monotonic() >= deadline:
                         return
                     if time.monotonic() >= late_s:
-                        await self._recall.find_departed(missing)
+                        await self._recovery.find_departed(missing)
                         late_s = time.monotonic() + LATE_S
                     awaited -= self._heed(outlook, awaited)
                 case (_, Stop() as stop):
                     raise StopError(stop)
                 case (_, Gone(started)) if not self._start_singly(started):
                     awaited -= started.nodes
-                case (Agent() as agent, Lost()):  # nobody else would bring it again
-                    self._recall.begin([agent.node])
+                case (AgentHandle() as agent, Lost()):  # nobody else would bring it again
+                    self._recovery.begin([agent.node])
 
     def _start_singly(self, started: Started) -> bool:
         """Start each node by itself where srun could not start all together; tell whether so.
@@ -134,7 +134,7 @@ class Membership:
         if len(started.nodes) == 1 or not could_not_start(started.log):
             return False
         self._journal.report(f"starting each node by itself: {read_reason(started.log)}")
-        self._recall.begin(started.nodes)
+        self._recovery.begin(started.nodes)
         self._single_s = time.monotonic()
         return True
 
@@ -148,13 +148,13 @@ class Membership:
             self._journal.note("waiting", reason=outlook.waits)
             self._journal.report(f"{self._journal.run.run_id}: {outlook.waits}")
         self._awaited = outlook.waits
-        self._recall.part_with(outlook.absent)
-        for node in sorted(outlook.faults.keys() - self._crew.unfit.keys()):
+        self._recovery.part_with(outlook.absent)
+        for node in sorted(outlook.faults.keys() - self._pool.unfit.keys()):
             name, fault = self._starter.host(node), outlook.faults[node]
-            self._crew.reject(
+            self._pool.reject(
                 Hello(node=node, name=name, host="", addresses=[], fault=fault, fault_own=True)
             )
-        gone = self._recall.departed | self._crew.unfit.keys()
+        gone = self._recovery.departed | self._pool.unfit.keys()
         enough = len(awaited - gone - outlook.lost) >= self._low
         return gone | outlook.lost if enough else gone
 
@@ -166,17 +166,17 @@ class Membership:
 
     def _judge_unfit(self) -> list[Failure]:
         """Return the failures of nodes that have failed their check since we last looked."""
-        unfit = [self._crew.unfit[node] for node in sorted(self._crew.unfit.keys() - self._judged)]
-        self._judged |= self._crew.unfit.keys()
-        failures = judge_checks(unfit, passed=len(self._crew.agents))
+        unfit = [self._pool.unfit[node] for node in sorted(self._pool.unfit.keys() - self._judged)]
+        self._judged |= self._pool.unfit.keys()
+        failures = judge_checks(unfit, passed=len(self._pool.agents))
         for failure in failures:
             self._blame(failure)
         return failures
 
     def _tell_absence(self) -> Failure:
         """Return that agents did not come, in the words of what was to bring them."""
-        said = " ".join(read_reason(started.log) for started in self._crew.started).strip()
-        absent = set(range(self._starter.nodes)) - self._crew.agents.keys()
+        said = " ".join(read_reason(started.log) for started in self._pool.started).strip()
+        absent = set(range(self._starter.nodes)) - self._pool.agents.keys()
         names = ", ".join(self._starter.host(node) for node in sorted(absent))
-        came = f"{len(self._crew.agents)} of {self._starter.nodes} nodes came, without {names}"
+        came = f"{len(self._pool.agents)} of {self._starter.nodes} nodes came, without {names}"
         return Failure(cause="start", message=f"{came}: {said}", exit_code=69)

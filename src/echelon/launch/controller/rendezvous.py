@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from echelon.core import addresses
 from echelon.launch.controller.failures import from_lost_agent
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Agent, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Lost
 from echelon.launch.protocol.messages import Message, Open, Opened, Probe, Reached
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.verdict import Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Endpoint:
     address: str
     port: int
     served: bool
@@ -38,12 +38,12 @@ M = TypeVar("M", bound=Message)
 
 
 async def collect(
-    crew: AgentPool,
-    asked: Sequence[Agent],
+    pool: AgentPool,
+    asked: Sequence[AgentHandle],
     kind: type[M],
     generation: int,
     *,
-    needed: Sequence[Agent],
+    needed: Sequence[AgentHandle],
 ) -> dict[int, M]:
     """Return one answer of a kind from each agent that was asked, by node.
 
@@ -54,14 +54,14 @@ async def collect(
     answers: dict[int, Any] = {}
     left = {agent.node for agent in asked}
     while left:
-        entry = await crew.next()
+        entry = await pool.next()
         assert entry is not None, "there is no deadline"
         match entry:
-            case (Agent() as agent, Lost() as lost) if agent in needed:
+            case (AgentHandle() as agent, Lost() as lost) if agent in needed:
                 raise RendezvousError(from_lost_agent(lost.reason, node=agent.name))
             case (_, Stop() as stop):
                 raise StopError(stop)
-            case (Agent() as agent, what) if isinstance(what, kind):
+            case (AgentHandle() as agent, what) if isinstance(what, kind):
                 if getattr(what, "generation", generation) == generation:
                     answers[agent.node] = what
                     left.discard(agent.node)
@@ -71,11 +71,11 @@ async def collect(
 class Rendezvous:
     """Finds meetings, and remembers which address the nodes could reach."""
 
-    def __init__(self, crew: AgentPool) -> None:
-        self._crew = crew
+    def __init__(self, pool: AgentPool) -> None:
+        self._pool = pool
         self._known: dict[tuple[int, ...], str] = {}
 
-    async def find(self, agents: Sequence[Agent], generation: int) -> Meeting:
+    async def find(self, agents: Sequence[AgentHandle], generation: int) -> Endpoint:
         """Return where the ranks of these agents meet.
 
         Raises:
@@ -87,12 +87,12 @@ class Rendezvous:
         known = self._known.get(nodes)
         choices = [known] if known else choose_addresses(first, others)
         first.link.say(Open(generation=generation, addresses=choices))
-        opened = (await collect(self._crew, [first], Opened, generation, needed=agents))[first.node]
+        opened = (await collect(self._pool, [first], Opened, generation, needed=agents))[first.node]
         ports = opened.ports
         if not known and len(ports) > 1:
             for agent in others:
                 agent.link.say(Probe(generation=generation, ports=ports))
-            answers = await collect(self._crew, others, Reached, generation, needed=agents)
+            answers = await collect(self._pool, others, Reached, generation, needed=agents)
             ports = {
                 address: port
                 for address, port in ports.items()
@@ -103,10 +103,10 @@ class Rendezvous:
             raise RendezvousError(Failure(cause="start", message=message, exit_code=69))
         address = next(iter(ports))
         self._known[nodes] = address
-        return Meeting(address=address, port=ports[address], served=opened.served)
+        return Endpoint(address=address, port=ports[address], served=opened.served)
 
 
-def choose_addresses(first: Agent, others: Sequence[Agent]) -> list[str]:
+def choose_addresses(first: AgentHandle, others: Sequence[AgentHandle]) -> list[str]:
     """Return addresses of the first node where the others may reach it, the likeliest first."""
     if all(agent.hello.host == first.hello.host for agent in others):
         return [addresses.LOOPBACK]

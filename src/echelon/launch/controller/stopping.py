@@ -29,7 +29,7 @@ class StopConsensus:
         self._margin = 1
         self.committed = False
         self.deaf = False
-        """Whether some rank does not listen, so that there will be no accord."""
+        """Whether some rank does not listen, so that there will be no consensus."""
 
     def begin(self) -> Propose:
         """Return the first question, which is only how far everybody is."""

@@ -21,7 +21,7 @@ class AgentPool:
         self._tries = list(tries)
         """What becomes of each try; the last stays."""
 
-    async def recall(self, node):
+    async def restart(self, node):
         self.calls += 1
         what = self._tries.pop(0) if len(self._tries) > 1 else self._tries[0]
         if isinstance(what, Exception):
@@ -59,109 +59,109 @@ def _quick(monkeypatch):
     monkeypatch.setattr(module, "GLANCE_S", 0.001)
 
 
-def make(crew, allocation, report=lambda _: None):
+def make(pool, allocation, report=lambda _: None):
     departed = []
-    recall = AgentRecovery(
-        crew,
+    recovery = AgentRecovery(
+        pool,
         SimpleNamespace(nodes=3, host="node{}".format),
         allocation,
         departed=departed.append,
         tell_fault=lambda task: task.cancelled() or task.result(),
         report=report,
     )
-    return recall, departed
+    return recovery, departed
 
 
-def bring_back(crew, allocation):
+def bring_back(pool, allocation):
     """Let it work to its end; return which nodes have left the job."""
 
     async def scenario():
-        recall, departed = make(crew, allocation)
-        recall.begin()
-        recall.begin()  # somebody is at it already
-        assert recall.may_come(soon=True)
-        await asyncio.gather(*recall._tasks.values())
-        assert not recall.may_come(soon=False)
-        assert crew.woken
+        recovery, departed = make(pool, allocation)
+        recovery.begin()
+        recovery.begin()  # somebody is at it already
+        assert recovery.may_come(soon=True)
+        await asyncio.gather(*recovery._tasks.values())
+        assert not recovery.may_come(soon=False)
+        assert pool.woken
         return departed
 
     return asyncio.run(asyncio.wait_for(scenario(), 10))
 
 
 def test_the_one_that_is_missing_is_tried_until_it_comes():
-    crew, allocation = AgentPool("fails", "fails", "comes"), Allocation(True)
-    assert bring_back(crew, allocation) == []
-    assert crew.calls == 3
+    pool, allocation = AgentPool("fails", "fails", "comes"), Allocation(True)
+    assert bring_back(pool, allocation) == []
+    assert pool.calls == 3
     assert allocation.asked[0] == ["node1"]
 
 
 def test_a_node_that_has_left_the_job_is_not_tried():
-    crew = AgentPool("comes")
-    assert bring_back(crew, Allocation(False)) == [1]
-    assert crew.calls == 0
+    pool = AgentPool("comes")
+    assert bring_back(pool, Allocation(False)) == [1]
+    assert pool.calls == 0
 
 
 def test_a_try_is_given_up_when_the_node_turns_out_to_be_dead():
-    crew = AgentPool("hangs")
-    assert bring_back(crew, Allocation(True, True, None, False)) == [1]
-    assert crew.calls == 1
+    pool = AgentPool("hangs")
+    assert bring_back(pool, Allocation(True, True, None, False)) == [1]
+    assert pool.calls == 1
 
 
 def test_a_try_that_hangs_is_ended_and_repeated(monkeypatch):
     monkeypatch.setattr(module, "TRY_S", 0.01)
-    crew, said = AgentPool("hangs", "hangs", "comes"), []
+    pool, said = AgentPool("hangs", "hangs", "comes"), []
 
     async def scenario():
-        recall, departed = make(crew, Allocation(True), said.append)
-        recall.begin()
-        await asyncio.gather(*recall._tasks.values())
+        recovery, departed = make(pool, Allocation(True), said.append)
+        recovery.begin()
+        await asyncio.gather(*recovery._tasks.values())
         return departed
 
     assert asyncio.run(asyncio.wait_for(scenario(), 10)) == []
-    assert (crew.calls, crew.ended) == (3, 2)
+    assert (pool.calls, pool.ended) == (3, 2)
     assert len(said) == 2
     assert said[0].startswith("node1: no agent came within 0.01 s")
 
 
 def test_one_that_fails_its_check_is_not_tried_again():
-    crew = AgentPool("unfit")
-    assert bring_back(crew, Allocation(True)) == []
-    assert crew.calls == 1
+    pool = AgentPool("unfit")
+    assert bring_back(pool, Allocation(True)) == []
+    assert pool.calls == 1
 
     async def scenario():
-        recall, _ = make(crew, Allocation(True))
-        recall.begin()
-        return recall.may_come(soon=False)
+        recovery, _ = make(pool, Allocation(True))
+        recovery.begin()
+        return recovery.may_come(soon=False)
 
     assert asyncio.run(scenario()) is False
 
 
 def test_a_try_that_cannot_be_made_is_one_that_failed():
-    crew = AgentPool(UnavailableError("slurmctld is away"), OSError("no process"), "comes")
-    assert bring_back(crew, Allocation(None, None, True)) == []
-    assert crew.calls == 3
+    pool = AgentPool(UnavailableError("slurmctld is away"), OSError("no process"), "comes")
+    assert bring_back(pool, Allocation(None, None, True)) == []
+    assert pool.calls == 3
 
 
 def test_one_that_is_lost_again_and_again_is_let_go():
-    crew = AgentPool("comes")
+    pool = AgentPool("comes")
 
     async def scenario():
-        recall, departed = make(crew, Allocation(*[True] * (4 * COMEBACKS), False))
+        recovery, departed = make(pool, Allocation(*[True] * (4 * COMEBACKS), False))
         for _ in range(COMEBACKS):
-            recall.begin()
-            await asyncio.gather(*recall._tasks.values())
-            del crew.agents[1]
-        recall.begin()
-        assert not recall.may_come(soon=False)  # nobody waits for it
-        await asyncio.gather(*recall._tasks.values())
+            recovery.begin()
+            await asyncio.gather(*recovery._tasks.values())
+            del pool.agents[1]
+        recovery.begin()
+        assert not recovery.may_come(soon=False)  # nobody waits for it
+        await asyncio.gather(*recovery._tasks.values())
         return departed
 
     assert asyncio.run(asyncio.wait_for(scenario(), 10)) == [1]  # but it may still leave
-    assert crew.calls == COMEBACKS
+    assert pool.calls == COMEBACKS
 
 
 def test_with_a_host_that_does_not_answer_nobody_loses_time(monkeypatch):
-    crew = AgentPool("hangs")
+    pool = AgentPool("hangs")
 
     async def never(*_):
         raise TimeoutError
@@ -169,12 +169,12 @@ def test_with_a_host_that_does_not_answer_nobody_loses_time(monkeypatch):
     monkeypatch.setattr(module.asyncio, "open_connection", never)
 
     async def scenario():
-        recall, _ = make(crew, Allocation(True))
-        recall.begin()
-        while recall.may_come(soon=True):  # noqa: ASYNC110
+        recovery, _ = make(pool, Allocation(True))
+        recovery.begin()
+        while recovery.may_come(soon=True):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        needed = recall.may_come(soon=False)
-        recall.close()
+        needed = recovery.may_come(soon=False)
+        recovery.close()
         await asyncio.sleep(0.01)
         return needed
 
@@ -182,14 +182,14 @@ def test_with_a_host_that_does_not_answer_nobody_loses_time(monkeypatch):
 
 
 def test_many_that_are_missing_are_asked_for_at_once():
-    crew = AgentPool("fails")
-    crew.agents, crew.homes = {}, {}
+    pool = AgentPool("fails")
+    pool.agents, pool.homes = {}, {}
     allocation = Allocation(False)
 
     async def scenario():
-        recall, departed = make(crew, allocation)
-        recall.begin()
-        await asyncio.gather(*recall._tasks.values())
+        recovery, departed = make(pool, allocation)
+        recovery.begin()
+        await asyncio.gather(*recovery._tasks.values())
         return departed
 
     assert asyncio.run(asyncio.wait_for(scenario(), 10)) == [0, 1, 2]

@@ -12,6 +12,7 @@ from echelon.errors import CommandError
 from echelon.launch.backends.local import LocalStarter, OwnMachine
 from echelon.launch.controller.controller import Controller
 from echelon.launch.controller.succession import NoSuccession
+from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.attempts import orphan
 from echelon.run.directory import RunDir
@@ -24,7 +25,7 @@ class AgentPool:
     """Has the nodes it is given, and may not be able to start any."""
 
     def __init__(self, *nodes, fails=None):
-        self.agents = dict.fromkeys(nodes, SimpleNamespace(pace=[]))
+        self.agents = dict.fromkeys(nodes, SimpleNamespace(pace=Pace()))
         self.homes, self._fails = {}, fails
 
     async def start(self, *_):
@@ -74,7 +75,7 @@ def controller(tmp_path):
 
 def test_where_agents_cannot_be_started_the_verdict_says_why(controller):
     away = CommandError(("scontrol",), 1, "Unable to contact slurm controller")
-    controller._crew = AgentPool(fails=away)
+    controller._pool = AgentPool(fails=away)
     failure = asyncio.run(controller._gather()).failure
     assert failure.cause == "start"
     assert "Unable to contact" in failure.message
@@ -111,13 +112,13 @@ def test_a_signal_that_slurm_explains_late_is_understood_in_the_end(controller):
 
 
 def test_more_nodes_than_before_cost_nothing(controller):
-    controller._crew, controller._joining = AgentPool(0, 1, 2), Membership()
+    controller._pool, controller._membership = AgentPool(0, 1, 2), Membership()
     assert asyncio.run(controller._welcome()) is None
     assert controller._failures == []
 
 
 def test_when_others_were_lost_meanwhile_too_few_may_be_left(controller):
-    controller._crew, controller._joining = AgentPool(0), Membership(enough=False)
+    controller._pool, controller._membership = AgentPool(0), Membership(enough=False)
     failure = asyncio.run(controller._welcome()).failure
     assert (failure.cause, failure.message) == ("lost node", "1 nodes are left, and it needs 2")
 
@@ -134,8 +135,8 @@ def test_a_stop_that_comes_while_nodes_are_waited_for_is_how_it_ends(controller,
 
     controller._run.claim_attempt()
     controller._run_generation = run_generation
-    controller._crew = AgentPool(0, 1)
-    controller._joining = Membership(stop=Stop("cancelled", "it was cancelled", 143))
+    controller._pool = AgentPool(0, 1)
+    controller._membership = Membership(stop=Stop("cancelled", "it was cancelled", 143))
     if when != "at the beginning":
         controller._gather = gather
     assert asyncio.run(controller.run()) == 143

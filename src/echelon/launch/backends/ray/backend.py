@@ -1,6 +1,6 @@
 """A controller's place on a Ray cluster: where its agents come from, and which nodes are left.
 
-Ray itself is asked by a process of its own (raykeeper.py), which writes down what it hears.
+Ray itself is asked by a process of its own (driver_module.py), which writes down what it hears.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from echelon.core import addresses
 from echelon.core.shell import Shell
 from echelon.launch.backends.base import Outlook, Started, View
 from echelon.launch.backends.ray.plan import Plan, bundle_of
-from echelon.launch.backends.ray.status import CANCELLED, Outpost, is_current
+from echelon.launch.backends.ray.status import CANCELLED, StatusReader, is_current
 from echelon.launch.protocol.rank_environment import render_key
 from echelon.launch.protocol.stop import Stop
 from echelon.launch.roles import role_command
@@ -26,8 +26,8 @@ _LOOK_S = 0.5
 class RayStarter:
     """One agent on each of some nodes of the Ray cluster that our job is of.
 
-    The first time it starts the keeper of all of them, and then, for each that is called back, a
-    process that asks the keeper for it.
+    The first time it starts the driver of all of them, and then, for each that is called back, a
+    process that asks the driver for it.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class RayStarter:
     ) -> None:
         self._shell, self._environ, self._request = shell, environ, request
         self._run, self._attempt = run, attempt
-        self._outpost = Outpost(run.attempt(attempt))
-        self._keeper = 0
+        self._reader = StatusReader(run.attempt(attempt))
+        self._driver = 0
         self.nodes = request.nodes.high
 
     def ranks(self, node: int) -> int:  # noqa: ARG002  all are alike
         return 1
 
     def host(self, node: int) -> str:
-        standing = self._outpost.read()
-        place = standing.places.get(node) if standing else None
+        status = self._reader.read()
+        place = status.places.get(node) if status else None
         return place.name if place else f"node{node}"
 
     def candidates(self) -> list[str]:
@@ -68,11 +68,11 @@ class RayStarter:
         logs: Path,
         key: bytes,
     ) -> list[Started]:
-        if not self._keeper:
-            return [self._start_keeper(nodes, argv, env, logs, key)]
+        if not self._driver:
+            return [self._start_driver(nodes, argv, env, logs, key)]
         return [self._call(node, env, logs) for node in nodes]
 
-    def _start_keeper(
+    def _start_driver(
         self,
         nodes: Sequence[int],
         argv: Sequence[str],
@@ -89,22 +89,22 @@ class RayStarter:
             argv=list(argv),
         )
         log = logs / "ray.log"
-        keeper = role_command("ray-keeper", plan.render())
-        self._keeper = self._shell.start(keeper, log=log, env=env, stdin=render_key(key))
-        return Started(pid=self._keeper, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
+        driver = role_command("ray-driver", plan.render())
+        self._driver = self._shell.start(driver, log=log, env=env, stdin=render_key(key))
+        return Started(pid=self._driver, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
 
     def _call(self, node: int, env: Mapping[str, str], logs: Path) -> Started:
         log = logs / f"ray-{node}.log"
         folder = self._run.attempt(self._attempt)
-        argv = role_command("ray-call", folder, node, self._keeper)
+        argv = role_command("ray-call", folder, node, self._driver)
         pid = self._shell.start(argv, log=log, env=env)
         return Started(pid=pid, nodes=frozenset({node}), log=log)
 
     def outlook(self) -> Outlook:
-        standing = self._outpost.read()
-        if standing is None or not standing.places:
-            return Outlook(waits=standing.waits if standing else "")
-        places = standing.places
+        status = self._reader.read()
+        if status is None or not status.places:
+            return Outlook(waits=status.waits if status else "")
+        places = status.places
         return Outlook(
             absent=frozenset(range(self.nodes)) - places.keys(),
             lost=frozenset(node for node in places if not places[node].here),
@@ -119,7 +119,7 @@ class RayAllocation:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._wish, self._outpost = folder / CANCELLED, Outpost(folder)
+        self._wish, self._reader = folder / CANCELLED, StatusReader(folder)
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:  # noqa: ARG002
         """Wait for the user to want the end at once: a job of Ray's can be asked only once."""
@@ -131,14 +131,14 @@ class RayAllocation:
         return stop
 
     async def reaches_cluster(self) -> bool:
-        standing = await asyncio.to_thread(self._outpost.read)
-        return standing is not None and is_current(standing)
+        status = await asyncio.to_thread(self._reader.read)
+        return status is not None and is_current(status)
 
     async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
-        standing = await asyncio.to_thread(self._outpost.read)
-        if standing is None or standing.waits:
+        status = await asyncio.to_thread(self._reader.read)
+        if status is None or status.waits:
             return None
-        return frozenset(hosts) if is_current(standing) else frozenset()
+        return frozenset(hosts) if is_current(status) else frozenset()
 
     async def left_s(self) -> float | None:
         return None

@@ -1,4 +1,4 @@
-"""`ray-keeper PLAN`: keeps a run's nodes on a Ray cluster, and brings up their agents.
+"""`ray-driver PLAN`: keeps a run's nodes on a Ray cluster, and brings up their agents.
 
 A child of the controller, with the agents' variables as its own; of all our processes it alone
 imports ray. The nodes are one placement group for the whole attempt, a bundle for each place, and
@@ -26,7 +26,7 @@ from echelon.launch.backends.base import CAUSE
 from echelon.launch.backends.ray.host import make_host
 from echelon.launch.backends.ray.orders import Order, read_orders
 from echelon.launch.backends.ray.plan import Plan, choose_count, describe_wait, parse_plan
-from echelon.launch.backends.ray.status import NODES, Place, Standing, settle_places
+from echelon.launch.backends.ray.status import NODES, Place, Status, settle_places
 from echelon.launch.backends.ray.version import SHOWN, is_too_old
 from echelon.launch.protocol.rank_environment import NAME, NODE, receive_key, render_key
 from echelon.run.journal import write_error
@@ -44,7 +44,7 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _INSTALL = "pip install 'ray[default]'"
 
 
-class KeeperError(Exception):
+class DriverError(Exception):
     """Why agents do not come, in a line."""
 
 
@@ -58,13 +58,13 @@ def main(arguments: list[str]) -> int:
         ray = load_ray()
         connect(ray, plan, environ)
         environ.pop(_JOB_CONFIG, None)  # between Ray and us: of a rank's own Ray it would be part
-        keeper = Keeper(ray, plan, environ, key)
-        signal.signal(signal.SIGTERM, keeper.be_dismissed)
+        driver = Driver(ray, plan, environ, key)
+        signal.signal(signal.SIGTERM, driver.be_dismissed)
         try:
-            keeper.keep()
+            driver.keep()
         finally:
             ray.shutdown()
-    except KeeperError as error:
+    except DriverError as error:
         write_error(f"{CAUSE}{error}")
         return 69
     return 0
@@ -74,14 +74,14 @@ def load_ray() -> ModuleType:
     """Import ray.
 
     Raises:
-        KeeperError: it is not there, or too old.
+        DriverError: it is not there, or too old.
     """
     try:
         found = version("ray")
     except PackageNotFoundError as error:
-        raise KeeperError(f"the Python {sys.executable} has no ray: {_INSTALL}") from error
+        raise DriverError(f"the Python {sys.executable} has no ray: {_INSTALL}") from error
     if is_too_old(found):
-        raise KeeperError(f"ray {found} is too old, it takes {SHOWN}: {_INSTALL} --upgrade")
+        raise DriverError(f"ray {found} is too old, it takes {SHOWN}: {_INSTALL} --upgrade")
     return importlib.import_module("ray")
 
 
@@ -89,7 +89,7 @@ def connect(ray: ModuleType, plan: Plan, environ: Mapping[str, str]) -> None:
     """Join the Ray cluster as one of its drivers.
 
     Raises:
-        KeeperError: it does not answer, or is of another version.
+        DriverError: it does not answer, or is of another version.
     """
     if config := environ.get(_JOB_CONFIG):
         # Variables of the job's own would have Ray start a new worker for each actor.
@@ -103,11 +103,11 @@ def connect(ray: ModuleType, plan: Plan, environ: Mapping[str, str]) -> None:
         )
     except Exception as error:  # whatever it is, agents will not come
         said = " ".join(str(error).split()) or type(error).__name__
-        raise KeeperError(f"cannot join the Ray cluster: {said[:400]}") from error
+        raise DriverError(f"cannot join the Ray cluster: {said[:400]}") from error
 
 
 @dataclass(slots=True, kw_only=True)
-class _Post:
+class _Slot:
     """A place's agent: wanted, on its way, or there."""
 
     order: Order | None = None
@@ -122,7 +122,7 @@ class _Post:
     tries: int = 0
 
 
-class Keeper:
+class Driver:
     """See the module."""
 
     def __init__(self, ray: ModuleType, plan: Plan, environ: Mapping[str, str], key: bytes) -> None:
@@ -132,10 +132,10 @@ class Keeper:
         self._controller = os.getppid()
         self._dismissed = False
         self._group: Any = None
-        self._posts: dict[int, _Post] = {}
+        self._slots: dict[int, _Slot] = {}
         self._orders: set[str] = set()
         """Names of those that were taken."""
-        self._standing = Standing(pid=os.getpid())
+        self._status = Status(pid=os.getpid())
         self._looked_s = -math.inf
         owner = plan.folder / "owner"
         self._mark = str(owner), owner.read_text()
@@ -149,8 +149,8 @@ class Keeper:
         if not self._reserve():
             return
         self._look()
-        self._posts = {node: _Post() for node in self._standing.places}
-        while os.getppid() == self._controller and (self._posts or not self._dismissed):
+        self._slots = {node: _Slot() for node in self._status.places}
+        while os.getppid() == self._controller and (self._slots or not self._dismissed):
             self._take_orders()
             self._send()
             self._hear()
@@ -172,7 +172,7 @@ class Keeper:
             if time.monotonic() - told_s > _TELL_S:
                 told_s = time.monotonic()
                 total = [entry["Resources"] for entry in self._ray.nodes() if entry["Alive"]]
-                self._tell(replace(self._standing, waits=describe_wait(plan, total)))
+                self._tell(replace(self._status, waits=describe_wait(plan, total)))
         return True
 
     def _free(self) -> list[Mapping[str, float]]:
@@ -188,22 +188,22 @@ class Keeper:
         table = self._util.placement_group_table(self._group)["bundles_to_node_id"]
         bundles = {node: str(table.get(node) or "") for node in range(self._group.bundle_count)}
         entries = {entry["NodeID"]: entry for entry in self._ray.nodes()}
-        places = settle_places(bundles, entries, self._standing.places)
-        self._tell(Standing(pid=os.getpid(), places=places))
+        places = settle_places(bundles, entries, self._status.places)
+        self._tell(Status(pid=os.getpid(), places=places))
         self._looked_s = time.monotonic()
 
-    def _tell(self, standing: Standing) -> None:
+    def _tell(self, status: Status) -> None:
         """Write down how it is, when that has changed."""
-        if standing != self._standing:
-            self._standing = standing
-            write_atomic(self._plan.folder / NODES, standing.render())
+        if status != self._status:
+            self._status = status
+            write_atomic(self._plan.folder / NODES, status.render())
 
     # --- agents ---------------------------------------------------------------------------------
 
     def _take_orders(self) -> None:
         """Make a post of each new order, and give up those that are no longer wanted."""
         orders = {order.path.name: order for order in read_orders(self._plan.folder)}
-        for node, post in list(self._posts.items()):
+        for node, post in list(self._slots.items()):
             given_up = post.order and post.order.path.name not in orders
             if given_up or (self._dismissed and not post.started):
                 self._end(node)
@@ -211,15 +211,15 @@ class Keeper:
             self._orders.add(name)
             order = orders[name]
             self._end(order.node)  # an agent that is only stopped, say
-            if order.node in self._standing.places and not self._dismissed:
-                self._posts[order.node] = _Post(order=order)
+            if order.node in self._status.places and not self._dismissed:
+                self._slots[order.node] = _Slot(order=order)
             else:
                 order.withdraw()
 
     def _send(self) -> None:
         """Start agents at places that have a node."""
-        for node, post in self._posts.items():
-            place = self._standing.places[node]
+        for node, post in self._slots.items():
+            place = self._status.places[node]
             if post.actor is None and place.here:
                 post.actor = self._start_actor(node)
                 post.reference = self._start_agent(node, post, place)
@@ -239,7 +239,7 @@ class Keeper:
         )
         return actor.remote()
 
-    def _start_agent(self, node: int, post: _Post, place: Place) -> Any:
+    def _start_agent(self, node: int, post: _Slot, place: Place) -> Any:
         plan = self._plan
         own = {**self._environ, NODE: str(node), NAME: place.name}
         more = post.order.variables if post.order else {}
@@ -256,19 +256,19 @@ class Keeper:
 
     def _hear(self) -> None:
         """Wait a moment for what actors have to say."""
-        waits = {post.reference: node for node, post in self._posts.items() if post.reference}
+        waits = {post.reference: node for node, post in self._slots.items() if post.reference}
         if not waits:
             time.sleep(TICK_S)
             return
         done, _ = self._ray.wait(list(waits), timeout=TICK_S)
         for reference in done:
             self._hear_one(waits[reference])
-        for node, post in list(self._posts.items()):
+        for node, post in list(self._slots.items()):
             if time.monotonic() > post.due_s:
                 self._fail(node, f"has started no actor within {_START_S:g} s")
 
     def _hear_one(self, node: int) -> None:
-        post, name = self._posts[node], self._standing.places[node].name
+        post, name = self._slots[node], self._status.places[node].name
         try:
             said = self._ray.get(post.reference)
         except self._ray.exceptions.RayError as error:
@@ -290,27 +290,27 @@ class Keeper:
 
         For one that was, the controller calls.
         """
-        post, name = self._posts[node], self._standing.places[node].name
+        post, name = self._slots[node], self._status.places[node].name
         write_error(f"{name}: its actor is gone: {said[-1]}")
         if post.started:
             self._end(node)
         elif post.tries + 1 < _TRIES:
-            self._posts[node] = _Post(order=post.order, tries=post.tries + 1)
+            self._slots[node] = _Slot(order=post.order, tries=post.tries + 1)
             self._looked_s = -math.inf
         else:
             self._fail(node, f"cannot start an actor: {said[-1]}")
 
     def _fail(self, node: int, fault: str) -> None:
         """Do without an agent, and say why."""
-        place = self._standing.places[node]
+        place = self._status.places[node]
         write_error(f"{place.name} ({place.address}) {fault}")
-        if self._posts[node].order is None:
-            places = {**self._standing.places, node: replace(place, fault=fault)}
-            self._tell(replace(self._standing, places=places))
+        if self._slots[node].order is None:
+            places = {**self._status.places, node: replace(place, fault=fault)}
+            self._tell(replace(self._status, places=places))
         self._end(node)
 
     def _end(self, node: int) -> None:
-        if post := self._posts.pop(node, None):
+        if post := self._slots.pop(node, None):
             if post.actor is not None:
                 self._ray.kill(post.actor)
             if post.order:

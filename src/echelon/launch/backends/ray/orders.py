@@ -1,8 +1,8 @@
-"""`ray-call FOLDER NODE KEEPER`: asks a run's keeper for the agent of one place, once more.
+"""`ray-call FOLDER NODE KEEPER`: asks a run's driver for the agent of one place, once more.
 
 What srun is for a node of Slurm, this process is for one of Ray: it is there for as long as its
 agent is. It has no ray itself, so that a hundred of them cost little. What it asks for is a file:
-while the file is there the agent is wanted, and the keeper takes it away when the agent has gone.
+while the file is there the agent is wanted, and the driver takes it away when the agent has gone.
 """
 
 import json
@@ -56,7 +56,7 @@ def read_orders(folder: Path) -> list[Order]:
 
 def main(arguments: list[str]) -> int:
     """Ask, and wait for the agent's end."""
-    folder, node, keeper = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    folder, node, driver = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     controller = os.getppid()
     variables = {REPLACES: os.environ[REPLACES]} if REPLACES in os.environ else {}
     path = folder / ORDERS / f"{node}-{os.getpid()}.json"
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     try:
         order.write()
         while path.exists() and os.getppid() == controller:
-            os.kill(keeper, 0)
+            os.kill(driver, 0)
             time.sleep(_LOOK_S)
     except ProcessLookupError:
         write_error(f"{CAUSE}the process that keeps the run's nodes is gone")

@@ -1,4 +1,4 @@
-"""How it is with a run's nodes on Ray: its keeper writes it down, controller and client read it."""
+"""How it is with a run's nodes on Ray: its driver writes it down, controller and client read it."""
 
 import json
 import os
@@ -34,11 +34,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What the keeper says."""
+class Status:
+    """What the driver says."""
 
     pid: int
-    """The keeper: as long as it lives, it holds."""
+    """The driver: as long as it lives, it holds."""
     waits: str = ""
     """What it waits for; empty once it has nodes."""
     places: Mapping[int, Place] = field(default_factory=dict)
@@ -52,8 +52,8 @@ class Standing:
         return [self.places[node].name for node in sorted(self.places)]
 
 
-def parse_standing(text: str) -> Standing:
-    """Read what a keeper has written.
+def parse_status(text: str) -> Status:
+    """Read what a driver has written.
 
     Raises:
         ValueError: it is damaged.
@@ -61,8 +61,8 @@ def parse_standing(text: str) -> Standing:
     match parse_json(text):
         case {"pid": int(pid), "waits": str(waits), "places": dict(places)} if 0 < pid < 1 << 31:
             found = {int(node): _parse_place(place) for node, place in places.items()}
-            return Standing(pid=pid, waits=waits, places=found)
-    raise ValueError("this is no record of a keeper")
+            return Status(pid=pid, waits=waits, places=found)
+    raise ValueError("this is no record of a driver")
 
 
 def _parse_place(record: Any) -> Place:
@@ -73,34 +73,34 @@ def _parse_place(record: Any) -> Place:
     raise ValueError("this is no record of a place")
 
 
-def read_standing(folder: Path) -> Standing | None:
+def read_status(folder: Path) -> Status | None:
     """Return what was last told in an attempt's folder; None before anything was."""
     try:
-        return parse_standing(read_bytes(folder / NODES).decode())
+        return parse_status(read_bytes(folder / NODES).decode())
     except (OSError, ValueError):
         return None
 
 
-def is_current(standing: Standing) -> bool:
+def is_current(status: Status) -> bool:
     """Tell whether whoever said so is still there to say otherwise."""
     with suppress(OSError):
-        os.kill(standing.pid, 0)
+        os.kill(status.pid, 0)
         return True
     return False
 
 
-class Outpost:
+class StatusReader:
     """Reads for a controller, which asks of each of its nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._standing: Standing | None = None
+        self._status: Status | None = None
         self._read_s = float("-inf")
 
-    def read(self) -> Standing | None:
+    def read(self) -> Status | None:
         if time.monotonic() - self._read_s > _FRESH_S:
-            self._standing, self._read_s = read_standing(self._folder), time.monotonic()
-        return self._standing
+            self._status, self._read_s = read_status(self._folder), time.monotonic()
+        return self._status
 
 
 # --- pure -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Plans for Ray, what its keeper tells, and what a controller makes of that."""
+"""Plans for Ray, what its driver tells, and what a controller makes of that."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ import echelon
 from echelon.core.shell import FakeShell
 from echelon.core.waiting import wait_until
 from echelon.launch.backends.ray.backend import RayAllocation, RayStarter
-from echelon.launch.backends.ray.driver import KeeperError, load_ray
+from echelon.launch.backends.ray.driver import DriverError, load_ray
 from echelon.launch.backends.ray.orders import read_orders
 from echelon.launch.backends.ray.plan import (
     Plan,
@@ -25,11 +25,11 @@ from echelon.launch.backends.ray.plan import (
 from echelon.launch.backends.ray.status import (
     CANCELLED,
     NODES,
-    Outpost,
     Place,
-    Standing,
+    Status,
+    StatusReader,
     is_current,
-    read_standing,
+    read_status,
     settle_places,
 )
 from echelon.launch.backends.ray.version import SHOWN, is_too_old
@@ -55,9 +55,9 @@ GONE = 2**22 + 1
 """No process has this pid."""
 
 
-def standing(*here, pid=None, waits=""):
+def status(*here, pid=None, waits=""):
     places = {node: Place(**{**PLACES[node], "here": node in here}) for node in PLACES}
-    return Standing(pid=pid or os.getpid(), places={} if waits else places, waits=waits)
+    return Status(pid=pid or os.getpid(), places={} if waits else places, waits=waits)
 
 
 def test_a_plan_arrives_as_it_was_made():
@@ -115,23 +115,23 @@ def test_what_is_waited_for(nodes, told):
 
 
 def test_what_a_keeper_tells_is_read_again(tmp_path):
-    assert read_standing(tmp_path) is None
-    (tmp_path / NODES).write_text(standing(0).render())
-    assert read_standing(tmp_path) == standing(0)
+    assert read_status(tmp_path) is None
+    (tmp_path / NODES).write_text(status(0).render())
+    assert read_status(tmp_path) == status(0)
     (tmp_path / NODES).write_text('{"pid": 1')
-    assert read_standing(tmp_path) is None
-    assert standing(0).names() == ["alpha", "beta"]
+    assert read_status(tmp_path) is None
+    assert status(0).names() == ["alpha", "beta"]
 
 
 def test_a_keeper_that_is_gone_says_nothing_more():
-    assert is_current(standing())
-    assert not is_current(standing(pid=GONE))
+    assert is_current(status())
+    assert not is_current(status(pid=GONE))
 
 
 def test_whoever_asks_of_many_nodes_reads_once(tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr("echelon.launch.backends.ray.status.read_standing", reads.append)
-    outpost = Outpost(tmp_path)
+    monkeypatch.setattr("echelon.launch.backends.ray.status.read_status", reads.append)
+    outpost = StatusReader(tmp_path)
     for _ in range(100):
         outpost.read()
     assert len(reads) == 1
@@ -187,15 +187,15 @@ def test_a_keeper_is_started_with_a_plan_and_the_key_is_in_neither(run):
     starter = RayStarter(shell, {}, run=run, attempt=1, request=request)
     key = b"k" * 32
     start = lambda nodes: starter.start(nodes, ["p", "l", "agent"], {}, run.logs, key)  # noqa: E731
-    (keeper,) = start([0, 1, 2])
-    assert (keeper.nodes, keeper.dismissal) == ({0, 1, 2}, signal.SIGTERM)
+    (driver,) = start([0, 1, 2])
+    assert (driver.nodes, driver.dismissal) == ({0, 1, 2}, signal.SIGTERM)
     (called,) = start([1])
     assert (called.nodes, called.dismissal) == ({1}, 0)
     first, second = shell.calls
-    assert first[-2] == "ray-keeper"
+    assert first[-2] == "ray-driver"
     plan = parse_plan(first[-1])
     assert (plan.low, plan.high, plan.bundle) == (1, 3, {"CPU": 2.0})
-    assert second[-4:] == ("ray-call", str(run.attempt(1)), "1", str(keeper.pid))
+    assert second[-4:] == ("ray-call", str(run.attempt(1)), "1", str(driver.pid))
     assert key.hex() not in "".join((*first, *second))
 
 
@@ -205,20 +205,20 @@ def test_what_a_controller_learns_of_nodes_that_have_not_come(run, monkeypatch):
     starter = RayStarter(FakeShell(), {}, run=run, attempt=1, request=request)
     file = run.attempt(1) / NODES
     assert (starter.host(1), starter.outlook().waits) == ("node1", "")
-    file.write_text(standing(waits="waiting").render())
+    file.write_text(status(waits="waiting").render())
     assert (starter.host(1), starter.outlook().waits) == ("node1", "waiting")
-    file.write_text(standing(0).render())
+    file.write_text(status(0).render())
     seen = starter.outlook()
     assert (starter.host(1), seen.waits, seen.absent, seen.lost) == ("beta", "", {2}, {1})
-    bad = Standing(pid=1, places={0: Place(**PLACES[0], fault="sees nothing")})
+    bad = Status(pid=1, places={0: Place(**PLACES[0], fault="sees nothing")})
     file.write_text(bad.render())
     assert starter.outlook().faults == {0: "sees nothing"}
 
 
-def call(folder, keeper, **environ):
-    """Ask a keeper for the agent of place 3, as a controller does."""
+def call(folder, driver, **environ):
+    """Ask a driver for the agent of place 3, as a controller does."""
     launcher = Path(echelon.__file__).parents[1]
-    argv = [sys.executable, "-m", "echelon.launch", "ray-call", str(folder), "3", str(keeper)]
+    argv = [sys.executable, "-m", "echelon.launch", "ray-call", str(folder), "3", str(driver)]
     environ = {**os.environ, "PYTHONPATH": str(launcher), **environ}
     return subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True)
 
@@ -233,7 +233,7 @@ def test_an_order_is_there_as_long_as_its_agent_is_wanted(tmp_path, given_up):
         if given_up:
             caller.terminate()
         else:
-            order.withdraw()  # as a keeper does when its agent has gone
+            order.withdraw()  # as a driver does when its agent has gone
         assert caller.wait(60) == (143 if given_up else 0)
     assert read_orders(tmp_path) == []
 
@@ -265,12 +265,12 @@ def test_places_are_ours_as_long_as_somebody_keeps_them(tmp_path, monkeypatch):
     held = lambda: asyncio.run(allocation.held(["alpha", "beta"]))  # noqa: E731
     assert held() is None
     assert not asyncio.run(allocation.reaches_cluster())
-    (tmp_path / NODES).write_text(standing(waits="waiting").render())
+    (tmp_path / NODES).write_text(status(waits="waiting").render())
     assert held() is None
-    (tmp_path / NODES).write_text(standing(0).render())
+    (tmp_path / NODES).write_text(status(0).render())
     assert held() == {"alpha", "beta"}  # Ray looks for another node for the second
     assert asyncio.run(allocation.reaches_cluster())
-    (tmp_path / NODES).write_text(standing(0, pid=GONE).render())
+    (tmp_path / NODES).write_text(status(0, pid=GONE).render())
     assert held() == frozenset()
     assert not asyncio.run(allocation.reaches_cluster())
 
@@ -313,7 +313,7 @@ def test_why_agents_did_not_come(tmp_path):
     assert read_reason(log) == "cannot join the Ray cluster"
 
 
-# --- the keeper itself ----------------------------------------------------------------------------
+# --- the driver itself ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["2.56.0", "2.60.0", "2.60rc1", "3.0.0.dev0"])
@@ -334,5 +334,5 @@ def test_what_is_installed_and_documented_is_the_same():
 
 def test_a_ray_that_is_too_old_is_named_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.setattr("echelon.launch.backends.ray.driver.version", lambda _: "2.9.3")
-    with pytest.raises(KeeperError, match=r"ray 2.9.3 is too old, it takes 2.56: pip install"):
+    with pytest.raises(DriverError, match=r"ray 2.9.3 is too old, it takes 2.56: pip install"):
         load_ray()
