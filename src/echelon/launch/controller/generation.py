@@ -78,7 +78,7 @@ class Generation:
         pool: AgentPool,
         watch: HangWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
-        recall: Callable[[], None],
+        recover: Callable[[], None],
     ) -> None:
         self.number, self.agents = number, agents
         self.failures: list[Failure] = []
@@ -100,8 +100,8 @@ class Generation:
         """By which ranks make room, once they have agreed on it."""
         self._request, self._journal = request, journal
         self._pool, self._watch, self._explain = pool, watch, explain
-        self._recall = recall
-        """Has agents brought back that are missing."""
+        self._recover = recover
+        """Restarts missing agents."""
         self._spending = Spending()
         self._last_step = -1
         """That a rank which has gone had taken."""
@@ -180,7 +180,7 @@ class Generation:
             case (AgentHandle() as agent, Lost() as lost) if agent in self.agents:
                 self._lose(agent, lost.reason)
             case (AgentHandle(), Hello() | Lost()):
-                self._recall()
+                self._recover()
                 self._see_newcomers()
             case (_, Stop() as stop):
                 self.stop = stop

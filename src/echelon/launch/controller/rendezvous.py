@@ -1,8 +1,8 @@
-"""Where the ranks of a generation meet: an address that all nodes reach, and a port nobody takes.
+"""Finds the endpoint at which the ranks of a generation connect: an address and a port.
 
-The first node's agent binds a socket and keeps it until a store is served on it, so there is no
-moment at which somebody else could take the port. The address is one of that node's own which all
-other nodes have reached: a name may lead elsewhere, and there may be several interfaces.
+The first node's agent binds a socket and keeps it until a store is served on it, so no other
+process can take the port in between. The address is one of that node's own which all other nodes
+have reached: a name may resolve elsewhere, and there may be several interfaces.
 """
 
 from collections.abc import Sequence
@@ -23,11 +23,11 @@ class Endpoint:
     address: str
     port: int
     served: bool
-    """Whether a store is served there; else rank 0 opens its own."""
+    """Whether a store is served there; if not, rank 0 opens its own."""
 
 
 class RendezvousError(Exception):
-    """Ranks cannot be brought together."""
+    """There is no endpoint that all nodes reach."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -49,7 +49,7 @@ async def collect(
 
     Raises:
         RendezvousError: an agent that is needed was lost, asked or not.
-        StopError: the run is to stop.
+        StopError: a stop was requested.
     """
     answers: dict[int, Any] = {}
     left = {agent.node for agent in asked}
@@ -69,18 +69,18 @@ async def collect(
 
 
 class Rendezvous:
-    """Finds meetings, and remembers which address the nodes could reach."""
+    """Finds endpoints, and remembers which address the nodes could reach."""
 
     def __init__(self, pool: AgentPool) -> None:
         self._pool = pool
         self._known: dict[tuple[int, ...], str] = {}
 
     async def find(self, agents: Sequence[AgentHandle], generation: int) -> Endpoint:
-        """Return where the ranks of these agents meet.
+        """Return the endpoint for the ranks of these agents.
 
         Raises:
-            RendezvousError: no address is reached by all, or an agent was lost meanwhile.
-            StopError: the run is to stop.
+            RendezvousError: not all nodes reach any address, or an agent was lost meanwhile.
+            StopError: a stop was requested.
         """
         first, others = agents[0], agents[1:]
         nodes = tuple(agent.node for agent in agents)
@@ -99,7 +99,7 @@ class Rendezvous:
                 if all(address in answer.addresses for answer in answers.values())
             }
         if not ports:
-            message = f"no address of {first.name} is reached by all nodes: {', '.join(choices)}"
+            message = f"not all nodes can reach {first.name} at any of {', '.join(choices)}"
             raise RendezvousError(Failure(cause="start", message=message, exit_code=69))
         address = next(iter(ports))
         self._known[nodes] = address
@@ -107,7 +107,7 @@ class Rendezvous:
 
 
 def choose_addresses(first: AgentHandle, others: Sequence[AgentHandle]) -> list[str]:
-    """Return addresses of the first node where the others may reach it, the likeliest first."""
+    """Return addresses at which others may reach the first node, the likeliest first."""
     if all(agent.hello.host == first.hello.host for agent in others):
         return [addresses.LOOPBACK]
     seen = {agent.link.own_address for agent in others}

@@ -12,6 +12,7 @@ import pytest
 import echelon
 from echelon.core.shell import FakeShell
 from echelon.core.waiting import wait_until
+from echelon.launch.backends.base import AttemptContext
 from echelon.launch.backends.ray.backend import RayAllocation, RayStarter
 from echelon.launch.backends.ray.driver import DriverError, load_ray
 from echelon.launch.backends.ray.orders import read_orders
@@ -33,7 +34,6 @@ from echelon.launch.backends.ray.status import (
     settle_places,
 )
 from echelon.launch.backends.ray.version import SHOWN, is_too_old
-from echelon.launch.controller.succession import OthersSuccession, choose_succession
 from echelon.launch.pool.agent_launcher import read_reason
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
@@ -58,6 +58,12 @@ GONE = 2**22 + 1
 def status(*here, pid=None, waits=""):
     places = {node: Place(**{**PLACES[node], "here": node in here}) for node in PLACES}
     return Status(pid=pid or os.getpid(), places={} if waits else places, waits=waits)
+
+
+def context(run, request):
+    return AttemptContext(
+        run=run, number=1, request=request, owns_job=False, environ={}, script=b""
+    )
 
 
 def test_a_plan_arrives_as_it_was_made():
@@ -103,10 +109,10 @@ def test_as_many_nodes_as_are_free(free, count):
 @pytest.mark.parametrize(
     ("nodes", "told"),
     [
-        ([{"CPU": 1.0}, {}], "0 of Ray's 2 nodes are so large"),
+        ([{"CPU": 1.0}, {}], "0 of 2 nodes in the Ray cluster have that"),
         (
             [{"CPU": 8.0}, {"CPU": 1.0}],
-            "1 of Ray's 2 nodes is so large, and not all of them are free",
+            "1 of 2 nodes in the Ray cluster has that, but not all are free",
         ),
     ],
 )
@@ -184,7 +190,7 @@ def run(tmp_path):
 def test_a_keeper_is_started_with_a_plan_and_the_key_is_in_neither(run):
     request = JobSpec(nodes=NodeCount(1, 3), procs=2)
     shell = FakeShell()
-    starter = RayStarter(shell, {}, run=run, attempt=1, request=request)
+    starter = RayStarter(shell, {}, context(run, request))
     key = b"k" * 32
     start = lambda nodes: starter.start(nodes, ["p", "l", "agent"], {}, run.logs, key)  # noqa: E731
     (driver,) = start([0, 1, 2])
@@ -200,9 +206,9 @@ def test_a_keeper_is_started_with_a_plan_and_the_key_is_in_neither(run):
 
 
 def test_what_a_controller_learns_of_nodes_that_have_not_come(run, monkeypatch):
-    monkeypatch.setattr("echelon.launch.backends.ray.status._FRESH_S", -1.0)
+    monkeypatch.setattr("echelon.launch.backends.ray.status.FRESH_S", -1.0)
     request = JobSpec(nodes=NodeCount(1, 3))
-    starter = RayStarter(FakeShell(), {}, run=run, attempt=1, request=request)
+    starter = RayStarter(FakeShell(), {}, context(run, request))
     file = run.attempt(1) / NODES
     assert (starter.host(1), starter.outlook().waits) == ("node1", "")
     file.write_text(status(waits="waiting").render())
@@ -241,7 +247,7 @@ def test_an_order_is_there_as_long_as_its_agent_is_wanted(tmp_path, given_up):
 def test_without_a_keeper_nobody_waits_for_an_agent(tmp_path):
     with call(tmp_path, GONE) as caller:
         assert caller.wait(60) == 69
-        assert "keeps the run's nodes is gone" in caller.stderr.read()
+        assert "Ray driver of the run is not running" in caller.stderr.read()
     assert read_orders(tmp_path) == []
 
 
@@ -255,12 +261,12 @@ def test_agents_reach_us_on_the_way_to_the_head(run, monkeypatch, address, expec
     monkeypatch.setattr("echelon.core.addresses.host_addresses", lambda: ["10.1.0.5", "10.0.0.5"])
     environ = {"RAY_ADDRESS": address} if address else {}
     request = JobSpec()
-    starter = RayStarter(FakeShell(), environ, run=run, attempt=1, request=request)
+    starter = RayStarter(FakeShell(), environ, context(run, request))
     assert starter.candidates() == expected
 
 
 def test_places_are_ours_as_long_as_somebody_keeps_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("echelon.launch.backends.ray.status._FRESH_S", -1.0)
+    monkeypatch.setattr("echelon.launch.backends.ray.status.FRESH_S", -1.0)
     allocation = RayAllocation(tmp_path)
     held = lambda: asyncio.run(allocation.held(["alpha", "beta"]))  # noqa: E731
     assert held() is None
@@ -290,23 +296,6 @@ def test_a_wish_to_cancel_is_a_stop_at_once(tmp_path):
     assert (stop.cause, stop.at_once) == ("cancelled", True)
 
 
-def test_on_ray_somebody_else_submits_the_next_job(run):
-    environ = {"ECHELON_ON_RAY": "train-abcd-1"}
-    shell = FakeShell()
-
-    def choose(mode):
-        return choose_succession(
-            mode, run, shell, environ, environ, script=b"", owns_job=False, mail=False
-        )
-
-    succession = choose("auto")
-    assert isinstance(succession, OthersSuccession)
-    assert succession.mends == ("lost node",)
-    assert asyncio.run(succession.conclude(wanted=True)) == "wanted"
-    assert asyncio.run(succession.conclude(wanted=False)) == ""
-    assert not isinstance(choose("never"), OthersSuccession)
-
-
 def test_why_agents_did_not_come(tmp_path):
     log = tmp_path / "log"
     log.write_text("noise\nno agents: cannot join the Ray cluster\nnoise\n")
@@ -334,5 +323,5 @@ def test_what_is_installed_and_documented_is_the_same():
 
 def test_a_ray_that_is_too_old_is_named_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.setattr("echelon.launch.backends.ray.driver.version", lambda _: "2.9.3")
-    with pytest.raises(DriverError, match=r"ray 2.9.3 is too old, it takes 2.56: pip install"):
+    with pytest.raises(DriverError, match=r"ray 2.9.3 is too old .need 2.56 or newer"):
         load_ray()
