@@ -70,8 +70,7 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     import asyncio  # noqa: PLC0415
 
     from echelon.core.shell import LocalShell  # noqa: PLC0415
-    from echelon.launch.backends.local import LocalStarter  # noqa: PLC0415
-    from echelon.launch.backends.starting import choose_starter  # noqa: PLC0415
+    from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
     from echelon.launch.doctor.judge import judge  # noqa: PLC0415
     from echelon.launch.doctor.site import Place  # noqa: PLC0415
@@ -80,9 +79,7 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
     with _place(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
-        starter = choose_starter(shell, environ, nodes=1)
-        if isinstance(starter, LocalStarter):
-            starter = LocalStarter(shell, 1, name=os.uname().nodename)
+        starter = choose_backend(shell, environ).starter
         probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
         place = Place(probe=probe, folder=folder, python=python, scratch=scratch)
         try:

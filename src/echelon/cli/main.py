@@ -36,8 +36,8 @@ from echelon.errors import EchelonError, NotPermittedError, UnavailableError, Us
 
 EPILOG = (
     "Example: echelon submit --nodes 2 --gpus 4 train.py\n\n"
-    "Exit codes: 0 done, 2 wrong call, 66 not found, 69 unavailable, 70 our fault, 73 conflict, "
-    "75 timed out, 77 not permitted, 130 interrupted."
+    "Exit codes: 0 done, 2 wrong call, 66 not found, 69 unavailable, 70 internal error, "
+    "73 conflict, 75 stopped and resumable, 77 not permitted, 124 timed out, 130 interrupted."
 )
 
 EXTRAS = {

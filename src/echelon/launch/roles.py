@@ -9,7 +9,7 @@ ROLES = {
     "controller": "echelon.launch.controller.entrypoint",
     "agent": "echelon.launch.agent.agent",
     "zygote": "echelon.launch.zygote.zygote",
-    "ray-keeper": "echelon.launch.backends.ray.driver",
+    "ray-driver": "echelon.launch.backends.ray.driver",
     "ray-call": "echelon.launch.backends.ray.orders",
     "telemetry": "echelon.launch.telemetry.telemetry",
     "doctor": "echelon.launch.doctor.short",

@@ -55,8 +55,8 @@ class Examination:
     ) -> None:
         self._environ = environ
         self._place, self._short, self._tell = place, short, tell
-        self._crew = AgentPool(starter, HangWatch(0), lambda *_, **__: None, tell)
-        self._asking = Questioner(self._crew)
+        self._pool = AgentPool(starter, HangWatch(0), lambda *_, **__: None, tell)
+        self._asking = Questioner(self._pool)
         self._looking = Looking(
             self._asking, shell=shell, starter=starter, environ=environ, place=place, tell=tell
         )
@@ -74,7 +74,7 @@ class Examination:
             EchelonError: Slurm does not respond.
         """
         began_s = time.monotonic()
-        self._crew.hear_signals()
+        self._pool.hear_signals()
         try:
             for node, look in (await self._looking.look()).items():
                 self._note(node, look=look)
@@ -86,7 +86,7 @@ class Examination:
                 if not self._short:
                     await self._compute()
         finally:
-            await self._crew.leave()
+            await self._pool.leave()
         for node, why in self._asking.lost.items():
             self._note(node, lost=why)
         return Examined(
@@ -105,27 +105,27 @@ class Examination:
         """Start probes on the nodes whose first look succeeded; tell whether any connected."""
         for node, known in self._nodes.items():
             if not is_well(known.look):
-                self._crew.reject(
+                self._pool.reject(
                     Hello(node=node, name=known.name, host="", addresses=[], fault="its first look")
                 )
-        well = [node for node in self._nodes if node not in self._crew.unfit]
+        well = [node for node in self._nodes if node not in self._pool.unfit]
         if not well:
             return False
         self._tell(f"starting probes on {len(well)} node{'s' if len(well) > 1 else ''}")
-        await self._crew.start(self._place.probe, self._place.scratch, self._environ)
+        await self._pool.start(self._place.probe, self._place.scratch, self._environ)
         await self._asking.await_probes(well, limit_s=JOIN_S)
         missing = sorted(self._asking.lost)
-        if self._crew.agents and missing:  # if no probe connected, no node is to blame
+        if self._pool.agents and missing:  # if no probe connected, no node is to blame
             self._tell(f"restarting {len(missing)} probes that did not connect")
             await self._asking.call_again(missing, limit_s=JOIN_S)
-        return bool(self._crew.agents)
+        return bool(self._pool.agents)
 
     def _here(self) -> list[int]:
-        return sorted(self._crew.agents)
+        return sorted(self._pool.agents)
 
     def _address(self, node: int) -> str:
         """Return the address at which other nodes should reach a node."""
-        agent = self._crew.agents[node]
+        agent = self._pool.agents[node]
         seen = agent.link.peer_address
         others = [address for address in agent.hello.addresses if address]
         return others[0] if seen.startswith("127.") and others else seen
@@ -154,7 +154,7 @@ class Examination:
                 continue
             facts = read_facts(
                 said.found,
-                granted=self._crew.agents[node].hello.gpus if node in self._crew.agents else 0,
+                granted=self._pool.agents[node].hello.gpus if node in self._pool.agents else 0,
                 skew_s=round(skews.get(node, 0.0), 4),
                 folder_late_s=late.get(node, 0.0),
             )
@@ -201,7 +201,7 @@ class Examination:
         self._tell("testing ports between nodes")
         questions: dict[int, tuple[str, Mapping[str, Any]]] = {}
         for node in self._here():
-            own = [self._address(node), *self._crew.agents[node].hello.addresses]
+            own = [self._address(node), *self._pool.agents[node].hello.addresses]
             questions[node] = ("open", {"addresses": list(dict.fromkeys(own))})
         opened = await self._asking.ask(questions, limit_s=ASK_S)
         doors = {node: said.found["ports"] for node, said in opened.items() if not said.error}
@@ -285,10 +285,10 @@ class Examination:
     def _common_addresses(self, group: Sequence[int]) -> list[str]:
         """Return an address of a group's first node that all others are known to reach."""
         first, *others = group
-        if first not in self._crew.agents:
+        if first not in self._pool.agents:
             return []  # lost since the last round
         known = [self._reached[node, first] for node in others if (node, first) in self._reached]
-        every = [self._address(first), *self._crew.agents[first].hello.addresses]
+        every = [self._address(first), *self._pool.agents[first].hello.addresses]
         common = [address for address in every if all(address in found for found in known)]
         return list(dict.fromkeys(common))[:1] or every[:1]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
 from echelon.launch.backends.base import Starter
-from echelon.launch.backends.starting import without_shape
+from echelon.launch.backends.slurm.starter import without_shape
 from echelon.launch.doctor.asking import Questioner
 from echelon.launch.doctor.look import SCRIPT, parse_look
 from echelon.launch.doctor.programs import run_program

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
-from echelon.launch.backends.starting import choose_starter
+from echelon.launch.backends.choosing import choose_backend
 from echelon.launch.doctor.examination import Examination
 from echelon.launch.doctor.judge import judge
 from echelon.launch.doctor.site import Place
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         examined = asyncio.run(
             Examination(
                 shell=shell,
-                starter=choose_starter(shell, environ, nodes=1),
+                starter=choose_backend(shell, environ).starter,
                 environ=environ,
                 place=place,
                 short=True,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from echelon.launch.protocol.wire import WireError
 
@@ -102,6 +102,19 @@ class Ended(Message):
     generation: int
 
 
+class Pace(NamedTuple):
+    """How fast a node's ranks save and could stop; -1 where no rank has reported it."""
+
+    save_us: int = -1
+    """Longest time to save."""
+    way_us: int = -1
+    """Longest time between two points at which a rank can stop."""
+    saved_low: int = -1
+    """Newest saved step of the rank that is furthest behind,"""
+    saved_high: int = -1
+    """and of the one that is furthest ahead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse(Message):
     """I live. From an agent: and so do these ranks."""
@@ -109,9 +122,12 @@ class Pulse(Message):
     generation: int = 0
     ranks: list[list[Any]] = field(default_factory=list)
     """Rank, step, state (R, S, T, D …), CPU seconds used by it and its children."""
-    pace: list[int] = field(default_factory=list)
-    """Of the node's ranks, as in their beacons: the largest save_us and pass_us, the least and the
-    largest `saved`; -1 where none said."""
+    pace: Pace | None = None
+    """None without ranks. On the wire it is a list."""
+
+    def __post_init__(self) -> None:
+        if self.pace is not None:
+            object.__setattr__(self, "pace", Pace(*self.pace))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,9 +42,9 @@ def look(tmp_path, shell):
     place = Place(probe=[], folder=tmp_path, python="python", scratch=tmp_path)
 
     async def scenario():
-        crew = AgentPool(starter, HangWatch(0), lambda *_, **__: None, told.append)
+        pool = AgentPool(starter, HangWatch(0), lambda *_, **__: None, told.append)
         looking = Looking(
-            Questioner(crew),
+            Questioner(pool),
             shell=shell,
             starter=starter,
             environ={"SLURM_JOB_ID": "42", "PATH": "/usr/bin:/bin"},

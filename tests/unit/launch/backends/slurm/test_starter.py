@@ -8,10 +8,9 @@ import pytest
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import CommandError
 from echelon.launch.backends.base import Started
-from echelon.launch.backends.local import LocalStarter
-from echelon.launch.backends.starting import SlurmStarter, choose_starter, parse_granted
+from echelon.launch.backends.slurm.starter import SlurmStarter, parse_granted
 
-RECORDED = Path(__file__).parents[3] / "golden" / "slurm-22.05"
+RECORDED = Path(__file__).parents[4] / "golden" / "slurm-22.05"
 JOB = {"SLURM_JOB_ID": "42", "SLURM_JOB_NODELIST": "node[1,3]"}
 KEY = b"k" * 32
 AGENT = ["python", "launcher", "agent", "runs/x", "1"]
@@ -147,20 +146,3 @@ def test_where_slurms_nodes_reach_us(monkeypatch):
     assert SlurmStarter(shell, JOB).candidates() == ["10.9.0.1", "192.168.1.1"]
     alone = SlurmStarter(FakeShell(), {**JOB, "SLURM_JOB_NODELIST": "node1"})
     assert alone.candidates() == ["127.0.0.1", "192.168.1.1", "10.9.0.1"]
-
-
-def test_on_one_machine_each_agent_plays_a_node():
-    shell = Recorder()
-    started = LocalStarter(shell, 2).start([0, 1], AGENT, {"HOME": "/root"}, Path("logs"), KEY)
-    assert shell.calls == [tuple(AGENT)] * 2
-    assert shell.started == [
-        (Path("logs/agent-0.log"), {"HOME": "/root", "ECHELON_NODE": "0"}),
-        (Path("logs/agent-1.log"), {"HOME": "/root", "ECHELON_NODE": "1"}),
-    ]
-    assert [one.nodes for one in started] == [{0}, {1}]
-    assert LocalStarter(shell, 2).candidates() == ["127.0.0.1"]
-
-
-def test_an_allocation_is_used_if_we_are_in_one():
-    assert choose_starter(FakeShell(), JOB, nodes=5).nodes == 2
-    assert choose_starter(FakeShell(), {}, nodes=5).nodes == 5

@@ -1,7 +1,7 @@
-"""What the cluster says of the job we are in: until when it lasts, and who wants its nodes.
+"""What Slurm reports about the job around us: when it ends, and whether its nodes are taken away.
 
 Everything that ends a job before its work is done becomes one `Stop` here. Slurm's own signals come
-too late for a time limit (up to a minute off) and do not say why they come: its word does.
+too late for a time limit (up to a minute off) and do not say why they come; `scontrol` does.
 """
 
 import asyncio
@@ -15,49 +15,41 @@ from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub, word
 from echelon.errors import EchelonError
-from echelon.launch.backends.base import (
-    ANSWER_S,
-    LOOK_S,
-    RESERVE_S,
-    STOPPED_IN_TIME,
-    Allocation,
-    View,
-)
-from echelon.launch.backends.local import OwnMachine
+from echelon.launch.backends.base import ANSWER_S, LOOK_S, RESERVE_S, RESUMABLE_EXIT, View
 from echelon.launch.protocol.stop import Stop
 
 _LIMIT = ("time limit", "the job reached its time limit")
 _ENDING = {
     "TIMEOUT": _LIMIT,
-    "PREEMPTED": ("preemption", "another job takes the nodes"),
+    "PREEMPTED": ("preemption", "another job takes its nodes"),
     "CANCELLED": ("cancelled", "the job was cancelled"),
     "COMPLETING": ("cancelled", "the job was cancelled"),
 }
-"""States of a job that somebody ends, and what they mean.
+"""States of a job that is being ended: cause and message.
 
-While it is being ended, text shows no more than COMPLETING; the reason tells a limit.
+Most jobs show only COMPLETING while they end; the reason reveals a time limit.
 """
 _CLOCK = re.compile(r"sdiag output at .*\((\d+)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What one look at the job has shown."""
+    """One answer of Slurm about the job."""
 
     state: str
     end_s: float | None
-    """When it ends, by this host's clock; None for never, or when it is not known."""
+    """When it ends, by this host's clock; None if never or unknown."""
     preempted: bool
     reason: str
     hosts: frozenset[str] = frozenset()
-    """What is left of its nodes."""
+    """Its nodes that are left."""
 
 
 class SlurmAllocation:
     """A job of Slurm."""
 
     def __init__(self, shell: Shell, environ: Mapping[str, str]) -> None:
-        # Times of day in UTC: where clocks are put back, an hour of local time comes twice.
+        # In UTC, because an hour of local time occurs twice when clocks are set back.
         self._shell, self._environ = shell, {**scrub(environ), "TZ": "UTC0"}
         self._job = environ["SLURM_JOB_ID"]
         self._ahead_s: float | None = None
@@ -68,9 +60,9 @@ class SlurmAllocation:
             nodes = view.nodes() if view.can_move() else []
             look, drained = await asyncio.to_thread(self._look_around, nodes)
             if drained:
-                post(Stop("maintenance", drained, STOPPED_IN_TIME))
+                post(Stop("maintenance", drained, RESUMABLE_EXIT))
                 return
-            end_s = look.end_s if look else end_s  # while slurmctld is away, the last that it said
+            end_s = look.end_s if look else end_s  # if slurmctld is away, its last answer counts
             while (pause_s := _pause(end_s, view.lead_s(), time.time())) > 0:
                 await asyncio.sleep(min(pause_s, LOOK_S))
                 if pause_s >= LOOK_S:
@@ -79,8 +71,8 @@ class SlurmAllocation:
                 assert end_s is not None
                 left_s = max(0.0, end_s - time.time())
                 deadline_s = time.monotonic() + left_s - RESERVE_S
-                message = f"the job's time is over in {left_s:.0f} s"
-                post(Stop("time limit", message, STOPPED_IN_TIME, deadline_s=deadline_s))
+                message = f"the job reaches its time limit in {left_s:.0f} s"
+                post(Stop("time limit", message, RESUMABLE_EXIT, deadline_s=deadline_s))
                 return
 
     async def explain(self, stop: Stop) -> Stop:
@@ -110,7 +102,7 @@ class SlurmAllocation:
         return self._look(), drained
 
     def _look(self) -> _Look | None:
-        """Ask once: whoever waits for the answer has something better than waiting."""
+        """Ask once, without retries: the caller can proceed without an answer."""
         text = self._show("job", self._job)
         if "JobState=" not in text:
             return None
@@ -124,23 +116,23 @@ class SlurmAllocation:
         )
 
     def _clock_ahead_s(self) -> float:
-        """Return by how much slurmctld's clock is ahead of this host's: they may be minutes apart.
+        """Return by how much slurmctld's clock is ahead of this host's; scontrol shows its times.
 
-        The times that scontrol shows are slurmctld's.
+        The two may be minutes apart.
         """
         if self._ahead_s is None:
             found = _CLOCK.search(self._say(["sdiag"]))
             if not found:
                 return 0.0
             self._ahead_s = float(found[1]) - time.time()
-        # An answer in whole seconds, on its way for another: less than that is no difference.
+        # The answer has whole seconds and takes up to one more: less than that is no difference.
         return self._ahead_s if abs(self._ahead_s) > 2 else 0.0
 
     def _show(self, *what: str) -> str:
         return self._say(["scontrol", "--oneliner", "show", *what])
 
     def _say(self, argv: Sequence[str]) -> str:
-        """Return what a command of Slurm's says: nothing, when slurmctld is away."""
+        """Return the output of a Slurm command; empty if slurmctld is unavailable."""
         try:
             return self._shell.run(argv, env=self._environ, timeout_s=60).stdout
         except EchelonError:
@@ -148,12 +140,12 @@ class SlurmAllocation:
 
 
 def _pause(end_s: float | None, lead_s: float, now_s: float) -> float:
-    """Return for how long there is nothing to do."""
+    """Return how long to wait before ranks have to be told."""
     return LOOK_S if end_s is None else end_s - lead_s - now_s
 
 
 def judge_stop(stop: Stop, look: _Look, now_s: float, monotonic_s: float) -> Stop:
-    """Return what a signal means, by what the cluster said when it had come. Pure."""
+    """Return what a signal means, given what Slurm reported after it arrived. Pure."""
     state = "PREEMPTED" if look.preempted else look.state
     if state not in _ENDING:
         return stop
@@ -167,7 +159,7 @@ def judge_stop(stop: Stop, look: _Look, now_s: float, monotonic_s: float) -> Sto
 
 
 def find_drained(lines: Sequence[str]) -> str:
-    """Return which node is being drained, in words, of `scontrol --oneliner show node`."""
+    """Describe the node that is being drained, from `scontrol --oneliner show node`; else empty."""
     for line in lines:
         state = word(line, "State")
         if "DRAIN" in state and "DOWN" not in state:
@@ -178,15 +170,8 @@ def find_drained(lines: Sequence[str]) -> str:
 
 
 def parse_time(text: str) -> float | None:
-    """Return a time that Slurm shows in UTC, since the epoch; None for Unknown, None, N/A."""
+    """Parse a time that Slurm shows in UTC; None for Unknown, None, N/A."""
     try:
         return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
     except (ValueError, OverflowError):
         return None
-
-
-def choose_allocation(shell: Shell, environ: Mapping[str, str]) -> Allocation:
-    """Return the allocation that we are in, if we are in one."""
-    if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
-        return SlurmAllocation(shell, environ)
-    return OwnMachine()

@@ -1,4 +1,4 @@
-"""How a controller gets one agent onto every node: by itself, or through srun in an allocation."""
+"""Starts one agent on every node of a Slurm job, through srun."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,8 +7,7 @@ from pathlib import Path
 from echelon.core import addresses
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
-from echelon.launch.backends.base import Outlook, Started, Starter
-from echelon.launch.backends.local import LocalStarter
+from echelon.launch.backends.base import Outlook, Started
 from echelon.launch.protocol.rank_environment import NODE, render_key
 from echelon.world import parse_counts
 
@@ -16,11 +15,11 @@ _SHAPE = re.compile(
     r"S(?:LURM|RUN)_(?:.*PER_TASK|.*PER_GPU|NTASKS.*|NPROCS|TASKS_PER_NODE|GPUS.*|CPU_BIND.*|MEM_.*|"
     r"DISTRIBUTION|STEP_.*|EXACT|OVERLAP|LABELIO|JOB_NUM_NODES_FOR_STEP)"
 )
-"""Variables by which the shape of the job, or of a step around us, would become our step's."""
+"""Variables through which our step would inherit the shape of the job, or of a step around us."""
 
 
 class SlurmStarter:
-    """One agent on every node of the allocation that we are in, whatever shape it has."""
+    """One agent on every node of the job around us, whatever its shape."""
 
     def __init__(self, shell: Shell, environ: Mapping[str, str]) -> None:
         self._shell, self._environ = shell, environ
@@ -29,7 +28,7 @@ class SlurmStarter:
         self.nodes = len(self._hosts)
 
     def ranks(self, node: int) -> int:
-        """Return as many as srun would start tasks."""
+        """Return the number of tasks that srun would start."""
         counts = parse_counts(self._environ.get("SLURM_TASKS_PER_NODE", ""))
         return counts[node] if node < len(counts) else 1
 
@@ -37,7 +36,7 @@ class SlurmStarter:
         return self._hosts[node]
 
     def candidates(self) -> list[str]:
-        """Ask Slurm where the nodes are, and the kernel which way leads there."""
+        """Ask Slurm for the addresses of the nodes, and the kernel for the route to them."""
         if self.nodes == 1:
             return [addresses.LOOPBACK, *addresses.host_addresses()]
         shown = self._shell.run(["scontrol", "show", "node", ",".join(self._hosts)], timeout_s=60)
@@ -66,7 +65,7 @@ class SlurmStarter:
                 *("--kill-on-bad-exit=0", "--wait=0", "--unbuffered", "--input=all"),
                 gpus,
             ]
-            # Alone, it says where it is; together, each finds its place in the job's host list.
+            # A single agent is told its node; several find their own in the job's host list.
             place = {NODE: str(group[0])} if len(group) == 1 else {}
             own = {**clean, **place}
             pid = self._shell.start([*step, *argv], log=log, env=own, stdin=render_key(key))
@@ -74,13 +73,13 @@ class SlurmStarter:
         return found
 
     def outlook(self) -> Outlook:
-        return Outlook()  # Slurm has waited for them
+        return Outlook()  # the job starts with all of its nodes
 
     def _steps(self, nodes: Sequence[int]) -> list[tuple[list[int], str]]:
-        """Return which of the nodes to reach by one srun, and its option for all their GPUs.
+        """Return the nodes of each srun, and its option for all their GPUs.
 
-        Where nodes were granted different numbers, as happens with a total of `--gpus`, Slurm 22.05
-        refuses to give a step more per node than the least: then each node has a step of its own.
+        If nodes were granted different numbers, as with a total of `--gpus`, Slurm 22.05 refuses
+        to give a step more per node than the least. Then each node gets a step of its own.
         """
         argv = ["scontrol", "--details", "--oneliner", "show", "job", self._job]
         granted = parse_granted(self._shell.run(argv, timeout_s=60).check().stdout)
@@ -95,22 +94,15 @@ class SlurmStarter:
 
 
 def without_shape(env: Mapping[str, str]) -> dict[str, str]:
-    """Return variables without those that would give a step the shape of the job around it."""
+    """Return variables without those that would give a step the shape of its job."""
     return {name: value for name, value in env.items() if not _SHAPE.fullmatch(name)}
 
 
 def parse_granted(text: str) -> dict[str, int]:
-    """Read how many GPUs each node gives, from `scontrol --details show job`."""
+    """Parse the number of GPUs on each node from `scontrol --details show job`."""
     found: dict[str, int] = {}
     for hosts, gres in re.findall(r"\bNodes=(\S+) CPU_IDs=\S+ Mem=\S+ GRES=(\S*)", text):
         counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d+)", gres)
         for host in expand(hosts):
             found[host] = sum(map(int, counts))
     return found
-
-
-def choose_starter(shell: Shell, environ: Mapping[str, str], *, nodes: int) -> Starter:
-    """Return the way that fits: an allocation is used if we are in one."""
-    if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
-        return SlurmStarter(shell, environ)
-    return LocalStarter(shell, nodes)

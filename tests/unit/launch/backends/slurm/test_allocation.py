@@ -7,14 +7,8 @@ import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import MissingProgramError
-from echelon.launch.backends import allocation
-from echelon.launch.backends.allocation import (
-    SlurmAllocation,
-    choose_allocation,
-    find_drained,
-    parse_time,
-)
-from echelon.launch.backends.local import OwnMachine
+from echelon.launch.backends.slurm import allocation
+from echelon.launch.backends.slurm.allocation import SlurmAllocation, find_drained, parse_time
 from echelon.launch.protocol.stop import Stop
 
 ENVIRON = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_CONF": "/x"}
@@ -92,7 +86,7 @@ def test_a_time_limit_is_told_in_time_whatever_the_clocks_say(monkeypatch, clock
     assert stop.exit_code == 75
     left_s = stop.deadline_s - time.monotonic()
     assert left_s < 8.0 - allocation.RESERVE_S + 1
-    assert stop.message.startswith("the job's time is over in")
+    assert stop.message.startswith("the job reaches its time limit in")
 
 
 @pytest.mark.parametrize("clock", [0.0, 600.0, -600.0])
@@ -201,7 +195,6 @@ def left_s(answers):
 def test_how_much_time_is_left(clock):
     assert 595 < left_s(Answers(left_s=600, clock=clock)) <= 600
     assert left_s(Answers(left_s=-5)) == 0.0
-    assert asyncio.run(OwnMachine().left_s()) is None
     away = FakeShell(answers={"scontrol": Result(argv=("scontrol",), code=1)})
     assert asyncio.run(SlurmAllocation(away, ENVIRON).left_s()) is None
 
@@ -214,8 +207,3 @@ def test_a_dead_node_is_not_a_drained_one():
     lines = ["NodeName=a State=DOWN+DRAIN+NOT_RESPONDING", "NodeName=b State=ALLOCATED+DRAIN"]
     assert find_drained(lines) == "b is being drained"
     assert find_drained(lines[:1]) == ""
-
-
-def test_without_a_job_nobody_is_asked():
-    assert isinstance(choose_allocation(FakeShell(), {}), OwnMachine)
-    assert isinstance(choose_allocation(FakeShell(), ENVIRON), SlurmAllocation)
