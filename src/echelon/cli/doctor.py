@@ -21,7 +21,7 @@ from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
 if TYPE_CHECKING:
-    from echelon.launch.doctor.record import Examined, Finding
+    from echelon.launch.doctor.results import Examined, Finding
     from echelon.spec.job_spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
@@ -73,8 +73,8 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     from echelon.launch.backends.local import LocalStarter  # noqa: PLC0415
     from echelon.launch.backends.starting import choose_starter  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
-    from echelon.launch.doctor.judge import judge  # noqa: PLC0415
-    from echelon.launch.doctor.site import Place  # noqa: PLC0415
+    from echelon.launch.doctor.findings import judge  # noqa: PLC0415
+    from echelon.launch.doctor.first_look import DoctorPaths  # noqa: PLC0415
     from echelon.launch.protocol.stop import StopError  # noqa: PLC0415
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
 
@@ -84,14 +84,14 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
         if isinstance(starter, LocalStarter):
             starter = LocalStarter(shell, 1, name=os.uname().nodename)
         probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
-        place = Place(probe=probe, folder=folder, python=python, scratch=scratch)
+        paths = DoctorPaths(probe=probe, folder=folder, python=python, scratch=scratch)
         try:
             examined = asyncio.run(
                 Examination(
                     shell=shell,
                     starter=starter,
                     environ=environ,
-                    place=place,
+                    paths=paths,
                     short=short,
                     tell=_progress,
                 ).run()

@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 from echelon.clusters.slurm.allocating import parse_held
 from echelon.doctor.report import render_findings, render_table, to_record
-from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
-from echelon.launch.doctor.asking import Said
+from echelon.launch.doctor.all_reduce import merge_answers
+from echelon.launch.doctor.findings import judge
+from echelon.launch.doctor.first_look import parse_look
 from echelon.launch.doctor.gpus import parse_gpus, parse_parts, parse_reasons
-from echelon.launch.doctor.judge import judge
-from echelon.launch.doctor.look import parse_look
 from echelon.launch.doctor.preflight import find_unfit, parse_record
-from echelon.launch.doctor.record import Examined, Node
-from echelon.launch.doctor.reducing import merge_answers
+from echelon.launch.doctor.probe_client import ProbeAnswer
+from echelon.launch.doctor.results import Examined, Node, read_facts, read_figure, read_torch
 
 HUGE = "9" * 5000
 """Python reads no decimal number of more than 4,300 digits."""
@@ -127,13 +126,15 @@ def test_an_answer_that_is_whole_is_taken_as_it_is():
 
 @given(st.dictionaries(st.sampled_from(["ranks", "error"]), JSON))
 def test_any_answer_of_ranks(found):
-    group = merge_answers(("a", "b"), [Said(found=found), Said(error="e")], backend="gloo")
+    group = merge_answers(
+        ("a", "b"), [ProbeAnswer(found=found), ProbeAnswer(error="e")], backend="gloo"
+    )
     assert group.error
 
 
 @pytest.mark.parametrize("found", [{}, {"ranks": [{}]}, {"ranks": [{"bandwidth": "x"}]}])
 def test_ranks_that_give_no_figure_have_failed(found):
-    assert merge_answers(("a", "b"), [Said(found=found)] * 2, backend="gloo").error
+    assert merge_answers(("a", "b"), [ProbeAnswer(found=found)] * 2, backend="gloo").error
 
 
 @pytest.mark.parametrize("value", [None, "x", [], math.nan, True])

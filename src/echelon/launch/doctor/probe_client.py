@@ -1,6 +1,6 @@
 """The doctor's side of the connection to its probes: send questions, collect answers.
 
-All events arrive through the crew's single queue, so a stop request is handled during any wait.
+All events arrive through the pool's single queue, so a stop request is handled during any wait.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ Question = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ProbeAnswer:
     """A node's answer."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
@@ -32,11 +32,11 @@ class Said:
     """Time of day at which it arrived, by our clock."""
 
 
-class Questioner:
+class ProbeClient:
     """See the module."""
 
-    def __init__(self, crew: AgentPool) -> None:
-        self._crew = crew
+    def __init__(self, pool: AgentPool) -> None:
+        self._pool = pool
         self._number = 0
         self.lost: dict[int, str] = {}
         """Node → why its probe did not connect, or ended."""
@@ -48,10 +48,10 @@ class Questioner:
             StopError: a stop was requested.
         """
         for task in tasks:
-            task.add_done_callback(lambda _: self._crew.wake())
+            task.add_done_callback(lambda _: self._pool.wake())
         try:
             while not all(task.done() for task in tasks):
-                self._take_in(await self._crew.next())
+                self._take_in(await self._pool.next())
         finally:
             for task in tasks:
                 task.cancel()
@@ -60,10 +60,10 @@ class Questioner:
     async def await_probes(self, nodes: Sequence[int], *, limit_s: float) -> None:
         """Wait until the probes of these nodes have connected; add the missing ones to `lost`."""
         deadline_s = time.monotonic() + limit_s
-        while missing := set(nodes) - self._crew.agents.keys() - self.lost.keys():
-            entry = await self._crew.next(deadline_s)
+        while missing := set(nodes) - self._pool.agents.keys() - self.lost.keys():
+            entry = await self._pool.next(deadline_s)
             if entry is None:
-                why = " ".join(read_reason(started.log) for started in self._crew.started)
+                why = " ".join(read_reason(started.log) for started in self._pool.started)
                 told = why.strip() or f"it did not connect within {limit_s:g} s"
                 self.lost |= dict.fromkeys(missing, told)
                 return
@@ -77,36 +77,38 @@ class Questioner:
         async def call(node: int) -> None:
             with contextlib.suppress(EchelonError, OSError):  # a time-out is one too
                 async with room, asyncio.timeout(limit_s):
-                    await self._crew.recall(node)
+                    await self._pool.recall(node)
 
         await self.attend([loop.create_task(call(node)) for node in nodes])
         for node, why in before.items():
-            if node in self._crew.agents:
+            if node in self._pool.agents:
                 self.lost.pop(node, None)  # the step that should have started it ended meanwhile
             else:
                 self.lost.setdefault(node, why)
 
-    async def ask(self, questions: Mapping[int, Question], *, limit_s: float) -> dict[int, Said]:
+    async def ask(
+        self, questions: Mapping[int, Question], *, limit_s: float
+    ) -> dict[int, ProbeAnswer]:
         """Ask each of some nodes a question; lost or late nodes yield an error."""
         self._number += 1
-        said: dict[int, Said] = {}
+        said: dict[int, ProbeAnswer] = {}
         for node, (what, about) in questions.items():
-            if node in self._crew.agents:
+            if node in self._pool.agents:
                 question = Ask(number=self._number, what=what, about=dict(about))
-                self._crew.agents[node].link.say(question)
+                self._pool.agents[node].link.say(question)
         deadline_s = time.monotonic() + limit_s
         while missing := questions.keys() - said.keys() - self.lost.keys():
-            entry = await self._crew.next(deadline_s)
+            entry = await self._pool.next(deadline_s)
             if entry is None:
-                late = Said(error=f"no answer within {limit_s:g} s")
+                late = ProbeAnswer(error=f"no answer within {limit_s:g} s")
                 said |= dict.fromkeys(missing, late)
                 break
             match self._take_in(entry):
                 case (Agent() as agent, Answer(number=self._number) as answer):
-                    said[agent.node] = Said(
+                    said[agent.node] = ProbeAnswer(
                         found=answer.found, error=answer.error, at_s=time.time()
                     )
-        gone = {node: Said(error=self.lost[node]) for node in questions if node in self.lost}
+        gone = {node: ProbeAnswer(error=self.lost[node]) for node in questions if node in self.lost}
         return {**said, **gone}
 
     def _take_in(self, entry: Any) -> Any:
@@ -116,6 +118,6 @@ class Questioner:
             case (Agent() as agent, Lost(reason=reason)):
                 self.lost[agent.node] = reason
             case (_, Gone(started=started)):
-                for node in started.nodes - self._crew.agents.keys() - self.lost.keys():
+                for node in started.nodes - self._pool.agents.keys() - self.lost.keys():
                     self.lost[node] = read_reason(started.log) or "it ended without output"
         return entry
