@@ -21,7 +21,7 @@ from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
 if TYPE_CHECKING:
-    from echelon.launch.doctor.record import Examined, Finding
+    from echelon.launch.doctor.results import Examined, Finding
     from echelon.spec.job_spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
@@ -72,8 +72,8 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
-    from echelon.launch.doctor.judge import judge  # noqa: PLC0415
-    from echelon.launch.doctor.site import Place  # noqa: PLC0415
+    from echelon.launch.doctor.findings import judge  # noqa: PLC0415
+    from echelon.launch.doctor.first_look import DoctorPaths  # noqa: PLC0415
     from echelon.launch.protocol.stop import StopError  # noqa: PLC0415
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
 
@@ -81,14 +81,14 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     with _place(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
         starter = choose_backend(shell, environ).starter
         probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
-        place = Place(probe=probe, folder=folder, python=python, scratch=scratch)
+        paths = DoctorPaths(probe=probe, folder=folder, python=python, scratch=scratch)
         try:
             examined = asyncio.run(
                 Examination(
                     shell=shell,
                     starter=starter,
                     environ=environ,
-                    place=place,
+                    paths=paths,
                     short=short,
                     tell=_progress,
                 ).run()

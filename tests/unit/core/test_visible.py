@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from echelon.core.visible import in_one_line, settled, visible
 from echelon.doctor.report import render_findings as render_doctors
-from echelon.launch.doctor.record import Finding as DoctorsFinding
+from echelon.launch.doctor.results import Finding as DoctorsFinding
 from echelon.lint.finding import Finding, Severity
 from echelon.lint.report import render_findings
 

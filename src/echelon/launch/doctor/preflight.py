@@ -15,9 +15,9 @@ from typing import Any
 
 from echelon.core.records import parse_json, read_bytes
 from echelon.core.shell import LocalShell, Shell
-from echelon.launch.doctor.asking import Questioner
-from echelon.launch.doctor.programs import GRACE_S, run_program
-from echelon.launch.doctor.record import Finding
+from echelon.launch.doctor.probe_client import ProbeClient
+from echelon.launch.doctor.results import Finding
+from echelon.launch.doctor.timed_program import GRACE_S, run_program
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.protocol.messages import Hello
 from echelon.launch.roles import role_command
@@ -76,7 +76,7 @@ async def fly(
     )
     try:
         task = asyncio.get_running_loop().create_task(work)
-        await Questioner(pool).attend([task])
+        await ProbeClient(pool).attend([task])
     finally:
         _sweep(run.doctor(attempt), scratch)
     try:

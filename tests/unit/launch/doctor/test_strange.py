@@ -10,14 +10,21 @@ from hypothesis import strategies as st
 
 from echelon.clusters.slurm.allocating import parse_held
 from echelon.doctor.report import render_findings, render_table, to_record
-from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
-from echelon.launch.doctor.asking import Said
+from echelon.launch.doctor.all_reduce import merge_answers
+from echelon.launch.doctor.findings import judge
+from echelon.launch.doctor.first_look import parse_look
 from echelon.launch.doctor.gpus import parse_gpus, parse_parts, parse_reasons
-from echelon.launch.doctor.judge import judge
-from echelon.launch.doctor.look import parse_look
 from echelon.launch.doctor.preflight import find_unfit, parse_record
-from echelon.launch.doctor.record import Examined, Finding, Look, Node
-from echelon.launch.doctor.reducing import merge_answers
+from echelon.launch.doctor.probe_client import ProbeAnswer
+from echelon.launch.doctor.results import (
+    Examined,
+    Finding,
+    Look,
+    Node,
+    read_facts,
+    read_figure,
+    read_torch,
+)
 
 HUGE = "9" * 5000
 """Python reads no decimal number of more than 4,300 digits."""
@@ -215,14 +222,16 @@ def test_a_complete_answer_of_a_probe_is_taken_as_it_is():
 
 @given(st.dictionaries(st.sampled_from(["ranks", "error"]), JSON))
 def test_an_error_of_one_node_is_the_groups_whatever_the_other_answers(found):
-    group = merge_answers(("a", "b"), [Said(found=found), Said(error="e")], backend="gloo")
+    group = merge_answers(
+        ("a", "b"), [ProbeAnswer(found=found), ProbeAnswer(error="e")], backend="gloo"
+    )
     assert group.error == "b: e" or group.error.startswith("a: ")
     assert (group.nodes, group.backend, group.bandwidth) == (("a", "b"), "gloo", 0.0)
 
 
 @pytest.mark.parametrize("found", [{}, {"ranks": [{}]}, {"ranks": [{"bandwidth": "x"}]}])
 def test_ranks_that_give_no_figure_have_failed(found):
-    assert merge_answers(("a", "b"), [Said(found=found)] * 2, backend="gloo").error
+    assert merge_answers(("a", "b"), [ProbeAnswer(found=found)] * 2, backend="gloo").error
 
 
 @pytest.mark.parametrize("value", [None, "x", [], math.nan, True])

@@ -1,13 +1,21 @@
-"""Bad nodes are named, whoever they are and however many meet; good ones never."""
+"""All-reduce: planning of pairs, suspects, and merging of answers."""
 
+import asyncio
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.launch.doctor.record import Group
-from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
+from echelon.launch.doctor.all_reduce import (
+    AllReduce,
+    find_suspects,
+    merge_answers,
+    plan_confirmation,
+    plan_rounds,
+)
+from echelon.launch.doctor.probe_client import ProbeAnswer
+from echelon.launch.doctor.results import Group
 
 FAST, SLOW = 1e9, 1e7
 
@@ -118,3 +126,63 @@ def test_one_that_takes_long_for_one_number():
     ]
     (one,) = find_suspects(pairs)
     assert (one.node, one.what, one.best, one.usual) == ("n2", "lagging", 5e-2, 1e-3)
+
+
+GOOD = {"bandwidth": 1e9, "latency_s": 1e-3, "size": 1 << 20}
+
+
+def merge(*answers):
+    return merge_answers(("a", "b"), answers, backend="gloo")
+
+
+def test_the_slowest_rank_counts():
+    slow = {**GOOD, "bandwidth": 5e8, "latency_s": 2e-3}
+    found = merge(
+        ProbeAnswer(found={"ranks": [GOOD, GOOD]}), ProbeAnswer(found={"ranks": [GOOD, slow]})
+    )
+    assert (found.nodes, found.ranks, found.error) == (("a", "b"), 4, "")
+    assert (found.bandwidth, found.latency_s) == (5e8, 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (ProbeAnswer(error="the connection was closed"), "b: the connection was closed"),
+        (
+            ProbeAnswer(found={"error": "did not finish within 25 s"}),
+            "b: did not finish within 25 s",
+        ),
+        (ProbeAnswer(found={"ranks": [GOOD, {"error": "time-out"}]}), "b: time-out"),
+    ],
+)
+def test_a_rank_that_fails_fails_them_all_and_is_named(answer, told):
+    found = merge(ProbeAnswer(found={"ranks": [GOOD]}), answer)
+    assert (found.error, found.bandwidth) == (told, 0.0)
+
+
+class Asked:
+    """In the questioner's place: it opens a port, and nobody measures anything."""
+
+    def __init__(self):
+        self.limits, self.orders = [], []
+
+    async def ask(self, questions, *, limit_s):
+        self.limits.append(limit_s)
+        self.orders += [about for what, about in questions.values() if what == "measure"]
+        return {node: ProbeAnswer(found={"ports": {"10.0.0.1": 7}}) for node in questions}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "limit_s"),
+    [(2, 1, 20.2), (2, 8, 21.6), (128, 8, 122.4), (1024, 8, 300.0)],
+)
+def test_ranks_wait_for_each_other_the_longer_the_more_they_are(nodes, gpus, limit_s):
+    asking = Asked()
+    names = {node: f"n{node}" for node in range(nodes)}
+    counts = dict.fromkeys(names, gpus)
+    here = {"names": names, "counts": counts, "addresses": lambda _group: ["10.0.0.1"]}
+    reducing = AllReduce(asking, **here, backend="gloo")
+    asyncio.run(reducing.measure([tuple(names)]))
+    assert all(order["limit_s"] == pytest.approx(limit_s) for order in asking.orders)
+    assert len(asking.orders) == nodes
+    assert asking.limits[-1] > limit_s  # else we would be gone before they are

@@ -20,7 +20,7 @@ _PROGRAM = "train/probe.py"
 _MESSAGE_SIZE = 1 << 17
 
 
-class TorchWorker:
+class TorchClient:
     """See the module. A process that hangs is killed; the next order starts a new one."""
 
     def __init__(self, shell: Shell, env: Mapping[str, str], log: Path) -> None:

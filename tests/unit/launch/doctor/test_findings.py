@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.launch.doctor.judge import exclude_option, find_odd, judge
-from echelon.launch.doctor.record import (
+from echelon.launch.doctor.findings import exclude_option, find_odd, judge
+from echelon.launch.doctor.results import (
     Examined,
     Facts,
     Finding,

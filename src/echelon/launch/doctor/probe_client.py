@@ -23,7 +23,7 @@ Question = tuple[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class ProbeAnswer:
     """A node's answer."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Said:
     """Time of day at which it arrived, by our clock."""
 
 
-class Questioner:
+class ProbeClient:
     """See the module."""
 
     def __init__(self, pool: AgentPool) -> None:
@@ -86,10 +86,12 @@ class Questioner:
             else:
                 self.lost.setdefault(node, why)
 
-    async def ask(self, questions: Mapping[int, Question], *, limit_s: float) -> dict[int, Said]:
+    async def ask(
+        self, questions: Mapping[int, Question], *, limit_s: float
+    ) -> dict[int, ProbeAnswer]:
         """Ask each of some nodes a question; lost or late nodes yield an error."""
         self._number += 1
-        said: dict[int, Said] = {}
+        said: dict[int, ProbeAnswer] = {}
         for node, (what, about) in questions.items():
             if node in self._pool.agents:
                 question = Ask(number=self._number, what=what, about=dict(about))
@@ -98,15 +100,15 @@ class Questioner:
         while missing := questions.keys() - said.keys() - self.lost.keys():
             entry = await self._pool.next(deadline_s)
             if entry is None:
-                late = Said(error=f"no answer within {limit_s:g} s")
+                late = ProbeAnswer(error=f"no answer within {limit_s:g} s")
                 said |= dict.fromkeys(missing, late)
                 break
             match self._take_in(entry):
                 case (AgentHandle() as agent, Answer(number=self._number) as answer):
-                    said[agent.node] = Said(
+                    said[agent.node] = ProbeAnswer(
                         found=answer.found, error=answer.error, at_s=time.time()
                     )
-        gone = {node: Said(error=self.lost[node]) for node in questions if node in self.lost}
+        gone = {node: ProbeAnswer(error=self.lost[node]) for node in questions if node in self.lost}
         return {**said, **gone}
 
     def _take_in(self, entry: Any) -> Any:

@@ -17,8 +17,8 @@ from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.launch.backends.choosing import choose_backend
 from echelon.launch.doctor.examination import Examination
-from echelon.launch.doctor.judge import judge
-from echelon.launch.doctor.site import Place
+from echelon.launch.doctor.findings import judge
+from echelon.launch.doctor.first_look import DoctorPaths
 from echelon.launch.protocol.stop import StopError
 from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     environ, shell = dict(os.environ), LocalShell()
     folder, scratch = run.doctor(attempt), Path(arguments[2])
     folder.mkdir(mode=0o700, exist_ok=True)
-    place = Place(
+    paths = DoctorPaths(
         probe=role_command("doctor-probe"),
         folder=folder,
         python=sys.executable,
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
                 shell=shell,
                 starter=choose_backend(shell, environ).starter,
                 environ=environ,
-                place=place,
+                paths=paths,
                 short=True,
                 tell=write_error,
             ).run()

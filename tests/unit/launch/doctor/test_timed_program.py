@@ -7,7 +7,7 @@ from pathlib import Path
 
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
-from echelon.launch.doctor.programs import GRACE_S, find_descendants, run_program
+from echelon.launch.doctor.timed_program import GRACE_S, find_descendants, run_program
 
 
 def run(tmp_path, line, **limits):

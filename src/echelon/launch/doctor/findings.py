@@ -7,15 +7,24 @@ correct. Figures are compared by their ratio to the median of the others.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from echelon.core.nodes import compress
-from echelon.launch.doctor.answers import read_count
-from echelon.launch.doctor.granted import own_gpus
-from echelon.launch.doctor.judge_figures import judge_figures
-from echelon.launch.doctor.judge_gpus import judge_gpus
+from echelon.launch.doctor.all_reduce import SLOW, find_fastest, find_suspects
+from echelon.launch.doctor.gpus import count_usable, own_gpus
 from echelon.launch.doctor.ports import judge_ports, name_some
-from echelon.launch.doctor.record import Examined, Facts, Finding, Node, Severity, Torch
+from echelon.launch.doctor.results import (
+    Examined,
+    Facts,
+    Finding,
+    Gpu,
+    Group,
+    Node,
+    Severity,
+    Torch,
+    read_count,
+)
 
 SKEW_S = 1.0
 LATE_S = 2.0
@@ -41,11 +50,11 @@ def judge(examined: Examined, *, folder: str, python: str) -> list[Finding]:
     found = [
         *(one for node in nodes for one in _judge_look(node, folder, python)),
         *(one for node in nodes for one in _judge_facts(node, folder)),
-        *(one for node in nodes for one in judge_gpus(node)),
+        *(one for node in nodes for one in _judge_gpus(node)),
         *(one for node in nodes for one in _judge_torch(node)),
         *_judge_odd(nodes),
         *judge_ports(nodes),
-        *judge_figures(examined),
+        *_judge_figures(examined),
     ]
     found = _share(found, [node.name for node in nodes])
     place = {node.name: number for number, node in enumerate(nodes)}
@@ -87,12 +96,11 @@ def exclude_option(findings: Sequence[Finding], nodes: Sequence[str]) -> str:
     return f"--exclude={compress(named)}" if named and len(named) < len(nodes) else ""
 
 
-def _error(node: str, check: str, message: str, fix: str) -> Finding:
-    return Finding(severity="error", node=node, check=check, message=message, fix=fix)
+def _find(severity: Severity, node: str, check: str, message: str, fix: str) -> Finding:
+    return Finding(severity=severity, node=node, check=check, message=message, fix=fix)
 
 
-def _warning(node: str, check: str, message: str, fix: str) -> Finding:
-    return Finding(severity="warning", node=node, check=check, message=message, fix=fix)
+_error, _warning = partial(_find, "error"), partial(_find, "warning")
 
 
 # --- each node on its own ---------------------------------------------------------------------
@@ -276,3 +284,142 @@ def find_odd(values: Mapping[str, str]) -> tuple[str, dict[str, str]]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(read_count(part, 0) for part in text.split(".")[:2])
+
+
+# --- GPUs; those of other jobs are ignored ----------------------------------------------------
+
+
+def _judge_gpus(node: Node) -> Iterator[Finding]:
+    if node.facts is not None:
+        yield from _judge_number(node.name, node.facts)
+        if not _is_without(node, node.facts):
+            for gpu in own_gpus(node.facts):
+                yield from _judge_health(node.name, gpu, sure=node.facts.ours is not None)
+        yield from _judge_use(node, node.facts)
+
+
+def _is_without(node: Node, facts: Facts) -> bool:
+    """Tell whether the job was granted no GPU and uses none."""
+    return facts.in_job and not facts.granted and not (node.torch and node.torch.devices)
+
+
+def _judge_number(name: str, facts: Facts) -> Iterator[Finding]:
+    if facts.gpu_error and facts.granted and not facts.gpus:
+        missing = facts.gpu_error.startswith("there is no")
+        why = f"{facts.granted} GPUs were granted, but {facts.gpu_error}"
+        fix = "check on the node that the driver is loaded: nvidia-smi"
+        yield _find("warning" if missing else "error", name, "gpus", why, fix)
+    elif len(facts.gpus) < (1 if facts.parts else facts.granted):
+        why = f"{facts.granted} GPUs were granted, but only {len(facts.gpus)} are present"
+        yield _error(name, "gpus", why, "check the driver's errors: dmesg | grep -i xid")
+
+
+def _judge_health(name: str, gpu: Gpu, *, sure: bool) -> Iterator[Finding]:
+    """Return the findings about one GPU; only warnings if it may belong to another job."""
+    doubt = "" if sure else "; it may belong to another job"
+    if gpu.ecc_errors:
+        why = f"GPU {gpu.index} has {gpu.ecc_errors} uncorrected ECC errors{doubt}"
+        fix = "have it reset or replaced: nvidia-smi -q -d ECC"
+        yield _find("error" if sure else "warning", name, "ecc", why, fix)
+    if gpu.throttle:
+        why = f"GPU {gpu.index} is throttled: {', '.join(gpu.throttle)}{doubt}"
+        fix = "check cooling and power: nvidia-smi -q -d PERFORMANCE"
+        yield _warning(name, "throttle", why, fix)
+
+
+def _judge_use(node: Node, facts: Facts) -> Iterator[Finding]:
+    torch, usable = node.torch, count_usable(facts)
+    if torch is None or torch.error or not torch.cuda or not facts.gpus:
+        return
+    if torch.devices < usable:
+        why = f"torch for CUDA {torch.cuda} can use {torch.devices} of {usable} GPUs"
+        why += f" (driver {facts.driver})"
+        why += f": {torch.device_error}" if torch.device_error else ""
+        fix = "update the driver, or check CUDA_VISIBLE_DEVICES"
+        yield _error(node.name, "cuda", why, fix)
+
+
+# --- measurements, compared with the median of the others -------------------------------------
+
+_GPU_ERROR, _GPU_WARNING = 0.5, 0.8
+"""Fractions of the other GPUs' median below which there is an error or a warning."""
+
+
+def _judge_figures(examined: Examined) -> Iterator[Finding]:
+    yield from _judge_pairs(examined)
+    overall = examined.overall
+    if overall and overall.error:
+        why = f"all-reduce over {len(overall.nodes)} nodes fails: {overall.error}"
+        fix = "try fewer nodes to find the number at which it fails"
+        yield _error("", "all-reduce", why, fix)
+    yield from _judge_gpu_speed(examined)
+
+
+def _judge_pairs(examined: Examined) -> Iterator[Finding]:
+    named = set()
+    for one in find_suspects(examined.pairs):
+        named.add(one.node)
+        if one.what == "broken":
+            why = f"all-reduce fails with every partner: {_error_of(examined, one.node)}"
+        elif one.what == "slow":
+            why = f"all-reduce reaches {rate(one.best)}, on other nodes {rate(one.usual)}"
+        else:
+            why = f"all-reduce of one number takes {one.best * 1e3:.1f} ms, "
+            why += f"on other nodes {one.usual * 1e3:.1f} ms"
+        fix = "exclude it; check cable, switch port and link speed: ethtool, ibstat"
+        make = _warning if one.what == "lagging" else _error
+        yield make(one.node, "all-reduce", why, fix)
+    # Use each node's best result: a pair may be slow for a moment on a busy machine.
+    best = [known for known in find_fastest(examined.pairs).values() if known]
+    if not named and len(examined.nodes) > 2 and best and min(best) * SLOW < max(best):
+        why = f"some nodes reach {rate(max(best))}, some {rate(min(best))}; half of them or "
+        why += "more are slow, so no single node can be blamed"
+        fix = "check whether they are of different types or in different parts of the network"
+        yield _warning("", "all-reduce", why, fix)
+    for pair in examined.pairs:
+        if pair.error and not named & set(pair.nodes):
+            why = f"all-reduce between {' and '.join(pair.nodes)} fails: {pair.error}"
+            fix = "examine them with a third node, to see whether one of them is to blame"
+            yield _error("", "all-reduce", why, fix)
+
+
+def _error_of(examined: Examined, node: str) -> str:
+    return next(pair.error for pair in examined.pairs if node in pair.nodes and pair.error)
+
+
+def _judge_gpu_speed(examined: Examined) -> Iterator[Finding]:
+    known = [(node.name, gpu) for node in examined.nodes if node.facts for gpu in node.facts.gpus]
+    for what, unit, figures in (
+        ("a matrix product", "TFLOP/s", {(n, g.index, g.name): g.tflops for n, g in known}),
+        ("copying", "GB/s", {(n, g.index, g.name): g.memory_gbs for n, g in known}),
+    ):
+        measured = {key: figure for key, figure in figures.items() if figure}
+        for (node, index, kind), figure in measured.items():
+            others = [
+                other
+                for key, other in measured.items()
+                if key[2] == kind and key[:2] != (node, index)
+            ]
+            usual = median(others or [figure])
+            if figure >= usual * _GPU_WARNING:
+                continue
+            why = f"GPU {index}: {what} {figure:.0f} {unit}, on others {usual:.0f}"
+            fix = "check whether it is hot, shared or capped: nvidia-smi -q -d PERFORMANCE,POWER"
+            make = _error if figure < usual * _GPU_ERROR else _warning
+            yield make(node, "gpu speed", why, fix)
+
+
+def rate(bytes_per_s: float) -> str:
+    """Format a bandwidth: `1.3 GB/s`, `24 MB/s`."""
+    if bytes_per_s >= 1e9:
+        return f"{bytes_per_s / 1e9:.1f} GB/s"
+    return (
+        f"{bytes_per_s / 1e6:.0f} MB/s" if bytes_per_s >= 1e7 else f"{bytes_per_s / 1e6:.1f} MB/s"
+    )
+
+
+def describe(group: Group) -> str:
+    """Format the result of an all-reduce."""
+    if group.error:
+        return group.error
+    return f"{rate(group.bandwidth)}, {group.latency_s * 1e3:.2f} ms"
