@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from echelon.lint.bash import Command, Shell, Where
-from echelon.lint.directives import read_srun
 from echelon.lint.files import Files, beside
 from echelon.lint.reading import read_shell
-from echelon.lint.request import Amounts, read_step
+from echelon.lint.request import Amounts, read_srun, read_step
 from echelon.lint.words import Word
 
 _MOST_LAYERS = 50

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from echelon.core.units import parse_memory
 from echelon.errors import UsageError
-from echelon.lint.directives import Directive, count_gpus, count_gres_gpus, is_slurm_time
+from echelon.lint.request import Directive, count_gpus, count_gres_gpus, is_slurm_time
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
 from echelon.lint.subject import Subject
 

@@ -4,7 +4,8 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from echelon.lint.directives import SBATCH_OPTIONS, SRUN_OPTIONS, Directive
+from echelon.clusters.slurm.options import SBATCH, SRUN
+from echelon.lint.request import Directive
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
@@ -73,7 +74,7 @@ def find_lookalikes(subject: Subject) -> Iterator[Hit]:
 
 def find_unknown_options(subject: Subject) -> Iterator[Hit]:
     for item in subject.directives.items:
-        if item.option in SBATCH_OPTIONS or not (near := _nearest(item.option, SBATCH_OPTIONS)):
+        if item.option in SBATCH.known or not (near := _nearest(item.option, SBATCH.known)):
             continue
         yield Hit(
             path=subject.path,
@@ -83,8 +84,8 @@ def find_unknown_options(subject: Subject) -> Iterator[Hit]:
         )
     for command, options, _ in subject.sruns:
         for name in options:
-            known = any(option.startswith(name) for option in SRUN_OPTIONS)
-            if len(name) == 1 or known or not (near := _nearest(name, SRUN_OPTIONS)):
+            known = any(option.startswith(name) for option in SRUN.known)
+            if name.startswith("-") or known or not (near := _nearest(name, SRUN.known)):
                 continue
             yield Hit(
                 path=command.path,
