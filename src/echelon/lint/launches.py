@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.bash import Command, Shell, Where, Word
 from echelon.lint.files import Files, beside
 from echelon.lint.reading import read_shell
 from echelon.lint.request import Amounts, read_srun, read_step
-from echelon.lint.words import Word
 
 _MOST_LAYERS = 50
 """How many programs that start another one may stand in front of a command."""

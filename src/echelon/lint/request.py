@@ -17,7 +17,7 @@ from echelon.clusters.slurm.options import (
     split_gpus,
 )
 from echelon.errors import UsageError
-from echelon.lint.words import Word
+from echelon.lint.bash import Word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

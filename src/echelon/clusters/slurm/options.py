@@ -170,7 +170,7 @@ def parse_options(words: Sequence[str], table: OptionTable) -> tuple[list[Option
     Returns:
         The options in the order given, and the index of the first word after them.
     """
-    found = []
+    found: list[Option] = []
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         word = words[at]

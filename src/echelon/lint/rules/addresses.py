@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from echelon.lint.bash import Assignment, Command, Where
+from echelon.lint.bash import Assignment, Command, Where, Word
 from echelon.lint.facts import PER_TASK, reads_variables
 from echelon.lint.launches import Launch
 from echelon.lint.python_guards import guards
@@ -12,7 +12,6 @@ from echelon.lint.python_script import constant, is_conditional
 from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
-from echelon.lint.words import Word
 
 _OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
 _LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:.*)?")
@@ -221,21 +220,14 @@ RULES = (
         check=find_picked_address,
         why="`hostname -I` prints all addresses of a host, in no defined order. The name of the "
         "first node is reliable.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname -I | cut -d ' ' -f 2)    # <- here
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_PORT=29500
+-export MASTER_ADDR=$(hostname -I | cut -d ' ' -f 2)    # <- here
++export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+ srun python train.py
 """,
     ),
     Rule(
@@ -246,20 +238,14 @@ srun python train.py
         why="All ranks must connect to the same host: the first node. In the job script, "
         "`$(hostname)` is the first node. In a command that srun starts, it is a different name "
         "on each node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-srun bash -c 'MASTER_ADDR=$(hostname) python train.py'    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_PORT=29500
+-srun bash -c 'MASTER_ADDR=$(hostname) python train.py'    # <- here
++export MASTER_ADDR=$(hostname)
++srun python train.py
 """,
     ),
     Rule(
@@ -269,21 +255,15 @@ srun python train.py
         check=find_early_expansion,
         why="The job script runs as task 0 on node 0, so it expands the variable to 0 for all "
         "tasks. With single quotes, a backslash or a separate script, each task expands it itself.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname)
-srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
-    --master_port=29500 train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname)
-srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
-    --master_port=29500 train.py'
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_ADDR=$(hostname)
+-srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+-    --master_port=29500 train.py
++srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
++    --master_port=29500 train.py'
 """,
     ),
 )

@@ -161,15 +161,11 @@ RULES = (
         check=find_bad_memory,
         why="A memory size is a whole number with an optional suffix K, M, G or T. Since version "
         "20.11, Slurm rejects anything after the suffix.",
-        bad="""\
-#!/bin/bash
-#SBATCH --mem=16Go    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --mem=16G
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --mem=16Go    # <- here
++#SBATCH --mem=16G
+ python train.py
 """,
     ),
     Rule(
@@ -178,15 +174,11 @@ python train.py
         severity=ERROR,
         check=find_bad_time,
         why="Valid formats are minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS.",
-        bad="""\
-#!/bin/bash
-#SBATCH --time=2h    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --time=02:00:00
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --time=2h    # <- here
++#SBATCH --time=02:00:00
+ python train.py
 """,
     ),
     Rule(
@@ -195,15 +187,11 @@ python train.py
         severity=ERROR,
         check=find_bad_numbers,
         why="Numbers of tasks and CPUs must be whole numbers of at least 1.",
-        bad="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=four    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=4
-srun hostname
+        example="""\
+ #!/bin/bash
+-#SBATCH --ntasks-per-node=four    # <- here
++#SBATCH --ntasks-per-node=4
+ srun hostname
 """,
     ),
     Rule(
@@ -213,19 +201,13 @@ srun hostname
         check=find_contradictions,
         why="Some options exclude each other, such as `--mem` and `--mem-per-cpu`. A total, such "
         "as `--gpus`, must match the number of nodes and the amount per node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus-per-node=4
-#SBATCH --gpus=4    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus-per-node=4
-#SBATCH --gpus=8
-srun hostname
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --gpus-per-node=4
+-#SBATCH --gpus=4    # <- here
++#SBATCH --gpus=8
+ srun hostname
 """,
     ),
     Rule(
@@ -234,17 +216,12 @@ srun hostname
         severity=WARNING,
         check=find_uneven_gpus,
         why="Launchers start the same number of ranks on every node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus=5    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus-per-node=2
-srun hostname
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-#SBATCH --gpus=5    # <- here
++#SBATCH --gpus-per-node=2
+ srun hostname
 """,
     ),
     Rule(
@@ -254,15 +231,11 @@ srun hostname
         check=find_placeholders,
         why="Example scripts use placeholders for values that depend on the user or the cluster. "
         "Replace them before you submit the script.",
-        bad="""\
-#!/bin/bash
-#SBATCH --account=<project>    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --account=physics
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --account=<project>    # <- here
++#SBATCH --account=physics
+ python train.py
 """,
     ),
 )

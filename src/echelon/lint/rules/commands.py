@@ -130,26 +130,17 @@ RULES = (
         check=find_local_rank_argument,
         why="torch.distributed.launch passes the local rank as an argument, spelled "
         "`--local-rank` since PyTorch 2.0. torchrun sets the variable `LOCAL_RANK` instead.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-#SBATCH --exclusive
-python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 train.py    # <- here
---- train.py
-import argparse
-parser = argparse.ArgumentParser()
-args = parser.parse_args()
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=2 train.py
---- train.py
-import argparse
-parser = argparse.ArgumentParser()
-args = parser.parse_args()
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=2
+-#SBATCH --exclusive
+-python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 train.py    # <- here
++torchrun --standalone --nproc_per_node=2 train.py
+ --- train.py
+ import argparse
+ parser = argparse.ArgumentParser()
+ args = parser.parse_args()
 """,
     ),
     Rule(
@@ -160,8 +151,13 @@ args = parser.parse_args()
         why="A backslash continues a command only if it is the last character of a line. A "
         "comment or an empty line ends the command. Bash then runs the next line, often an "
         "option, as a command.",
-        bad="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\ \n    --fast\n",
-        good="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\\n    --fast\n",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-python prepare.py \\\x20
++python prepare.py \\
+     --fast
+""",
     ),
     Rule(
         code="E209",
@@ -170,19 +166,13 @@ args = parser.parse_args()
         check=find_blanks_around_equals,
         why="Bash splits a line at spaces first. `NAME = value` runs the program NAME with two "
         "arguments and does not change the variable.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-MASTER_ADDR = $(hostname)    # <- here
-export MASTER_ADDR
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-MASTER_ADDR=$(hostname)
-export MASTER_ADDR
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-MASTER_ADDR = $(hostname)    # <- here
++MASTER_ADDR=$(hostname)
+ export MASTER_ADDR
+ srun python train.py
 """,
     ),
 )

@@ -111,18 +111,12 @@ RULES = (
         check=find_lost_cpus,
         why="In Slurm 22.05 to 23.02, srun requests one CPU per task unless told otherwise. In "
         "other versions, the `export` line is harmless.",
-        bad="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=4
-#SBATCH --cpus-per-task=8
-srun python train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=4
-#SBATCH --cpus-per-task=8
-export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --ntasks-per-node=4
+ #SBATCH --cpus-per-task=8
++export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+ srun python train.py    # <- here
 """,
     ),
     Rule(
@@ -131,17 +125,12 @@ srun python train.py
         severity=WARNING,
         check=find_too_many_workers,
         why="Every rank starts its own workers. All ranks of a task share its CPUs.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=2
-#SBATCH --cpus-per-task=16
-torchrun --standalone --nproc_per_node=2 train.py --num-workers=16    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=2
-#SBATCH --cpus-per-task=16
-torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
+        example="""\
+ #!/bin/bash
+ #SBATCH --gpus-per-node=2
+ #SBATCH --cpus-per-task=16
+-torchrun --standalone --nproc_per_node=2 train.py --num-workers=16    # <- here
++torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
 """,
     ),
     Rule(
@@ -151,17 +140,12 @@ torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
         check=find_too_few_cpus,
         why="All processes of a task share the CPUs of `--cpus-per-task`. With torchrun or "
         "`mp.spawn`, these are all ranks of the node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=1    # <- here
-torchrun --standalone --nproc_per_node=4 train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=32
-torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --gpus-per-node=4
+-#SBATCH --cpus-per-task=1    # <- here
++#SBATCH --cpus-per-task=32
+ torchrun --standalone --nproc_per_node=4 train.py
 """,
     ),
     Rule(
@@ -170,40 +154,23 @@ torchrun --standalone --nproc_per_node=4 train.py
         severity=ADVICE,
         check=find_threads_of_spawned,
         why="torchrun limits the number of threads of each rank, but `mp.spawn` does not.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=32
-python train.py    # <- here
---- train.py
-import torch
-import torch.multiprocessing as mp
+        example="""\
+ #!/bin/bash
+ #SBATCH --gpus-per-node=4
+ #SBATCH --cpus-per-task=32
++export OMP_NUM_THREADS=8
+ python train.py    # <- here
+ --- train.py
+ import torch
+ import torch.multiprocessing as mp
 
 
-def work(rank):
-    torch.cuda.set_device(rank)
+ def work(rank):
+     torch.cuda.set_device(rank)
 
 
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=torch.cuda.device_count())
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=32
-export OMP_NUM_THREADS=8
-python train.py
---- train.py
-import torch
-import torch.multiprocessing as mp
-
-
-def work(rank):
-    torch.cuda.set_device(rank)
-
-
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=torch.cuda.device_count())
+ if __name__ == "__main__":
+     mp.spawn(work, nprocs=torch.cuda.device_count())
 """,
     ),
 )

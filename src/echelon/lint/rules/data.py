@@ -199,19 +199,13 @@ RULES = (
         check=find_shuffled_sampler,
         why="`DataLoader` accepts either a sampler or `shuffle=True`. `DistributedSampler` "
         "shuffles by default.",
-        bad="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, shuffle=True, sampler=sampler)    # <- here
-""",
-        good="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, sampler=sampler)
+        example="""\
+ --- train.py
+ from torch.utils.data import DataLoader, DistributedSampler
+ data = list(range(100))
+ sampler = DistributedSampler(data)
+-loader = DataLoader(data, shuffle=True, sampler=sampler)    # <- here
++loader = DataLoader(data, sampler=sampler)
 """,
     ),
     Rule(
@@ -221,26 +215,16 @@ loader = DataLoader(data, sampler=sampler)
         check=find_missing_set_epoch,
         why="`DistributedSampler` derives the order of the samples from its seed and the epoch. "
         "Without `set_epoch`, the epoch is always 0.",
-        bad="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)    # <- here
-loader = DataLoader(data, sampler=sampler)
-for epoch in range(10):
-    for batch in loader:
-        print(batch)
-""",
-        good="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, sampler=sampler)
-for epoch in range(10):
-    sampler.set_epoch(epoch)
-    for batch in loader:
-        print(batch)
+        example="""\
+ --- train.py
+ from torch.utils.data import DataLoader, DistributedSampler
+ data = list(range(100))
+ sampler = DistributedSampler(data)    # <- here
+ loader = DataLoader(data, sampler=sampler)
+ for epoch in range(10):
++    sampler.set_epoch(epoch)
+     for batch in loader:
+         print(batch)
 """,
     ),
     Rule(
@@ -249,19 +233,13 @@ for epoch in range(10):
         severity=ERROR,
         check=find_local_sampler,
         why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes.",
-        bad="""\
---- train.py
-import os
-from torch.utils.data import DistributedSampler
-rank = int(os.environ["LOCAL_RANK"])
-sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)    # <- here
-""",
-        good="""\
---- train.py
-import os
-from torch.utils.data import DistributedSampler
-rank = int(os.environ["RANK"])
-sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)
+        example="""\
+ --- train.py
+ import os
+ from torch.utils.data import DistributedSampler
+-rank = int(os.environ["LOCAL_RANK"])
++rank = int(os.environ["RANK"])
+ sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)    # <- here
 """,
     ),
     Rule(
@@ -270,21 +248,14 @@ sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)
         severity=ERROR,
         check=find_local_group_rank,
         why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique.",
-        bad="""\
---- train.py
-import os
-import torch.distributed as dist
-rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("gloo", rank=rank, world_size=4)    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch.distributed as dist
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", rank=rank, world_size=4)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import os
+ import torch.distributed as dist
+-rank = int(os.environ["LOCAL_RANK"])
++rank = int(os.environ["RANK"])
+ dist.init_process_group("gloo", rank=rank, world_size=4)    # <- here
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -294,21 +265,14 @@ dist.destroy_process_group()
         check=find_downloads,
         why="Compute nodes often have no internet access. If they have it, all ranks write the "
         "same files.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-from torchvision.datasets import MNIST
-dist.init_process_group("gloo")
-data = MNIST("data", download=True)    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-from torchvision.datasets import MNIST
-dist.init_process_group("gloo")
-data = MNIST("data", download=False)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+ from torchvision.datasets import MNIST
+ dist.init_process_group("gloo")
+-data = MNIST("data", download=True)    # <- here
++data = MNIST("data", download=False)
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -318,28 +282,19 @@ dist.destroy_process_group()
         check=find_unreduced,
         why="With a distributed sampler, each rank sees only its share of the data. "
         "`len(loader.dataset)` is the size of the whole dataset.",
-        bad="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
-right = 0
-for batch in loader:
-    right += len(batch)
-print(right / len(loader.dataset))    # <- here
-""",
-        good="""\
---- train.py
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
-right = torch.zeros(1)
-for batch in loader:
-    right += len(batch)
-dist.all_reduce(right)
-print(right / len(loader.dataset))
+        example="""\
+ --- train.py
++import torch
++import torch.distributed as dist
+ from torch.utils.data import DataLoader, DistributedSampler
+ data = list(range(100))
+ loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+-right = 0
++right = torch.zeros(1)
+ for batch in loader:
+     right += len(batch)
++dist.all_reduce(right)
+ print(right / len(loader.dataset))    # <- here
 """,
     ),
     Rule(
@@ -349,27 +304,17 @@ print(right / len(loader.dataset))
         check=find_counted_against_all,
         why="`batch_idx * len(data)` counts the samples of one rank. `len(loader.dataset)` counts "
         "those of all ranks.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
-dist.init_process_group("gloo")
-data = list(range(100))
-train_loader = DataLoader(data, sampler=DistributedSampler(data))
-for batch_idx, batch in enumerate(train_loader):
-    print(batch_idx * len(batch), len(train_loader.dataset))    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
-dist.init_process_group("gloo")
-data = list(range(100))
-train_loader = DataLoader(data, sampler=DistributedSampler(data))
-for batch_idx, batch in enumerate(train_loader):
-    print(batch_idx, len(train_loader))
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+ from torch.utils.data import DataLoader, DistributedSampler
+ dist.init_process_group("gloo")
+ data = list(range(100))
+ train_loader = DataLoader(data, sampler=DistributedSampler(data))
+ for batch_idx, batch in enumerate(train_loader):
+-    print(batch_idx * len(batch), len(train_loader.dataset))    # <- here
++    print(batch_idx, len(train_loader))
+ dist.destroy_process_group()
 """,
     ),
 )

@@ -191,14 +191,10 @@ RULES = (
         check=find_missing_shebang,
         why="sbatch accepts only scripts whose first two characters are `#!`. Nothing may come "
         "before them, not even a blank line.",
-        bad="""\
-#SBATCH --nodes=1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-python train.py
+        example="""\
++#!/bin/bash
+ #SBATCH --nodes=1    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -208,19 +204,13 @@ python train.py
         check=find_late_directives,
         why="Slurm reads directives up to the first line that is neither blank nor a comment. It "
         "ignores later ones, and the job runs with default values.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-module load cuda
-#SBATCH --gres=gpu:1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gres=gpu:1
-module load cuda
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++#SBATCH --gres=gpu:1
+ module load cuda
+-#SBATCH --gres=gpu:1    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -230,18 +220,13 @@ python train.py
         check=find_lookalikes,
         why="A directive starts with `#SBATCH`, in capital letters and in the first column. Slurm "
         "treats anything else as a comment and does not warn about it.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBACTH --gres=gpu:1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gres=gpu:1
-##SBATCH --time=10   (a second # disables a directive)
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-#SBACTH --gres=gpu:1    # <- here
++#SBATCH --gres=gpu:1
++##SBATCH --time=10   (a second # disables a directive)
+ python train.py
 """,
     ),
     Rule(
@@ -251,16 +236,12 @@ python train.py
         check=find_unknown_options,
         why="sbatch and srun exit with an error if they do not know an option. Lint reports only "
         "names that resemble a known option; others may belong to a plugin.",
-        bad="""\
-#!/bin/bash
-#SBATCH --ntask-per-nodes=1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=1
-#SBATCH --container-image=pytorch.sqsh
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --ntask-per-nodes=1    # <- here
++#SBATCH --ntasks-per-node=1
++#SBATCH --container-image=pytorch.sqsh
+ python train.py
 """,
     ),
     Rule(
@@ -269,15 +250,11 @@ python train.py
         severity=ERROR,
         check=find_broken_lines,
         why="Common causes are a stray word, spaces around `=` and an unclosed quote.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes = 2    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2    # two of them
-srun hostname
+        example="""\
+ #!/bin/bash
+-#SBATCH --nodes = 2    # <- here
++#SBATCH --nodes=2    # two of them
+ srun hostname
 """,
     ),
     Rule(
@@ -287,15 +264,11 @@ srun hostname
         check=find_variables,
         why="The shell treats directives as comments, and Slurm does not expand variables. In "
         "file names, Slurm replaces only its own patterns, such as `%j` and `%x`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --output=$HOME/run.%j    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --output=run.%j
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --output=$HOME/run.%j    # <- here
++#SBATCH --output=run.%j
+ python train.py
 """,
     ),
     Rule(
@@ -304,16 +277,11 @@ python train.py
         severity=WARNING,
         check=find_repeated,
         why="Slurm uses the last value. The earlier line has no effect and misleads readers.",
-        bad="""\
-#!/bin/bash
-#SBATCH --mem=16G
-#SBATCH --mem=64G    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --mem=64G
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --mem=16G
+ #SBATCH --mem=64G    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -323,8 +291,13 @@ python train.py
         check=find_dos_lines,
         why="Editors on Windows end each line with CR and LF. sbatch rejects scripts with CR: "
         "'Batch script contains DOS line breaks'.",
-        bad="#!/bin/bash\n#SBATCH --nodes=1    # <- here\r\npython train.py\r\n",
-        good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+        example="""\
+ #!/bin/bash
+-#SBATCH --nodes=1    # <- here\r
+-python train.py\r
++#SBATCH --nodes=1
++python train.py
+""",
     ),
     Rule(
         code="E109",
@@ -333,7 +306,11 @@ python train.py
         check=find_byte_order_mark,
         why="Some editors on Windows put this character at the start of a file. sbatch then does "
         "not find `#!` there: 'This does not look like a batch script'.",
-        bad="\ufeff#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
-        good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+        example="""\
+-\ufeff#!/bin/bash
++#!/bin/bash
+ #SBATCH --nodes=1
+ python train.py
+""",
     ),
 )

@@ -163,17 +163,12 @@ RULES = (
         why="NCCL finds the right interface itself on most clusters. A full name fits only one "
         "type of node. `^name` excludes an interface, and a prefix such as `ib` matches all that "
         "start with it.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export NCCL_SOCKET_IFNAME=eth0    # <- here
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export NCCL_SOCKET_IFNAME=^lo,docker
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-export NCCL_SOCKET_IFNAME=eth0    # <- here
++export NCCL_SOCKET_IFNAME=^lo,docker
+ srun python train.py
 """,
     ),
     Rule(
@@ -182,17 +177,12 @@ srun python train.py
         severity=WARNING,
         check=find_secrets,
         why="Scripts are copied, shared and committed, and Slurm stores every submitted script.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-export WANDB_API_KEY=made-up-key-of-nobody    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-export WANDB_API_KEY=$(cat ~/.secrets/wandb)
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-export WANDB_API_KEY=made-up-key-of-nobody    # <- here
++export WANDB_API_KEY=$(cat ~/.secrets/wandb)
+ python train.py
 """,
     ),
     Rule(
@@ -202,15 +192,11 @@ python train.py
         check=find_unset_variables,
         why="Variables such as `SLURM_GPUS_PER_NODE` and `SLURM_CPUS_PER_TASK` repeat an option. "
         "They are empty without it, and include the GPU type if the option does, as in a100:4.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gres=gpu:4
-torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --gres=gpu:4
++#SBATCH --gpus-per-node=4
+ torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py    # <- here
 """,
     ),
     Rule(
@@ -220,18 +206,12 @@ torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py
         check=find_unready_conda,
         why="A job script is not an interactive shell, so bash does not read the conda setup in "
         "`~/.bashrc`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-conda activate torch    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-eval "$(conda shell.bash hook)"
-conda activate torch
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++eval "$(conda shell.bash hook)"
+ conda activate torch    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -241,16 +221,12 @@ python train.py
         check=find_visible_devices,
         why="Slurm sets the variable to the GPUs of the job. A different number leaves GPUs idle "
         "or lists GPUs that do not exist.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-export CUDA_VISIBLE_DEVICES=0,1    # <- here
-torchrun --standalone --nproc_per_node=2 train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=2 train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --gpus-per-node=4
+-export CUDA_VISIBLE_DEVICES=0,1    # <- here
++#SBATCH --gpus-per-node=2
+ torchrun --standalone --nproc_per_node=2 train.py
 """,
     ),
 )

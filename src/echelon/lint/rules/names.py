@@ -169,15 +169,11 @@ RULES = (
         check=find_undefined_names,
         why="Python finds an undefined name only when it reaches the line. On a cluster, that can "
         "be after hours in the queue.",
-        bad="""\
---- train.py
-trainer = object()
-print(tainer)    # <- here
-""",
-        good="""\
---- train.py
-trainer = object()
-print(trainer)
+        example="""\
+ --- train.py
+ trainer = object()
+-print(tainer)    # <- here
++print(trainer)
 """,
     ),
     Rule(
@@ -186,14 +182,11 @@ print(trainer)
         severity=ERROR,
         check=find_syntax_error,
         why="Python cannot compile the file, so the job fails when it starts the script.",
-        bad="""\
---- train.py
-if True print("yes")    # <- here
-""",
-        good="""\
---- train.py
-if True:
-    print("yes")
+        example="""\
+ --- train.py
+-if True print("yes")    # <- here
++if True:
++    print("yes")
 """,
     ),
 )

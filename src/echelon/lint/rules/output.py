@@ -169,16 +169,12 @@ RULES = (
         check=find_missing_folder,
         why="Slurm opens the output file before it runs the script. If the directory is missing, "
         "the job fails and there is no file that says why.",
-        bad="""\
-#!/bin/bash
-#SBATCH --output=logs/%j.out    # <- here
-mkdir -p logs
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --output=%x-%j.out
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --output=logs/%j.out    # <- here
+-mkdir -p logs
++#SBATCH --output=%x-%j.out
+ python train.py
 """,
     ),
     Rule(
@@ -188,15 +184,11 @@ python train.py
         check=find_overwritten_output,
         why="Include the job ID in the file name: `%j`, or `%A_%a` for the ID and index of a task "
         "in a job array.",
-        bad="""\
-#!/bin/bash
-#SBATCH --output=output.txt    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --output=output-%j.txt
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --output=output.txt    # <- here
++#SBATCH --output=output-%j.txt
+ python train.py
 """,
     ),
     Rule(
@@ -206,19 +198,15 @@ python train.py
         check=find_swallowed_failure,
         why="`wait` without arguments returns 0 even if a background process failed. Jobs that "
         "depend on the success of this job then start.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun -N1 -n1 python a.py &
-srun -N1 -n1 python b.py &
-wait    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun -N1 -n1 python a.py & first=$!
-srun -N1 -n1 python b.py & second=$!
-wait $first && wait $second
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-srun -N1 -n1 python a.py &
+-srun -N1 -n1 python b.py &
+-wait    # <- here
++srun -N1 -n1 python a.py & first=$!
++srun -N1 -n1 python b.py & second=$!
++wait $first && wait $second
 """,
     ),
     Rule(
@@ -227,16 +215,11 @@ wait $first && wait $second
         severity=ERROR,
         check=find_missing_wait,
         why="A job ends when its script ends. Slurm then kills all remaining processes.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-python train.py &    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-python train.py &
-wait $!
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ python train.py &    # <- here
++wait $!
 """,
     ),
     Rule(
@@ -245,16 +228,11 @@ wait $!
         severity=WARNING,
         check=find_swallowing_pipe,
         why="Without `pipefail`, the exit status of a pipe is that of its last command.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-srun python train.py 2>&1 | tee train.log    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-set -o pipefail
-srun python train.py 2>&1 | tee train.log
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++set -o pipefail
+ srun python train.py 2>&1 | tee train.log    # <- here
 """,
     ),
     Rule(
@@ -263,34 +241,22 @@ srun python train.py 2>&1 | tee train.log
         severity=ADVICE,
         check=find_nothing_saved,
         why="Slurm kills a job at its time limit. Failures and preemption can end it earlier.",
-        bad="""\
-#!/bin/bash
-#SBATCH --time=24:00:00    # <- here
-python train.py
---- train.py
-import torch
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(100):
-    model(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --time=24:00:00
-python train.py
---- train.py
-import os
-import torch
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-if os.path.exists("last.pt"):
-    model.load_state_dict(torch.load("last.pt"))
-for epoch in range(100):
-    model(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
-    torch.save(model.state_dict(), "last.tmp")
-    os.replace("last.tmp", "last.pt")
+        example="""\
+ #!/bin/bash
+ #SBATCH --time=24:00:00    # <- here
+ python train.py
+ --- train.py
++import os
+ import torch
+ model = torch.nn.Linear(1, 1)
+ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++if os.path.exists("last.pt"):
++    model.load_state_dict(torch.load("last.pt"))
+ for epoch in range(100):
+     model(torch.ones(1, 1)).sum().backward()
+     optimizer.step()
++    torch.save(model.state_dict(), "last.tmp")
++    os.replace("last.tmp", "last.pt")
 """,
     ),
 )

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from echelon.lint.bash import Where
+from echelon.lint.bash import Where, Word
 from echelon.lint.facts import reads_variables
 from echelon.lint.launches import Launch
 from echelon.lint.python_script import (
@@ -18,7 +18,6 @@ from echelon.lint.python_script import (
 )
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
-from echelon.lint.words import Word
 
 _PORT_OPTIONS = ("master-port", "main-process-port")
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
@@ -251,20 +250,13 @@ RULES = (
         check=find_fixed_port,
         why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
         "`--exclusive`, the node runs only one job, and a fixed port is safe.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_PORT=29500    # <- here
-export MASTER_ADDR=$(hostname)
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
++#SBATCH --exclusive
+ export MASTER_PORT=29500    # <- here
+ export MASTER_ADDR=$(hostname)
+ srun python train.py
 """,
     ),
     Rule(
@@ -274,17 +266,12 @@ srun python train.py
         check=find_default_port,
         why="torchrun uses port 29500 by default, and 29400 with a c10d endpoint. If another job "
         "on the node uses the same default, a node can even join that job's store.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --nproc_per_node=4 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=4
+-torchrun --nproc_per_node=4 train.py    # <- here
++torchrun --standalone --nproc_per_node=4 train.py
 """,
     ),
     Rule(
@@ -294,20 +281,14 @@ torchrun --standalone --nproc_per_node=4 train.py
         check=find_port_of_job_id,
         why="The last digits of job IDs repeat. Another program may also use the port, because "
         "nothing checks that it is free.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))    # <- here
-export MASTER_ADDR=$(hostname)
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))    # <- here
++#SBATCH --exclusive
++export MASTER_PORT=29500
+ export MASTER_ADDR=$(hostname)
+ srun python train.py
 """,
     ),
     Rule(
@@ -317,25 +298,21 @@ srun python train.py
         check=find_released_port,
         why="The command binds a free port, prints it and releases it. This is much safer than a "
         "fixed port. A script that also retries on EADDRINUSE is safer still.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')    # <- here
-export MASTER_PORT MASTER_ADDR=$(hostname)
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_ADDR=$(hostname)
-for try in 1 2 3; do
-    MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+-export MASTER_PORT MASTER_ADDR=$(hostname)
+-srun python train.py
++export MASTER_ADDR=$(hostname)
++for try in 1 2 3; do
++    MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')
-    export MASTER_PORT
-    srun python train.py 2> errors && break
-    grep -q EADDRINUSE errors || exit 1
-done
++    export MASTER_PORT
++    srun python train.py 2> errors && break
++    grep -q EADDRINUSE errors || exit 1
++done
 """,
     ),
     Rule(
@@ -344,18 +321,13 @@ done
         severity=ERROR,
         check=find_port_per_task,
         why="All ranks must use the same port: the one on which rank 0 listens.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_ADDR=$(hostname)
-srun bash -c 'export MASTER_PORT=$((20000 + RANDOM % 10000)); python train.py'    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_ADDR=$(hostname)
-export MASTER_PORT=$((20000 + RANDOM % 10000))
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ export MASTER_ADDR=$(hostname)
+-srun bash -c 'export MASTER_PORT=$((20000 + RANDOM % 10000)); python train.py'    # <- here
++export MASTER_PORT=$((20000 + RANDOM % 10000))
++srun python train.py
 """,
     ),
 )

@@ -141,23 +141,15 @@ RULES = (
         check=find_one_device,
         why="'cuda' without an index is the current device, which is GPU 0 unless the script calls "
         "`set_device`.",
-        bad="""\
---- train.py
-import torch
-import torch.distributed as dist
-dist.init_process_group("nccl")
-model = torch.nn.Linear(1, 1).to("cuda")    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-model = torch.nn.Linear(1, 1).to("cuda")
-dist.destroy_process_group()
+        example="""\
+ --- train.py
++import os
+ import torch
+ import torch.distributed as dist
++torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+ dist.init_process_group("nccl")
+ model = torch.nn.Linear(1, 1).to("cuda")    # <- here
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -167,25 +159,16 @@ dist.destroy_process_group()
         check=find_missing_set_device,
         why="Moving the model to a GPU is not enough. Collectives without a tensor use the current "
         "device.",
-        bad="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-local_rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("nccl")    # <- here
-model = torch.nn.Linear(1, 1).to(local_rank)
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-local_rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
-model = torch.nn.Linear(1, 1).to(local_rank)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import os
+ import torch
+ import torch.distributed as dist
+ local_rank = int(os.environ["LOCAL_RANK"])
+-dist.init_process_group("nccl")    # <- here
++dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+ model = torch.nn.Linear(1, 1).to(local_rank)
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -195,18 +178,12 @@ dist.destroy_process_group()
         check=find_missing_destroy,
         why="Since version 2.4, PyTorch warns if a process exits while its NCCL process group is "
         "open.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")    # <- here
-dist.barrier()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+ dist.init_process_group("gloo")    # <- here
+ dist.barrier()
++dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -215,17 +192,12 @@ dist.destroy_process_group()
         severity=ERROR,
         check=find_unknown_backend,
         why="Use nccl for GPUs, gloo for CPUs, or `cpu:gloo,cuda:nccl` for both.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group(backend="gloo|nccl")    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group(backend="cpu:gloo,cuda:nccl", device_id=None)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+-dist.init_process_group(backend="gloo|nccl")    # <- here
++dist.init_process_group(backend="cpu:gloo,cuda:nccl", device_id=None)
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -235,18 +207,13 @@ dist.destroy_process_group()
         check=find_counted_local_rank,
         why="`rank % gpus` is the local rank only if Slurm fills one node after the other and all "
         "nodes are the same. Slurm provides the local rank as `SLURM_LOCALID`.",
-        bad="""\
---- train.py
-import os
-import torch
-rank = int(os.environ["SLURM_PROCID"])
-torch.cuda.set_device(rank % torch.cuda.device_count())    # <- here
-""",
-        good="""\
---- train.py
-import os
-import torch
-torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
+        example="""\
+ --- train.py
+ import os
+ import torch
+-rank = int(os.environ["SLURM_PROCID"])
+-torch.cuda.set_device(rank % torch.cuda.device_count())    # <- here
++torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
 """,
     ),
 )

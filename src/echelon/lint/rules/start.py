@@ -192,19 +192,13 @@ RULES = (
         check=find_missing_srun,
         why="A job script runs on the first node of the job. Only srun, or a similar launcher "
         "such as mpirun, starts processes on the other nodes.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=1
+ #SBATCH --exclusive
+-torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
++srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
 """,
     ),
     Rule(
@@ -214,19 +208,13 @@ srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 tra
         check=find_launcher_per_task,
         why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
         "too many ranks, or the rendezvous never completes.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-node=4
-srun torchrun --standalone --nproc_per_node=4 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=4
-srun torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-#SBATCH --ntasks-per-node=4
++#SBATCH --ntasks-per-node=1
+ #SBATCH --gpus-per-node=4
+ srun torchrun --standalone --nproc_per_node=4 train.py    # <- here
 """,
     ),
     Rule(
@@ -235,17 +223,12 @@ srun torchrun --standalone --nproc_per_node=4 train.py
         severity=WARNING,
         check=find_idle_gpus,
         why="Each rank uses one GPU. Requested GPUs count toward your usage even if they are idle.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=2 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=4
+-torchrun --standalone --nproc_per_node=2 train.py    # <- here
++torchrun --standalone --nproc_per_node=4 train.py
 """,
     ),
     Rule(
@@ -254,17 +237,12 @@ torchrun --standalone --nproc_per_node=4 train.py
         severity=ERROR,
         check=find_too_many_ranks,
         why="NCCL needs a separate GPU for each rank.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=4 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=2 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=2
+-torchrun --standalone --nproc_per_node=4 train.py    # <- here
++torchrun --standalone --nproc_per_node=2 train.py
 """,
     ),
     Rule(
@@ -274,20 +252,14 @@ torchrun --standalone --nproc_per_node=2 train.py
         check=find_wrong_nnodes,
         why="The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` "
         "is always the number of nodes of the job.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-srun torchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
-    --rdzv_endpoint=$HOSTNAME:29500 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=1
+ #SBATCH --exclusive
+-srun torchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
++srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
++    --rdzv_endpoint=$HOSTNAME:29500 train.py
 """,
     ),
     Rule(
@@ -297,27 +269,17 @@ srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
         check=find_hidden_devices,
         why="With `--gpus-per-task`, Slurm binds each task to its own GPUs and numbers them from "
         "0 in every task. The local rank is then not a valid device index.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-task=1
-srun python train.py
---- train.py
-import os
-import torch
-torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-node=4
-srun python train.py
---- train.py
-import os
-import torch
-torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --ntasks-per-node=4
+-#SBATCH --gpus-per-task=1
++#SBATCH --gpus-per-node=4
+ srun python train.py
+ --- train.py
+ import os
+ import torch
+ torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))    # <- here
 """,
     ),
 )

@@ -217,23 +217,15 @@ RULES = (
         check=find_world_size,
         why="`WORLD_SIZE` is the number of ranks, not of nodes. If each task is a rank, Slurm "
         "provides it as `SLURM_NTASKS`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500
-export WORLD_SIZE=$SLURM_NNODES    # <- here
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500
-export WORLD_SIZE=$SLURM_NTASKS
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=4
+ #SBATCH --exclusive
+ export MASTER_ADDR=$(hostname) MASTER_PORT=29500
+-export WORLD_SIZE=$SLURM_NNODES    # <- here
++export WORLD_SIZE=$SLURM_NTASKS
+ srun python train.py
 """,
     ),
     Rule(
@@ -244,27 +236,17 @@ srun python train.py
         why="torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. "
         "srun sets none of them. By default, `init_process_group` needs all of them except "
         "`LOCAL_RANK`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
-srun python train.py    # <- here
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.destroy_process_group()
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
-srun bash -c 'RANK=$SLURM_PROCID python train.py'
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.destroy_process_group()
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+-srun python train.py    # <- here
++srun bash -c 'RANK=$SLURM_PROCID python train.py'
+ --- train.py
+ import torch.distributed as dist
+ dist.init_process_group("gloo")
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -274,15 +256,11 @@ dist.destroy_process_group()
         check=find_stale_file,
         why="Ranks that are killed leave the rendezvous file behind. A requeued job has the same "
         "ID, and only `SLURM_RESTART_COUNT` differs.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID    # <- here
++srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 """,
     ),
     Rule(
@@ -291,17 +269,12 @@ srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_C
         severity=ERROR,
         check=find_not_exported,
         why="A plain assignment sets a shell variable. Programs see only exported variables.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-OMP_NUM_THREADS=8    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-export OMP_NUM_THREADS=8
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-OMP_NUM_THREADS=8    # <- here
++export OMP_NUM_THREADS=8
+ python train.py
 """,
     ),
 )
