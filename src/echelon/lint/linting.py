@@ -53,8 +53,8 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
     found = {
         Finding(
             code=rule.code,
-            path=hit.path,
-            line=hit.line,
+            path=hit.at.path,
+            line=hit.at.line,
             severity=hit.severity or rule.severity,
             what=hit.what,
             fix=hit.fix,

@@ -9,7 +9,7 @@ next one. The first one is job.sh if it has no such line.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from echelon.lint.subject import Subject
 
@@ -30,14 +30,21 @@ class Severity(StrEnum):
 ERROR, WARNING, ADVICE = Severity
 
 
+class Located(Protocol):
+    """A place in a file, or something that has one, such as a command."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def line(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
     """One place where a rule found a problem."""
 
-    path: str
-    """Path of the file as given on the command line."""
-    line: int
-    """Counted from 1."""
+    at: Located
     what: str
     """What is wrong and what it causes at run time."""
     fix: str

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from echelon.lint.bash import Assignment, Command, Where, Word
 from echelon.lint.facts import PER_TASK, reads_variables
+from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.python_guards import guards
 from echelon.lint.python_script import constant, is_conditional
 from echelon.lint.request import read_step
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
@@ -38,8 +39,7 @@ def find_picked_address(subject: Subject) -> Iterator[Hit]:
             continue
         which = {1: "first", 2: "second", 3: "third"}.get(field, f"{field}th")
         yield Hit(
-            path=command.path,
-            line=command.line,
+            at=command,
             what=f"This picks the {which} address of the host, but their order is undefined. "
             "The address can be empty, or unreachable from other nodes.",
             fix=_FIRST_NODE,
@@ -68,7 +68,7 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
         handed_on = bool(assignment.value.names & blamed)
         if reason and not handed_on and _is_told_to_ranks(subject, assignment):
             blamed.add(assignment.name)
-            yield _wrong(assignment.path, assignment.line, reason, _FIRST_NODE)
+            yield _wrong(assignment, reason, _FIRST_NODE)
     told: set[str] = set()
     for one in subject.started:
         for word in _host_words(one.launch):
@@ -77,7 +77,9 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
             reason = "" if known else _wrong_host(word, _shell_of(subject, one.launch))
             if reason and word.text not in told:
                 told.add(word.text)
-                yield _wrong(one.launch.path, word.line or one.launch.line, reason, _FIRST_NODE)
+                yield _wrong(
+                    Place(one.launch.path, word.line or one.launch.line), reason, _FIRST_NODE
+                )
     yield from _wrong_in_python(subject)
 
 
@@ -129,8 +131,8 @@ def _wrong_host(value: Word, where: Where) -> str:
     return ""
 
 
-def _wrong(path: str, line: int, reason: str, fix: str) -> Hit:
-    return Hit(path=path, line=line, what=f"{reason}. The ranks never connect.", fix=fix)
+def _wrong(at: Located, reason: str, fix: str) -> Hit:
+    return Hit(at=at, what=f"{reason}. The ranks never connect.", fix=fix)
 
 
 def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
@@ -144,14 +146,14 @@ def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
             if name == "MASTER_ADDR" and looped and not chosen:
                 reason = f"'{value}' is a different host on each node"
                 fix = f"set it in the job script instead:\n{_FIRST_NODE}"
-                yield _wrong(python.path, node.lineno, reason, fix)
+                yield _wrong(python.at(node), reason, fix)
 
 
 def find_early_expansion(subject: Subject) -> Iterator[Hit]:
     told: set[tuple[str, int]] = set()
     for hit in (*_early_words(subject), *_early_files(subject), *_early_exports(subject)):
-        if (hit.path, hit.line) not in told:
-            told.add((hit.path, hit.line))
+        if (hit.at.path, hit.at.line) not in told:
+            told.add((hit.at.path, hit.at.line))
             yield hit
 
 
@@ -164,7 +166,7 @@ def _early_words(subject: Subject) -> Iterator[Hit]:
         for word in given:
             for use in word.uses:
                 if use.name in PER_TASK:
-                    yield _early(command.path, use.line, use.name)
+                    yield _early(Place(command.path, use.line), use.name)
 
 
 def _early_files(subject: Subject) -> Iterator[Hit]:
@@ -174,7 +176,9 @@ def _early_files(subject: Subject) -> Iterator[Hit]:
         for text in shell.written.values():
             if text.text in run and subject.job.several_tasks and shell.where is Where.BATCH:
                 yield from (
-                    _early(shell.path, u.line, u.name) for u in text.uses if u.name in PER_TASK
+                    _early(Place(shell.path, u.line), u.name)
+                    for u in text.uses
+                    if u.name in PER_TASK
                 )
 
 
@@ -191,7 +195,7 @@ def _early_exports(subject: Subject) -> Iterator[Hit]:
         if assignment.where is not Where.BATCH or not names or not _is_rank(subject, assignment):
             continue
         if any(assignment.name not in launch.variables for launch in plain):
-            yield _early(assignment.path, assignment.line, min(names))
+            yield _early(assignment, min(names))
 
 
 def _is_rank(subject: Subject, assignment: Assignment) -> bool:
@@ -202,10 +206,9 @@ def _is_rank(subject: Subject, assignment: Assignment) -> bool:
     )
 
 
-def _early(path: str, line: int, name: str) -> Hit:
+def _early(at: Located, name: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what=f"`${name}` is 0 for every task, because the job script expands it before srun "
         "starts.",
         fix=f"srun bash -c '… ${name} …'  # in single quotes, each task expands it",

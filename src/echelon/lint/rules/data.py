@@ -43,8 +43,7 @@ def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
                 isinstance(v, ast.Call) and "ampler" in unparse(v.func) for v in values
             ):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="`DataLoader` rejects `shuffle=True` together with a sampler: 'sampler "
                     "option is mutually exclusive with shuffle'.",
                     fix="DataLoader(…, sampler=sampler)  # without shuffle; the sampler shuffles",
@@ -58,8 +57,7 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
         if not samplers or python.mentions("set_epoch") or framework or not _has_epochs(python):
             continue
         yield Hit(
-            path=python.path,
-            line=samplers[0].lineno,
+            at=python.at(samplers[0]),
             what="Nothing calls `set_epoch`, so every epoch has the same order of samples.",
             fix="sampler.set_epoch(epoch)  # as the first line of the epoch loop",
         )
@@ -81,8 +79,7 @@ def find_local_sampler(subject: Subject) -> Iterator[Hit]:
             rank = keyword(call, "rank", 2)
             if rank is not None and _is_local(python, rank):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="The sampler uses the local rank. On several nodes, all nodes read the "
                     "same samples. The other samples are never read.",
                     fix="DistributedSampler(dataset)  # uses the global rank by default",
@@ -97,8 +94,7 @@ def find_local_group_rank(subject: Subject) -> Iterator[Hit]:
             rank = keyword(call, "rank")
             if rank is not None and _is_local(python, rank):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="The process group uses the local rank. On several nodes, more than one "
                     "process claims rank 0, and the group never forms.",
                     fix='rank=int(os.environ["RANK"])  # with srun: SLURM_PROCID',
@@ -122,8 +118,7 @@ def find_downloads(subject: Subject) -> Iterator[Hit]:
             if guards(python, node) or _behind_barrier(python, node) or not is_called(python, node):
                 continue
             yield Hit(
-                path=python.path,
-                line=node.lineno,
+                at=python.at(node),
                 what="All ranks download the data to the same directory at the same time. Some "
                 "read files that others are still writing.",
                 fix="download the data once before the job, or on one rank per node while the "
@@ -158,8 +153,7 @@ def find_unreduced(subject: Subject) -> Iterator[Hit]:
             )
             if divided is not None and re.fullmatch(r"len\(\S+\.dataset\)", unparse(divided)):
                 yield Hit(
-                    path=python.path,
-                    line=divided.lineno,
+                    at=python.at(divided),
                     what="Each rank counts its share of the samples but divides by the size of the "
                     "whole dataset. The result is too small.",
                     fix="dist.all_reduce(counts)  # before the division",
@@ -182,8 +176,7 @@ def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
             )
             if share and loader and not inner and not re.search("world_size|get_world_size", text):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="The progress counts the samples of one rank but divides by those of all "
                     "ranks. It ends far below 100%.",
                     fix="batch_idx * len(data) * dist.get_world_size()",

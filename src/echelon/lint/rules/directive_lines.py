@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.clusters.slurm.options import SBATCH, SRUN
+from echelon.lint.files import Place
 from echelon.lint.request import Directive
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
 from echelon.lint.source import BYTE_ORDER_MARK
@@ -31,8 +32,7 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
     what = f"The `#!` line is line {later}, not line 1" if later else "There is no `#!` line"
     yield Hit(
-        path=subject.path,
-        line=1,
+        at=Place(subject.path, 1),
         what=f"{what}. sbatch rejects the script.",
         fix="make #!/bin/bash the first line of the file",
     )
@@ -49,8 +49,7 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
         rest = len(late) - 1
         more = f" It also ignores {counted(rest, 'later directive')}." if rest else ""
         yield Hit(
-            path=subject.path,
-            line=late[0],
+            at=Place(subject.path, late[0]),
             what="Slurm ignores this directive because it comes after a command (line "
             f"{end}).{more}",
             fix="move all #SBATCH lines directly below the #! line",
@@ -65,8 +64,7 @@ def find_lookalikes(subject: Subject) -> Iterator[Hit]:
         if indented or _MISSPELT.match(line.lstrip()):
             mistake = "indented" if indented else "misspelled"
             yield Hit(
-                path=subject.path,
-                line=number,
+                at=Place(subject.path, number),
                 what=f"`#SBATCH` is {mistake}, so Slurm treats this line as a comment.",
                 fix=re.sub(r"^\s*#\s?\w+", "#SBATCH", line),
             )
@@ -77,8 +75,7 @@ def find_unknown_options(subject: Subject) -> Iterator[Hit]:
         if item.option in SBATCH.known or not (near := _nearest(item.option, SBATCH.known)):
             continue
         yield Hit(
-            path=subject.path,
-            line=item.line,
+            at=Place(subject.path, item.line),
             what=f"sbatch has no option `--{item.option}` and rejects the script.",
             fix=f"#SBATCH --{near}={item.value}" if item.value else f"#SBATCH --{near}",
         )
@@ -88,8 +85,7 @@ def find_unknown_options(subject: Subject) -> Iterator[Hit]:
             if name.startswith("-") or known or not (near := _nearest(name, SRUN.known)):
                 continue
             yield Hit(
-                path=command.path,
-                line=options[name].line or command.line,
+                at=Place(command.path, options[name].line or command.line),
                 what=f"srun has no option `--{name}` and fails immediately.",
                 fix=f"--{near}",
             )
@@ -107,8 +103,7 @@ def _nearest(name: str, known: frozenset[str]) -> str:
 def find_broken_lines(subject: Subject) -> Iterator[Hit]:
     for line, message in subject.directives.broken:
         yield Hit(
-            path=subject.path,
-            line=line,
+            at=Place(subject.path, line),
             what="sbatch rejects or misreads this directive: "
             f"{message.removeprefix(f'line {line}: ')}.",
             fix="write #SBATCH --option=value, with no spaces around = and all quotes closed",
@@ -125,8 +120,7 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
             shown = variable[0] if variable else "~"
             better = "%j" if "JOB" in shown else "the value, or pass it to sbatch as an option"
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"Slurm uses '{shown}' literally. It does not expand variables here.",
                 fix=f"replace it with {better}",
             )
@@ -142,8 +136,7 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
             continue
         if before and before.value != item.value and before.line != item.line:
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
                 f"last one, '{item.value}'.",
                 fix=f"remove line {before.line} or this line",
@@ -155,8 +148,7 @@ def find_dos_lines(subject: Subject) -> Iterator[Hit]:
     for path, text, effect in _shell_files(subject):
         if "\r\n" in text:
             yield Hit(
-                path=path,
-                line=text[: text.index("\r\n")].count("\n") + 1,
+                at=Place(path, text[: text.index("\r\n")].count("\n") + 1),
                 what=f"The script has Windows line endings (CRLF). {effect}.",
                 fix=f"sed -i 's/\\r$//' {path}",
             )
@@ -166,8 +158,7 @@ def find_byte_order_mark(subject: Subject) -> Iterator[Hit]:
     for path, text, effect in _shell_files(subject):
         if text.startswith(BYTE_ORDER_MARK):
             yield Hit(
-                path=path,
-                line=1,
+                at=Place(path, 1),
                 what=f"The script starts with an invisible byte order mark. {effect}.",
                 fix=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
             )

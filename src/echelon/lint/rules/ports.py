@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from echelon.lint.bash import Where, Word
 from echelon.lint.facts import reads_variables
+from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.python_script import (
     PythonScript,
@@ -16,7 +17,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _PORT_OPTIONS = ("master-port", "main-process-port")
@@ -55,9 +56,8 @@ def ports(subject: Subject) -> Iterator[Port]:
             for maker in makers:
                 yield Port(value=maker.value, path=maker.path, line=maker.line, where=maker.where)
             if not makers:
-                where = one.launch.command.where
-                line = word.line if one.launch.path == subject.path else one.launch.line
-                yield Port(value=word, path=one.launch.path, line=line, where=where)
+                path, line = one.launch.place_of(word, subject.path)
+                yield Port(value=word, path=path, line=line, where=one.launch.command.where)
 
 
 def _is_port(value: Word) -> bool:
@@ -93,11 +93,11 @@ def find_fixed_port(subject: Subject) -> Iterator[Hit]:
         for port in ports(subject):
             number = _literal_port(port.value)
             if number:
-                yield _fixed(port.path, port.line, number, _FREE_PORT)
+                yield _fixed(port, number, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if isinstance(given := constant(value), str | int) and str(given) != "0":
-                yield _fixed(python.path, line, str(given), _SET_IN_JOB)
+                yield _fixed(Place(python.path, line), str(given), _SET_IN_JOB)
 
 
 def _literal_port(value: Word) -> str:
@@ -109,10 +109,9 @@ def _literal_port(value: Word) -> str:
     return match[1]
 
 
-def _fixed(path: str, line: int, number: str, fix: str) -> Hit:
+def _fixed(at: Located, number: str, fix: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what=f"Port {number} is hard-coded. If two such jobs share a node, the second one fails "
         "with 'address already in use'.",
         fix=fix,
@@ -155,8 +154,7 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
             continue
         port = 29500 if endpoint is None else 29400
         yield Hit(
-            path=one.launch.path,
-            line=endpoint.line if endpoint and one.launch.path == subject.path else one.launch.line,
+            at=one.launch.place_of(endpoint, subject.path),
             what=f"No port is given, so {launcher.name} uses its default, {port}. A second job on "
             "the node fails, or joins this one.",
             fix="--standalone"
@@ -189,11 +187,11 @@ def find_port_of_job_id(subject: Subject) -> Iterator[Hit]:
         return
     for port in ports(subject):
         if port.value.names & _JOB_ID and not _is_probe(port.value) and not _names_only(port.value):
-            yield _of_job_id(port.path, port.line, _FREE_PORT)
+            yield _of_job_id(port, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if "SLURM_JOB" in origin(python, value):
-                yield _of_job_id(python.path, line, _SET_IN_JOB)
+                yield _of_job_id(Place(python.path, line), _SET_IN_JOB)
 
 
 def _names_only(value: Word) -> bool:
@@ -201,10 +199,9 @@ def _names_only(value: Word) -> bool:
     return ":" in value.text and not re.search(r":\$[^:]*$", value.text)
 
 
-def _of_job_id(path: str, line: int, fix: str) -> Hit:
+def _of_job_id(at: Located, fix: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what="Two jobs on a node get the same port if their job IDs end in the same digits. The "
         "port may also be in use already.",
         fix=fix,
@@ -217,8 +214,7 @@ def find_released_port(subject: Subject) -> Iterator[Hit]:
     for port in ports(subject):
         if _is_probe(port.value) and port.where is Where.BATCH:
             yield Hit(
-                path=port.path,
-                line=port.line,
+                at=port,
                 what="The port is released as soon as it is chosen. Another job can take it before "
                 "rank 0 listens on it.",
                 fix=_RETRY,
@@ -235,8 +231,7 @@ def find_port_per_task(subject: Subject) -> Iterator[Hit]:
         )
         if several and port.where is Where.TASK and (random or _is_probe(port.value)):
             yield Hit(
-                path=port.path,
-                line=port.line,
+                at=port,
                 what="Each task chooses its own port, so the ranks never connect to each other.",
                 fix=f"{_FREE_PORT}  # in the job script, before srun",
             )

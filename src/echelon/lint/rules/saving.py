@@ -49,8 +49,7 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
                 continue
             if not guards(python, call):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="All ranks write this file at the same time, which can corrupt it.",
                     fix="if dist.get_rank() == 0:  # around this call",
                 )
@@ -84,8 +83,7 @@ def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
             per_node = all(_ONE_PER_NODE.search(test) for test in tests)
             if per_node and not re.search(r"==\s*-1", " ".join(tests)):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="One rank of each node writes this file. On several nodes, they write it "
                     "at the same time.",
                     fix="if dist.get_rank() == 0:  # instead of the local rank",
@@ -104,8 +102,7 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
         for call, target in _saves(python):
             if unparse(target) in loaded:
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="A job that is killed while saving leaves an incomplete file. The "
                     "previous checkpoint is lost, and the next job cannot resume.",
                     fix='torch.save(state, f"{path}.tmp"); os.replace(f"{path}.tmp", path)',
@@ -128,8 +125,7 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
             if guards(python, call):
                 continue
             yield Hit(
-                path=python.path,
-                line=call.lineno,
+                at=python.at(call),
                 what="Every rank loads the file onto the GPU it was saved from, usually GPU 0. "
                 "That GPU then holds one copy per rank.",
                 fix='torch.load(path, map_location="cpu")',
@@ -146,8 +142,7 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
             tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
             if tests:
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what=f"Only rank 0 runs `{min(used)}`, which is wrapped in DDP. It waits "
                     "forever for the other ranks when DDP broadcasts buffers, such as those of "
                     "BatchNorm.",

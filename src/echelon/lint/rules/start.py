@@ -39,8 +39,7 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         count = subject.job.fewest_nodes or 2
         waits = one.launch.launcher is not None
         yield Hit(
-            path=one.launch.path,
-            line=one.launch.line,
+            at=one.launch,
             what=f"This runs only on the first of {count} nodes, because srun does not start it."
             + (" It waits for the other nodes until it times out." if waits else ""),
             fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
@@ -60,8 +59,7 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
         gpus = launch.amounts.gpus_per_node or 0
         if (ranks or 0) > 1 or (ranks is None and counted and gpus > 1):
             yield Hit(
-                path=launch.path,
-                line=launch.line,
+                at=launch,
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
                 fix="srun --ntasks-per-node=1 …  # and #SBATCH --ntasks-per-node=1",
@@ -87,8 +85,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         tasks = tasks if launch.srun is not None else 1
         if ranks and tasks and ranks * tasks < gpus:
             yield Hit(
-                path=launch.path,
-                line=launch.line,
+                at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
                 "are idle.",
                 fix=f"--nproc_per_node={gpus}"
@@ -115,8 +112,7 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
             continue  # reported by E202
         if total > gpus:
             yield Hit(
-                path=launch.path,
-                line=launch.line,
+                at=launch,
                 what=f"{total} ranks share {counted(gpus, 'GPU')} on each node. They fail with "
                 "'invalid device ordinal' or 'Duplicate GPU detected'.",
                 fix=f"--nproc_per_node={gpus}"
@@ -147,8 +143,7 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
             continue
         waits = given > nodes
         yield Hit(
-            path=one.launch.path,
-            line=option.line if option and one.launch.path == subject.path else one.launch.line,
+            at=one.launch.place_of(option, subject.path),
             what=f"{launcher.name} expects {counted(given, 'node')}, but the job has {nodes}. "
             + (
                 "It waits for the missing nodes until it times out."
@@ -174,8 +169,7 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
             local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
             if local and "device_count" not in made_of and "%" not in made_of:
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what=f"With `--gpus-per-task={amounts.gpus_per_task}`, each task sees only its "
                     "own GPUs, numbered from 0. Larger local ranks fail with 'invalid device "
                     "ordinal'.",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from echelon.core.shell import Shell as Programs
 from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Shell
+from echelon.lint.files import Place
 from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
@@ -23,8 +24,7 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
     for path, shell in {shell.path: shell for shell in reversed(subject.shells)}.items():
         if shell.too_deep:
             yield Hit(
-                path=path,
-                line=1,
+                at=Place(path, 1),
                 what="Commands are nested too deeply. Lint did not check this script.",
                 fix="check that the file is a bash script",
                 severity=ADVICE,
@@ -35,8 +35,7 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
         complaint = ask_bash(clean(shell.text), subject.programs)
         if complaint is not None:
             yield Hit(
-                path=path,
-                line=complaint.line,
+                at=Place(path, complaint.line),
                 what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
                 fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
