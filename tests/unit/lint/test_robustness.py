@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from echelon.core.shell import FakeShell
 from echelon.lint.files import TextFiles
-from echelon.lint.finding import Severity
-from echelon.lint.linting import hits, lint
+from echelon.lint.linting import RULES, hits, lint
+from echelon.lint.rule import Severity
 from echelon.lint.subject import read_subject
-from echelon.lint.table import RULES
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SCRIPTS = [path.read_text() for path in sorted(GOLDEN.glob("lint/*/*.sh"))]

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from echelon.train.peer_wait import EVERY_S, PeerWait
+from echelon.train.pace import EVERY_S, PeerWait
 from unit.train.test_trainer import Points, trainer
 
 WAIT_S = 0.05
