@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import CHECK, SectionedCommand
 from echelon.cli.options import takes_keys
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.core.nodes import expand
@@ -34,7 +35,7 @@ _SAID_NOW = ("flags", "--set")
 """A node count from a project file applies to training jobs; it does not make the doctor a job."""
 
 
-@app.command()
+@app.command(cls=SectionedCommand, rich_help_panel=CHECK)
 @takes_keys(*KEYS)
 def doctor(
     *,

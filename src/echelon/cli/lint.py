@@ -7,6 +7,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.completion import complete_rule
+from echelon.cli.help import CHECK
 from echelon.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command()
+@app.command(rich_help_panel=CHECK)
 def lint(
     files: Annotated[
         list[Path] | None,
