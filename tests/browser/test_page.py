@@ -385,7 +385,7 @@ def test_a_killed_ranks_verdict_appears(page, live):
     expect(page.locator("#phase")).to_have_text("FAILED")
     expect(page.locator("#why")).to_contain_text("rank 1 on")
     expect(page.locator("#why")).to_contain_text("SIGKILL")
-    expect(page.locator("#retry")).to_contain_text("restarts are switched off")
+    expect(page.locator("#retry")).to_contain_text("restarts are disabled")
     expect(page.locator("#ranks tbody tr").first).to_contain_text("failed")
     page.locator("#whose").click()
     expect(page.locator("#rank")).to_have_value("1")

@@ -41,7 +41,7 @@ class Fault:
     """Which node is blamed; empty for: whichever."""
     says: str = ""
     """What the message has to hold."""
-    not_retried: str = "switched off"
+    not_retried: str = "disabled"
     """What has to be said of restarts; empty for: nothing."""
     options: tuple[str, ...] = ("--restarts=0",)
     files: Mapping[str, str] = field(default_factory=dict)
@@ -265,7 +265,7 @@ main()
         code=1,
         says="nothing_of_the_kind",
         options=("--restarts=3",),
-        not_retried="will not mend itself",
+        not_retried="a restart would not help",
     ),
     Fault(
         name="a module that is missing, deep in a package",
@@ -275,7 +275,7 @@ main()
         ranks=rank(1),
         code=1,
         says="absent_one",
-        not_retried="will not mend itself",
+        not_retried="a restart would not help",
     ),
     Fault(
         # One in the script itself is refused before anything is started.
@@ -286,7 +286,7 @@ main()
         ranks=ANY,
         code=1,
         says="SyntaxError",
-        not_retried="will not mend itself",
+        not_retried="a restart would not help",
     ),
     Fault(
         name="arguments that the script refuses",
@@ -301,7 +301,7 @@ parser.parse_args()
         code=2,
         says="--lr",
         options=("--restarts=3",),
-        not_retried="will not mend itself",
+        not_retried="a restart would not help",
         quick=True,
     ),
     # --- exits and signals ----------------------------------------------------------------------
@@ -446,7 +446,7 @@ train()
         cause="out of memory",
         ranks=rank(2),
         code=137,
-        says="memory was full",
+        says="out of memory",
     ),
     Fault(
         name="a DataLoader worker killed for memory, by the kernel",
@@ -547,7 +547,7 @@ step()
         ranks=rank(1),
         code=1,
         says="SIGSTOP",
-        not_retried="a hang is to stop the run",
+        not_retried="hangs end the run",
         quick=True,
     ),
     Fault(
@@ -564,7 +564,7 @@ train()
         ranks=rank(2),
         code=1,
         says="the others in the collective all_reduce",
-        not_retried="a hang is to stop the run",
+        not_retried="hangs end the run",
     ),
     Fault(
         name="a hang: a rank loops for ever",
@@ -573,8 +573,8 @@ train()
         cause="hang",
         ranks=rank(1),
         code=1,
-        says="computes or loops on",
-        not_retried="a hang is to stop the run",
+        says="computes or loops while",
+        not_retried="hangs end the run",
     ),
     Fault(
         name="a hang: a rank is in another collective",
@@ -584,7 +584,7 @@ train()
         ranks=rank(3),
         code=1,
         says="in the collective recv, the others in the collective all_reduce",
-        not_retried="a hang is to stop the run",
+        not_retried="hangs end the run",
     ),
     Fault(
         name="a hang: a rank is in no collective",
@@ -594,7 +594,7 @@ train()
         ranks=rank(0),
         code=1,
         says="the others in the collective all_reduce",
-        not_retried="a hang is to stop the run",
+        not_retried="hangs end the run",
     ),
     Fault(
         name="a hang: a rank that speaks of its steps falls behind",
@@ -611,8 +611,8 @@ for number in range(100_000):
         cause="hang",
         ranks=rank(2),
         code=1,
-        says="it is at step 6, others at 7",
-        not_retried="a hang is to stop the run",
+        says="it is at step 6, others are at 7",
+        not_retried="hangs end the run",
     ),
     # --- what is lost besides ranks -------------------------------------------------------------
     Fault(
@@ -633,7 +633,7 @@ for number in range(100_000):
         ranks=None,
         node="node0",
         code=1,
-        says="nothing was heard",
+        says="no message for",
     ),
     Fault(
         name="a zygote is killed, and its ranks with it",

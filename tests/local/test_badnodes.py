@@ -42,7 +42,7 @@ def test_a_run_goes_on_without_a_node_that_fails_its_check(tmp_path, known):
     with live_run(tmp_path, SCRIPT, [*PLAIN, "--nodes=1:2", ONLY_0]) as run:
         assert run.wait() == 0, run.output
         assert "one of 1 None" in run.output
-        assert "node1 is left out: it failed its check" in run.output
+        assert "node1 excluded: it failed its check" in run.output
         assert [event["name"] for event in noted(run, "bad node")] == ["node1"]
         assert [event["name"] for event in noted(run, "joined")] == ["node0"]
         assert (run.path / "logs" / "check-1-1.log").read_text() == "not today\n"

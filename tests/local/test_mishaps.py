@@ -31,7 +31,7 @@ def test_a_controller_that_was_stopped_says_so_and_gets_its_agents_back(tmp_path
         os.kill(controller, signal.SIGCONT)
         _, again = run.await_events("generation", 2)
         assert again["world_size"] == 4
-        told = "while this controller was stopped for"
+        told = "while this controller was suspended for"
         assert wait_until(lambda: told in run.output, timeout_s=START_S), run.output
         os.kill(run.command.pid, signal.SIGINT)
         assert run.wait() == 130, run.output

@@ -73,7 +73,7 @@ def test_a_command_that_fails_costs_the_run_nothing(tmp_path):
         assert wait_until(lambda: not run.processes(), timeout_s=30), run.processes()
         (event,) = run.events("notified")
         assert event["state"] == "COMPLETED"
-        assert "it ended with code 7" in event["wrong"]
+        assert "exited with code 7" in event["wrong"]
 
 
 # --- a controller that is killed between its outcome and the command ---------------------------
@@ -155,7 +155,7 @@ def test_the_next_attempt_sends_what_nobody_could(tmp_path):
         (
             "NODE_FAIL",
             None,
-            "FAILED: attempt 1 has ended without a word; restarts are switched off",
+            "FAILED: attempt 1 exited without reporting an outcome; restarts are disabled",
         ),
         ("FAILED", {"state": "FAILED", "exit_code": 1}, ""),  # whose controller has told it
         # Whose controller was killed before it could:

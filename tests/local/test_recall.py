@@ -68,7 +68,7 @@ def test_an_agent_that_was_killed_comes_back(tmp_path):
         stop(run, await_step(run, 1))
         assert worlds(run) == [2, 2]
         assert [event["node"] for event in run.events("joined")][2:] == [1]
-        assert run.output.count("restart 1 of 3: node1: its agent is gone") == 1, run.output
+        assert run.output.count("restart 1 of 3: node1: its agent was lost") == 1, run.output
 
 
 @pytest.mark.full
@@ -109,7 +109,7 @@ def test_ranks_make_room_for_a_node_that_is_back(tmp_path):
         (lost, room, _) = run.events("spent")
         assert (lost["again"], room["again"]) == (True, True)
         assert room["last"] == run.events("stopped")[0]["step"]
-        assert "goes on with 2 nodes" in run.output
+        assert "continues with 2 nodes" in run.output
         assert len(run.events("restart")) == 1
 
 
@@ -122,7 +122,7 @@ def test_ranks_that_do_not_listen_are_left_in_peace(tmp_path):
         assert wait_until((tmp_path / "stepped-1").exists, timeout_s=START_S), run.output
         (tmp_path / "shut").unlink()
         run.await_events("joined", 3)
-        wait = "node1 waits: ranks that do not listen cannot make room"
+        wait = "node1 is idle: these ranks cannot make room"
         assert wait_until(lambda: wait in run.output, timeout_s=START_S), run.output
         (tmp_path / "over").touch()
         assert run.wait() == 0, run.output

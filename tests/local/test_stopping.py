@@ -98,7 +98,7 @@ def test_all_ranks_stop_at_one_step_and_have_saved_it(tmp_path, pace):
     with live_run(tmp_path, script(pace)) as run:
         interrupt(run, tmp_path, "ready")
         (reached,) = set(steps(tmp_path))
-        assert f"all ranks stopped after step {reached}, and saved" in run.output
+        assert f"all ranks saved and stopped after step {reached}" in run.output
         newest = max((tmp_path / "checkpoints").glob("step-*"))
         assert json.loads((newest / "manifest.json").read_text())["step"] == reached
         assert not (tmp_path / "done-0").exists()
@@ -108,7 +108,7 @@ def test_a_loop_of_ones_own_stops_at_one_step_and_goes_on_there(tmp_path):
     with live_run(tmp_path, LOOP.replace("LAST", "10_000")) as run:
         interrupt(run, tmp_path, "ready")
         (reached,) = set(steps(tmp_path))
-        assert f"all ranks stopped after step {reached}, and saved" in run.output
+        assert f"all ranks saved and stopped after step {reached}" in run.output
     with live_run(tmp_path, LOOP.replace("LAST", str(reached + 5))) as run:
         assert run.wait() == 0, run.output
         assert run.output.count(f"went on from {reached}\n") == 4
@@ -119,4 +119,4 @@ def test_it_stops_in_the_middle_of_a_validation(tmp_path):
     with live_run(tmp_path, script(0.2, evaluate=True)) as run:
         interrupt(run, tmp_path, "measuring")
         assert set(steps(tmp_path)) == {8}
-        assert "all ranks stopped after step 8, and saved" in run.output
+        assert "all ranks saved and stopped after step 8" in run.output

@@ -103,7 +103,7 @@ def test_a_run_stops_where_all_ranks_are_and_goes_on_later(cluster, folder):
     assert chain.command("stop", "last").returncode == 0
     assert end_of(chain) == 130, output(chain)
     assert [one["state"] for one in chain.outcomes()] == ["CANCELLED"]
-    assert "go on with: echelon resume" in output(chain)
+    assert "continue with: echelon resume" in output(chain)
     assert "cause: cancelled" in chain.command("why", "last").stdout
     done = chain.command("resume", "last", "--wait")
     assert done.returncode == 0, done.stderr
@@ -212,14 +212,14 @@ def test_a_node_that_does_not_see_the_folder_is_named(cluster, folder):
     try:
         lenient = submit(cluster, folder, "--nodes=1:2", "train.py")
         assert end_of(lenient) == 0, output(lenient)
-        assert "is left out: it failed its check: does not see the run's folder" in output(lenient)
+        assert "excluded: it failed its check: does not see the run directory" in output(lenient)
         assert worlds(lenient) == [1]
         shutil.rmtree(folder / "runs")
         chain = submit(cluster, folder, "--nodes=2", "train.py")
         assert end_of(chain) == 69, output(chain)
     finally:
         cluster.kill("blind")
-    trouble = f"it failed its check: does not see the run's folder {chain.run}: No such file"
+    trouble = f"it failed its check: does not see the run directory {chain.run}: No such file"
     assert trouble in output(chain)
     (fault,) = events(chain.run, "bad node")
     assert fault["name"].startswith(os.uname().nodename)

@@ -222,7 +222,7 @@ def test_a_preflight_leaves_out_what_fails(patients, faults, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "node2 is left out: it failed its check: preflight, folder" in done.stderr
+    assert "node2 excluded: it failed its check: preflight, folder" in done.stderr
     assert sorted(re.findall(r"rank \d", done.stdout)) == ["rank 0", "rank 1"]
     (record,) = runs.glob("*/attempts/1/preflight.json")
     assert {one["node"] for one in json.loads(record.read_text())["findings"]} == {"node2"}

@@ -64,7 +64,7 @@ def test_a_time_limit_is_outlived(full, chain, undisturbed):
     check_end(full, run, undisturbed, jobs=2)
     first = run.outcomes()[0]
     assert (first["state"], first["exit_code"], first["next"]) == ("TIMEOUT", 75, "standby")
-    assert first["why"].startswith("the job's time is over in ")
+    assert first["why"].startswith("the job reaches its time limit in ")
 
 
 def test_a_signal_that_a_script_asks_for_before_the_limit_is_no_request_to_stop(full, tmp_path):

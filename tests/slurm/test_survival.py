@@ -98,7 +98,7 @@ def test_a_node_that_cannot_be_reached_at_the_start_ends_no_other_s_agent(
     (tmp_path / "over").touch()
     said, _ = run.communicate(timeout=120)
     assert run.returncode == (0 if nodes == "2:3" else 69), said
-    assert nodes == "2:3" or "2 of 3 nodes came, without node3" in said
+    assert nodes == "2:3" or "2 of 3 nodes joined; missing: node3" in said
 
 
 def test_a_run_that_needs_the_node_ends_with_a_verdict(full, submitted, tmp_path):
@@ -107,7 +107,7 @@ def test_a_run_that_needs_the_node_ends_with_a_verdict(full, submitted, tmp_path
     full("kill", "node2")
     said, _ = run.communicate(timeout=60)
     assert run.returncode != 0
-    assert "1 nodes are left, and it needs 2" in said
+    assert "1 node is left; the run needs at least 2" in said
     (folder,) = (tmp_path / "runs").iterdir()
     failure = json.loads((folder / "verdict.json").read_text())["failure"]
     assert (failure["cause"], failure["node"]) == ("lost node", "node2")
@@ -132,7 +132,7 @@ def test_an_agent_that_was_killed_is_brought_back_by_the_same_job(full, submitte
     (tmp_path / "over").touch()
     said, _ = run.communicate(timeout=60)
     assert run.returncode == 0, said
-    assert "restart 1 of 3: node2: its agent is gone" in said
+    assert "restart 1 of 3: node2: its agent was lost" in said
 
 
 @pytest.mark.full

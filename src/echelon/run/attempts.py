@@ -1,8 +1,9 @@
-"""The attempts of a run, as their folders say: which job each is, and how it ended.
+"""The attempts of a run, as recorded in their directories: their jobs, and how they ended.
 
-Whoever submits an attempt claims its folder; whoever carries it out owns it. Both are claims by
-creation, so of two that try one gets it, and nobody compares clocks. The owner alone may give the
-number back: one whose job ended before it began, or found nothing to do, is the next attempt's.
+The process that submits an attempt claims its directory; the process that carries it out owns it.
+Both claim it by creating a file, so one of two competitors wins, and no clocks are compared. Only
+the owner may give a number back: if its job ended before it started, or found nothing to do, the
+next attempt gets the number.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
 
 SKIPPED = "SKIPPED"
-"""The state of an attempt that found nothing to do."""
+"""State of an attempt that found nothing to do."""
 _ORPHANED = "orphaned"
 _STATE = re.compile(r"[A-Z][A-Z_]{0,39}")
 _UNUSED = "unused"
@@ -38,23 +39,23 @@ class Attempt:
     submitted: str = ""
     """ISO time, UTC."""
     output: str = ""
-    """Where the job's output goes."""
+    """File of the job's output."""
     after: str = ""
     """The job whose end it waits for, if it is a standby."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How an attempt ended, by its controller."""
+    """How an attempt ended, as its controller recorded it."""
 
     state: str
-    """A word of Slurm's, as for any job."""
+    """A state of Slurm, as for any job."""
     exit_code: int
     next: str = ""
-    """Who goes on: `standby`, a job that waits; `requeue`, the same job; `wanted`: somebody has to
-    submit one; empty when the run is at its end."""
+    """What continues the run: `standby`, a waiting job; `requeue`, the same job; `wanted`, a job
+    that somebody has to submit; empty if the run has ended."""
     why: str = ""
-    """What ended it, in a line; empty when the work is done."""
+    """What ended it, in one line; empty if the work is done."""
 
 
 def attempts(run: RunDir) -> list[Attempt]:
@@ -62,7 +63,7 @@ def attempts(run: RunDir) -> list[Attempt]:
     found = []
     for number in run.attempt_numbers():
         record = _read(run, number, "job.json")
-        if "job_id" in record:  # else it was claimed and not queued: no job to speak of
+        if "job_id" in record:  # otherwise it was claimed but not queued
             names = ("job_id", "submitted", "output", "after")
             facts = {name: str(record.get(name, "")) for name in names}
             found.append(Attempt(number=number, **facts))
@@ -70,7 +71,7 @@ def attempts(run: RunDir) -> list[Attempt]:
 
 
 def find_output(run: RunDir, attempt: Attempt) -> Path:
-    """Return where an attempt's job writes; in the run's own folder, also when that was moved."""
+    """Return the output file of an attempt's job, even if the run directory was moved."""
     path = Path(attempt.output)
     if path.parts[-3:-1] == (run.run_id, run.logs.name):
         return run.logs / path.name
@@ -78,7 +79,7 @@ def find_output(run: RunDir, attempt: Attempt) -> Path:
 
 
 def outcome(run: RunDir, number: int) -> Outcome | None:
-    """Return how an attempt ended; None while it has not, or when nobody was left to say."""
+    """Return how an attempt ended; None if it has not, or if it could not record that."""
     record = _read(run, number, run.outcome(number).name)
     state, code = record.get("state"), to_count(record.get("exit_code"), below=256)
     if not isinstance(state, str) or not _STATE.fullmatch(state) or code is None:
@@ -88,29 +89,29 @@ def outcome(run: RunDir, number: int) -> Outcome | None:
 
 
 def has_begun(run: RunDir, attempt: Attempt) -> bool:
-    """Tell whether somebody carries out an attempt, or has."""
+    """Tell whether an attempt has started."""
     return (run.attempt(attempt.number) / "owner").exists()
 
 
 def is_superseded(run: RunDir, number: int) -> bool:
-    """Tell whether a later attempt is carried out.
+    """Tell whether a later attempt is running or has run.
 
-    One that has an owner may still find that there is nothing to do, because we are at it: only
-    one that does something has events.
+    One that has an owner may still find nothing to do, because we are running. Only one that does
+    something has events.
     """
     later = run.attempt_numbers()
     return any(one > number and run.events_of(f"controller-{one}").exists() for one in later)
 
 
 def is_orphaned(run: RunDir, number: int) -> bool:
-    """Tell whether an attempt has lost its controller, so that its agents have ended its job."""
+    """Tell whether an attempt lost its controller, so that its agents ended its job."""
     return (run.attempt(number) / _ORPHANED).exists()
 
 
 def is_left_behind(run: RunDir, number: int) -> bool:
-    """Tell whether a run goes on without an attempt whose job is cancelled: by agents, not users.
+    """Tell whether agents, not a user, cancelled the job of an attempt, and another continues.
 
-    So it is when its controller's host was away, and hears only now what became of the job.
+    This happens if the host of its controller was unreachable for a while.
     """
     with contextlib.suppress(OSError):
         return is_orphaned(run, number) or is_superseded(run, number)
@@ -118,18 +119,18 @@ def is_left_behind(run: RunDir, number: int) -> bool:
 
 
 def orphan(run: RunDir, number: int) -> None:
-    """Write down that an attempt has lost its controller."""
+    """Record that an attempt has lost its controller."""
     (run.attempt(number) / _ORPHANED).touch(mode=0o600)
 
 
 def is_skipped(run: RunDir, attempt: Attempt) -> bool:
-    """Tell whether an attempt has found nothing to do, because the run was at its end."""
+    """Tell whether an attempt found nothing to do, because the run had ended."""
     ended = outcome(run, attempt.number)
     return ended is not None and ended.state == SKIPPED
 
 
 def is_of_use(run: RunDir, attempt: Attempt) -> bool:
-    """Tell whether an attempt is one in a user's eyes: not a standby that nobody has needed."""
+    """Tell whether an attempt matters to users: not a standby that was never needed."""
     return (not attempt.after or has_begun(run, attempt)) and not is_skipped(run, attempt)
 
 
@@ -147,12 +148,12 @@ def submit_attempt(
     *,
     after: str = "",
 ) -> Attempt:
-    """Claim the next attempt, queue it, and write down which job it is.
+    """Claim the next attempt, queue it, and record its job.
 
     Args:
-        run: whose.
-        submit: queues the attempt of this number and returns the job's id.
-        look: returns the job of an id.
+        run: the run.
+        submit: queues the attempt with this number and returns the job's id.
+        look: returns the job with this id.
         after: the job whose end it waits for.
     """
     _reclaim(run, look)
@@ -165,9 +166,9 @@ def submit_attempt(
     submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
     record = {"job_id": job_id, "submitted": submitted, "after": after}
     path = run.attempt(number) / "job.json"
-    # Whatever else may be known of it, it is in the queue: first that is written down.
+    # It is in the queue, so that is recorded first.
     write_atomic(path, json.dumps(record) + "\n")
-    # Whoever called us would queue another; and it may have begun and given its number back.
+    # An error would make the caller queue another; the job may have given its number back already.
     with contextlib.suppress(EchelonError, FileNotFoundError):
         record["output"] = look(job_id).output
         write_atomic(path, json.dumps(record) + "\n")
@@ -175,9 +176,9 @@ def submit_attempt(
 
 
 def _reclaim(run: RunDir, look: Callable[[str], Job]) -> None:
-    """Give the last number back if its job is over and never began: a standby that was withdrawn.
+    """Give the last number back if its job ended and never started: a withdrawn standby.
 
-    A job that begins after all finds that it is not the owner.
+    If the job starts after all, it finds that it is not the owner.
     """
     last = max(attempts(run), key=lambda one: one.number, default=None)
     if last is None or has_begun(run, last):
@@ -189,10 +190,10 @@ def _reclaim(run: RunDir, look: Callable[[str], Job]) -> None:
 
 
 def give_back(run: RunDir, attempt: Attempt) -> None:
-    """Let the next attempt have an attempt's number. Only for its owner, and as the last thing.
+    """Let the next attempt reuse an attempt's number. Only its owner may do so, as its last action.
 
     Raises:
-        OSError: it stays as it is.
+        OSError: the number stays in use.
     """
     run.attempt(attempt.number).rename(
         run.attempts / f"{_UNUSED}-{attempt.number}-{attempt.job_id.replace('/', '_')}"
@@ -200,14 +201,14 @@ def give_back(run: RunDir, attempt: Attempt) -> None:
 
 
 def is_given_back(run: RunDir, job_id: str) -> bool:
-    """Tell whether the attempt of a job was given back before it began."""
+    """Tell whether the attempt of a job was given back before it started."""
     return any(path.name.endswith(f"-{job_id}") for path in run.attempts.glob(f"{_UNUSED}-*"))
 
 
 def record_own_job(run: RunDir, number: int, job_id: str) -> Attempt:
-    """Write down which job we are, unless whoever submitted us has done so, and return what holds.
+    """Record our own job, unless the submitting process has done so; return the attempt.
 
-    One who submits may still be about to write: it knows more, and overwrites this.
+    The submitting process may still be about to write. It knows more, and overwrites this.
     """
     path = run.attempt(number) / "job.json"
     draft = run.attempt(number) / f".own-{os.getpid()}.tmp"
@@ -220,7 +221,7 @@ def record_own_job(run: RunDir, number: int, job_id: str) -> Attempt:
 
 
 def _own_output() -> str:
-    """Return the file that our output goes to, if it is one."""
+    """Return the file of our output, if it is a file."""
     with contextlib.suppress(OSError):
         path = Path("/proc/self/fd/2").readlink()
         return str(path) if path.is_file() else ""
@@ -228,10 +229,10 @@ def _own_output() -> str:
 
 
 def begin_attempt(run: RunDir, number: str, owner: str) -> int:
-    """Become the one that carries out an attempt, and return its number.
+    """Become the owner of an attempt, and return its number.
 
-    It is the one that was asked for, or, if that has been begun already, by a job that was queued
-    again or a script that was started twice, the next.
+    It is the requested one, or the next one if that has started already: the job was requeued, or
+    the script was started twice.
     """
     attempt = int(number) if number else run.claim_attempt()
     while True:
@@ -242,7 +243,7 @@ def begin_attempt(run: RunDir, number: str, owner: str) -> int:
 
 
 def own_attempt(run: RunDir, number: int, owner: str) -> str:
-    """Become the one that carries out an attempt; return who is, which may be another."""
+    """Try to become the owner of an attempt; return its owner."""
     path = run.attempt(number) / "owner"
     with contextlib.suppress(FileExistsError):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -35,7 +35,7 @@ def read_history(run: RunDir, attempt: int) -> History:
         events = EventReader(run.events_of(f"controller-{number}")).read()
         failures += _failures(events)
         if events and outcome(run, number) is None:
-            message = f"attempt {number} has ended without a word"
+            message = f"attempt {number} exited without reporting an outcome"
             failures.append(Failure(cause="lost node", message=message))
         saved = [event.data.get("saved") for event in events if event.kind == "attempt"]
         began += [_NOTHING if (step := to_count(one)) is None else step for one in saved]

@@ -1,8 +1,8 @@
-"""Why a run ended: the first failure across all nodes, told apart from those that it caused. Pure.
+"""Why a run ended: the first failure across all nodes, as opposed to those that it caused. Pure.
 
-When a rank dies its peers die of the broken connection, often within milliseconds and each with a
-traceback of its own. What a rank says of itself decides whether it is the cause or a victim; among
-causes, the one that reached the controller first.
+When a rank dies, its peers die of the broken connection, often within milliseconds and each with a
+traceback of its own. A rank's own error decides whether it is the cause or a victim; among causes,
+the one that reached the controller first counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,39 +15,39 @@ from echelon.core.records import MOST_RANKS, to_count
 
 CAUSES = {
     "exception": "a Python exception",
-    "import error": "an import that failed",
-    "bad arguments": "arguments that the script refused",
-    "exit": "an exit code other than 0",
-    "cuda out of memory": "the GPU's memory was full",
-    "gpu fault": "a GPU or a link between GPUs that is broken",
-    "out of memory": "the node's or the job's memory was full",
+    "import error": "a failed import",
+    "bad arguments": "the script rejected its arguments",
+    "exit": "a nonzero exit code",
+    "cuda out of memory": "the GPU ran out of memory",
+    "gpu fault": "a broken GPU or GPU link",
+    "out of memory": "the node or the job ran out of memory",
     "signal": "killed by a signal",
-    "port taken": "a port that somebody else had",
-    "collective time-out": "a collective that not all ranks joined in time",
-    "lost peer": "a connection to another rank broke, and no rank says why",
-    "disk full": "no space left on a disk, or no quota",
-    "hang": "ranks that made no progress",
-    "lost node": "a node that was lost",
+    "port taken": "a port was in use by another process",
+    "collective time-out": "not all ranks joined a collective in time",
+    "lost peer": "a connection to another rank broke, and no rank reported why",
+    "disk full": "no space or quota left on a disk",
+    "hang": "ranks made no progress",
+    "lost node": "a node was lost",
     "time limit": "the time limit of the job",
     "preemption": "another job took the nodes",
-    "maintenance": "a node that was taken out of service",
-    "cancelled": "somebody cancelled it",
-    "superseded": "another attempt of the run has begun",
-    "start": "ranks that could not be started",
+    "maintenance": "a node was taken out of service",
+    "cancelled": "a user cancelled the run",
+    "superseded": "another attempt of the run has started",
+    "start": "ranks could not be started",
     "ended": "ended because another rank had failed",
 }
 """Every cause, and what it means."""
 
 
-OUR_PAUSE = "while this controller was stopped"
-"""In the message of a node that was lost by our own doing."""
+OUR_PAUSE = "while this controller was suspended"
+"""In the message of a node that was lost because of the controller itself."""
 
 VICTIMS = ("lost peer", "collective time-out", "ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One thing that went wrong: of a rank, or of a node."""
+    """A failure of a rank or of a node."""
 
     cause: str
     message: str
@@ -55,11 +55,11 @@ class Failure:
     node: str = ""
     step: int | None = None
     exit_code: int = 1
-    """What a shell would see: 128 + the number of a signal."""
+    """As in a shell: 128 + the number of a signal."""
     error_type: str = ""
     traceback: str = ""
     log: str = ""
-    """The rank's log, seen from the run's directory."""
+    """The rank's log, relative to the run directory."""
     generation: int = 0
 
 
@@ -70,22 +70,22 @@ class Verdict:
     failure: Failure
     victims: tuple[Failure, ...] = ()
     not_retried: str = ""
-    """Why it was not tried again."""
+    """Why it was not retried."""
     advice: str = ""
     stacks: Mapping[str, str] = field(default_factory=dict)
-    """Of a hang: each rank's."""
+    """Stack of each rank, for a hang."""
 
 
 # --- judging ----------------------------------------------------------------------------------
 
 
 def is_victim(failure: Failure) -> bool:
-    """Tell whether a failure is of the kind that another rank's death causes."""
+    """Tell whether a failure is of a kind that the death of another rank causes."""
     return failure.cause in VICTIMS
 
 
 def judge(failures: Sequence[Failure], *, not_retried: str = "") -> Verdict:
-    """Return the verdict on a generation's failures, which come in the order of their arrival."""
+    """Return the verdict on a generation's failures, which are in the order of their arrival."""
     assert failures, "without a failure there is nothing to judge"
     first = next((f for f in failures if not is_victim(f)), None) or _find_absent(failures)
     victims = tuple(
@@ -95,32 +95,33 @@ def judge(failures: Sequence[Failure], *, not_retried: str = "") -> Verdict:
 
 
 def _find_absent(victims: Sequence[Failure]) -> Failure:
-    """Return what to say where there are victims alone: who kept them waiting, if it can be told.
+    """Return the failure to report if there are only victims: that of the rank they waited for.
 
-    That is the one which was still running when all others had given up, and had to be ended.
+    That is the only one which still ran when all others had given up. Without such a rank, it is
+    the first victim's.
     """
     first, absent = victims[0], [failure for failure in victims if failure.cause == "ended"]
     if len(absent) != 1 or first is absent[0]:
         return first
-    gave_up = f"it alone was still running when rank {first.rank} had given up: {first.message}"
+    gave_up = f"the only rank still running when rank {first.rank} had given up: {first.message}"
     return replace(absent[0], cause=first.cause, message=gave_up, exit_code=first.exit_code)
 
 
 def advise(failure: Failure) -> str:
-    """Return what to do about a failure, where that is known."""
+    """Return what to do about a failure, if that is known."""
     if failure.cause == "start" and failure.node:
-        return "allow fewer nodes (--nodes MIN:MAX); the next job does without it: echelon nodes"
+        return "allow fewer nodes (--nodes MIN:MAX); the next job avoids this node: echelon nodes"
     return {
         "cuda out of memory": "use a smaller batch, or more GPUs",
-        "gpu fault": "tell who runs the cluster; see who is left out: echelon nodes",
-        "out of memory": "ask for more memory (--mem), or start fewer DataLoader workers",
-        "import error": "check the environment of the ranks: echelon config shows python and venv",
-        "collective time-out": "some rank did not come: look at the logs of the others",
-        "port taken": "try again; if it stays, set no MASTER_PORT of your own",
-        "disk full": "make room, or write elsewhere",
-        "lost node": "with --nodes MIN:MAX a run goes on without it, as long as MIN are left",
-        "time limit": "ask for more time (--time)",
-        "hang": "see where each rank waits: echelon why --json",
+        "gpu fault": "report it to the cluster's administrators; see excluded nodes: echelon nodes",
+        "out of memory": "request more memory (--mem), or start fewer DataLoader workers",
+        "import error": "check the Python environment of the ranks: echelon config",
+        "collective time-out": "some rank did not join; look at the logs of the others",
+        "port taken": "try again; if it persists, do not set MASTER_PORT yourself",
+        "disk full": "free some space, or write elsewhere",
+        "lost node": "with --nodes MIN:MAX a run continues as long as MIN nodes are left",
+        "time limit": "request more time (--time)",
+        "hang": "see where each rank is: echelon why --json",
     }.get(failure.cause, "")
 
 
@@ -128,18 +129,18 @@ def advise(failure: Failure) -> str:
 
 
 def to_record(verdict: Verdict) -> dict[str, Any]:
-    """Return what verdict.json holds."""
+    """Return what verdict.json contains."""
     return asdict(verdict)
 
 
 def from_record(record: Any) -> Verdict:
-    """Return a verdict from what verdict.json holds; other versions may know other fields.
+    """Parse what verdict.json contains; other versions may have other fields.
 
     Raises:
         ValueError: it is damaged.
     """
     if not isinstance(record, Mapping):
-        raise ValueError("a verdict is an object")  # noqa: TRY004  damaged content
+        raise ValueError("a verdict must be an object")  # noqa: TRY004  damaged content
     victims, stacks = record.get("victims"), record.get("stacks")
     hurt = victims if isinstance(victims, list) else []
     return Verdict(
@@ -155,7 +156,7 @@ def from_record(record: Any) -> Verdict:
 
 def _failure_from(record: Any) -> Failure:
     if not isinstance(record, Mapping):
-        raise ValueError("a failure is an object")  # noqa: TRY004  damaged content
+        raise ValueError("a failure must be an object")  # noqa: TRY004  damaged content
     texts = ("cause", "message", "node", "error_type", "traceback", "log")
     code = to_count(record.get("exit_code"), below=256)
     return Failure(
@@ -176,15 +177,15 @@ def headline(failure: Failure) -> str:
 
 
 def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) -> str:
-    """Return a verdict for people.
+    """Return a verdict as text.
 
     Args:
-        verdict: what to tell.
-        whole: with all of the traceback, not only its end.
-        run: the run's directory, for names of files that can be pasted.
+        verdict: the verdict.
+        whole: with the whole traceback, not only its end.
+        run: the run directory, to show full paths.
     """
     failure = verdict.failure
-    meaning = CAUSES.get(failure.cause, "not known to this version of Echelon")
+    meaning = CAUSES.get(failure.cause, "unknown to this version of Echelon")
     lines = [headline(failure), f"  cause: {failure.cause} ({meaning})"]
     trace = failure.traceback.rstrip().splitlines()
     if trace:
@@ -194,7 +195,7 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
         ranks = sorted(v.rank for v in verdict.victims if v.rank is not None)
         lines.append(f"  victims: {_ranks(ranks)}" if ranks else "")
     if verdict.not_retried:
-        lines.append(f"  not tried again: {verdict.not_retried}")
+        lines.append(f"  not retried: {verdict.not_retried}")
     if verdict.advice:
         lines.append(f"  hint: {verdict.advice}")
     if failure.log:

@@ -23,7 +23,7 @@ from echelon.run.verdict import Failure, judge, to_record
 )
 def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, cause):
     run = RunDir.create(tmp_path, "one")
-    own = judge([Failure(cause="cancelled", message="the controller got SIGTERM")])
+    own = judge([Failure(cause="cancelled", message="the controller received SIGTERM")])
     run.verdict.write_text(json.dumps(to_record(own)))
     found = find_verdict(run, Job(id="7", state=state))
     assert (found.failure.cause if found else "") == cause
@@ -31,7 +31,7 @@ def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, c
 
 def test_a_controller_that_knows_the_same_says_more(tmp_path):
     run = RunDir.create(tmp_path, "one")
-    own = judge([Failure(cause="cancelled", message="all ranks stopped after step 8, and saved")])
+    own = judge([Failure(cause="cancelled", message="all ranks saved and stopped after step 8")])
     run.verdict.write_text(json.dumps(to_record(own)))
     found = find_verdict(run, Job(id="7", state="CANCELLED"))
     assert found.failure.message == own.failure.message

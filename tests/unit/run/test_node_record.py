@@ -34,7 +34,7 @@ def bad(entries, now_s=100.0):
 
 def mishap(node="node3", run="a", cause="lost node", time_s=0.0):
     return Entry(
-        kind="mishap", node=node, run=run, cause=cause, reason="its agent is gone", time_s=time_s
+        kind="mishap", node=node, run=run, cause=cause, reason="its agent was lost", time_s=time_s
     )
 
 
@@ -53,7 +53,7 @@ def test_of_signals_only_those_count_that_come_from_outside(number):
 
 
 def test_a_node_that_was_lost_by_our_own_doing_is_not_to_blame():
-    message = f"its agent is gone: it left {OUR_PAUSE} for 7 s"
+    message = f"its agent was lost: it left {OUR_PAUSE} for 7 s"
     assert not blames_node(failure("lost node", message=message))
 
 
@@ -68,7 +68,7 @@ def test_two_mishaps_in_one_run_make_a_bad_node():
             since_s=12,
             until_s=12 + KEEP_S,
             run="a",
-            reason="2 mishaps in one run: its agent is gone",
+            reason="2 mishaps in one run: its agent was lost",
         )
     }
 
@@ -260,7 +260,7 @@ def test_several_write_at_once_and_nothing_is_lost(tmp_path):
 def test_a_controller_writes_down_what_is_a_nodes_fault(tmp_path):
     path = tmp_path / "alpha.jsonl"
     record = NodeRecord(path, "train-abcd", keep_s=60)
-    record.blame(failure("lost node", message="its agent is gone"))
+    record.blame(failure("lost node", message="its agent was lost"))
     record.blame(failure("exception", message="ValueError"))
     record.blame(failure("start", node="node4", message="x" * 10_000))
     assert record.close() == ""

@@ -389,7 +389,7 @@ def test_several_failures_of_no_rank_are_kept_apart():
 
 
 def test_every_piece_of_advice_is_for_a_cause_that_exists():
-    assert advise(failure("time limit")) == "ask for more time (--time)"
+    assert advise(failure("time limit")) == "request more time (--time)"
     assert advise(failure("exception")) == ""
 
 
@@ -407,12 +407,12 @@ def test_a_failure_is_tried_again_within_the_budget():
     assert retry(killed) == ""
     assert retry(killed, [killed, killed]) == ""
     assert retry(killed, [killed] * 3) == "all 3 restarts are used up"
-    assert retry(killed, restarts=0) == "restarts are switched off"
+    assert retry(killed, restarts=0) == "restarts are disabled"
 
 
 @pytest.mark.parametrize("cause", sorted(NEVER_RETRIED))
 def test_some_causes_do_not_mend_themselves(cause):
-    assert retry(failure(cause)) == f"{CAUSES[cause]} will not mend itself"
+    assert retry(failure(cause)) == f"a restart would not help: {CAUSES[cause]}"
 
 
 @pytest.mark.parametrize("cause", ["exception", "exit", "cuda out of memory", "disk full"])
@@ -431,12 +431,12 @@ def test_a_signal_or_a_lost_node_may_come_twice():
 
 
 def test_too_few_nodes_are_left():
-    assert retry(failure("lost node"), nodes=1, low=2) == "1 nodes are left, and it needs 2"
+    assert retry(failure("lost node"), nodes=1, low=2) == "1 node is left; the run needs at least 2"
     assert retry(failure("lost node"), nodes=1, low=1) == ""
 
 
 def test_a_hang_is_the_end_where_that_was_asked():
-    assert retry(failure("hang"), stop_on_hang=True) == "a hang is to stop the run"
+    assert retry(failure("hang"), stop_on_hang=True) == "hangs end the run (--on-hang stop)"
     assert retry(failure("hang")) == ""
     assert retry(failure("signal"), stop_on_hang=True) == ""
 
@@ -455,7 +455,7 @@ TOLD = Verdict(
         log="logs/1.0/rank-00003.log",
     ),
     victims=tuple(failure("lost peer", rank) for rank in (2, 0, 1, 5)),
-    not_retried="restarts are switched off",
+    not_retried="restarts are disabled",
     advice="sleep over it",
     stacks={"0": "in a loop"},
 )
@@ -469,7 +469,7 @@ def test_a_verdict_for_people():
             "  |   …",
             *(f"  | line {number}" for number in range(5, 12)),
             "  victims: ranks 0-2,5",
-            "  not tried again: restarts are switched off",
+            "  not retried: restarts are disabled",
             "  hint: sleep over it",
             "  log: /runs/x/logs/1.0/rank-00003.log",
         ]

@@ -1,7 +1,7 @@
-"""One set of ranks, from their start until the last of them is gone.
+"""One set of ranks, from their start until the last of them has exited.
 
-It ends by itself when all ranks have gone well; at the first trouble, or when the run is to stop,
-what is left of it is ended here.
+It ends by itself when all ranks have succeeded. At the first failure, or if the run has to stop,
+the ranks that are left are ended here.
 """
 
 import itertools
@@ -45,24 +45,24 @@ from echelon.run.verdict import Failure, is_victim, judge, render, to_record
 from echelon.spec.job_spec import JobSpec
 
 CONFESS_S = 2.0
-"""How long a victim's report waits for the cause's own, which may be busy cleaning up.
+"""How long the failure of a victim waits for that of the cause, which may be busy cleaning up.
 
-Taking apart an interpreter that holds torch is over a second of it, where we did not start it.
+The exit of an interpreter that has imported torch takes over a second, if it was not forked.
 """
 AGREE_S = 30.0
-"""How long ranks may take to come to the place where they stop, if nobody says otherwise."""
+"""How long ranks may take to reach the place where they stop, unless there is a deadline."""
 SAVE_S = 120.0
-"""How long they may take to save, and go; likewise."""
+"""How long they may take to save and exit, likewise."""
 AGAIN_S = 0.5
-"""After which time ranks that did not listen are asked again whether they do."""
+"""Time after which ranks that did not listen are asked again."""
 NEWCOMERS_S = 2.0
-"""How long a node that has come waits for others that may be about to come too."""
+"""How long a node that has joined waits for others that may be about to join."""
 ASK_AGAIN_S = 10.0
-"""After which time ranks are asked again to make room: now they may listen."""
+"""Time after which ranks are asked again to make room."""
 END_S = 10.0
-"""How long an agent may take to end its ranks, beyond the grace."""
+"""How long an agent may take to end its ranks, beyond the grace period."""
 STORAGE_S = 600.0
-"""How long it may take while storage holds some of them."""
+"""How long it may take while some of them are blocked on storage."""
 
 
 class Generation:
@@ -85,29 +85,29 @@ class Generation:
         """In the order of their arrival."""
         self.stop: Stop | None = None
         self.made_room = False
-        """Whether ranks have stopped so that more can take part."""
+        """Whether ranks have stopped so that more nodes can take part."""
         self.stacks: dict[str, str] = {}
         self._ranks: dict[int, AgentHandle] = {}
-        """Those that have not gone."""
+        """Ranks that have not exited."""
         self._gone_by_s: float | None = None
-        """When ranks that do not listen have to be gone; None before they were asked."""
+        """Deadline of ranks that do not listen; None before they were asked to stop."""
         self._halted = ""
-        """Where all ranks have stopped together, in words."""
+        """Description of where all ranks stopped together."""
         self._ask_s = math.inf
-        """When ranks are asked to make room for a node that has come."""
+        """When ranks are asked to make room for a node that has joined."""
         self._told_waiting = False
         self._consensus: StopConsensus | None = None
-        """By which ranks make room, once they have agreed on it."""
+        """The consensus to make room, once there is one."""
         self._request, self._journal = request, journal
         self._pool, self._watch, self._explain = pool, watch, explain
         self._recover = recover
         """Restarts missing agents."""
         self._spending = Spending()
         self._last_step = -1
-        """That a rank which has gone had taken."""
+        """Newest step of the ranks that have exited."""
 
     async def run(self, endpoint: Endpoint, ranks_of: Callable[[AgentHandle], int]) -> None:
-        """Start the ranks, and return when all of them are gone."""
+        """Start the ranks, and return when all of them have exited."""
         self._start(endpoint, [ranks_of(agent) for agent in self.agents])
         await self._watch_ranks()
         self._watch.end()
@@ -136,14 +136,14 @@ class Generation:
         self._see_newcomers()
 
     async def _watch_ranks(self) -> None:
-        """Wait until all ranks have gone well, for the first trouble, or for a stop."""
+        """Wait until all ranks have succeeded, for the first failure, or for a stop."""
         until_s = math.inf
         while self._ranks and not self.stop:
             entry = await self._pool.next(min(until_s, self._ask_s))
             if entry:
                 await self._notice(entry)
             elif until_s <= time.monotonic():
-                return  # the time for confessions is over
+                return  # no cause has shown up in time
             elif not self.failures:
                 await self._make_room()
             if self.made_room or not all(is_victim(failure) for failure in self.failures):
@@ -152,7 +152,7 @@ class Generation:
                 until_s, self._ask_s = min(until_s, time.monotonic() + CONFESS_S), math.inf
 
     def _see_newcomers(self, after_s: float = NEWCOMERS_S) -> None:
-        """Think of making room, in a moment, where agents are here that have no ranks."""
+        """Plan to make room, in a moment, if there are agents without ranks."""
         here = any(agent not in self.agents for agent in self._pool.agents.values())
         self._ask_s = time.monotonic() + after_s if here else math.inf
 
@@ -173,7 +173,7 @@ class Generation:
                     log = self._log(gone.rank)
                     self.failures.append(from_exit(gone, node=agent.name, log=log))
             case (AgentHandle() as agent, Ended() as ended) if ended.generation == self.number:
-                # Those of whom it has said nothing were not started yet: storage was away, say.
+                # Ranks that it did not report were not started yet, because storage was away, say.
                 self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
             case (AgentHandle() as agent, ZygoteLost() as lost) if lost.generation == self.number:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
@@ -197,7 +197,7 @@ class Generation:
             self.failures.append(failure)
 
     def _log(self, rank: int) -> Path:
-        """Return where a rank's log is within the run."""
+        """Return the path of a rank's log, relative to the run directory."""
         journal = self._journal
         log = journal.run.rank_log(attempt=journal.attempt, generation=self.number, rank=rank)
         return log.relative_to(journal.run.path)
@@ -205,10 +205,10 @@ class Generation:
     # --- making room ----------------------------------------------------------------------------
 
     async def _make_room(self) -> None:
-        """Have ranks save and go, at one place, so that a next set can be larger.
+        """Let ranks save and exit at one place, so that the next generation can be larger.
 
-        Nothing is forced before all wait there: ranks that do not listen, or are long on their way,
-        go on as they are; so do those that have not saved yet, for now they might not be able to.
+        Nothing is forced before all wait there. Ranks that do not listen, or take too long to reach
+        the place, continue; so do those that have never saved, since they may not be able to.
         """
         if any(agent.trains_unsaved for agent in self.agents):
             self._see_newcomers(ASK_AGAIN_S)
@@ -224,7 +224,7 @@ class Generation:
                     self._tell_all(order)
                     if isinstance(order, Commit):
                         self._consensus = consensus
-                        self._watch.end()  # saving is no hang
+                        self._watch.end()  # saving is not a hang
                         save_s = max(agent.save_s for agent in self.agents)
                         until_s = time.monotonic() + SAVE_S + 2 * save_s
                     elif consensus.deaf:
@@ -232,7 +232,7 @@ class Generation:
                 case _:
                     await self._notice(entry)
         if self.stop or self.failures:
-            return  # which is more urgent, and has ways of its own
+            return  # that is more urgent, and handled elsewhere
         if not consensus.committed:
             self._tell_all(Propose(generation=self.number, place=WITHDRAWN))
             self._see_newcomers(ASK_AGAIN_S)
@@ -244,22 +244,22 @@ class Generation:
             self.made_room = True
 
     def _tell_waiting(self, deaf: bool) -> None:
-        """Say once that a node has no ranks, where ranks will not make room."""
+        """Report once that a node has no ranks because the others do not make room."""
         waiting = [one.name for one in self._pool.agents.values() if one not in self.agents]
         if deaf and waiting and not self._told_waiting:
             self._told_waiting = True
-            why = "ranks that do not listen cannot make room; it is used at the next restart"
-            self._journal.report(f"{', '.join(waiting)} waits: {why}")
+            why = "these ranks cannot make room; it joins at the next restart"
+            self._journal.report(f"{', '.join(waiting)} is idle: {why}")
 
     # --- stopping -------------------------------------------------------------------------------
 
     async def _stop_together(self) -> None:
-        """Have ranks that listen stop at one place, save, and go.
+        """Let ranks that listen stop at one place, save, and exit.
 
-        Others are asked to go by a signal, and have their grace; those that begin to listen only
-        now, because their training is about to begin, can still come to a place in that time.
+        Others get a signal and a grace period. Those that start to listen only now, because their
+        training is about to begin, can still reach a place in that time.
         """
-        # They may be on their way already, to make room.
+        # They may be stopping already, to make room.
         consensus = self._consensus or self._begin_consensus()
         until_s, again_s = time.monotonic() + (SAVE_S if consensus.committed else AGREE_S), math.inf
         while self._ranks:
@@ -285,12 +285,12 @@ class Generation:
         if consensus.committed:
             self._halt()
         elif self._gone_by_s is None:
-            self.stop = None  # they were done before they came to the place
+            self.stop = None  # they were done before they reached the place
 
     def _halt(self) -> None:
-        """Say where all have stopped, now that all are gone and none has failed."""
+        """Record where all ranks stopped, now that all have exited and none has failed."""
         self._journal.note("stopped", generation=self.number, step=self._last_step)
-        self._halted = f"; all ranks stopped after step {self._last_step}, and saved"
+        self._halted = f"; all ranks saved and stopped after step {self._last_step}"
 
     def _begin_consensus(self) -> StopConsensus:
         consensus = StopConsensus((agent.node for agent in self.agents), self.number)
@@ -300,7 +300,7 @@ class Generation:
     def _hear(
         self, consensus: StopConsensus, agent: AgentHandle, place: Place, until_s: float
     ) -> float:
-        """Take an agent's answer; return until when ranks may now take."""
+        """Take an agent's answer; return the new deadline of the ranks."""
         order = consensus.hear(agent.node, place)
         self._tell_all(order)
         if isinstance(order, Commit):
@@ -313,7 +313,7 @@ class Generation:
         return until_s
 
     def _before(self, until_s: float) -> float:
-        """Return until when something may take: to the stop's own deadline, where it has one."""
+        """Return a deadline, or the stop's own if it has one."""
         assert self.stop is not None
         return until_s if self.stop.deadline_s is None else self.stop.deadline_s
 
@@ -323,7 +323,7 @@ class Generation:
                 agent.link.say(order)
 
     async def _end(self) -> None:
-        """End what is left, everywhere; return when all of it is gone."""
+        """End all ranks that are left; return when they have exited."""
         left = {agent.node for agent in self.agents if self._pool.has(agent)}
         order = self._last_order()
         self._tell(left, order)
@@ -352,7 +352,7 @@ class Generation:
         return any(self._pool.agents[node].held for node in nodes & self._pool.agents.keys())
 
     def _last_order(self, *, deaf: bool = False) -> End:
-        """Return how ranks are to be ended: asked first, where there is time for that."""
+        """Return the order to end ranks, with a grace period if there is time."""
         if self._gone_by_s is not None and self.stop and not self.stop.at_once:  # they were asked
             left_s = max(0.0, self._gone_by_s - time.monotonic())
             return End(generation=self.number, grace_s=left_s)
@@ -365,7 +365,7 @@ class Generation:
             self._pool.agents[node].link.say(order)
 
     def _notice_late(self, agent: AgentHandle, gone: RankExited) -> None:
-        """Add ranks that fell after the first: by themselves, or because we ended them."""
+        """Add the failures of ranks that exited after the first, or that we ended."""
         if not (gone.code or gone.signal) or self.stop:
             return
         if gone.rank not in {known.rank for known in self.failures}:
@@ -375,7 +375,7 @@ class Generation:
     # --- hangs ----------------------------------------------------------------------------------
 
     async def _be_hung(self, hang: Hang) -> None:
-        """Have all stacks written down; what follows is the user's choice."""
+        """Record the stacks of all ranks; what follows is up to the user."""
         here = [agent for agent in self.agents if self._pool.has(agent)]
         for agent in here:
             agent.link.say(Dump(generation=self.number))
@@ -404,11 +404,11 @@ class Generation:
 def place_ranks(
     counts: Sequence[int], endpoint: Endpoint, *, generation: int, now_s: float
 ) -> list[Start]:
-    """Return the order for each node: ranks are counted from the first node on.
+    """Return the order for each node; ranks are numbered from the first node on.
 
     Args:
-        counts: how many ranks each node has.
-        endpoint: where they meet.
+        counts: number of ranks of each node.
+        endpoint: where they connect.
         generation: whose ranks they are.
         now_s: the time, by the controller's clock.
     """

@@ -1,11 +1,11 @@
-"""Telling somebody that a run is over, by a command of the user's own.
+"""Notifies the user at the end of a run, through a command of their own.
 
-What the run has to say is in variables, never in the command's text: a failure's message may be
-anything. Whatever becomes of the command, it costs the run nothing but a while.
+The command gets its information in variables, never in its text, because the message of a failure
+may be anything. Whatever the command does, it only costs the run some time.
 
 The notification is recorded before the outcome (`notify.json`) and renamed to `notified.json` once
 it is sent. If a controller is killed in between, the next process of the run sends it. The sender
-holds a lock on the file, and so does the command: nobody sends what somebody else is sending.
+and the command hold a lock on the file, so that no two processes send the same notification.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ from echelon.run.attempts import outcome
 from echelon.run.directory import RunDir
 
 LIMIT_S = 30.0
-"""How long the command may take, with all that it starts."""
+"""How long the command may take, including everything that it starts."""
 _LATE_S = 5.0
-"""How much longer we wait for one that cannot be killed, because storage holds it."""
+"""How much longer we wait for one that cannot be killed, because it is blocked on storage."""
 PATIENCE_S = LIMIT_S + _LATE_S
-"""How long to wait for whoever is sending a notification."""
+"""How long to wait for another process that is sending a notification."""
 _LONGEST = 500
 """Characters of a reason."""
 _MOST_BYTES = 1 << 16
-"""Of a record of a notification."""
+"""Size limit of a recorded notification."""
 _SCRIPT = """\
 [ -z "$6" ] || cd -- "$6" || exit
 (: >>"$1") 2>/dev/null || set -- /dev/null "${@:2}"
@@ -43,9 +43,9 @@ set -- "$?" "$3" "$4"
 [ -z "$2" ] || mv -f -- "$2" "$3"
 exit "$1"
 """
-# Output goes to a log, if that can be written. By what stays open as 3, what the command leaves
-# behind is waited for. This script marks the notification as sent, and not its parent, which may be
-# killed meanwhile. It holds the lock; $5 closes it for the command.
+# Output goes to a log, if that can be written. Descriptor 3 stays open, so that we wait for
+# what the command leaves in the background. This script marks the notification as sent, not its
+# parent, which may be killed meanwhile. It holds the lock; $5 closes it for the command.
 
 
 class Notifier:
@@ -64,10 +64,10 @@ class Notifier:
 
         Args:
             command: the user's; empty for none.
-            run: what it is told about.
+            run: the run.
             shell: runs programs.
             environ: our variables.
-            folder: where the command runs; where we are, when empty.
+            folder: working directory of the command; ours if empty.
         """
         self._command, self._run, self._shell = command, run, shell
         self._environ, self._folder = environ, folder
@@ -76,7 +76,7 @@ class Notifier:
         self._told: set[int] = set()
 
     def owe(self, attempt: int, state: str, reason: str) -> None:
-        """Record that an attempt's end is to be told, locked for us to send.
+        """Record that a notification has to be sent, locked for us.
 
         Raises:
             OSError: it cannot be written.
@@ -85,23 +85,23 @@ class Notifier:
             return
         with replacing(self._run.notice(attempt)) as file:
             file.write(json.dumps({"state": state, "reason": shorten(reason)}).encode())
-            # Before it has its name: else somebody who waits for the run could be faster.
+            # Before it has its name; otherwise a process that waits for the run could be faster.
             lock = os.dup(file.fileno())
             _try_lock(lock)
         self._locks[attempt] = lock
 
     def send_owed(self, *, wait_s: float = 0.0) -> list[str]:
-        """Send what is owed for any attempt that has ended; return what was wrong.
+        """Send all notifications that are due; return what went wrong.
 
         Args:
-            wait_s: how long to wait for somebody who is sending, and may be killed.
+            wait_s: how long to wait for another sender, which may be killed.
         """
         wrong: list[str] = []
         if not self._command:
             return wrong
         folders = [path.parent.name for path in self._run.attempts.glob("*/notify.json")]
         for attempt in sorted(int(name) for name in folders if name.isdecimal()):
-            # Without an outcome, the next attempt goes on as if the work were not done.
+            # Without an outcome, the next attempt continues as if the work were not done.
             if outcome(self._run, attempt) is not None:
                 with self._claim(attempt, wait_s) as record:
                     if record:
@@ -110,9 +110,9 @@ class Notifier:
 
     @contextlib.contextmanager
     def _claim(self, attempt: int, wait_s: float) -> Iterator[dict[str, str]]:
-        """Lock a notice and give what it says; nothing, if another sends it or has sent it."""
+        """Lock a notice and yield its content; empty if another process sends it or has sent it."""
         try:
-            # To write, for a network file system gives exclusive locks to nobody else.
+            # For writing, because network file systems require that for exclusive locks.
             handle = os.open(self._run.notice(attempt), os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             yield {}
@@ -131,26 +131,26 @@ class Notifier:
             os.close(lock)
 
     def tell(self, attempt: int, state: str, reason: str) -> str:
-        """Run the command, if there is one; return what was wrong with it, or nothing."""
+        """Run the command, if there is one; return what went wrong, or nothing."""
         if not self._command:
             return ""
         self._told.add(attempt)
-        wrong = [f"it did not end within {LIMIT_S:g} s, and cannot be killed"]
+        wrong = [f"did not exit within {LIMIT_S:g} s and cannot be killed"]
 
         def work() -> None:
             wrong[0] = self._run_command(attempt, describe_end(self._run, state, reason))
 
-        # A daemon: where a dead file server holds the command, it does not hold us.
+        # A daemon, so that a command that is blocked on a dead file server does not block us.
         thread = threading.Thread(target=work, name="notifier", daemon=True)
         thread.start()
         thread.join(LIMIT_S + _LATE_S)
-        with contextlib.suppress(OSError):  # mostly because the command's own script has done it
+        with contextlib.suppress(OSError):  # usually because the script has done it
             self._run.notice(attempt).replace(self._run.sent_notice(attempt))
         self._release(attempt)
         return wrong[0]
 
     def _run_command(self, attempt: int, told: Mapping[str, str]) -> str:
-        # Without what is between our own processes: it may submit another run.
+        # Without our private variables, because it may submit another run.
         env = {name: value for name, value in self._environ.items() if name not in PRIVATE}
         log = self._run.notify_log
         lock = self._locks.get(attempt)
@@ -161,16 +161,16 @@ class Notifier:
         try:
             done = self._shell.run(argv, env={**env, **told}, timeout_s=LIMIT_S, keep=keep)
         except TimedOutError:
-            return f"it did not end within {LIMIT_S:g} s, and was killed; see {log}"
+            return f"did not exit within {LIMIT_S:g} s and was killed; see {log}"
         except EchelonError as error:
             return error.message
         except (OSError, ValueError) as error:
             return str(error)
-        return f"it ended with code {done.code}; see {log}" if done.code else ""
+        return f"exited with code {done.code}; see {log}" if done.code else ""
 
 
 def describe_end(run: RunDir, state: str, reason: str) -> dict[str, str]:
-    """Return the variables that say how a run ended. Pure."""
+    """Return the variables that describe the end of a run. Pure."""
     return {
         "ECHELON_RUN": run.run_id,
         "ECHELON_RUN_DIR": str(run.path),
@@ -180,25 +180,25 @@ def describe_end(run: RunDir, state: str, reason: str) -> dict[str, str]:
 
 
 def shorten(text: str) -> str:
-    """Return a text as one line that any terminal, and any variable, can hold."""
+    """Return a text as one line that is safe for terminals and variables."""
     line = " ".join(text.split())
     shown = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
 
 
 def _try_lock(handle: int) -> bool:
-    """Lock an open file; tell whether nobody else has it locked."""
+    """Lock an open file; tell whether that succeeded."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks: better sent twice than never
+        pass  # a file system without locks: rather send twice than never
     return True
 
 
 def _is_still(handle: int, path: str) -> bool:
-    """Tell whether an open file is a plain one that still has its name: it is not sent yet."""
+    """Tell whether an open file is regular and still has its name, so it is not sent yet."""
     opened = os.fstat(handle)
     with contextlib.suppress(OSError):
         return stat.S_ISREG(opened.st_mode) and os.path.samestat(opened, os.lstat(path))
@@ -206,7 +206,7 @@ def _is_still(handle: int, path: str) -> bool:
 
 
 def _parse(data: bytes) -> dict[str, str]:
-    """Read the record of a notification; empty when it is none."""
+    """Parse a recorded notification; empty if it is invalid."""
     with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         record = json.loads(data)
         return {name: str(record[name]) for name in ("state", "reason")}

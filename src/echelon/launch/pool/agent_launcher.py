@@ -1,6 +1,6 @@
-"""The processes that bring up agents: one for all nodes, or one for each; and again for one.
+"""The processes that start agents: one for all nodes, or one for each node.
 
-They are our children. An agent itself may be on another host, and is heard of by its link.
+They are our children. The agents themselves may be on other hosts, and connect to us.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from echelon.launch.backends.base import CAUSE, Started, Starter
 
 _NOT_STARTED = re.compile(r"^srun: error: (Unable to create step|Task launch) for ", re.MULTILINE)
 END_S = 10.0
-"""How long a process that is no longer wanted may take to end."""
+"""How long a process that is no longer wanted may take to exit."""
 
 
 class AgentLauncher:
@@ -24,13 +24,13 @@ class AgentLauncher:
 
     def __init__(self, starter: Starter, gone: Callable[[Started], None]) -> None:
         self.started: list[Started] = []
-        """All that ever were."""
+        """All processes that were ever started."""
         self._starter, self._tell_gone = starter, gone
         self._start: Callable[..., list[Started]] = lambda *_: []
         self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
-        """By pid; and who waits for the agent."""
+        """Running processes by pid, each with the future of the agent that somebody waits for."""
         self._awaited: dict[int, asyncio.Future[bool]] = {}
-        """By node: agents that were called again."""
+        """By node: agents that are being started again."""
 
     def call_all(
         self,
@@ -40,7 +40,7 @@ class AgentLauncher:
         logs: Path,
         key: bytes,
     ) -> None:
-        """Have the agents of some nodes started: of all that there are to be."""
+        """Start the agents of some nodes, for the first time."""
 
         def start(nodes: Sequence[int], **more: str) -> list[Started]:
             return self._starter.start(nodes, argv, {**env, **more}, logs, key)
@@ -50,11 +50,11 @@ class AgentLauncher:
             self._add(started)
 
     async def call(self, node: int, **environ: str) -> bool:
-        """Have the agent of a node started again; tell whether it has come, and not gone before.
+        """Start the agent of a node again; tell whether it has connected.
 
         Args:
             node: which.
-            environ: what it is told besides.
+            environ: additional variables for it.
 
         Raises:
             EchelonError, OSError: it could not be started.
@@ -62,7 +62,7 @@ class AgentLauncher:
         coming: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._awaited[node] = coming
         starting = asyncio.ensure_future(asyncio.to_thread(self._start, [node], **environ))
-        # Whatever becomes of this, what was started is not to be forgotten.
+        # Even if this is cancelled, what was started must not be forgotten.
         starting.add_done_callback(partial(self._add_called, coming=coming))
         try:
             await asyncio.shield(starting)
@@ -72,34 +72,34 @@ class AgentLauncher:
             del self._awaited[node]
             for pid in [pid for pid, (_, whose) in self._living.items() if whose is coming]:
                 if not _has_come(coming):
-                    _signal_group(pid, signal.SIGTERM)  # which srun passes on
-                    # One that hangs does not; nor must such processes become many.
+                    _signal_group(pid, signal.SIGTERM)  # srun passes it on
+                    # A hanging srun does not, and such processes must not accumulate.
                     asyncio.get_running_loop().call_later(END_S, self._end_one, pid)
 
     def welcome(self, node: int) -> None:
-        """Tell whoever waits for it that an agent has come."""
+        """Note that an agent has connected."""
         _answer(self._awaited.get(node), came=True)
 
     def reap(self) -> None:
-        """Collect those that have ended, and tell of each."""
+        """Collect processes that have exited, and report each."""
         for pid in [pid for pid in self._living if not _is_there(pid)]:
             started, coming = self._living.pop(pid)
             _answer(coming, came=False)
             self._tell_gone(started)
 
     def is_here(self) -> bool:
-        """Tell whether any is left."""
+        """Tell whether any process is left."""
         self.reap()
         return bool(self._living)
 
     def dismiss(self) -> None:
-        """Tell those that would stay without agents that no more are wanted."""
+        """Tell processes that do not exit with their agents that no more are wanted."""
         for pid, (started, _) in self._living.items():
             if started.dismissal:
-                os.kill(pid, started.dismissal)  # it may have ended, but is not collected
+                os.kill(pid, started.dismissal)  # it may have exited, but is not collected yet
 
     def end(self) -> None:
-        """Kill those that are left."""
+        """Kill the processes that are left."""
         for pid in self._living:
             _signal_group(pid, signal.SIGKILL)
 
@@ -112,7 +112,7 @@ class AgentLauncher:
         self, starting: asyncio.Future[list[Started]], *, coming: asyncio.Future[bool]
     ) -> None:
         if starting.cancelled() or starting.exception():
-            return  # whoever waits hears of it
+            return  # the caller of `call` gets the error
         for started in starting.result():
             self._add(started, coming)
             if coming.cancelled():
@@ -121,7 +121,7 @@ class AgentLauncher:
     def _add(self, started: Started, coming: asyncio.Future[bool] | None = None) -> None:
         self.started.append(started)
         self._living[started.pid] = started, coming
-        self.reap()  # it may be gone already
+        self.reap()  # it may have exited already
 
 
 def _answer(coming: asyncio.Future[bool] | None, *, came: bool) -> None:
@@ -139,7 +139,7 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _is_there(pid: int) -> bool:
-    """Tell whether a child is still there, and collect it if not."""
+    """Tell whether a child is running; collect it if not."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == 0
     except ChildProcessError:
@@ -147,9 +147,9 @@ def _is_there(pid: int) -> bool:
 
 
 def could_not_start(path: Path) -> bool:
-    """Tell whether srun has failed to start agents, as opposed to an agent that has failed.
+    """Tell whether srun failed to start agents, as opposed to an agent that failed.
 
-    With one node that it cannot reach, it starts none, or ends those that it has started.
+    If it cannot reach one node, it starts no agent, or ends those that it has started.
     """
     try:
         return bool(_NOT_STARTED.search(path.read_text(errors="replace")))
@@ -158,9 +158,9 @@ def could_not_start(path: Path) -> bool:
 
 
 def read_reason(path: Path) -> str:
-    """Return the line that says why agents did not come.
+    """Return the line of a log that says why agents did not start.
 
-    What srun says first is the cause; that it then kills the other tasks is not.
+    srun's first error is the cause; that it then kills the other tasks is not.
     """
     try:
         lines = path.read_text(errors="replace").splitlines()

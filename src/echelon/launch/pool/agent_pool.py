@@ -1,7 +1,7 @@
-"""The agents of an attempt, as their controller has them: who is there, and what has happened.
+"""The agents of an attempt, as their controller sees them: who is connected, and what happened.
 
 Everything that happens (a message, a lost agent, a signal, a hang) becomes an entry of one queue,
-so that the controller can take them out one by one and be read from top to bottom.
+so that the controller handles one at a time and reads from top to bottom.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from echelon.run.journal import NoteTaker
 from echelon.run.verdict import OUR_PAUSE
 
 LEAVE_S = 5.0
-"""How long agents may take to go, once they are told to."""
+"""How long agents may take to exit after they are told to."""
 LOST_S = 1.0
-"""How long, where some are lost."""
+"""The same if some agents are lost."""
 ALIVE_S = 60.0
-"""How often it is written down that the run goes on: of one that vanishes with its host, nothing
-else says until when it was there."""
+"""How often it is recorded that the run is alive. If it disappears with its host, this is the only
+trace of how long it lived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Where a node's last agent was."""
+    """Where the last agent of a node was."""
 
     address: str
     pid: int
@@ -56,39 +56,39 @@ class AgentPool:
         report: Callable[[str], None],
     ) -> None:
         self.agents: dict[int, AgentHandle] = {}
-        """By node; those that are here."""
+        """Connected agents, by node."""
         self.unfit: dict[int, Hello] = {}
-        """By node; those that were sent away, or not called, because they failed their check."""
+        """Nodes that are excluded because they failed their check."""
         self.homes: dict[int, Home] = {}
-        """By node; of those that ever came."""
+        """By node, for all agents that ever connected."""
         self._starter, self._watch, self._note, self._report = starter, watch, note, report
         self._launcher = AgentLauncher(starter, self._tell_gone)
-        self._server = AgentServer(starter.nodes, received=self._hear, lost=self._lose, note=note)
+        self._server = AgentServer(starter.nodes, received=self.hear, lost=self._lose, note=note)
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._pulse: asyncio.Task[None] | None = None
         self._furthest = (0, -1)
-        """The newest generation, and the step that it has come to."""
+        """The newest generation, and its newest step."""
         self._lost: set[int] = set()
-        """Nodes whose agents are gone, and have not come back."""
+        """Nodes whose agents are lost."""
         self._signals = 0
         self._paused_s, self._resumed_s = 0.0, float("-inf")
-        """For how long this process last did not run at all, and when that was over."""
+        """How long this process was last suspended, and when it resumed."""
 
     def hear_signals(self) -> None:
-        """Make a wish to stop out of every signal; one may come before there are any agents."""
+        """Turn signals into stops, from now on; one may arrive before there are any agents."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._be_signalled, number)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            # A warning that the user's own `--signal=B:` asks for: we know the limit, and live on.
+            # A warning that the user's own `--signal=B:` asks for. We know the limit ourselves.
             loop.add_signal_handler(number, partial(self._note, "warned", signal=int(number)))
 
     async def start(self, argv: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
-        """Listen where agents can reach us, and have them started where they are fit to be.
+        """Listen where agents can reach us, and start them on all nodes that are not excluded.
 
         Args:
             argv: their command.
-            folder: for the logs of what brings them.
+            folder: for the logs of the processes that start them.
             env: their variables.
         """
         loop = asyncio.get_running_loop()
@@ -105,13 +105,13 @@ class AgentPool:
 
     @property
     def started(self) -> list[Started]:
-        """All processes that were to bring agents."""
+        """All processes that were started to bring up agents."""
         return self._launcher.started
 
     async def restart(self, node: int) -> bool:
-        """Have the agent of a node started again; tell whether it has come.
+        """Start the agent of a node again; tell whether it has connected.
 
-        It comes as soon as somebody takes what happens out of the queue.
+        For that, somebody has to call `next` meanwhile.
 
         Raises:
             EchelonError, OSError: it could not be started.
@@ -120,11 +120,11 @@ class AgentPool:
         return await self._launcher.call(node, **{REPLACES: str(home.pid)} if home else {})
 
     async def next(self, deadline_s: float | None = None) -> Entry | None:
-        """Return the next thing that happened; None when the time is over."""
+        """Return the next entry; None at the deadline."""
         try:
             agent, what = await self._take(deadline_s)
             while agent and agent.hello.fault and not isinstance(what, Hello):
-                agent, what = await self._take(deadline_s)  # whatever else it says, it is not one
+                agent, what = await self._take(deadline_s)  # a rejected agent is not heard
         except TimeoutError:
             return None
         match what:
@@ -132,7 +132,7 @@ class AgentPool:
                 self.reject(what)
                 agent.link.say(Leave())
             case Hello() if agent and what.node in self.agents:
-                agent.link.say(Leave())  # another was sooner
+                agent.link.say(Leave())  # another one was first
             case Hello() if agent:
                 self._take_in(agent)
             case Lost() if agent and self.has(agent):
@@ -144,8 +144,8 @@ class AgentPool:
                 self._note("note", node=agent.node, text=what.text)
                 self._report(f"{agent.name}: {what.text}")
             case Signalled(signal=signal.SIGTERM) if agent:
-                # Who preempts tells all processes of a job but its batch script.
-                message = f"{agent.name} was told to stop (SIGTERM)"
+                # On preemption, Slurm signals all processes of a job except its batch script.
+                message = f"{agent.name} received SIGTERM"
                 return agent, Stop("preemption", message, 128 + signal.SIGTERM, told=True)
         return agent, what
 
@@ -158,7 +158,7 @@ class AgentPool:
         self._note("joined", node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus)
 
     async def _take(self, deadline_s: float | None) -> Entry:
-        if not self._queue.empty():  # no timer for each of thousands that come at once
+        if not self._queue.empty():  # no timer for each of thousands of entries
             return self._queue.get_nowait()
         left_s = None
         if deadline_s is not None and deadline_s < math.inf:
@@ -167,41 +167,41 @@ class AgentPool:
             return await self._queue.get()
 
     def reject(self, hello: Hello) -> None:
-        """Do without a node, for the fault that it has."""
+        """Exclude a node because of its fault."""
         self.unfit[hello.node] = hello
         self._note("bad node", node=hello.node, name=hello.name, reason=hello.fault)
 
     def post(self, stop: Stop) -> None:
-        """Have the run stop."""
+        """Request that the run stops."""
         self._queue.put_nowait((None, stop))
 
     def wake(self) -> None:
-        """Have whoever waits for the next thing look about."""
+        """Wake up the caller of `next`."""
         self._queue.put_nowait((None, None))
 
     def has(self, agent: AgentHandle) -> bool:
         return self.agents.get(agent.node) is agent
 
     async def leave(self) -> None:
-        """Send the agents away, and wait for what brought them."""
+        """Dismiss the agents, and wait for the processes that started them."""
         if self._pulse is not None:
             self._pulse.cancel()
         for agent in self.agents.values():
             agent.link.say(Leave())
         self._launcher.reap()
         self._launcher.dismiss()
-        # What brought an agent that is lost would wait for it much longer.
+        # The process that started a lost agent would wait for it much longer.
         deadline = time.monotonic() + (LOST_S if self._lost else LEAVE_S)
         while self._launcher.is_here() and time.monotonic() < deadline:
             self._dismiss_late()
             await asyncio.sleep(0.005)
         self._launcher.end()
-        # What dies from here on may do so when the loop has closed the pipe that would tell.
+        # A child may exit after the loop has closed the pipe that would report it.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
         self._server.close()
 
     def _dismiss_late(self) -> None:
-        """Send away who comes only now: a run may be stopped while its agents still start."""
+        """Dismiss agents that connect only now: a run may be stopped while they start."""
         while not self._queue.empty():
             agent, what = self._queue.get_nowait()
             if agent and isinstance(what, Hello):
@@ -209,7 +209,8 @@ class AgentPool:
 
     # --- what becomes an entry ------------------------------------------------------------------
 
-    def _hear(self, agent: AgentHandle, message: Message) -> None:
+    def hear(self, agent: AgentHandle, message: Message) -> None:
+        """Take a message of an agent, the first of which is its greeting."""
         if not isinstance(message, Pulse):
             self._queue.put_nowait((agent, message))
             return
@@ -219,7 +220,7 @@ class AgentPool:
 
     def _lose(self, agent: AgentHandle, reason: str) -> None:
         if time.monotonic() - self._resumed_s < SILENCE_S:
-            reason = f"it left {OUR_PAUSE} for {self._paused_s:.0f} s"
+            reason = f"it disconnected {OUR_PAUSE} for {self._paused_s:.0f} s"
         self._queue.put_nowait((agent, Lost(reason)))
 
     def _feel(self, pulse: Pulse) -> None:
@@ -246,21 +247,21 @@ class AgentPool:
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
             for agent in list(self.agents.values()):
-                if now_s - agent.link.said_s > PULSE_S / 2:  # else it knows that we live
+                if now_s - agent.link.said_s > PULSE_S / 2:  # otherwise it knows that we live
                     agent.link.say(Pulse())
                 if now_s - agent.link.heard_s > SILENCE_S:
-                    agent.link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+                    agent.link.drop(f"no message for {SILENCE_S:g} s")
             if hang := self._watch.judge(now_s):
                 self._queue.put_nowait((None, hang))
 
     def _end_with(self, pulse: asyncio.Task[None]) -> None:
-        """End the run when its pulse has a fault: no agent stays without one, nor says why."""
+        """End the run if the pulse fails: without it agents exit, and cannot say why."""
         if not pulse.cancelled() and (error := pulse.exception()):
-            message = f"a fault of Echelon's own: {type(error).__name__}: {error}"
+            message = f"internal error in the agent pool: {type(error).__name__}: {error}"
             self._queue.put_nowait((None, Stop("start", message, 70, at_once=True)))
 
     def _resume(self, now_s: float, paused_s: float) -> None:
-        """Blame no agent for a time in which we ourselves did not run."""
+        """Count no silence of agents during which we ourselves were suspended."""
         self._note("paused", seconds=round(paused_s, 1))
         self._paused_s, self._resumed_s = paused_s, now_s
         for agent in self.agents.values():
@@ -272,14 +273,14 @@ class AgentPool:
     def _be_signalled(self, number: int) -> None:
         self._signals += 1
         name = signal.Signals(number).name
-        message = "interrupted" if number == signal.SIGINT else f"the controller got {name}"
-        # A second signal is impatience; a hang-up means that nobody is there to wait.
+        message = "interrupted" if number == signal.SIGINT else f"the controller received {name}"
+        # A second signal means impatience; a hang-up means that nobody waits any more.
         at_once = self._signals > 1 or number == signal.SIGHUP
         self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once)))
 
 
 def _allow_many_files() -> None:
-    """Make room for a connection to each of thousands of agents: 1024 files are usual."""
+    """Allow a connection to each of thousands of agents; the usual limit is 1024 files."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

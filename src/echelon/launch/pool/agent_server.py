@@ -1,11 +1,11 @@
-"""Where agents reach their controller: a peer that shows that it knows the key is let in.
+"""Where agents connect to their controller: a peer that proves that it knows the key is let in.
 
-Anybody on the network may connect, as often as they like. They learn nothing, and take nothing
-away: neither files that agents need, nor an agent's place in the queue, nor room on the disk.
+Anybody on the network may connect, any number of times. They learn nothing, and they use up neither
+the file descriptors that agents need, nor an agent's place in the queue, nor disk space.
 
 Under a flood the kernel's queue is full, and a connection waits in it for a while. By the time it
-is accepted an agent's first words have arrived (`wire.py`), so no silent stranger takes its place.
-An agent whose connection the kernel has dropped tries again at once.
+is accepted, the agent's first bytes have arrived (`wire.py`), so no silent stranger takes its
+place. An agent whose connection the kernel has dropped tries again at once.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from echelon.launch.protocol.wire import KNOCK, WireError, has_knocked
 from echelon.run.journal import NoteTaker
 
 STRANGERS = 1024
-"""Connections that have said nothing yet and are kept, where a process may have four times as many
-files open; fewer where it may not. Where there are more, the oldest is closed."""
+"""Limit of connections that have sent nothing yet; the oldest is closed beyond it. It is lower if
+the process may not open four times as many files."""
 _BATCH = 64
-"""Connections that are accepted before anything else is done."""
+"""Connections that are accepted in a row before other work is done."""
 _BACKLOG = 4096
 _PAUSE_S = 0.1
-"""How long to wait where a connection could not be accepted."""
+"""Pause after a connection could not be accepted."""
 
 
 class AgentServer:
@@ -45,48 +45,46 @@ class AgentServer:
         note: NoteTaker,
     ) -> None:
         self.key = secrets.token_bytes(KEY_SIZE)
-        """What agents have to know."""
+        """The key that agents have to know."""
         self._nodes, self._note = nodes, note
         self._received, self._lost = received, lost
-        """Who is told what an agent says, its greeting first, and that it is gone."""
+        """Called with each message of an agent, its greeting first, and with its loss."""
         self._listeners: list[socket.socket] = []
         self._silent: dict[socket.socket, _Caller] = {}
-        """Peers that have not knocked, the oldest first. They are plain sockets: to make one of
-        asyncio's connections takes ten times as long, and there may be many."""
+        """Peers that have not knocked, the oldest first. They are plain sockets: an asyncio
+        connection takes ten times as long to make, and there may be many."""
         self._knocked: dict[Link, None] = {}
-        """Peers that have knocked, and are still to show that they know the key."""
+        """Peers that have knocked and have yet to prove that they know the key."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers = 0
 
-    async def open(self, addresses: Sequence[str]) -> list[str]:
-        """Listen at those of our addresses where that can be done; return them with their ports.
+    async def open(
+        self, addresses: Sequence[str], listen: Callable[[str], socket.socket] | None = None
+    ) -> list[str]:
+        """Listen at those of our addresses where that is possible; return them with their ports.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: it is possible at none.
         """
         heard = []
         for address in addresses:
-            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             try:
-                listener.bind((address, 0))
+                listener = (listen or listen_at)(address)
             except OSError:
-                listener.close()
                 continue
             heard.append(f"{address}:{listener.getsockname()[1]}")
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
             self._listeners.append(listener)
             self._resume(listener)
         if not heard:
             raise UnavailableError(
-                f"the controller can listen at none of {', '.join(addresses) or 'no address'}",
-                hint="see what this host has: ip address; Echelon takes the one that others reach",
+                f"the controller cannot listen at any of {', '.join(addresses) or 'no address'}",
+                hint="check the addresses of this host (ip address) against those that Slurm knows",
             )
         self._spawn(self._end_late())
         return heard
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop listening."""
         for task in self._tasks:
             task.cancel()
         for listener in self._listeners:
@@ -98,10 +96,10 @@ class AgentServer:
             peer.close()
 
     def make_link(self, first: bytes = b"") -> Link:
-        """Return our end of the connection of a peer that has knocked.
+        """Return our end of the connection to a peer that has knocked.
 
         Args:
-            first: what it has said.
+            first: what it has sent so far.
         """
         agent: AgentHandle | None = None
 
@@ -126,15 +124,15 @@ class AgentServer:
         if len(self._knocked) > self._nodes + _room():  # somebody replays a knock
             oldest = next(iter(self._knocked))
             self._know(oldest)
-            oldest.drop("too many have connected and not shown the key")
+            oldest.drop("too many peers connected without proving that they know the key")
         return link
 
     def _know(self, link: Link) -> None:
-        """Forget that a peer was unknown: it has shown the key, or is gone."""
+        """Forget that a peer was unknown: it has proved that it knows the key, or is gone."""
         self._knocked.pop(link, None)
 
     def _turn_away(self, address: str, reason: str) -> None:
-        """Log the first stranger, and then every thousandth: one who floods us fills no disk."""
+        """Log the first stranger, then every thousandth, so that a flood does not fill a disk."""
         self._strangers += 1
         if self._strangers == 1 or self._strangers % 1000 == 0:
             self._note("stranger", address=address, reason=reason, count=self._strangers)
@@ -164,7 +162,7 @@ class AgentServer:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _listen(self, peer: socket.socket) -> bool:
-        """Read more of a peer's first words; tell whether some are still to come."""
+        """Read more of a peer's first bytes; tell whether more are to come."""
         caller = self._silent[peer]
         try:
             data = peer.recv(KNOCK - len(caller.said))
@@ -187,7 +185,7 @@ class AgentServer:
         await loop.connect_accepted_socket(lambda: self.make_link(first), peer)
 
     async def _end_late(self) -> None:
-        """Close connections that take too long over their first words."""
+        """Close connections that take too long to send their first bytes."""
         while True:
             await asyncio.sleep(HANDSHAKE_S / 10)
             limit_s = asyncio.get_running_loop().time() - HANDSHAKE_S
@@ -197,7 +195,7 @@ class AgentServer:
 
     def _make_room(self, room: int) -> None:
         while len(self._silent) > room:
-            self._refuse(next(iter(self._silent)), "too many have connected and said nothing")
+            self._refuse(next(iter(self._silent)), "too many peers connected and sent nothing")
 
     def _refuse(self, peer: socket.socket, reason: str) -> None:
         caller = self._take(peer)
@@ -224,7 +222,24 @@ class _Caller:
         self.said = bytearray()
 
 
+def listen_at(address: str) -> socket.socket:
+    """Return a socket that listens at any port of an address.
+
+    Raises:
+        OSError: the address is not ours.
+    """
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.bind((address, 0))
+    except OSError:
+        listener.close()
+        raise
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
 def _room() -> int:
-    """Return how many strangers may wait, so that there are files left for agents."""
+    """Return how many strangers may wait, so that file descriptors are left for agents."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(STRANGERS, files // 4)

@@ -1,8 +1,8 @@
-"""Noticing that ranks make no progress, and which of them is the odd one. Pure: time is given.
+"""Detects that ranks make no progress, and which of them is the cause. Pure: time is an argument.
 
-A rank that speaks of its steps hangs when no step has begun for the time allowed. Of one that does
-not, only its main thread is seen: blocked, in one wait, using no CPU at all for that long. A slow
-rank is no hang, for those that wait for it wake at every step.
+A rank that reports its steps hangs if it starts no step for the allowed time. For others, only the
+main thread is visible: it hangs if it is blocked and uses no CPU time for that long. A slow rank is
+not a hang, because those that wait for it wake up at every step.
 """
 
 import re
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 _ASLEEP_S = 0.005
-"""CPU time of a main thread that did nothing but wait."""
+"""CPU time of a main thread that only waited."""
 _RECENT_S = 2.5
 """Two pulses of an agent, and some delay."""
 _STOPPED = ("T", "t")
 _HELD = ("D",)
-"""In a wait that nothing but its end can end: for storage, nearly always."""
+"""In an uninterruptible wait, nearly always for storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,15 +24,15 @@ class Hang:
     """Ranks that make no progress."""
 
     rank: int
-    """The odd one, as far as it can be told."""
+    """The one that differs, as far as that is known."""
     message: str
     step: int = -1
     generation: int = 0
     sure: bool = False
-    """Whether it is known without looking at stacks."""
+    """Whether it is known without comparing stacks."""
 
     def with_stacks(self, stacks: Mapping[str, str]) -> "Hang":
-        """Return what the ranks' stacks tell beyond it."""
+        """Return the hang, with what the stacks of the ranks reveal."""
         if self.sure or (found := find_odd(stacks)) is None:
             return self
         rank, message = found
@@ -41,7 +41,7 @@ class Hang:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was last seen of a rank, and since when it has been so."""
+    """The last state of a rank, and since when it has lasted."""
 
     step: int
     step_since_s: float
@@ -51,11 +51,11 @@ class _Seen:
     state: str
     state_since_s: float
     felt_s: float
-    """When it was last looked at: what has come since is not known, so nothing is said of it."""
+    """When it was last observed; nothing is concluded about the time since."""
 
 
 class HangWatch:
-    """Feels pulses, and judges; one generation at a time, and one alarm for each."""
+    """Observes the ranks of one generation at a time, and reports one hang for each."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -70,13 +70,13 @@ class HangWatch:
         self._generation = -1
 
     def forget(self, rank: int) -> None:
-        """Leave out a rank that has gone."""
+        """Forget a rank that has exited."""
         self._ranks.pop(rank, None)
 
     def feel(
         self, now_s: float, *, generation: int, rank: int, step: int, state: str, cpu_s: float
     ) -> None:
-        """Take in what an agent has seen of a rank."""
+        """Record what an agent has observed about a rank."""
         if generation != self._generation:
             return
         seen = self._ranks.get(rank)
@@ -93,7 +93,7 @@ class HangWatch:
         seen.state = state
 
     def judge(self, now_s: float) -> Hang | None:
-        """Return the hang that there is; each is returned once."""
+        """Return a hang, if there is one; each is returned once."""
         if self._generation < 0 or not self._timeout_s or not self._ranks:
             return None
         hang = self._find(now_s)
@@ -112,11 +112,11 @@ class HangWatch:
         found = self._find_by_steps(now_s) if speak else self._find_by_waits(now_s)
         if found is None:
             return None
-        # That it was stopped may be seen later than that nothing moves.
+        # A suspended rank may become visible later than the lack of progress.
         return self._blame_stopped(stopped[0], now_s) if stopped else self._blame_storage(found)
 
     def _blame_storage(self, hang: Hang) -> Hang:
-        """Return the hang of ranks that storage has held for most of the time, if it is that."""
+        """Return the hang of ranks that were blocked on storage most of the time, if it is that."""
         held = [
             rank
             for rank, seen in self._ranks.items()
@@ -125,57 +125,57 @@ class HangWatch:
         if not held:
             return hang
         seen = self._ranks[held[0]]
-        message = f"it waits for storage, for {seen.felt_s - seen.state_since_s:.0f} s"
+        message = f"blocked on storage for {seen.felt_s - seen.state_since_s:.0f} s"
         if others := len(held) - 1:
-            so = "does another rank" if others == 1 else f"do {others} others"
-            message = f"{message}, and so {so}"
+            more = "is another rank" if others == 1 else f"are {others} others"
+            message = f"{message}, and so {more}"
         return replace(hang, rank=held[0], message=message, step=seen.step, sure=True)
 
     def _blame_stopped(self, rank: int, now_s: float) -> Hang:
         seen = self._ranks[rank]
-        message = f"it is stopped (SIGSTOP), for {now_s - seen.state_since_s:.0f} s"
+        message = f"suspended (SIGSTOP) for {now_s - seen.state_since_s:.0f} s"
         return Hang(rank=rank, message=message, step=seen.step, sure=True)
 
     def _find_by_waits(self, now_s: float) -> Hang | None:
         waiting, busy = self._split(now_s)
         if not waiting:
             return None
-        waits = f"nothing has moved for {self._timeout_s:g} s"
+        waits = f"no progress for {self._timeout_s:g} s"
         if busy:
             return Hang(
                 rank=busy[0],
-                message=f"it computes or loops on, while {_count(waiting)} for it: {waits}",
+                message=f"it computes or loops while {_count(waiting)} for it: {waits}",
                 sure=True,
             )
         return Hang(rank=waiting[0], message=f"all ranks wait: {waits}")
 
     def _is_long(self, seen: _Seen, since_s: float) -> bool:
-        """Tell whether what has been so since then is known to have lasted the time allowed."""
+        """Tell whether a state since then is known to have lasted the allowed time."""
         return seen.felt_s - since_s >= self._timeout_s
 
     def _split(self, now_s: float) -> tuple[list[int], list[int]]:
-        """Return the ranks that wait and those that compute; none of either while some do neither.
+        """Return the ranks that wait and those that compute; none if some rank does neither.
 
-        Pulses of different nodes come at different times: a rank that has just begun to wait is
-        no sign of anything.
+        Pulses of different nodes arrive at different times, so a rank that has just started to
+        wait means nothing.
         """
         waiting = [r for r, seen in self._ranks.items() if self._is_long(seen, seen.awake_s)]
         busy = [r for r, seen in self._ranks.items() if seen.awake_s > now_s - _RECENT_S]
         return (waiting, busy) if len(waiting) + len(busy) == len(self._ranks) else ([], [])
 
     def _find_by_steps(self, now_s: float) -> Hang | None:
-        # Where only some speak of their steps, those who do not are not behind.
+        # If only some report their steps, the others are not behind.
         ranks = {rank: seen for rank, seen in self._ranks.items() if seen.step >= 0}
         if not all(self._is_long(seen, seen.step_since_s) for seen in ranks.values()):
             return None
         behind = min(ranks, key=lambda rank: (ranks[rank].step, ranks[rank].awake_s))
         low, high = ranks[behind].step, max(seen.step for seen in ranks.values())
-        stuck = f"no step has begun for {self._timeout_s:g} s"
+        stuck = f"no new step for {self._timeout_s:g} s"
         if low != high:
             return Hang(
                 rank=behind,
                 step=low,
-                message=f"{stuck}; it is at step {low}, others at {high}",
+                message=f"{stuck}; it is at step {low}, others are at {high}",
                 sure=True,
             )
         waiting, busy = self._split(now_s)
@@ -183,7 +183,7 @@ class HangWatch:
             return Hang(
                 rank=busy[0],
                 step=low,
-                message=f"{stuck}; it computes or loops on, while {_count(waiting)} for it",
+                message=f"{stuck}; it computes or loops while {_count(waiting)} for it",
                 sure=True,
             )
         return Hang(rank=behind, step=low, message=stuck)
@@ -209,7 +209,7 @@ def script_frames(stack: str) -> str:
 
 
 def find_odd(stacks: Mapping[str, str]) -> tuple[int, str] | None:
-    """Return the rank that is elsewhere than the others, and where; None when none is."""
+    """Return the rank that is elsewhere than the others, and where; None if there is none."""
     places = {int(rank): place_of(text) for rank, text in stacks.items()}
     if len(places) < 2:
         return None
@@ -218,24 +218,24 @@ def find_odd(stacks: Mapping[str, str]) -> tuple[int, str] | None:
     if len(counts) == 1 or (len(counts) > 1 and counts[1][1] == most and len(places) > 2):
         return None
     if len(places) == 2:
-        # One of each: the one in no collective is the odd one, for it keeps the other waiting.
+        # The one that is in no collective keeps the other one waiting.
         outside = [rank for rank, place in places.items() if not place.startswith("in the coll")]
         odd = outside[0] if len(outside) == 1 else max(places)
         usual = next(place for rank, place in places.items() if rank != odd)
     else:
         odd = next(rank for rank, place in places.items() if place != usual)
-    return odd, f"it is {places[odd]}, the others {usual}"
+    return odd, f"{places[odd]}, the others {usual}"
 
 
 def place_of(text: str) -> str:
-    """Say where a stack is: the collective it has entered, or else its own innermost line."""
+    """Describe where a stack is: its collective, or else the innermost line of the script."""
     frames = [frame.groups() for frame in _main_thread(text)]
     for path, _, name in reversed(frames):
         if path.endswith(("distributed_c10d.py", "c10d_logger.py")) and name != "wrapper":
             return f"in the collective {name}"
     own = [f for f in frames if "/torch/" not in f[0] and "/lib/python" not in f[0]] or frames
     if not own:
-        return text.splitlines()[0] if text else "nowhere to be seen"
+        return text.splitlines()[0] if text else "at an unknown place"
     path, line, name = own[0]
     return f"in {name} ({path.rpartition('/')[2]}, line {line})"
 

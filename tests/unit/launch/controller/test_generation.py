@@ -113,7 +113,7 @@ def test_ranks_that_do_not_listen_go_on_and_it_is_said_once(clock):
     one, pool, journal = live(clock, None, deaf, None, deaf, gone(), ended, pace=DEAF)
     assert not one.made_room
     assert [order.place for order in orders(pool, Propose)] == [0, WITHDRAWN] * 2
-    assert [text.partition(":")[0] for text in journal.reports] == ["node1 waits"]
+    assert [text.partition(":")[0] for text in journal.reports] == ["node1 is idle"]
 
 
 def test_ranks_that_have_saved_nothing_are_not_asked(clock):
@@ -148,7 +148,7 @@ def test_a_stop_before_they_agree_comes_to_a_place_of_its_own(clock, before):
     again = (place(0, 7), place(8, 8, waiting=True), gone(8), ended)
     one, pool, _ = live(clock, None, *AGREED[:before], stop, *again)
     assert not one.made_room
-    assert one.stop.message == "it was cancelled; all ranks stopped after step 8, and saved"
+    assert one.stop.message == "it was cancelled; all ranks saved and stopped after step 8"
     assert [order.place for order in orders(pool, Commit)] == [8]
 
 
@@ -156,7 +156,7 @@ def test_a_stop_after_that_waits_for_what_is_agreed(clock):
     stop = (None, Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60))
     one, pool, _ = live(clock, None, *AGREED, stop, gone(), ended)
     assert not one.made_room
-    assert one.stop.message == "its time is over; all ranks stopped after step 7, and saved"
+    assert one.stop.message == "its time is over; all ranks saved and stopped after step 7"
     assert [order.place for order in orders(pool, Propose)] == [0, 7]
 
 

@@ -72,8 +72,8 @@ def test_without_a_command_nothing_is_run(run):
 @pytest.mark.parametrize(
     ("answer", "wrong"),
     [
-        (Result(argv=(), code=3), "it ended with code 3; see "),
-        (TimedOutError("'bash' did not end", hint=""), "within 30 s, and was killed"),
+        (Result(argv=(), code=3), "exited with code 3; see "),
+        (TimedOutError("'bash' did not end", hint=""), "within 30 s and was killed"),
         (MissingProgramError("bash"), "bash"),
         (OSError(7, "Argument list too long"), "Argument list too long"),
         (ValueError("embedded null byte"), "embedded null byte"),
@@ -93,7 +93,7 @@ def test_a_command_that_does_not_end_is_killed_with_what_it_started(run, monkeyp
     monkeypatch.setattr(notifying, "LIMIT_S", 0.5)
     began_s = time.monotonic()
     said = make(run, command, MARK=str(run.path)).tell(1, "FAILED", "x")
-    assert "did not end within 0.5 s, and was killed" in said
+    assert "did not exit within 0.5 s and was killed" in said
     assert time.monotonic() - began_s < 5
     assert wait_until(lambda: not _find(f"MARK={run.path}"), timeout_s=5)
 
@@ -191,10 +191,10 @@ def test_a_run_that_is_done_has_no_reason(conclude):
 
 
 def test_what_was_wrong_with_the_command_is_an_event(run, conclude):
-    said = conclude(Outcome(state="COMPLETED", exit_code=0), notifier=Heard("it ended with code 3"))
-    assert said == ["r-1: --notify command: it ended with code 3"]
+    said = conclude(Outcome(state="COMPLETED", exit_code=0), notifier=Heard("exited with code 3"))
+    assert said == ["r-1: --notify command: exited with code 3"]
     told = run.events_of("controller-1").read_text()
-    assert '"kind":"notified","state":"COMPLETED","wrong":"it ended with code 3"' in told
+    assert '"kind":"notified","state":"COMPLETED","wrong":"exited with code 3"' in told
 
 
 # --- what is owed ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from echelon.launch.controller.stopping import Reason
 from echelon.launch.protocol.stop import Stop
 
 LIMIT = Stop("time limit", "its time is over", 75, deadline_s=9.0)
-USERS = Stop("cancelled", "the controller got SIGTERM", 143)
+USERS = Stop("cancelled", "the controller received SIGTERM", 143)
 SIGNALLED = Stop("preemption", "node1 was told to stop", 143, told=True)
 
 

@@ -21,14 +21,14 @@ class Starter:
     nodes = 1
 
     def __init__(self, program="import time; time.sleep(600)"):
-        self._program, self.pids, self.environs = program, [], []
+        self.program, self.pids, self.environs = program, [], []
         self.go = threading.Event()
         self.go.set()
 
     def start(self, nodes, _argv, env, logs, _key):
         self.go.wait(10)
         self.environs.append(env)
-        child = subprocess.Popen([sys.executable, "-c", self._program], start_new_session=True)
+        child = subprocess.Popen([sys.executable, "-c", self.program], start_new_session=True)
         child.returncode = 0  # the launcher collects it
         self.pids.append(child.pid)
         return [Started(pid=child.pid, nodes=frozenset(nodes), log=logs)]
@@ -127,7 +127,7 @@ def test_one_that_nobody_wants_any_more_is_ended(starter, when):
         await started(starter, 2)
         await until(lambda: not (launcher.is_here() and is_there(starter.pids[1])))
         assert is_there(starter.pids[0])  # the other is none of its business
-        assert launcher._awaited == {}
+        launcher.welcome(0)  # which nobody waits for
 
     run(scenario())
     assert wait_until(lambda: not is_there(starter.pids[1]), timeout_s=30)
@@ -157,7 +157,7 @@ def test_why_agents_did_not_come_is_what_was_said_first(tmp_path, text, reason):
 def test_one_that_is_no_longer_wanted_and_does_not_end_is_killed(starter, monkeypatch):
     monkeypatch.setattr("echelon.launch.pool.agent_launcher.END_S", 0.05)
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
-    starter._program = deaf
+    starter.program = deaf
 
     async def scenario():
         launcher = AgentLauncher(starter, lambda _: None)

@@ -8,9 +8,16 @@ from echelon.launch.backends.local import LocalStarter
 from echelon.launch.pool import agent_pool as module
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.messages import Hello, Note, Pace, Pulse
+from echelon.launch.protocol.messages import Note, Pace, Pulse
+from echelon.launch.protocol.stop import Stop
+from unit.launch.fakes import make_agent
 
-HELLO = Hello(node=0, name="n", host="h", addresses=[])
+
+class Nobody(LocalStarter):
+    """Starts no agents: the test has its own."""
+
+    def start(self, *_):
+        return []
 
 
 @pytest.fixture
@@ -23,16 +30,13 @@ def pool(noted):
     def note(kind, **data):
         noted.append({"kind": kind, **data})
 
-    def report(text):
-        noted.append(text)
-
-    return AgentPool(LocalStarter(None, 1), HangWatch(0), note, report)
+    return AgentPool(Nobody(None, 1), HangWatch(0), note, noted.append)
 
 
 async def join(pool):
-    link = pool._server.make_link()
-    link._received(link, HELLO)
-    agent, _ = await pool.next()
+    agent = make_agent(0)
+    pool.hear(agent, agent.hello)
+    assert await pool.next() == (agent, agent.hello)
     return agent
 
 
@@ -41,13 +45,14 @@ def test_an_agent_has_the_pace_of_its_last_pulse(pool):
         agent = await join(pool)
         assert agent.pace == Pace()
         for save_us in (5, 7):
-            agent.link._received(agent.link, Pulse(pace=[save_us, 1, 2, 3]))
+            pool.hear(agent, Pulse(pace=Pace(save_us, 1, 2, 3)))
+        pool.hear(agent, Pulse())  # its ranks are gone
         assert agent.pace == Pace(7, 1, 2, 3)
 
     asyncio.run(scenario())
 
 
-def test_it_is_written_down_that_the_run_goes_on(pool, noted, monkeypatch):
+def test_it_is_written_down_that_the_run_is_alive(pool, noted, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ALIVE_S", -1.0)
     pulses = iter([0.0, 0.0])
 
@@ -57,25 +62,30 @@ def test_it_is_written_down_that_the_run_goes_on(pool, noted, monkeypatch):
     monkeypatch.setattr(module, "sleep_a_pulse", sleep_a_pulse)
 
     async def scenario():
-        agent = await join(pool)
+        agent = make_agent(0)
         for generation, step in ((0, 30), (1, 20), (1, 25), (0, 31)):
-            pulse = Pulse(generation=generation, ranks=[[0, step, "R", 1.0]])
-            agent.link._received(agent.link, pulse)
-        with pytest.raises(RuntimeError, match="StopIteration"):
-            await pool._keep_pulse()
+            pool.hear(agent, Pulse(generation=generation, ranks=[[0, step, "R", 1.0]]))
+        await pool.start(["agent"], tmp_path, {})
+        _, stop = await pool.next()
+        await pool.leave()
+        return stop
 
-    asyncio.run(scenario())
-    assert noted[1:] == [{"kind": "alive", "generation": 1, "step": 25}] * 2
+    stop = asyncio.run(scenario())
+    assert noted == [{"kind": "alive", "generation": 1, "step": 25}] * 2
+    # Without a pulse agents would leave, so the run ends.
+    assert isinstance(stop, Stop)
+    assert (stop.exit_code, stop.at_once) == (70, True)
+    assert stop.message.startswith("internal error in the agent pool: RuntimeError")
 
 
 def test_what_a_node_has_to_say_is_written_down_and_told_at_once(pool, noted):
     async def scenario():
         agent = await join(pool)
-        agent.link._received(agent.link, Note(text="its GPU does nothing"))
+        pool.hear(agent, Note(text="its GPU does nothing"))
         await pool.next()
 
     asyncio.run(scenario())
     assert noted[1:] == [
         {"kind": "note", "node": 0, "text": "its GPU does nothing"},
-        "n: its GPU does nothing",
+        "node0: its GPU does nothing",
     ]

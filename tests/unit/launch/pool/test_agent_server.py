@@ -9,8 +9,8 @@ import pytest
 
 from echelon.errors import UnavailableError
 from echelon.launch.pool import agent_server as module
-from echelon.launch.pool.agent_server import AgentServer
-from echelon.launch.protocol.messages import Hello, Note, Pulse
+from echelon.launch.pool.agent_server import AgentServer, listen_at
+from echelon.launch.protocol.messages import Hello, Note, Pulse, encode
 from echelon.launch.protocol.wire import GREETING, Channel
 
 HELLO = Hello(node=0, name="n", host="h", addresses=[])
@@ -31,18 +31,52 @@ def server(told):
     )
 
 
+class Wire(asyncio.Transport):
+    """Carries what a link sends to an agent's end of the connection, and back."""
+
+    def __init__(self, link, channel):
+        super().__init__()
+        self._link, self._channel = link, channel
+
+    def write(self, data):
+        self._channel.receive(data)
+
+    def is_closing(self):
+        return False
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def send(self, *messages):
+        for message in messages:
+            self._channel.send(encode(message))
+        self._link.data_received(self._channel.take_outgoing())
+
+
+def connect(server):
+    """Return a link whose peer has shown the key, and the wire to that peer."""
+    link, channel = server.make_link(), Channel(server.key, "agent")
+    wire = Wire(link, channel)
+    link.connection_made(wire)
+    wire.send()  # who it is,
+    wire.send()  # and that it knows the key
+    assert channel.open
+    return link, wire
+
+
 def test_an_agent_is_one_from_its_greeting_on(server, told):
-    link = server.make_link()
-    for message in (Pulse(), Note(text="early"), HELLO, Pulse()):
-        link._received(link, message)
-    link._lost(link, "it was killed")
-    assert told == [(0, HELLO), (0, Pulse()), (0, "it was killed")]
+    async def scenario():
+        link, wire = connect(server)
+        wire.send(Pulse(), Note(text="early"), HELLO, Pulse())
+        link.connection_lost(None)
+
+    asyncio.run(scenario())
+    assert told == [(0, HELLO), (0, Pulse()), (0, "the connection was closed")]
 
 
 def test_of_strangers_the_first_is_told_of_and_then_every_thousandth(server, told):
     for _ in range(2001):
-        link = server.make_link()
-        link._lost(link, "it does not know the key")
+        server.make_link().connection_lost(None)
     assert told == [("stranger", count) for count in (1, 1000, 2000)]
 
 
@@ -52,17 +86,20 @@ def test_where_a_knock_is_replayed_too_often_the_oldest_goes_and_no_agent(server
         "echelon.launch.protocol.link.Link.drop", lambda link, _: dropped.append(link)
     )
     monkeypatch.setattr(module, "STRANGERS", 8)
-    agent, *replays = [server.make_link() for _ in range(9)]
-    agent._opened(agent)
-    replays += [server.make_link() for _ in range(3)]
-    assert dropped == replays[:2]
+
+    async def scenario():
+        connect(server)
+        replays = [server.make_link() for _ in range(11)]
+        assert dropped == replays[:2]
+
+    asyncio.run(scenario())
 
 
-def among_silent_strangers(server, scenario):
+def among_silent_strangers(server, scenario, listen=listen_at):
     """Run a scenario at an open server, with as many silent connections as it keeps."""
 
     async def limited():
-        (place,) = await server.open(["127.0.0.1"])
+        (place,) = await server.open(["127.0.0.1"], listen)
         address, _, port = place.rpartition(":")
         with ExitStack() as stack:
 
@@ -73,7 +110,7 @@ def among_silent_strangers(server, scenario):
                 return link
 
             async with asyncio.timeout(20):
-                await scenario(connect, [await connect() for _ in range(module._room())])
+                await scenario(connect, [await connect() for _ in range(module.STRANGERS)])
             server.close()
 
     asyncio.run(limited())
@@ -130,31 +167,34 @@ def test_a_stranger_hears_nothing_and_has_no_more_time_than_others(server, told,
 def test_where_no_file_is_left_strangers_make_room(server, told, monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
 
+    refusing = []
+
+    def listen(address):
+        refusing.append(Refusing(listen_at(address)))
+        return refusing[0]
+
     async def scenario(connect, silent):
-        (listener,) = server._listeners
-        refusing = Refusing(listener)
-        server._listeners = [refusing]
-        asyncio.get_running_loop().remove_reader(listener)
-        server._resume(refusing)
+        refusing[0].failures = 1
         agent, link = Channel(server.key, "agent"), await connect()
         await asyncio.get_running_loop().sock_sendall(link, agent.take_outgoing())
         assert (await hear(link)).startswith(GREETING)
         assert [await hear(link) for link in silent] == [b""] * len(silent)
         assert told == [("stranger", 1)]
 
-    among_silent_strangers(server, scenario)
+    among_silent_strangers(server, scenario, listen)
 
 
 class Refusing:
-    """A listener that fails once."""
+    """A listener that fails as often as it is told to."""
 
     def __init__(self, listener):
-        self._listener, self._failures = listener, 1
+        self._listener, self.failures = listener, 0
         self.fileno, self.close = listener.fileno, listener.close
+        self.getsockname = listener.getsockname
 
     def accept(self):
-        if self._failures:
-            self._failures -= 1
+        if self.failures:
+            self.failures -= 1
             raise OSError(errno.EMFILE, "Too many open files")
         return self._listener.accept()
 
@@ -165,5 +205,5 @@ def few(monkeypatch):
 
 
 def test_where_none_of_our_addresses_is_ours_that_is_said(server):
-    with pytest.raises(UnavailableError, match=r"at none of 192\.0\.2\.1"):
+    with pytest.raises(UnavailableError, match=r"at any of 192\.0\.2\.1"):
         asyncio.run(server.open(["192.0.2.1"]))

@@ -52,9 +52,7 @@ def test_a_rank_that_was_stopped():
     bench = Bench()
     stopped = lambda rank, now_s: "T" if rank == 2 and now_s >= 3 else "S"  # noqa: E731
     hang, when_s = bench.run(60, state=stopped, cpu=asleep, step=lambda _rank, now_s: int(now_s))
-    assert hang == Hang(
-        rank=2, message="it is stopped (SIGSTOP), for 11 s", step=hang.step, sure=True
-    )
+    assert hang == Hang(rank=2, message="suspended (SIGSTOP) for 11 s", step=hang.step, sure=True)
     assert when_s == 3 + TIMEOUT_S
 
 
@@ -80,14 +78,14 @@ def test_a_rank_that_computes_while_all_others_wait():
     hang, when_s = bench.run(60, cpu=lambda rank, now_s: now_s if rank == 3 else 1.0)
     assert (hang.rank, hang.sure) == (3, True)
     assert hang.message == (
-        "it computes or loops on, while 3 other ranks wait for it: nothing has moved for 10 s"
+        "it computes or loops while 3 other ranks wait for it: no progress for 10 s"
     )
     assert when_s == TIMEOUT_S
 
 
 def test_all_ranks_wait():
     hang, when_s = Bench().run(60, cpu=asleep)
-    assert hang == Hang(rank=0, message="all ranks wait: nothing has moved for 10 s")
+    assert hang == Hang(rank=0, message="all ranks wait: no progress for 10 s")
     assert not hang.sure  # their stacks may tell
     assert when_s == TIMEOUT_S
 
@@ -102,14 +100,14 @@ def test_a_rank_that_speaks_of_its_steps_falls_behind():
 
     hang, when_s = Bench().run(60, step=step, cpu=busy)
     assert (hang.rank, hang.step, hang.sure) == (1, 6, True)
-    assert hang.message == "no step has begun for 10 s; it is at step 6, others at 7"
+    assert hang.message == "no new step for 10 s; it is at step 6, others are at 7"
     assert when_s == 7 + TIMEOUT_S
 
 
 def test_all_ranks_stay_at_one_step():
     step = lambda _rank, now_s: min(int(now_s), 7)  # noqa: E731
     hang, _ = Bench().run(60, step=step, cpu=asleep)
-    assert (hang.step, hang.sure, hang.message) == (7, False, "no step has begun for 10 s")
+    assert (hang.step, hang.sure, hang.message) == (7, False, "no new step for 10 s")
     one_busy = lambda rank, now_s: now_s if rank == 2 else 1.0  # noqa: E731
     hang, _ = Bench().run(60, step=step, cpu=one_busy)
     assert (hang.rank, hang.sure) == (2, True)
@@ -259,21 +257,21 @@ def test_a_rank_in_another_collective():
     found = stacks("another-collective")
     assert find_odd(found) == (
         3,
-        "it is in the collective recv, the others in the collective all_reduce",
+        "in the collective recv, the others in the collective all_reduce",
     )
 
 
 def test_a_rank_in_no_collective():
     assert find_odd(stacks("no-collective")) == (
         0,
-        "it is in <module> (train.py, line 31), the others in the collective all_reduce",
+        "in <module> (train.py, line 31), the others in the collective all_reduce",
     )
 
 
 def test_a_rank_that_holds_the_interpreters_lock():
     assert find_odd(stacks("interpreter-lock")) == (
         2,
-        "it is in <module> (train.py, line 33), the others in the collective all_reduce",
+        "in <module> (train.py, line 33), the others in the collective all_reduce",
     )
 
 
@@ -301,7 +299,7 @@ def test_what_has_no_frames_is_told_as_it_is():
     assert place_of("process 7 is stopped by a signal, CPU time 1.0 s") == (
         "process 7 is stopped by a signal, CPU time 1.0 s"
     )
-    assert place_of("") == "nowhere to be seen"
+    assert place_of("") == "at an unknown place"
 
 
 def test_nobody_is_odd():
@@ -335,7 +333,7 @@ def test_ranks_that_storage_holds():
     hang, _ = bench.run(60, state=state, cpu=asleep, step=lambda _rank, _s: 7)
     assert hang.rank == 2
     assert hang.step == 7
-    assert hang.message == "it waits for storage, for 9 s, and so does another rank"
+    assert hang.message == "blocked on storage for 9 s, and so is another rank"
     assert hang.with_stacks({"0": "elsewhere", "1": "here", "2": "here", "3": "here"}) == hang
 
 

@@ -120,7 +120,7 @@ def test_what_is_waited_for(nodes, told):
     assert describe_wait(PLAN, nodes) == f"waiting for 1 nodes with CPU 2 each; {told}"
 
 
-def test_what_a_keeper_tells_is_read_again(tmp_path):
+def test_what_a_driver_tells_is_read_again(tmp_path):
     assert read_status(tmp_path) is None
     (tmp_path / NODES).write_text(status(0).render())
     assert read_status(tmp_path) == status(0)
@@ -129,7 +129,7 @@ def test_what_a_keeper_tells_is_read_again(tmp_path):
     assert status(0).names() == ["alpha", "beta"]
 
 
-def test_a_keeper_that_is_gone_says_nothing_more():
+def test_a_driver_that_is_gone_says_nothing_more():
     assert is_current(status())
     assert not is_current(status(pid=GONE))
 
@@ -187,7 +187,7 @@ def run(tmp_path):
     return run
 
 
-def test_a_keeper_is_started_with_a_plan_and_the_key_is_in_neither(run):
+def test_a_driver_is_started_with_a_plan_and_the_key_is_in_neither(run):
     request = JobSpec(nodes=NodeCount(1, 3), procs=2)
     shell = FakeShell()
     starter = RayStarter(shell, {}, context(run, request))

@@ -174,7 +174,7 @@ def test_nor_does_a_node_without_slurms_commands(monkeypatch):
     ],
 )
 def test_a_signal_means_what_slurm_says(answers, cause, told):
-    stop = Stop("preemption", "node1 was told to stop (SIGTERM)", 143, told=True)
+    stop = Stop("preemption", "node1 received SIGTERM", 143, told=True)
     place = SlurmAllocation(answers.shell(), ENVIRON)
     explained = asyncio.run(place.explain(stop))
     assert (explained.cause, explained.told) == (cause, told)
@@ -182,7 +182,7 @@ def test_a_signal_means_what_slurm_says(answers, cause, told):
 
 
 def test_the_controllers_own_signal_is_a_users_wish():
-    stop = Stop("cancelled", "the controller got SIGTERM", 143)
+    stop = Stop("cancelled", "the controller received SIGTERM", 143)
     place = SlurmAllocation(Answers().shell(), ENVIRON)
     assert asyncio.run(place.explain(stop)) == stop
 
