@@ -15,7 +15,7 @@ from local.liverun import live_run
 from rig import require
 
 HOSTILE = "<img src=x onerror=window.harm=1>"
-FORBIDDEN = b"forbidden (no token): open the address that echelon dash printed\n"
+FORBIDDEN = b"forbidden (no token): open the URL that echelon dash printed\n"
 SCRIPT = """\
 import os, time
 from pathlib import Path

@@ -105,7 +105,7 @@ def test_what_would_fail_is_refused_before_it_is_queued(echelon, cluster, tmp_pa
     before = cluster.exec("squeue", "--noheader")
     done = echelon("submit", "--nodes=9", "--partition=hgih", "nowhere.py", code=2)
     assert "nowhere.py does not exist" in done.stderr
-    assert "there is no partition 'hgih': did you mean 'high'?" in done.stderr
+    assert "unknown partition 'hgih': did you mean 'high'?" in done.stderr
     assert cluster.exec("squeue", "--noheader") == before
     assert not (tmp_path / "runs").exists()
 

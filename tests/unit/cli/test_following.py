@@ -70,7 +70,7 @@ def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
     cluster = _Cluster(Job(id="7", state="RUNNING"))
     run = _start(cluster, tmp_path)
     monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run.path, ignore_errors=True))
-    with pytest.raises(following.NotFoundError, match="directory is gone"):
+    with pytest.raises(following.NotFoundError, match="directory was deleted"):
         following.follow_to_the_end(run, cluster)
     assert cluster.cancelled == ["7"]
 

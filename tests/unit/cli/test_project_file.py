@@ -102,7 +102,7 @@ def test_a_strangers_file_in_the_working_folder_is_an_error(below):
     with pytest.raises(NotPermittedError) as caught:
         read(below)
     assert caught.value.message == (f"{theirs} is not trusted: {theirs} belongs to user {STRANGER}")
-    assert caught.value.hint == "read it and, if you trust it, add: --config echelon.toml"
+    assert caught.value.hint == "if you trust its content, add: --config echelon.toml"
     assert read(below, config=Path("echelon.toml")).spec.gpus == 4
 
 

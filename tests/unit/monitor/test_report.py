@@ -1,6 +1,6 @@
 """What a report is made of."""
 
-from echelon.monitor.accounting import account
+from echelon.monitor.accounting import Accounts, account
 from echelon.monitor.report import _newest, _rank_figures, failures, gather, make_report
 from echelon.monitor.state import AttemptState, RunState
 from echelon.run.directory import RunDir
@@ -48,6 +48,16 @@ def test_without_a_job_the_nodes_are_ones_own_machine():
         assert gather(state, account([]), {}, JobSpec()).cluster is cluster
 
 
+def test_training_time_is_that_of_one_rank():
+    state = RunState(run_id="r")
+    state.feed_event(1, Event(time_s=1.0, kind="attempt", data={}))
+    ranks = {"generation": 0, "world_size": 4, "nodes": 1}
+    state.feed_event(1, Event(time_s=1.0, kind="generation", data=ranks))
+    spent_us = {"launch": 10**9, "productive": 30_000_000, "data wait": 10_000_000}
+    accounts = Accounts(spent_us=spent_us, allocated_us=sum(spent_us.values()))
+    assert gather(state, accounts, {}, JobSpec()).trained_s == 10.0
+
+
 def test_each_job_of_a_run_says_why_it_was_not_the_last():
     state = RunState(run_id="r")
 
@@ -68,9 +78,9 @@ def test_each_job_of_a_run_says_why_it_was_not_the_last():
     feed(4, "ended", state="NODE_FAIL", why="node2 is gone")
     feed(5, "attempt", job="11")
     told = [
-        "job 7, started anew: rank 1: bang",
+        "job 7, restarted: rank 1: bang",
         "job 7, TIMEOUT: the time limit is near",
-        "job 8 ended without a word: its controller was killed, or its host",
+        "job 8 exited without reporting an outcome; its controller or host probably died",
         "job 10, NODE_FAIL: node2 is gone",
     ]
     assert failures(state) == told

@@ -8,8 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from echelon.monitor.gate import Gate
-from echelon.monitor.server import Pages, make_app
+from echelon.monitor.server import Gate, Pages, make_app
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 

@@ -193,7 +193,7 @@ def render_directives(spec: JobSpec) -> str:
         if "\n" in value:
             raise UsageError(
                 f"--{name} has a line break in it: {value!r}",
-                hint="an #SBATCH line cannot hold one; choose another value",
+                hint="#SBATCH lines cannot contain one; choose another value",
             )
         lines.append(f"#SBATCH --{name}={quote(value)}" if value else f"#SBATCH --{name}")
     return "\n".join(lines) + "\n"
@@ -303,8 +303,8 @@ def _complete(name: str) -> str:
         return name
     if len(found) > 1:
         raise UsageError(
-            f"--{name} may be any of {', '.join(f'--{option}' for option in found)}",
-            hint="write more of it",
+            f"--{name} is ambiguous: {', '.join(f'--{option}' for option in found)}",
+            hint="write the full option name",
         )
     return found[0]
 
@@ -321,8 +321,8 @@ def parse_directives(script: str) -> dict[str, object]:
         options = {name: value for name, value in options.items() if name not in given} | given
     if asked := sorted(_NO_JOB & options.keys()):
         raise UsageError(
-            f"with --{asked[0]} in it sbatch would queue nothing",
-            hint="take it out; --dry-run shows what would be queued",
+            f"with --{asked[0]}, sbatch would not submit a job",
+            hint="remove it; --dry-run shows the script",
         )
     options = {name: value for name, value in options.items() if name not in _HOW_TO_SUBMIT}
     values: dict[str, object] = {

@@ -1,6 +1,6 @@
-"""What #SBATCH options ask for in nodes, tasks, CPUs and GPUs, as keys of a request. Pure.
+"""Convert #SBATCH options about nodes, tasks, CPUs and GPUs to keys of a request. Pure.
 
-Slurm takes totals and shares in any mixture and works out the rest; a request counts per node.
+Slurm accepts totals and per-node values in any combination; a request counts per node.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,10 @@ from echelon.errors import UsageError
 
 
 def take_shape(options: dict[str, str]) -> dict[str, object]:
-    """Take the options that say how much, and return the keys that they stand for.
+    """Remove the options about sizes, and return the keys that they stand for.
 
     Raises:
-        UsageError: a number that is none, or options that do not agree.
+        UsageError: an invalid number, or options that contradict each other.
     """
     found: dict[str, object] = {}
     nodes = options.pop("nodes", None)
@@ -29,7 +29,7 @@ def take_shape(options: dict[str, str]) -> dict[str, object]:
     if tasks > 1 or (tasks == 1 and not found.get("gpus")):
         found["procs"] = tasks
     elif cpus is not None:
-        # One task beside several GPUs: its CPUs are those of all ranks that it will start.
+        # One task with several GPUs: its CPUs are for all ranks that it starts.
         gpus = int(str(found.get("gpus", 1)))
         found["cpus_per_task"] = max(1, _number(cpus, "cpus-per-task") // gpus)
     return found
@@ -39,7 +39,7 @@ def take_shape(options: dict[str, str]) -> dict[str, object]:
 
 
 def _work_out_nodes(options: Mapping[str, str], asked: str | None) -> int:
-    """Return how many nodes totals and shares make; 0 where the script does not say both."""
+    """Return the number of nodes that totals and per-node values imply; 0 without both."""
     made = _nodes_made(options)
     counts = list(made.values())
     if not counts:
@@ -48,16 +48,16 @@ def _work_out_nodes(options: Mapping[str, str], asked: str | None) -> int:
     fits = not low or _number(low, "nodes") <= counts[0] <= _number(high or low, "nodes")
     if not fits or len(set(counts)) > 1:
         claims = [f"--nodes={asked}"] if low else []
-        claims += [f"{said} makes {count}" for said, count in made.items()]
+        claims += [f"{said} implies {count}" for said, count in made.items()]
         raise UsageError(
-            f"the script does not agree with itself how many nodes: {', but '.join(claims)}",
+            f"contradicting numbers of nodes: {', but '.join(claims)}",
             hint="change the #SBATCH line that is wrong",
         )
     return counts[0]
 
 
 def _nodes_made(options: Mapping[str, str]) -> dict[str, int]:
-    """Return over how many nodes a total is shared out, by the options that say so."""
+    """Return the number of nodes by the pair of options that implies it."""
     gres = next((g for g in options.get("gres", "").split(",") if g.startswith("gpu:")), "")
     per_node = options.get("gpus-per-node", "")
     shares = (
@@ -74,8 +74,8 @@ def _nodes_made(options: Mapping[str, str]) -> dict[str, int]:
         count, rest = divmod(_number(split(whole)[1], total), _number(split(share)[1], per))
         if rest:
             raise UsageError(
-                f"{said} does not come out even: some node would have less",
-                hint="ranks are counted per node: change the one or the other",
+                f"{said} does not divide evenly",
+                hint="all nodes need the same number: change one of the two",
             )
         made[said] = count
     return made
@@ -85,7 +85,7 @@ def _nodes_made(options: Mapping[str, str]) -> dict[str, int]:
 
 
 def _take_tasks(options: dict[str, str], nodes: int) -> int:
-    """Return the tasks per node; 0 when the script does not say."""
+    """Return the tasks per node; 0 if not given."""
     per_node, total = options.pop("ntasks-per-node", ""), options.pop("ntasks", "")
     if per_node:
         return _number(per_node, "ntasks-per-node")
@@ -93,7 +93,7 @@ def _take_tasks(options: dict[str, str], nodes: int) -> int:
 
 
 def _take_gpus(options: dict[str, str], nodes: int, tasks: int) -> dict[str, object]:
-    """Take the options that ask for GPUs. Where scripts use two, the one per node decides."""
+    """Remove the GPU options. If there are several, the one per node decides."""
     found: dict[str, object] = {}
     gres = [entry for entry in options.pop("gres", "").split(",") if entry]
     gpu_gres = [entry for entry in gres if entry.split(":")[0] == "gpu"]
@@ -108,9 +108,7 @@ def _take_gpus(options: dict[str, str], nodes: int, tasks: int) -> dict[str, obj
         if not text:
             continue
         if "," in text or len(gpu_gres) > 1:
-            raise UsageError(
-                f"GPUs of several kinds in one job: {text}", hint="ask for one kind of GPU"
-            )
+            raise UsageError(f"several GPU types in one job: {text}", hint="request one GPU type")
         kind, amount = _split_kind(text)
         count = _number(amount, option)
         if option == "gpus":
@@ -119,30 +117,30 @@ def _take_gpus(options: dict[str, str], nodes: int, tasks: int) -> dict[str, obj
             count *= max(1, tasks)
         found |= {"gpus": count, "gpu_option": option, **({"gpu_type": kind} if kind else {})}
     if total and found["gpu_option"] == "gpus-per-node":
-        found["gpu_option"] = "gpus"  # together they are how we ask for a total
+        found["gpu_option"] = "gpus"  # a total is requested with both options
     if others := [entry for entry in gres if entry not in gpu_gres]:
         options["gres"] = ",".join(others)
     return found
 
 
 def _split_kind(text: str) -> tuple[str, str]:
-    """Take `a100:4`, `4` or `a100` apart: which kind of GPU, and how many."""
+    """Split `a100:4`, `4` or `a100` into GPU type and count."""
     kind, _, amount = text.rpartition(":")
     return (kind, amount) if amount.isdecimal() else (amount, "1")
 
 
 def _share(text: str, nodes: int, option: str) -> int:
-    """Return what each node gets of a total."""
+    """Return the share of each node in a total."""
     total = _number(text, option)
     if total % nodes:
         raise UsageError(
-            f"--{option}={total} cannot be shared evenly by {nodes} nodes",
-            hint="ranks are counted per node: change the one or the other",
+            f"--{option}={total} cannot be divided evenly among {nodes} nodes",
+            hint="all nodes need the same number: change one of the two",
         )
     return total // nodes
 
 
 def _number(text: str, option: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise UsageError(f"--{option}={text} is not a number", hint="write it as a whole number")
+        raise UsageError(f"--{option}={text} is not a number", hint="use a whole number")
     return int(text)

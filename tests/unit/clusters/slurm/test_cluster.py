@@ -209,10 +209,13 @@ def test_a_job_that_only_has_the_same_id_is_left_alone():
     [
         ({}, ""),
         ({"partition": "low,high", "nodes": 4, "time": "1h"}, ""),
-        ({"partition": "lwo"}, "there is no partition 'lwo': did you mean 'low'?"),
+        ({"partition": "lwo"}, "unknown partition 'lwo': did you mean 'low'?"),
         ({"nodes": 5}, "partition 'low' has at most 4 nodes, not 5"),
-        ({"partition": "short", "time": "2h"}, "partition 'short' allows 01:00:00, not 02:00:00"),
-        ({"partition": "short", "time": "UNLIMITED"}, "allows 01:00:00, not UNLIMITED"),
+        (
+            {"partition": "short", "time": "2h"},
+            "partition 'short' allows at most 01:00:00, not 02:00:00",
+        ),
+        ({"partition": "short", "time": "UNLIMITED"}, "allows at most 01:00:00, not UNLIMITED"),
         ({"partition": "shut"}, "partition 'shut' is DOWN"),
     ],
 )
