@@ -96,6 +96,6 @@ def test_a_folder_that_a_group_may_write_is_warned_of_once(echelon, tmp_path):
     done = echelon("run", "true")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("warning: other users can replace your run directories") == 1
-    assert f"may write to {tmp_path}" in done.stderr
+    assert f"can write to {tmp_path}" in done.stderr
     assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o700
     shutil.rmtree(tmp_path / "runs")

@@ -83,7 +83,7 @@ def test_output_of_the_users_own_choice_is_shown_as_well(echelon):
 
 def test_a_job_that_slurm_refuses_is_no_run(echelon, tmp_path):
     done = echelon("submit", "--slurm=reservation=none", "train.py", code=2)
-    assert "Slurm refuses the job" in done.stderr
+    assert "Slurm rejected the job" in done.stderr
     assert list((tmp_path / "runs").iterdir()) == []
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _LABEL = re.compile(r" *(\d{1,9}): ")
 """The label that srun puts before a task's line."""
-_LOOK_S = 0.05
+LOOK_S = 0.05
 """Seconds between two looks at the run's files."""
 _ASK_S = 1.0
 """Seconds between two queries to a cluster."""
@@ -143,7 +143,7 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
             console.note(f"{run.run_id}: {job.state}{reason}")
             _sum_up(run)
             return job
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
 
 
 def _sum_up(run: "RunDir") -> None:

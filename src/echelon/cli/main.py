@@ -124,7 +124,7 @@ def run(arguments: list[str]) -> int:
     except Exception as error:  # noqa: BLE001  every error is reported here
         if debug:
             console.note(traceback.format_exc())
-        failure = _explain(error, arguments)
+        failure = explain(error, arguments)
         console.print_error(failure)
         return failure.exit_code
     return code if isinstance(code, int) else 0
@@ -161,7 +161,7 @@ def _reader_left() -> int:
     return 128 + signal.SIGPIPE
 
 
-def _explain(error: Exception, arguments: Sequence[str]) -> EchelonError:
+def explain(error: Exception, arguments: Sequence[str]) -> EchelonError:
     """Convert any error to the form that users see."""
     if isinstance(error, EchelonError):
         return error

@@ -140,7 +140,7 @@ def _suggest_chmod(path: Path, why: str) -> str:
     """Return the chmod command that fixes it; empty if one is not enough."""
     own = current_user().uid
     for step in (path, *path.parents):
-        if why.endswith(f" may write to {step}") and step.stat().st_uid == own:
+        if why.endswith(f" can write to {step}") and step.stat().st_uid == own:
             return f"chmod go-w {_quote(step)}"
     return ""
 

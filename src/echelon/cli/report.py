@@ -93,7 +93,8 @@ def export(
     _make_room(folder, [table.name for table in tables], force=force)
     for table in tables:
         path = folder / table.name
-        console.print_result(f"{path}: {write_csv(table, path):,} rows")
+        rows = write_csv(table, path)
+        console.print_result(f"{path}: {rows:,} row{'' if rows == 1 else 's'}")
 
 
 def _make_room(folder: Path, names: list[str], *, force: bool) -> None:

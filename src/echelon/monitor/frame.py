@@ -51,7 +51,7 @@ def _head(view: View, width: int) -> list[str]:
         words.append(f"attempt {attempt.number}{job}")
         if attempt.began_s and attempt.ended_s is None:
             words.append(render_time(view.now_s - attempt.began_s))
-    words.append(f"{len(state.ranks)} ranks")
+    words.append(f"{len(state.ranks)} rank{'' if len(state.ranks) == 1 else 's'}")
     if state.step >= 0:
         words.append(f"step {state.step:,}")
     lines = ["  ".join(words)]

@@ -110,10 +110,12 @@ class HeatMap:
 def _render(kind: str, row: "array[float]", ranks: int) -> list[float | None]:
     """Round values to what can be seen: shares to whole percents, others to three digits."""
     cells = row[:ranks]
-    if kind in _SHARES:
-        shown: list[float | None] = [round(100 * one) if one == one else None for one in cells]  # noqa: PLR0124  not a number
-    else:
-        shown = [float(f"{one:.3g}") if math.isfinite(one) else None for one in cells]
+    shown: list[float | None] = [
+        (round(100 * one) if kind in _SHARES else float(f"{one:.3g}"))
+        if math.isfinite(one)
+        else None
+        for one in cells
+    ]
     return shown + [None] * (ranks - len(shown))
 
 

@@ -54,17 +54,19 @@ def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
     accounts = account(read_attempts(run), state.seen_s)
     attempt = state.attempt.number if state.attempt else 0
     generations = state.attempt.generations if state.attempt else []
-    generation = generations[-1].number if generations else 0
+    number = generations[-1].number if generations else 0
     totals = {
         node: summarise(samples)
         for node in list(state.nodes)[:most_nodes]
-        if (samples := _newest(read_series(partial(run.telemetry, attempt, node)), generation))
+        if (
+            samples := of_generation(read_series(partial(run.telemetry, attempt, node)), generation)
+        )
     }
     facts = gather(state, accounts, totals, read_spec(run))
     return Report(state=state, accounts=accounts, facts=facts, findings=advise(facts))
 
 
-def _newest(samples: Sequence[Sample], generation: int) -> list[Sample]:
+def of_generation(samples: Sequence[Sample], generation: int) -> list[Sample]:
     """Return the samples of the last generation; earlier ranks may have been on other nodes."""
     return [
         sample

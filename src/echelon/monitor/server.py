@@ -202,9 +202,10 @@ class Pages:
     def _find(self, request: Request) -> Watched | None:
         name = request.path_params["name"]
         run = next((run for run in list_runs(self._runs) if run.run_id == name), None)
-        return self._watch(run) if run else None
+        return self.watch(run) if run else None
 
-    def _watch(self, run: RunDir) -> Watched:
+    def watch(self, run: RunDir) -> Watched:
+        """Return a run that is kept in memory, and drop the one that was used least recently."""
         with self._lock:
             watched = self._watched.pop(run.path, None) or Watched(run)
             self._watched[run.path] = watched

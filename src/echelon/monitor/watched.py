@@ -31,8 +31,13 @@ _PATIENCE = 10
 class Watched:
     """See the module. Thread-safe."""
 
-    def __init__(self, run: RunDir, clock: Callable[[], float] = time.time) -> None:
-        self._run, self._clock = run, clock
+    def __init__(
+        self,
+        run: RunDir,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._clock, self._timer = run, clock, timer
         self._lock, self._logs_lock = threading.Lock(), threading.Lock()
         self._heat = HeatMap(_COLUMNS)
         # The newest sample shows the current state; `recall` reads older ones in a faster way.
@@ -43,7 +48,7 @@ class Watched:
         self._version = self._ranks = 0
         self._due_s = self._logs_due_s = 0.0
         self._recalled = False
-        self._heard = (0.0, time.monotonic())
+        self._heard = (0.0, self._timer())
         """The time of the newest sample, and when it was read."""
 
     def news(self, since: int) -> tuple[int, str]:
@@ -51,11 +56,11 @@ class Watched:
 
         The text is empty if nothing has changed; since 0, everything has.
         """
-        began_s = time.monotonic()
+        began_s = self._timer()
         with self._lock:
             if began_s >= self._due_s:
                 self._look()
-                now_s = time.monotonic()
+                now_s = self._timer()
                 self._due_s = began_s + max(0.5 * EVERY_S, _PATIENCE * (now_s - began_s) / 2)
             parts = [f'"{name}":{text}' for name, (at, text) in self._parts.items() if at > since]
             if curves := self._curves.since(since):
@@ -64,7 +69,7 @@ class Watched:
                 parts.append(f'"columns":{render_json(columns)}')
             if not parts:
                 return since, ""
-            took_ms = 1000 * (time.monotonic() - began_s)
+            took_ms = 1000 * (self._timer() - began_s)
             parts.append(f'"now":{self._clock():.3f},"took":{took_ms:.1f}')
             return self._version, f"{{{','.join(parts)}}}"
 
@@ -115,7 +120,7 @@ class Watched:
         state = self._reader.state
         if state.attempt is None or state.attempt.outcome or not state.nodes:
             return 0
-        heard_s, now_s = max(node.seen_s for node in state.nodes.values()), time.monotonic()
+        heard_s, now_s = max(node.seen_s for node in state.nodes.values()), self._timer()
         if heard_s != self._heard[0]:
             # By our own clock, which may differ from the run's; but the first sample may be old.
             old_s = 0.0 if self._heard[0] else max(0.0, self._clock() - heard_s)
@@ -128,10 +133,10 @@ class Watched:
     def logs(self, after: int | None, wanted: Wanted) -> dict[str, Any]:
         """Return lines of the ranks' output: the newest, or those after a line number."""
         with self._logs_lock:  # a long search must not block the rest
-            began_s = time.monotonic()
+            began_s = self._timer()
             if began_s >= self._logs_due_s:
                 self._logs.read(self._clock())
-                took_s = time.monotonic() - began_s
+                took_s = self._timer() - began_s
                 self._logs_due_s = began_s + _PATIENCE * took_s
             look = self._logs.show if after is None else partial(self._logs.follow, after)
             return look(wanted)

@@ -47,7 +47,7 @@ def test_a_run_becomes_files_in_a_folder_of_its_own(begun, tmp_path, capsys):
     assert main.run(["export", "r-1", "--csv"]) == 0
     folder = tmp_path / "r-1-csv"
     assert sorted(path.name for path in folder.iterdir()) == FILES
-    assert "r-1-csv/metrics.csv: 1 rows\n" in capsys.readouterr().out
+    assert "r-1-csv/metrics.csv: 1 row\n" in capsys.readouterr().out
     assert read(folder / "metrics.csv")[0]["'=loss"] == "0.5"
     told = [(row["attempt"], row["host"], row["source"]) for row in read(folder / "telemetry.csv")]
     assert told == [("1", "node1", "rank0"), ("2", "node2", "rank0")]

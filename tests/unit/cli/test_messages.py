@@ -80,13 +80,13 @@ def told(capsys, *arguments):
             (2, "invalid value for --on: 'mars'", "choose local, slurm or ray"),
         ),
         ("run --from nowhere.sh train.py", (2, "No such file", "--from job.sh")),
-        ("run --runs-dir train.py train.py", (73, "it is no folder", "--runs-dir")),
+        ("run --runs-dir train.py train.py", (73, "not a directory", "--runs-dir")),
         ("run --prologue", (2, "requires an argument", "see echelon run --help")),
-        ("submit train.py", (69, "knows no cluster", "export SLURM_CONF")),
+        ("submit train.py", (69, "has no cluster configuration", "export SLURM_CONF")),
         ("status nothing", (66, "no run 'nothing' in", "runs there: done-abcd")),
         ("status done", (2, "'done' is ambiguous: done-abcd, done-abce", "write more letters")),
         ("status headless", (66, "it has no spec.toml", "echelon submit")),
-        ("status open", (77, "others may write", "chmod 700")),
+        ("status open", (77, "other users can write", "chmod 700")),
         ("status --runs-dir elsewhere x", (66, "no run 'x' in elsewhere", "--runs-dir")),
         ("report spoilt", (69, "the request of the run 'spoilt' is damaged", "repair that file")),
         ("logs done-abcd", (66, "has not printed anything yet", "echelon status done-abcd")),
@@ -181,12 +181,12 @@ def test_a_folder_that_is_gone(place, capsys):
     ("module", "extra"), [("torch", "train"), ("PIL", "data"), ("tree_sitter.x", "lint")]
 )
 def test_a_missing_extra_is_named_wherever_it_is_missed(module, extra):
-    found = main._explain(ModuleNotFoundError(name=module), [])
+    found = main.explain(ModuleNotFoundError(name=module), [])
     assert (found.exit_code, found.hint) == (69, f"pip install 'echelon[{extra}]'")
 
 
 def test_a_missing_module_of_ours_is_our_fault():
-    assert main._explain(ModuleNotFoundError("x", name="echelon.x"), []).exit_code == 70
+    assert main.explain(ModuleNotFoundError("x", name="echelon.x"), []).exit_code == 70
 
 
 def test_an_interrupted_command_ends_without_a_traceback(place):

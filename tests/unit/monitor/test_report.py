@@ -1,7 +1,7 @@
 """What a report is made of."""
 
 from echelon.monitor.accounting import Accounts, account
-from echelon.monitor.report import _newest, _rank_figures, failures, gather, make_report
+from echelon.monitor.report import failures, gather, make_report, of_generation
 from echelon.monitor.state import AttemptState, RunState
 from echelon.run.directory import RunDir
 from echelon.run.event_log import Event
@@ -18,8 +18,8 @@ def test_only_what_was_measured_of_the_last_ranks_counts():
     before = sample(1.0, rank0_generation=0, rank1_generation=0)
     empty = sample(2.0)
     after = sample(3.0, rank0_generation=1)
-    assert _newest([before, empty, after], 1) == [after]
-    assert _newest([], 1) == []
+    assert of_generation([before, empty, after], 1) == [after]
+    assert of_generation([], 1) == []
 
 
 def test_ranks_that_say_nothing_of_steps_are_there_too():
@@ -28,7 +28,7 @@ def test_ranks_that_say_nothing_of_steps_are_there_too():
         means={"gpu0.util": 0.25, "rank1.data": 0.5},
         lasts={"rank0.generation": 2, "rank0.gpu": 0, "rank1.generation": 2},
     )
-    plain, speaking = _rank_figures(total, "n")
+    plain, speaking = gather(RunState(run_id="r"), account([]), {0: total}, JobSpec()).ranks
     assert (plain.speaks, plain.gpu_util) == (False, 0.25)
     assert (speaking.speaks, speaking.data, speaking.gpu_util) == (True, 0.5, None)
 
