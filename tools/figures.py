@@ -144,7 +144,7 @@ def _measured(name: str, result: Mapping[str, Any]) -> str:
     said = ", ".join([result["date"], result["machine"], *known])
     link = f"[{name}.json](../benchmarks/results/{name}.json)"
     python = ".venv-peers/bin/python" if name == "overhead" else ".venv/bin/python"
-    return f"{said}; {link}; `{python} benchmarks/{name}.py`."
+    return _wrap(f"{said}; {link}; `{python} benchmarks/{name}.py`.")
 
 
 def _rows(rows: Mapping[str, Mapping[str, Any]]) -> str:

@@ -7,6 +7,7 @@
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def _commands(group: Any, parent: typer.Context) -> Iterator[tuple[Any, typer.Co
 
 def _render_command(command: Any, context: typer.Context) -> str:
     words, _, example = str(command.help or "").partition("Example:")
-    text = f"## {context.command_path}\n{' '.join(words.split())}"
+    text = f"## {context.command_path}\n{_wrap(words)}"
     if hasattr(command, "commands"):
         return text
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
@@ -115,7 +116,7 @@ def _render_command(command: Any, context: typer.Context) -> str:
         text += "\n\nAnd every [flag of the request](#flags-of-the-request)."
     elif shared:
         names = ", ".join(f"`{one.opts[-1]}`" for one in shared)
-        text += f"\n\nAnd of the [request](#flags-of-the-request): {names}."
+        text += f"\n\n{_wrap(f'And of the [request](#flags-of-the-request): {names}.')}"
     return text
 
 
@@ -290,7 +291,7 @@ The command of `--notify` has `ECHELON_RUN_DIR` as well, and the job's variables
 {commands}
 
 ## Not to be relied on
-Between Echelon's own processes: {private}.
+{private}
 """
 
 
@@ -303,7 +304,9 @@ def render_environment() -> str:
         ranks=_variables(variables.RANKS),
         styles=_variables(variables.STYLES),
         commands=_variables(variables.COMMANDS),
-        private=", ".join(f"`{name}`" for name in private),
+        private=_wrap(
+            f"Between Echelon's own processes: {', '.join(f'`{name}`' for name in private)}."
+        ),
     )
 
 
@@ -317,6 +320,13 @@ def _variables(known: Mapping[str, str]) -> str:
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _wrap(text: str) -> str:
+    """Return a paragraph in lines of at most 100 characters."""
+    return textwrap.fill(
+        " ".join(text.split()), 100, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _cell(text: str) -> str:

@@ -15,7 +15,7 @@ from local.liverun import live_run
 from rig import require
 
 HOSTILE = "<img src=x onerror=window.harm=1>"
-FORBIDDEN = b"forbidden (no token): open the address that echelon dash printed\n"
+FORBIDDEN = b"forbidden (no token): open the URL that echelon dash printed\n"
 SCRIPT = """\
 import os, time
 from pathlib import Path
@@ -140,7 +140,7 @@ def test_ranks_advance(page):
     expect(page.locator("#facts")).to_contain_text("samples/s")
     expect(page.locator("#saves tbody tr").first).to_contain_text("B")
     expect(page.locator("#time")).to_contain_text("productive")
-    expect(page.locator("#line")).to_contain_text("going on")
+    expect(page.locator("#line")).to_contain_text("running")
     drawn = "document.getElementById('map').width > 3"
     assert wait_until(lambda: page.evaluate(drawn), timeout_s=20)
     page.locator("#map").focus()

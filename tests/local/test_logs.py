@@ -48,7 +48,7 @@ def test_what_was_shown_before_ctrl_c_is_not_shown_again(tmp_path):
         command.send_signal(signal.SIGINT)
         rest, told = command.communicate(timeout=TIMEOUT_S)
     assert [*shown, rest] == ["0: once\n", ""], told
-    assert "stopping; again to stop at once" in told
+    assert "stopping; press Ctrl-C again to stop immediately" in told
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])

@@ -116,5 +116,5 @@ def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "0: found True\n" in done.stdout
-    assert "was moved here from" in done.stderr
+    assert "was moved from" in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -47,7 +47,7 @@ def test_a_run_is_resumed_also_where_its_owner_has_moved_it(echelon, run, tmp_pa
     run.rename(tmp_path / "elsewhere" / run.name)
     done = echelon("resume", "--runs-dir=elsewhere", run.name)
     assert done.returncode == 0, done.stderr
-    assert "was moved here from" in done.stderr
+    assert "was moved from" in done.stderr
 
 
 def test_a_run_of_somebody_else_is_not_executed_without_trust(echelon, run, tmp_path):
@@ -95,7 +95,7 @@ def test_a_folder_that_a_group_may_write_is_warned_of_once(echelon, tmp_path):
     tmp_path.chmod(0o770)
     done = echelon("run", "true")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("warning: others could replace the folders of your runs") == 1
-    assert f"may write to {tmp_path}" in done.stderr
+    assert done.stderr.count("warning: other users can replace your run directories") == 1
+    assert f"can write to {tmp_path}" in done.stderr
     assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o700
     shutil.rmtree(tmp_path / "runs")

@@ -230,7 +230,7 @@ def test_a_head_that_does_not_see_the_folder_says_so(folder):
     command = render_entrypoint(folder / "nowhere", 1, folder / "nowhere" / "log", b"")
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 69
-    assert done.stderr.startswith("echelon: the head of the Ray cluster, "), done.stderr
+    assert done.stderr.startswith("echelon: the run directory "), done.stderr
 
 
 @pytest.mark.parametrize("token", ["", "b" * 32], ids=["none", "another"])
@@ -248,7 +248,7 @@ def test_a_stranger_is_refused(cluster, folder, token):
         check=False,
     )
     assert done.returncode == 77, done.stderr
-    assert "asks for a token" in done.stderr
+    assert "requires a token" in done.stderr
     assert not (folder / "runs").exists()
 
 
@@ -265,5 +265,5 @@ def test_an_address_that_does_not_answer_is_named(cluster, folder):
         check=False,
     )
     assert done.returncode == 69
-    assert "no Ray cluster answers at http://127.0.0.1:9: " in done.stderr
+    assert "no Ray cluster responds at http://127.0.0.1:9: " in done.stderr
     assert "hint: " in done.stderr

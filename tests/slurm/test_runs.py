@@ -83,7 +83,7 @@ def test_output_of_the_users_own_choice_is_shown_as_well(echelon):
 
 def test_a_job_that_slurm_refuses_is_no_run(echelon, tmp_path):
     done = echelon("submit", "--slurm=reservation=none", "train.py", code=2)
-    assert "Slurm refuses the job" in done.stderr
+    assert "Slurm rejected the job" in done.stderr
     assert list((tmp_path / "runs").iterdir()) == []
 
 
@@ -105,7 +105,7 @@ def test_what_would_fail_is_refused_before_it_is_queued(echelon, cluster, tmp_pa
     before = cluster.exec("squeue", "--noheader")
     done = echelon("submit", "--nodes=9", "--partition=hgih", "nowhere.py", code=2)
     assert "nowhere.py does not exist" in done.stderr
-    assert "there is no partition 'hgih': did you mean 'high'?" in done.stderr
+    assert "unknown partition 'hgih': did you mean 'high'?" in done.stderr
     assert cluster.exec("squeue", "--noheader") == before
     assert not (tmp_path / "runs").exists()
 

@@ -87,4 +87,4 @@ def test_a_job_does_not_execute_what_was_put_in_its_runs_place(cluster, folder, 
     why = "cannot read the launcher" if forge is forge_folder else "is not what was submitted"
     assert why in log.read_text()
     assert mode == 0o700
-    assert "the group 12346 may write to" in done.stderr
+    assert "the group 12346 can write to" in done.stderr

@@ -1,4 +1,4 @@
-"""Runs by name: make one, find one, say how it is."""
+"""Create, submit and query runs."""
 
 import hashlib
 import importlib.util
@@ -19,7 +19,8 @@ import echelon
 from echelon.clusters.base import Cluster
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, write_atomic
-from echelon.core.jobs import RUNNING, Job, is_job_id
+from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
+from echelon.core.records import read_record
 from echelon.core.shell import Shell
 from echelon.errors import MissingProgramError, NotFoundError
 from echelon.run.attempts import (
@@ -32,22 +33,23 @@ from echelon.run.attempts import (
 )
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
+from echelon.run.verdict import Failure, Verdict, from_record, judge
 from echelon.spec.job_spec import KEYS, JobSpec, show_value
 from echelon.spec.readers import nearest
 
 _NAMED = 8
-"""How many files are named to somebody who has named one that is not there."""
+"""Number of file names that are suggested for a missing script."""
 _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
-"""Those that nobody mixes up when reading them aloud."""
+"""Letters and digits that are not easily confused."""
 
 
 def new_run_id(spec: JobSpec) -> str:
-    """Return a name for a run: the job's own, and four letters that make it unique."""
+    """Return an id for a run: the job's name and four random letters."""
     return f"{_stem(spec)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
 
 
 def may_be_named(name: str, spec: JobSpec) -> bool:
-    """Tell whether a run with this request may have been given this name."""
+    """Tell whether a run with this request can have this id."""
     return re.fullmatch(rf"{re.escape(_stem(spec))}-[{_LETTERS}]{{4}}", name) is not None
 
 
@@ -56,29 +58,29 @@ def _stem(spec: JobSpec) -> str:
 
 
 def check_files(spec: JobSpec, folder: Path) -> list[str]:
-    """Return what is wrong with the files that a request names, seen from the job's folder."""
+    """Return the problems of the files in a request, relative to the job's directory."""
     found = [] if spec.module else _check_script(spec, folder / spec.script)
     parent = (folder / spec.output).parent
     if spec.output and "%" not in str(parent) and not parent.is_dir():
-        found.append(f"the folder of the output, {parent}, does not exist: mkdir -p {parent}")
+        found.append(f"the output directory {parent} does not exist: mkdir -p {parent}")
     if not spec.output and "\\" in str(folder):
         found.append(
-            f"Slurm cannot write output below {folder}, which has a backslash in its name: "
-            "rename it, or name another place with --output"
+            f"Slurm cannot write output in {folder}, because its name has a backslash: "
+            "rename it, or set --output"
         )
     if spec.venv and not (folder / spec.venv / "bin" / "activate").is_file():
         found.append(
-            f"there is no virtual environment in {folder / spec.venv}: make it with python3 -m "
-            "venv, or name another with --venv"
+            f"no virtual environment in {folder / spec.venv}: create it with python3 -m venv, or "
+            "choose another with --venv"
         )
     return found
 
 
 def _check_script(spec: JobSpec, script: Path) -> list[str]:
     if script.is_dir():
-        return [f"the script {script} is a folder: name a file in it"]
+        return [f"the script {script} is a directory: pass a file in it"]
     if spec.style == "echelon" and "/" not in spec.script and shutil.which(spec.script):
-        return []  # any program will do
+        return []  # any program on PATH can be run
     try:
         content = script.read_bytes()
         if spec.style != "echelon" or script.suffix == ".py":
@@ -91,15 +93,15 @@ def _check_script(spec: JobSpec, script: Path) -> list[str]:
 
 
 def _suggest(script: Path) -> str:
-    """Return which file may have been meant."""
+    """Suggest the file that was probably meant."""
     beside = sorted(path.name for path in script.parent.glob("*.py"))[:_NAMED]
     return nearest(script.name, beside) if beside else f"there is no .py file in {script.parent}"
 
 
 def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
-    """Return whether the ranks' Python is missing or lacks torch, where it can be known from here.
+    """Report a missing Python of the ranks, or one without torch, if it can be known from here.
 
-    With conda, modules or lines of bash of the user's own, only the job will know.
+    With conda, modules or a prologue, this cannot be checked before the job starts.
     """
     script = folder / spec.script
     if spec.conda or spec.modules or spec.prologue or not script.is_file():
@@ -107,7 +109,7 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
     python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
     if shell.which(str(folder / python) if "/" in python else python) is None:
         missing = spec.venv and not spec.python and not (folder / spec.venv).is_dir()
-        return [] if missing else [_no_python(python)]  # check_files says which folder is
+        return [] if missing else [_no_python(python)]  # check_files reports the missing directory
     if b"torch" not in script.read_bytes() or _is_own(python):
         return []
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
@@ -115,23 +117,23 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
         done = shell.run([python, "-c", look], timeout_s=60)
     except MissingProgramError:
         return [_no_python(python)]
-    fix = f"{python} -m pip install torch, or name another with --python, --venv or --conda"
+    fix = f"{python} -m pip install torch, or choose another with --python, --venv or --conda"
     return [f"the Python '{python}' has no torch: {fix}"] if done.code else []
 
 
 def _no_python(python: str) -> str:
-    return f"the Python '{python}' is not there: name another with --python, --venv or --conda"
+    return f"Python not found: '{python}'; choose another with --python, --venv or --conda"
 
 
 def _is_own(python: str) -> bool:
-    """Tell whether it is the Python that runs this very command, and has torch."""
+    """Tell whether it is the Python that runs this command, with torch."""
     return python == sys.executable and importlib.util.find_spec("torch") is not None
 
 
 def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-    """Name the ranks' Python where nobody did: the one of an activated environment, else our own.
+    """Set the ranks' Python to our own if the request names none and no environment is active.
 
-    Our own only if it has torch: the command may have been installed apart from everything.
+    Only if it has torch: the command may be installed in an environment of its own.
     """
     if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue:
         return spec
@@ -143,9 +145,9 @@ def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
 
 
 def name_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-    """Name the ranks' Python also where an environment is activated.
+    """Set the ranks' Python, also if an environment is active.
 
-    A job that does not begin with our own variables would not find it on its PATH.
+    A job that does not inherit our variables would not find it on its PATH.
     """
     spec = choose_python(spec, environ)
     prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
@@ -157,27 +159,27 @@ def name_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
 def prepare_run(
     spec: JobSpec, runs: Path, folder: Path, *, conda_exe: str = ""
 ) -> tuple[RunDir, JobSpec]:
-    """Make a run's directory with its request and its script; nothing is queued yet."""
+    """Create a run directory with its request and script; submit nothing yet."""
     run = RunDir.create(runs, new_run_id(spec))
     try:
         return run, _fill(run, spec, folder, conda_exe)
     except BaseException:
-        shutil.rmtree(run.path, ignore_errors=True)  # half a run is none
+        shutil.rmtree(run.path, ignore_errors=True)  # leave no incomplete run
         raise
 
 
 def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str) -> JobSpec:
-    """Write a run's request and script; return the request as it is written."""
+    """Write a run's request and script; return the request as written."""
     frozen = replace(
         spec,
         chdir=spec.chdir or str(folder),
-        # Slurm reads % in the folder's name as well.
+        # Slurm also expands % in the directory's name.
         output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
     )
     launcher = ""
     if spec.style == "echelon":
         launcher = ship_launcher(run.launcher)
-    else:  # every line says which task it is from
+    else:  # srun labels each line with its task
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     request = encode(render_spec(frozen))
     write_atomic(run.spec, request)
@@ -195,23 +197,22 @@ _SHIPPED = (
     *("__init__", "_version", "errors", "world", "train/probe"),
     *("core", "launch", "run", "spec"),
 )
-"""Modules and whole packages that the programs inside an allocation consist of."""
+"""Modules and packages that run inside an allocation."""
 _NVML = "pynvml"
-"""NVIDIA's own binding, a file that needs nothing else."""
+"""NVIDIA's binding, a single file without dependencies."""
 
 
 def ship_launcher(launcher: Path) -> str:
     """Write a copy of the job-side programs, and return its SHA-256.
 
-    It lies in the run's directory so that it needs to be installed on no node, runs in the ranks'
-    own Python, and stays the same for as long as the run lives. It is one file, so that many nodes
-    read it quickly and one digest tells whether it was changed: the text of launch/archive.py, then
-    a zip archive. Code of the user's own, should a run ever keep any, belongs in there as well.
+    It is stored in the run directory, so it need not be installed on the nodes, runs in the ranks'
+    own Python, and stays the same for the whole run. It is one file, so that many nodes read it
+    quickly and one digest covers it: the text of launch/archive.py, then a zip archive.
     """
     source = Path(echelon.__file__).parent
     found = [path for name in _SHIPPED for path in _sources(source / name)]
     shipped = {f"echelon/{path.relative_to(source)}": path for path in found}
-    # The ranks' Python may not have it, and then nobody could ask their GPUs anything.
+    # The ranks' Python may lack it, and GPUs could then not be measured.
     nvml = importlib.util.find_spec(_NVML)
     if nvml is not None and nvml.origin is not None:
         shipped[f"{_NVML}.py"] = Path(nvml.origin)
@@ -220,7 +221,7 @@ def ship_launcher(launcher: Path) -> str:
     with zipfile.ZipFile(content, "a") as archive:
         for name, path in shipped.items():
             archive.writestr(name, path.read_bytes())
-            # What is compiled here need not be compiled on every node, by every process.
+            # Compiled once here instead of by every process on every node.
             archive.writestr(_bytecode_name(name), _compile(path))
     write_atomic(launcher, content.getvalue())
     return hashlib.sha256(content.getvalue()).hexdigest()
@@ -237,7 +238,7 @@ def _bytecode_name(name: str) -> str:
 
 
 def _compile(path: Path) -> bytes:
-    """Return a module's bytecode, as Python reads it without looking at the source's age."""
+    """Return a module's bytecode, marked so that Python does not check the source's age."""
     loader = SourceFileLoader(path.stem, str(path))
     code = loader.get_code(path.stem)  # mostly from Python's own cache
     unchecked = (1).to_bytes(4, "little")
@@ -246,7 +247,7 @@ def _compile(path: Path) -> bytes:
 
 
 def render_spec(spec: JobSpec) -> str:
-    """Return the request as TOML, every value as a user would write it."""
+    """Return the request as TOML, with values as a user would write them."""
     lines, tables = [], []
     for key in KEYS:
         value = getattr(spec, KEYS[key].field)
@@ -263,18 +264,18 @@ def render_spec(spec: JobSpec) -> str:
 
 
 def _quote(value: str | list[str]) -> str:
-    # TOML knows no halves of characters, which JSON's escapes would make.
+    # JSON would escape some characters as surrogates, which TOML does not allow.
     return json.dumps(value, ensure_ascii=False)
 
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script: bytes) -> Attempt:
-    """Queue the next attempt of a run, and write down which job it is.
+    """Submit the next attempt of a run, and record its job.
 
     Args:
-        run: which.
-        cluster: where.
-        environ: the job's variables.
-        script: the run's script, as it was made or checked (`trust.read_script`).
+        run: the run.
+        cluster: where to submit it.
+        environ: environment variables of the job.
+        script: the run's script, as created or checked (`trust.read_script`).
     """
     exclude = cluster.exclusions(read_spec(run))
 
@@ -292,37 +293,70 @@ def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script
 
 
 def current_job(run: RunDir, cluster: Cluster) -> Job:
-    """Return the job of the attempt that counts: the one under way, or else the last.
+    """Return the job of the current attempt: the active one, or else the last.
 
     Raises:
-        NotFoundError: somebody has deleted the run's directory.
+        NotFoundError: the run directory was deleted.
     """
     if not run.path.is_dir():
         raise NotFoundError(
-            f"the run's directory is gone: {run.path}",
-            hint="nothing more is known of the run; squeue --me shows whether a job is left",
+            f"the run directory was deleted: {run.path}",
+            hint="check for remaining jobs: squeue --me",
         )
     known = [one for one in attempts(run) if not is_skipped(run, one)]
     if not known:
-        return Job(id="", state="UNSUBMITTED", reason="it was prepared, but never queued")
+        return Job(id="", state="UNSUBMITTED", reason="created, but never submitted")
     last = _job_of(run, known[-1], cluster)
     if not known[-1].after or has_begun(run, known[-1]) or last.state in RUNNING:
         return last
-    # A standby: it counts once the job that it waits for is over, unless that completed.
+    # A standby counts once the job that it waits for has ended, unless that one completed.
     before = _job_of(run, known[-2], cluster) if known[1:] else last
     return last if before.over and before.state != "COMPLETED" and not last.over else before
 
 
 def _job_of(run: RunDir, attempt: Attempt, cluster: Cluster) -> Job:
-    """Return an attempt's job; as its controller saw it end, where the cluster knows less.
+    """Return an attempt's job; its outcome comes from the controller if the cluster knows less.
 
-    It may have forgotten the job; and one that was asked to stop is to Slurm one that failed.
+    The cluster may have forgotten the job, and Slurm reports one that was stopped as failed.
     """
     if not is_job_id(attempt.job_id):
-        what = f"job.json of attempt {attempt.number} names no valid job"
+        what = f"job.json of attempt {attempt.number} has no valid job id"
         return Job(id=attempt.job_id, state="UNKNOWN", reason=what)
     job = cluster.job(attempt.job_id, run_id=run.run_id)
     ended = outcome(run, attempt.number) if job.state in ("UNKNOWN", "FAILED") else None
     if ended is None or (job.state == "FAILED" and ended.state != "CANCELLED"):
         return job
     return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")
+
+
+_CAUSES = {
+    "TIMEOUT": ("time limit", "the job reached its time limit"),
+    "PREEMPTED": ("preemption", "another job took the nodes"),
+    "NODE_FAIL": ("lost node", "a node of the job failed"),
+    "OUT_OF_MEMORY": ("out of memory", "Slurm ended the job because it was out of memory"),
+    "CANCELLED": ("cancelled", "the job was cancelled"),
+}
+"""Slurm's states that explain an end better than the job's processes can: cause and message."""
+
+
+def find_verdict(run: RunDir, job: Job) -> Verdict | None:
+    """Return why a run failed; None if it has not."""
+    if job.state == "COMPLETED" or job.state in WAITING:
+        return None  # a waiting job will try again, whatever ended the one before
+    own = _read_verdict(run)
+    cause, message = _CAUSES.get(job.state, ("", ""))
+    guessed = own is not None and own.failure.cause in {"cancelled", "preemption"} - {cause}
+    if cause and (own is None or guessed):
+        return judge([Failure(cause=cause, message=message, exit_code=job.exit_code or 1)])
+    if own is not None or not job.over:
+        return own
+    reason = f" ({job.reason})" if job.reason else ""
+    message = f"the job is {job.state}{reason}, and its controller reported no outcome"
+    return judge([Failure(cause="exit", message=message, exit_code=job.exit_code or 1)])
+
+
+def _read_verdict(run: RunDir) -> Verdict | None:
+    try:
+        return from_record(read_record(run.verdict))
+    except (OSError, ValueError):
+        return None

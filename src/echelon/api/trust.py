@@ -1,8 +1,8 @@
-"""Which scripts a user has submitted: a run's folder that came from elsewhere is not executed.
+"""Records which scripts a user has submitted, so that foreign run directories are not executed.
 
-A script names all that it starts: the commands of its environment, and launcher and request by
-their digests. So the digest of a script, kept in the user's own state folder when it is submitted,
-stands for all of it, wherever the run's folder is moved.
+A script determines everything that it starts: the commands of its environment, and launcher and
+request by their digests. The digest of a submitted script, kept in the user's state directory,
+therefore covers all of it, wherever the run directory is moved.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ _SEALED = re.compile(
     rb'^(exec "\$python" -c "\$start" )([0-9a-f]{64})( .+ \\\n    controller .+ )([0-9a-f]{64})$',
     re.MULTILINE,
 )
-"""How a script of the style `echelon` ends."""
+"""The end of a script of the style `echelon`."""
 
 
 def remember_script(script: bytes, environ: Mapping[str, str]) -> str:
-    """Write down that the user has submitted a script; return why that was not possible, if so."""
+    """Record that the user has submitted a script; return why that failed, if it did."""
     path = _record(environ)
     if path is None:
-        return "there is no home folder"
+        return "no home directory"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -42,13 +42,13 @@ def remember_script(script: bytes, environ: Mapping[str, str]) -> str:
 
 
 def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False) -> bytes:
-    """Return a run's script, if the user has submitted it and it starts what lies there now.
+    """Return a run's script if the user has submitted it, and its files are unchanged.
 
     Args:
-        run: whose.
-        environ: our variables, which say where the user's state is.
-        trust: take whatever lies there. Where launcher or request were changed, the script is
-            changed to start them as they are.
+        run: the run.
+        environ: environment variables, which locate the user's state.
+        trust: accept the script as it is. If launcher or request were changed, the script is
+            updated to start them as they are.
 
     Raises:
         NotPermittedError: the user has not submitted this script, or files that it starts were
@@ -69,23 +69,23 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
         return sealed
     if not _is_known(script, environ):
         raise NotPermittedError(
-            f"{run.script} is not a script that you have submitted from this account; it would "
-            f"execute {_describe(run)}",
-            hint=f"read it, then: echelon resume {run.run_id} --trust",
+            f"{run.script} was not submitted by you from this account; it would execute "
+            f"{_describe(run)}",
+            hint=f"if you trust its content: echelon resume {run.run_id} --trust",
         )
     if sealed != script:
         raise NotPermittedError(
-            f"{run.launcher} or {run.spec} was changed after the run was submitted; it would now "
-            f"execute {_describe(run)}",
+            f"{run.launcher} or {run.spec} was changed after submission; it would now execute "
+            f"{_describe(run)}",
             hint=f"if the change is yours: echelon resume {run.run_id} --trust",
         )
     return script
 
 
 def seal_script(script: bytes, run: RunDir) -> bytes:
-    """Return a script that starts launcher and request as they lie in the run's folder now."""
+    """Return a script that starts launcher and request as they are in the run directory now."""
     if not _SEALED.search(script):
-        return script  # it starts nothing in there
+        return script  # it starts neither of them
     launcher, request = (_digest(_read(path)).encode() for path in (run.launcher, run.spec))
     return _SEALED.sub(rb"\g<1>" + launcher + rb"\g<3>" + request, script)
 
@@ -94,7 +94,7 @@ def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
-        return b""  # which is not what was submitted
+        return b""  # differs from what was submitted
 
 
 def _digest(content: bytes) -> str:
@@ -112,7 +112,7 @@ def _is_known(script: bytes, environ: Mapping[str, str]) -> bool:
 
 
 def _describe(run: RunDir) -> str:
-    """Return what a run would execute, in its user's words."""
+    """Return the keys that determine what a run would execute."""
     spec = read_spec(run)
     said = {
         "python": spec.python,

@@ -1,3 +1,1 @@
-"""The command line: handlers parse, call, print and return a code. What they call lives in the
-layers below.
-"""
+"""The command line: handlers parse, call, print and return an exit code."""

@@ -1,7 +1,7 @@
-"""What the shell offers after Tab, and the scripts that make it ask.
+"""Shell completion: its scripts, and the words that it offers.
 
-Every key press waits for these: nothing heavy is loaded, and what cannot be known at once is not
-offered. A prompt is no place for an error.
+The user waits for these at the prompt, so they load nothing heavy, offer only what is known
+immediately, and print no errors.
 """
 
 import importlib
@@ -17,25 +17,25 @@ FLAGS = ("--show-completion", "--install-completion")
 
 
 def handle_flags(arguments: Sequence[str]) -> bool:
-    """Print or install the script for a shell that is named; tell whether that was asked for.
+    """Print or install the completion script of a named shell; tell whether that was requested.
 
-    Without a name typer finds out which shell this is.
+    Without a name, typer detects the shell.
 
     Raises:
-        UsageError: there is none for that shell.
+        UsageError: the shell is not supported.
     """
     if len(arguments) != 2 or arguments[0] not in FLAGS:
         return False
     flag, shell = arguments
     if shell not in SHELLS:
         raise UsageError(
-            f"there is no completion for '{shell}'",
-            hint=f"there is for {', '.join(SHELLS)}: {flag} bash",
+            f"no completion for the shell '{shell}'",
+            hint=f"choose {', '.join(SHELLS[:-1])} or {SHELLS[-1]}: {flag} bash",
         )
     typers = importlib.import_module("typer.completion")
     if flag == "--install-completion":
         _, path = typers.install(shell=shell, prog_name="echelon", complete_var="_ECHELON_COMPLETE")
-        console.note(f"installed in {path}; it works in the next shell that you start")
+        console.note(f"installed completion in {path}; start a new shell to use it")
     else:
         console.print_file(
             typers.get_completion_script(
@@ -46,7 +46,7 @@ def handle_flags(arguments: Sequence[str]) -> bool:
 
 
 def offer(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """Return what completes one of some words."""
+    """Return a completion for a fixed set of words."""
 
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in choices if choice.startswith(incomplete)]
@@ -55,7 +55,7 @@ def offer(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 def complete_script(incomplete: str) -> list[str]:
-    """Offer Python scripts, and folders on the way to them."""
+    """Offer Python scripts and directories."""
     folder, slash, _ = incomplete.rpartition("/")
     try:
         entries = sorted(Path(folder or slash or ".").iterdir())
@@ -70,7 +70,7 @@ def complete_script(incomplete: str) -> list[str]:
 
 
 def complete_partition(incomplete: str) -> list[str]:
-    """Offer the partitions of the cluster, if it answers at once."""
+    """Offer the partitions of the cluster, if it responds immediately."""
     from echelon.clusters.slurm.survey import list_partitions  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 

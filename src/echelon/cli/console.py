@@ -1,4 +1,4 @@
-"""How commands speak: results on stdout, everything else on stderr."""
+"""Output of commands: results on stdout, everything else on stderr."""
 
 import sys
 from collections.abc import Sequence
@@ -13,32 +13,32 @@ from echelon.spec.readers import nearest
 
 
 def print_json(value: Any) -> None:
-    """Print a result for a program to read."""
+    """Print a result as JSON."""
     print(render_json(value, indent=2))  # noqa: T201
 
 
 def print_result(text: str) -> None:
-    """Print a result for a person, or for a pipe; nothing in it can steer a terminal."""
+    """Print a result as text, with control characters escaped."""
     print(visible(text))  # noqa: T201
 
 
 def print_raw(text: str) -> None:
-    """Print what somebody wants unchanged, control characters included."""
+    """Print text unchanged, including control characters."""
     print(text)  # noqa: T201
 
 
 def print_file(text: str) -> None:
-    """Print the text of a file: unchanged, unless a person reads it in a terminal."""
+    """Print the text of a file: unchanged, unless stdout is a terminal."""
     (print_result if is_terminal() else print_raw)(text.rstrip("\n"))
 
 
 def is_terminal() -> bool:
-    """Tell whether a person reads our results as they come."""
+    """Tell whether stdout is a terminal."""
     return bool(sys.stdout) and sys.stdout.isatty()  # None when it was closed (>&-)
 
 
 def can_ask() -> bool:
-    """Tell whether a person sits there who could answer."""
+    """Tell whether a user can answer questions."""
     return all(stream and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
@@ -46,22 +46,24 @@ def ask(question: str, choices: Sequence[str], default: str) -> str:
     """Ask until the answer is one of the choices; Enter is the default."""
     note(f"{question} {', '.join(choices)}")
     while True:
-        answer = str(typer.prompt("  one of them, or Enter", default=default, err=True)).strip()
+        answer = str(
+            typer.prompt("  choose one, or press Enter", default=default, err=True)
+        ).strip()
         if answer in choices:
             return answer
-        note(f"  '{answer}' is not among them: {nearest(answer, choices)}")
+        note(f"  invalid choice: '{answer}'; {nearest(answer, choices)}")
 
 
 def print_table(headings: list[str], rows: list[list[str]]) -> None:
-    """Print columns: framed in a terminal, plain where a program reads them."""
-    from rich import box  # noqa: PLC0415  only here is rich worth its 60 ms
+    """Print columns: with a rule below the header in a terminal, plain elsewhere."""
+    from rich import box  # noqa: PLC0415  importing rich takes 60 ms
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     rows = [[in_one_line(cell) for cell in row] for row in rows]
-    # Into a text first: rich would hide it when the reader of a pipe has left.
-    # A pipe has no width: what a program reads must not be cut.
+    # Captured first, because rich hides the error of a closed pipe. A pipe has no width: lines that
+    # a program reads must not be cut.
     console = Console(file=sys.stdout, width=None if is_terminal() else 1_000_000)
     table = Table(
         box=box.SIMPLE_HEAD if console.is_terminal else None,
@@ -69,7 +71,7 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
         show_header=any(headings),
     )
     for number, heading in enumerate(headings):
-        # The first is what one copies into the next command: other columns make room for it.
+        # The first column is copied into other commands, so it is never cut.
         whole = max(map(len, (heading, *(row[number] for row in rows)))) if number == 0 else None
         table.add_column(heading, no_wrap=True, min_width=whole)
     for row in rows:
@@ -80,14 +82,14 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
 
 
 def note(text: str) -> None:
-    """Tell a person what is going on."""
+    """Print a message for the user."""
     if sys.stderr:  # None when it was closed (2>&-); print would then use stdout
         print(visible(text), file=sys.stderr)  # noqa: T201
 
 
 def print_error(error: EchelonError) -> None:
-    """Say what happened in one line, and what to do in another."""
-    # A value that it quotes may hold a newline, and must not pass for a hint of ours.
+    """Print an error in one line, and its hint in another."""
+    # A quoted value may contain a newline, and must not look like a hint.
     note(f"error: {in_one_line(error.message)}")
     if error.hint:
         note(f"hint: {in_one_line(error.hint)}")

@@ -1,4 +1,4 @@
-"""`echelon dash`: runs in the browser, for their user alone."""
+"""`echelon dash`: serve a page with the user's runs, protected by a token."""
 
 import getpass
 import secrets
@@ -35,8 +35,8 @@ def dash(
 ) -> None:
     """Show runs in the browser: ranks over time, metrics, output.
 
-    Jobs and where the time went, too. It listens on this host alone, and asks for the token that is
-    in the address it prints.
+    The page also shows jobs and where the time went. The server listens only on this host, and
+    requires the token in the printed URL.
 
     Example: echelon dash last
     """
@@ -50,15 +50,15 @@ def dash(
             Room,
             raise_file_limit,
         )
-        from echelon.monitor.server import make_app  # noqa: PLC0415
+        from echelon.monitor.server import Gate, make_app  # noqa: PLC0415
 
         if find_spec("plotly") is None:
             raise ModuleNotFoundError(name="plotly")  # noqa: TRY301  as the others
     except ModuleNotFoundError as error:
         raise UnavailableError(
-            f"the web page needs {error.name}", hint="pip install 'echelon[dash]'"
+            f"echelon dash requires {error.name}, which is not installed",
+            hint="pip install 'echelon[dash]'",
         ) from error
-    from echelon.monitor.gate import Gate  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
 
     begin = find_run(runs_dir, run).run_id if run else ""
@@ -69,17 +69,17 @@ def dash(
         f"http://{_HOST}:{number}/#token={gate.token}{f'&run={begin}' if begin else ''}"
     )
     here = f"{getpass.getuser()}@{socket.getfqdn()}"
-    console.note(f"from another machine, first: ssh -L {number}:{_HOST}:{number} {here}")
-    console.note("Ctrl-C ends it")
-    # Threads read files; who asks for a page should not wait for them 5 ms at every turn.
+    console.note(f"from another machine, first run: ssh -L {number}:{_HOST}:{number} {here}")
+    console.note("press Ctrl-C to quit")
+    # Threads that read files would otherwise delay each request by up to 5 ms per switch.
     sys.setswitchinterval(0.0005)
-    # Half of the files are for what the page reads, and for connections on their way out.
+    # The other half is for files that the page reads and for connections that are closing.
     room = Room(most=min(MOST, raise_file_limit() // 2))
     page = make_app(Path(runs_dir), gate, over=lambda: server.should_exit)
     server = uvicorn.Server(
         uvicorn.Config(
             page,
-            http=partial(Connection, room=room),  # type: ignore[arg-type]  # it is called, no more
+            http=partial(Connection, room=room),  # type: ignore[arg-type]  # only called
             ws="none",
             backlog=BACKLOG,
             log_level="error",
@@ -96,10 +96,10 @@ def _listen(port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((_HOST, port))
-        listener.listen()  # whoever opens the address at once waits a moment
+        listener.listen()  # before the URL is printed, so that it can be opened at once
     except OSError as error:
         listener.close()
         raise UnavailableError(
-            f"cannot listen on port {port}: {error.strerror}", hint="choose another: --port 0"
+            f"cannot listen on port {port}: {error.strerror}", hint="use any free port: --port 0"
         ) from error
     return listener

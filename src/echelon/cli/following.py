@@ -1,4 +1,4 @@
-"""Watching a run from outside: what it writes, and how it ends. Files, and the cluster's word."""
+"""Follow a run: print its output, wait for its end, and stop or cancel its jobs."""
 
 import math
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
-from echelon.core.jobs import is_job_id
+from echelon.core.jobs import describe_job, is_job_id
 from echelon.core.progressbar import Standing, render_standing
 from echelon.core.records import to_count, to_number
 from echelon.core.visible import settled
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _LABEL = re.compile(r" *(\d{1,9}): ")
-"""What srun puts before a task's line."""
-_LOOK_S = 0.05
-"""How often files are looked at."""
+"""The label that srun puts before a task's line."""
+LOOK_S = 0.05
+"""Seconds between two looks at the run's files."""
 _ASK_S = 1.0
-"""How often Slurm is asked."""
+"""Seconds between two queries to a cluster."""
 MOST_NODES = 32
-"""Of how many nodes telemetry is read for a line or two: nobody waits long for that."""
+"""Number of nodes whose telemetry is read for a short summary, so that it is quick."""
 _EAGER_S = 5.0
-"""For how long it is asked all the time once a controller has left its outcome."""
+"""Seconds for which the cluster is asked at every look after a controller wrote its outcome."""
 
 
 def follow_run(
@@ -52,15 +52,15 @@ def follow_run(
     resubmit: bool = False,
     raw: bool = False,
 ) -> "Job":
-    """Wait for a run to be over, whatever jobs it takes, showing what it writes.
+    """Wait until a run ends, over all its jobs.
 
     Args:
-        run: which.
-        cluster: where it is.
-        show: whether to print what it writes.
-        rank: the one rank to show.
-        resubmit: whether to queue the next attempt where its own jobs may not.
-        raw: whether control characters are printed as they are.
+        run: the run.
+        cluster: where it runs.
+        show: print its output.
+        rank: print only this rank's output.
+        resubmit: submit the next attempt when the run's own jobs cannot.
+        raw: print control characters unchanged.
 
     Returns:
         its last job.
@@ -71,16 +71,16 @@ def follow_run(
             job = _follow(run, cluster, screen)
             if not resubmit:
                 return job
-            if not _go_on(run, cluster):
+            if not _submit_next(run, cluster):
                 _send_owed(run)
                 return job
     except KeyboardInterrupt:
-        console.note(f"{run.run_id} goes on by itself; end it with: echelon stop {run.run_id}")
+        console.note(f"{run.run_id} keeps running; stop it with: echelon stop {run.run_id}")
         raise
 
 
-def _go_on(run: "RunDir", cluster: "Cluster") -> bool:
-    """Queue another attempt if the last one has asked for that; tell whether there is one."""
+def _submit_next(run: "RunDir", cluster: "Cluster") -> bool:
+    """Submit another attempt if the last one asked for it; tell whether it did."""
     from echelon.api.runs import submit_run  # noqa: PLC0415
     from echelon.api.trust import read_script  # noqa: PLC0415
     from echelon.run.attempts import attempts, outcome  # noqa: PLC0415
@@ -89,14 +89,14 @@ def _go_on(run: "RunDir", cluster: "Cluster") -> bool:
     if ended is None or ended.next != "wanted":
         return False
     attempt = submit_run(run, cluster, os.environ, read_script(run, os.environ))
-    console.note(f"{run.run_id} goes on as job {attempt.job_id}")
+    console.note(f"{run.run_id} continues {describe_job(attempt.job_id)}")
     return True
 
 
 def _send_owed(run: "RunDir") -> None:
-    """Send the notification of the run's end if its controller was killed before it could.
+    """Send the notification of the run's end if the controller was killed before it could.
 
-    Only commands that started the run's jobs do so: those that read a run execute nothing of it.
+    Only commands that start the run's jobs do this; commands that read a run execute nothing of it.
     """
     if not any(run.attempts.glob("*/notify.json")):
         return
@@ -104,13 +104,13 @@ def _send_owed(run: "RunDir") -> None:
     from echelon.launch.controller.notify import PATIENCE_S, Notifier  # noqa: PLC0415
     from echelon.run.request import read_spec  # noqa: PLC0415
 
-    with suppress(OSError, EchelonError):  # it is over, and has its exit code; this is an extra
+    with suppress(OSError, EchelonError):  # the run has its exit code; this is an extra
         spec = read_spec(run)
         notifier = Notifier(
             spec.notify, run=run, shell=LocalShell(), environ=os.environ, folder=spec.chdir
         )
         for wrong in notifier.send_owed(wait_s=PATIENCE_S):
-            console.note(f"{run.run_id}: the command of --notify: {wrong}")
+            console.note(f"{run.run_id}: --notify: {wrong}")
 
 
 def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job":
@@ -133,8 +133,8 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
         except (OSError, UnavailableError) as error:
             if isinstance(error, OSError) and error.errno not in AWAY:
                 raise
-            if not away:  # the run goes on without us: no reason to end it
-                console.note(f"waiting for the run's storage, or its cluster: {error}")
+            if not away:  # the run itself may be fine
+                console.note(f"waiting for the run's storage or cluster: {error}")
             away = True
             time.sleep(_ASK_S)
             continue
@@ -143,25 +143,25 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
             console.note(f"{run.run_id}: {job.state}{reason}")
             _sum_up(run)
             return job
-        time.sleep(_LOOK_S)
+        time.sleep(LOOK_S)
 
 
 def _sum_up(run: "RunDir") -> None:
-    """Say what the run's time went to, and what to change, in a line or two."""
+    """Print where the run's time went, and what to change, in a line or two."""
     from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
 
-    with suppress(Exception):  # it is over, and has its exit code; this is an extra
+    with suppress(Exception):  # the run has its exit code; this is an extra
         if text := render_short(make_report(run, most_nodes=MOST_NODES)):
             console.note(text)
 
 
 def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
-    """Follow a run that belongs to this command: Ctrl-C stops it, and a second one at once."""
+    """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
     from echelon.run.attempts import attempts  # noqa: PLC0415
 
-    known = attempts(run)  # should its directory be deleted while we are here
+    known = attempts(run)  # in case its directory is deleted meanwhile
     interrupted = False
-    screen = _Screen(run, None)  # one for all: what was shown before Ctrl-C is not shown again
+    screen = _Screen(run, None)  # kept across Ctrl-C, so that no line is printed twice
     try:
         while True:
             try:
@@ -170,25 +170,25 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
                 if interrupted:
                     cancel_all(run, cluster)
                 else:
-                    console.note("stopping; again to stop at once")
+                    console.note("stopping; press Ctrl-C again to stop immediately")
                     stop_all(run, cluster)
                 interrupted = True
             else:
-                if not interrupted and _go_on(run, cluster):
+                if not interrupted and _submit_next(run, cluster):
                     continue
                 _send_owed(run)
-                # Whoever calls us expects what any interrupted command returns.
+                # Callers expect the exit code of an interrupted command.
                 asked = job.state == "CANCELLED" or job.exit_code == 128 + signal.SIGTERM
                 stopped = interrupted and asked
                 return replace(job, exit_code=128 + signal.SIGINT) if stopped else job
     except BaseException:
-        with suppress(NotFoundError):  # its directory is gone, which is why we are here
+        with suppress(NotFoundError):  # the run directory was deleted
             cancel_all(run, cluster, known)
         raise
 
 
 def stop_all(run: "RunDir", cluster: "Cluster") -> None:
-    """Ask a run's job to stop, and first the one that waits: it might go on meanwhile."""
+    """Ask a run's jobs to stop, a waiting standby first: otherwise it would take over."""
     from echelon.api.runs import current_job  # noqa: PLC0415
     from echelon.run.attempts import attempts  # noqa: PLC0415
 
@@ -201,7 +201,7 @@ def stop_all(run: "RunDir", cluster: "Cluster") -> None:
 
 
 def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = ()) -> None:
-    """End a run's jobs, the last first: it may wait for the end of the one before."""
+    """Cancel a run's jobs, the last first: it may be waiting for the end of the one before."""
     from echelon.run.attempts import attempts  # noqa: PLC0415
 
     for attempt in reversed(attempts(run) or known):
@@ -210,22 +210,22 @@ def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = (
 
 
 def _distant(job: "Job") -> bool:
-    """Tell whether asking about a job costs somebody else's time."""
+    """Tell whether a query about a job goes to a cluster."""
     return not job.id.startswith("local:")
 
 
 def exit_code(job: "Job") -> int:
-    """Return the code for whoever waits: the run's own, never 0 unless it completed."""
+    """Return the exit code for a command that waited: the run's own, and 0 only if it completed."""
     return 0 if job.state == "COMPLETED" else job.exit_code or 1
 
 
 def print_logs(run: "RunDir", *, rank: int | None, raw: bool = False) -> bool:
-    """Print all that a run has written; return whether there was anything."""
+    """Print all output of a run; return whether there was any."""
     return _Screen(run, rank, raw=raw).show(over=True)
 
 
 class _Screen:
-    """Shows what a run writes, and knows how far it has got."""
+    """Prints what a run writes, and remembers how far it has read."""
 
     def __init__(self, run: "RunDir", rank: int | None, *, raw: bool = False) -> None:
         self._run, self._rank, self._raw = run, rank, raw
@@ -234,12 +234,12 @@ class _Screen:
         self._bar = _Bar(run)
 
     def show(self, *, over: bool) -> bool:
-        """Show what has come since the last time; return whether anything has."""
+        """Print what is new; return whether there was anything."""
         if over:
             self._bar.hide()
         parts = [self._show_jobs, self._show_ranks]
         if over and self._run.verdict.exists():
-            # The job's last word is why it failed: it stands below what ranks say of each other.
+            # The job's output ends with why it failed: print it after the output of the ranks.
             parts.reverse()
         found = [part(over=over) for part in parts]
         if not over:
@@ -247,11 +247,11 @@ class _Screen:
         return any(found)
 
     def _show_jobs(self, *, over: bool) -> bool:
-        """Show what the jobs themselves have written: what their controllers say."""
+        """Print the output of the jobs themselves: messages of their controllers."""
         from echelon.run.attempts import attempts, find_output  # noqa: PLC0415
 
         found = False
-        # Only the launcher writes ranks' logs; without it srun labels its tasks' lines.
+        # Without the launcher there are no rank logs; srun labels the lines of its tasks.
         labelled = not self._run.launcher.exists()
         for attempt in attempts(self._run):
             path = find_output(self._run, attempt)
@@ -263,7 +263,7 @@ class _Screen:
 
     def _show_ranks(self, *, over: bool) -> bool:
         found = False
-        # Lines that nobody has timed yet are the newest, whatever our own clock says.
+        # Lines without a recorded time are the newest, whatever our own clock says.
         for line in self._logs.read(over=over, now_s=math.inf):
             self._bar.hide()
             self._print_labelled(line.rank, line.text)
@@ -273,9 +273,9 @@ class _Screen:
         return found
 
     def _show_job(self, text: str, *, labelled: bool) -> bool:
-        """Print a line of the job's output: a rank's where srun has labelled it, else its own.
+        """Print a line of the job's output, as a rank's if srun has labelled it.
 
-        Returns whether it was one that is wanted.
+        Returns whether it was printed.
         """
         match = _LABEL.match(text) if labelled else None
         if not labelled and self._rank is None:
@@ -289,7 +289,7 @@ class _Screen:
         return True
 
     def _print_labelled(self, rank: int, text: str) -> None:
-        """Print `3: text`, coloured by rank in a terminal."""
+        """Print `3: text`, colored by rank in a terminal."""
         label = f"{rank}: "
         if console.is_terminal():
             label = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{label}\x1b[0m"
@@ -303,7 +303,7 @@ class _Screen:
 
 
 class _Bar:
-    """How far a run's training is, in the last line of a terminal."""
+    """Training progress in the last line of a terminal."""
 
     def __init__(self, run: "RunDir") -> None:
         watched = sys.stderr and sys.stderr.isatty()
@@ -330,7 +330,7 @@ class _Bar:
 
 
 def _standing(data: "Mapping[str, Any]") -> Standing:
-    """Return what a training told last; a record of another version may lack something."""
+    """Return the last reported progress; records of other versions may lack fields."""
     told = data.get("metrics")
     metrics = told if isinstance(told, dict) else {}
     return Standing(

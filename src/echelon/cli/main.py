@@ -1,6 +1,6 @@
-"""The frame of the command line: the commands there are, and what becomes of their errors.
+"""Entry point of the command line: registers all commands and reports their errors.
 
-Imports stay light: `echelon --help` must not wait for a library that it does not use. Each
+Imports stay light, because `echelon --help` must not wait for a library that it does not use. Each
 handler imports what it calls, and help texts are plain for the same reason.
 """
 
@@ -20,13 +20,12 @@ from echelon.cli import (
     console,
     dash,
     doctor,
-    export,
     init,
     lint,
     nodes,
+    options,
     pack,
     report,
-    request,
     runs,
     sandbox,
     watch,
@@ -47,11 +46,11 @@ EXTRAS = {
     **dict.fromkeys(("tree_sitter", "tree_sitter_bash"), "lint"),
     "PIL": "data",
 }
-"""Which extra brings a module."""
+"""The extra that installs a module."""
 _PLAINER = {
     "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
     "Input should be a valid number, unable to parse string as a number": "not a number",
-    "Input should be": "it should be",
+    "Input should be": "must be",
 }
 
 app = typer.Typer(
@@ -63,7 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (runs, watch, report, dash, export, lint, doctor, nodes, init, request, pack):
+for part in (runs, watch, report, dash, lint, doctor, nodes, init, options, pack):
     app.add_typer(part.app)
 app.add_typer(sandbox.app, rich_help_panel=PREPARE)
 
@@ -94,18 +93,18 @@ def _options(
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        # As with Ctrl-C: whoever was building something takes it down again. What nohup ignores
-        # stays ignored.
+        # As with Ctrl-C, handlers clean up what they were creating. Signals that nohup ignores
+        # stay ignored.
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, lambda n, _frame: sys.exit(128 + n))
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # A rank may print what this terminal cannot: that is no reason to end a run.
+        # A rank may print characters that this terminal cannot show; that must not end a run.
         sys.stdout.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code; errors have been printed."""
+    """Run one command, print its errors, and return its exit code."""
     wanted = os.environ.get("ECHELON_DEBUG", "").lower()
     debug = arguments[:1] == ["--debug"] or wanted not in ("", "0", "false", "no", "off")
     try:
@@ -119,22 +118,22 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _reader_left()
     except SystemExit as leaving:
-        if isinstance(leaving.__context__, BrokenPipeError):  # typer's own word for it is 1
+        if isinstance(leaving.__context__, BrokenPipeError):  # typer exits with 1
             return _reader_left()
         raise
-    except Exception as error:  # noqa: BLE001  the one place where every error ends
+    except Exception as error:  # noqa: BLE001  every error is reported here
         if debug:
             console.note(traceback.format_exc())
-        failure = _explain(error, arguments)
+        failure = explain(error, arguments)
         console.print_error(failure)
         return failure.exit_code
     return code if isinstance(code, int) else 0
 
 
 def _explain_call(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
-    """Return what is wrong with a call, and one that is right."""
+    """Describe what is wrong with a call, with a valid example as the hint."""
     path, command = _find_command(arguments)
-    message = error.format_message().strip().rstrip(".") or "a command is missing"
+    message = error.format_message().strip().rstrip(".") or "missing command"
     for theirs, ours in _PLAINER.items():
         message = message.replace(theirs, ours)
     found = re.search(r"^\s*Example: (.*)$", command.help or "", re.MULTILINE)
@@ -143,7 +142,7 @@ def _explain_call(error: typer.TyperException, arguments: Sequence[str]) -> Usag
 
 
 def _find_command(arguments: Sequence[str]) -> tuple[str, Any]:
-    """Return the command that was called, and how it is called."""
+    """Return how the called command is spelled, and the command."""
     command: Any = typer.main.get_command(app)
     path = ["echelon"]
     for word in arguments:
@@ -157,13 +156,13 @@ def _find_command(arguments: Sequence[str]) -> tuple[str, Any]:
 
 
 def _reader_left() -> int:
-    """Return the code for `| head`. What is still buffered must not complain at exit."""
+    """Return the exit code for a closed pipe, and discard what is still buffered."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 128 + signal.SIGPIPE
 
 
-def _explain(error: Exception, arguments: Sequence[str]) -> EchelonError:
-    """Return any error in the one form that users see."""
+def explain(error: Exception, arguments: Sequence[str]) -> EchelonError:
+    """Convert any error to the form that users see."""
     if isinstance(error, EchelonError):
         return error
     if isinstance(error, typer.TyperException):
@@ -173,22 +172,25 @@ def _explain(error: Exception, arguments: Sequence[str]) -> EchelonError:
     module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
     if extra := EXTRAS.get(module.partition(".")[0]):
         return UnavailableError(
-            f"this needs {module}, which is not installed", hint=f"pip install 'echelon[{extra}]'"
+            f"this command requires {module}, which is not installed",
+            hint=f"pip install 'echelon[{extra}]'",
         )
     return EchelonError(
         f"unexpected {type(error).__name__}: {error}",
-        hint="a fault of Echelon's: please report what the command prints as `echelon --debug …`",
+        hint="this is a bug: please report it with the output of `echelon --debug …`",
     )
 
 
 def _explain_files(error: OSError) -> EchelonError:
     if isinstance(error, FileNotFoundError) and error.filename is None:
-        return UsageError("this folder has been deleted", hint="go to another one: cd")
+        return UsageError(
+            "the current directory has been deleted", hint="change to another one: cd"
+        )
     if isinstance(error, PermissionError):
         return NotPermittedError(
-            f"may not use {error.filename}: {error.strerror}", hint="check who owns it (ls -ld)"
+            f"{error.filename}: {error.strerror}", hint="check its owner and mode: ls -ld"
         )
     return UnavailableError(
-        f"cannot use {error.filename or 'the output'}: {error.strerror}",
-        hint="check that the path is right and the disk is not full (ls -ld, df -h)",
+        f"{error.filename or 'standard output'}: {error.strerror}",
+        hint="check the path (ls -ld) and free disk space (df -h)",
     )

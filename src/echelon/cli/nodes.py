@@ -1,4 +1,4 @@
-"""`echelon nodes`: nodes that runs are kept away from, why, and how to have them back."""
+"""`echelon nodes`: list nodes that runs avoid, and allow them again."""
 
 import os
 import time
@@ -21,18 +21,23 @@ app = typer.Typer(rich_markup_mode=None)
 def nodes(
     *,
     cluster: Annotated[
-        str, typer.Option(help="Show one cluster only, by Slurm's name for it.", show_default=False)
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Show only this cluster, by its ClusterName in Slurm.",
+            show_default=False,
+        ),
     ] = "",
     forgive: Annotated[
         str,
-        typer.Option(metavar="NODES", help="Use these nodes again; or: all.", show_default=False),
+        typer.Option(metavar="NODES", help="Allow these nodes again; or all.", show_default=False),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
 ) -> None:
     """List the nodes that jobs avoid, and why.
 
-    A node is left out when it failed its start check, or twice cost one run its ranks. It is used
-    again after 7 days, or what the key forgive_after says.
+    Jobs avoid a node that failed its start check, or that made one run lose its ranks twice. They
+    use it again after 7 days, or after the time in the key forgive_after.
 
     Example: echelon nodes --forgive node[3-4]
     """
@@ -54,15 +59,15 @@ def nodes(
         console.print_json([dict(zip(headings, row, strict=True)) for row in rows])
     elif forgive:
         for node, name, *_ in rows:
-            console.print_result(f"{node} of {name} may be used again")
+            console.print_result(f"{node} of {name} is allowed again")
     elif rows:
         console.print_table(headings, rows)
     if not rows:
-        console.note("no node is left out")
+        console.note("no nodes are avoided")
 
 
 def _clusters(wanted: str) -> list[str]:
-    """Return the clusters that are meant: those with a file, or the one that was named."""
+    """Return the clusters to show: the given one, or all that have a record."""
     from echelon.run.node_record import known_clusters, record_path  # noqa: PLC0415
 
     known = known_clusters(os.environ)
@@ -71,16 +76,16 @@ def _clusters(wanted: str) -> list[str]:
     path = record_path(wanted, os.environ)
     if path is None or path.stem not in known:
         raise NotFoundError(
-            f"nothing is known of a cluster '{wanted}'",
-            hint=f"there are: {', '.join(known)}"
+            f"no record of a cluster '{wanted}'",
+            hint=f"known clusters: {', '.join(known)}"
             if known
-            else "nothing to do: no node is left out anywhere",
+            else "no nodes are avoided anywhere",
         )
     return [path.stem]
 
 
 def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict[str, "BadNode"]]:
-    """Write down that nodes may be used again; return them as they were."""
+    """Record that nodes are allowed again; return them as they were."""
     from echelon.core.nodes import expand  # noqa: PLC0415
     from echelon.run.node_record import Entry, append_entries, record_path  # noqa: PLC0415
 
@@ -88,10 +93,8 @@ def _forgive(bad: dict[str, dict[str, "BadNode"]], hosts: str) -> dict[str, dict
     names = left_out if hosts == "all" else expand(hosts)
     if unknown := [name for name in names if name not in left_out]:
         raise NotFoundError(
-            f"{', '.join(unknown[:5])}: not left out, so there is nothing to forgive",
-            hint=f"left out are: {', '.join(left_out)}"
-            if left_out
-            else "nothing to do: no node is left out",
+            f"not avoided: {', '.join(unknown[:5])}",
+            hint=f"avoided nodes: {', '.join(left_out)}" if left_out else "no nodes are avoided",
         )
     forgiven = {
         cluster: {name: found[name] for name in names if name in found}

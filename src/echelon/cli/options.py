@@ -1,7 +1,6 @@
-"""Flags, project file and cluster profile, made into one request.
+"""Merge flags, project file and cluster profile into one request, and show it.
 
-Every key of the request is a flag, made from the same table that reads the project file: what can
-be said in one place can be said in all.
+Each key of the request is also a flag, derived from the same table that reads the project file.
 """
 
 import inspect
@@ -14,13 +13,17 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
-from echelon.cli.help import CONFIGURATION
+from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
 from echelon.cli.project_file import PROJECT, read_own, read_project, take_table
 from echelon.errors import UsageError
 from echelon.spec import readers
-from echelon.spec.job_spec import KEYS, Key
+from echelon.spec.job_spec import KEYS, Key, show_value
 from echelon.spec.merging import Layer, Merged, merge
 
+app = typer.Typer(rich_markup_mode=None)
+
+UNTIL_SCRIPT = {"allow_interspersed_args": False}
+"""Context settings: all arguments after the script belong to the script."""
 POSITIONAL = ("script", "args")
 GROUPS = {
     None: (
@@ -74,9 +77,9 @@ METAVARS = {
 }
 """Placeholders of the other flags: by the key's name, or else by its reader."""
 SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",)}
-"""Keys whose flag takes no value, and its short forms."""
+"""Keys whose flag takes no value, with its short forms."""
 SPELLING = {"slurm.extra": "slurm", "modules": "load"}
-"""Flags that are not called as their key; --module is the switch of python -m."""
+"""Flags that differ from their key; --module is the switch for python -m."""
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
@@ -88,7 +91,7 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def takes_keys(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command flags for some keys, and no script; files still say what else they like."""
+    """Give a command flags for some keys, and no script; files may set all keys."""
     wanted = {name.replace(".", "_") for name in names} | {"config", "cluster", "setting"}
     return lambda command: _take(command, [p for p in _parameters() if p.name in wanted])
 
@@ -109,7 +112,7 @@ def _take(command: Callable[..., None], flags: Sequence[inspect.Parameter]) -> C
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """Return the flags, as typer reads them from a signature."""
+    """Return the flags as parameters of a signature, which typer reads."""
     kind = inspect.Parameter.KEYWORD_ONLY
     script = Annotated[
         str,
@@ -210,13 +213,13 @@ def _sentence(text: str) -> str:
 
 
 def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
-    """Merge all that was said, wherever it was said."""
+    """Merge flags, project file, profile and user settings."""
     project = read_project(folder, environ, console.note, named=flags.get("config"))
     return _merge(flags, project, environ)
 
 
 def read_text(text: str, environ: Mapping[str, str]) -> Merged:
-    """Merge a project file that is not written yet with the user's own settings."""
+    """Merge the text of a project file with the user's own settings."""
     import tomllib  # noqa: PLC0415
 
     return _merge({}, Layer(source=PROJECT, values=tomllib.loads(text)), environ)
@@ -249,9 +252,9 @@ def _from_script(path: Path) -> dict[str, object]:
     try:
         return parse_directives(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text in UTF-8"
+        why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         raise UsageError(
-            f"cannot read {path}: {why}", hint="name an sbatch script: --from job.sh"
+            f"cannot read {path}: {why}", hint="pass an sbatch script: --from job.sh"
         ) from error
 
 
@@ -259,7 +262,7 @@ def _choose_profile(name: str, profiles: Mapping[str, Layer]) -> Layer:
     if name not in profiles:
         known = ", ".join(profiles) or "none"
         raise UsageError(
-            f"there is no profile for a cluster '{name}'; known: {known}",
+            f"unknown cluster profile: '{name}' (known: {known})",
             hint=f"add [clusters.{name}] to echelon.toml",
         )
     chosen = profiles[name]
@@ -289,7 +292,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
 
 
 def _from_settings(settings: list[str]) -> dict[str, object]:
-    """Read `key=value`; into a table with `env.NAME=value`."""
+    """Parse `key=value`; `env.NAME=value` sets an entry of a table."""
     found: dict[str, Any] = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -312,3 +315,55 @@ def _pairs(key: str, words: list[str]) -> dict[str, str]:
             raise UsageError(f"--{flag} {word} has no '='", hint=f"write --{flag} NAME=VALUE")
         pairs[name] = value
     return pairs
+
+
+# --- commands ---------------------------------------------------------------------------------
+
+
+@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
+@takes_request
+def script(*, request: Merged) -> None:
+    """Print the sbatch script of a request.
+
+    Example: echelon script --style torchrun --nodes 2 train.py > job.sh
+    """
+    from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
+
+    if not request.spec.script:
+        raise UsageError(
+            "no training script given", hint="echelon script --nodes 2 --gpus 4 train.py"
+        )
+    text = render_script(request.spec, conda_exe=os.environ.get("CONDA_EXE", ""))
+    console.print_file(text)
+
+
+@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
+@takes_request
+def config(
+    *,
+    request: Merged,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Include keys with default values.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
+) -> None:
+    """Show the merged request and the origin of each value.
+
+    Example: echelon config --nodes 2 --gpus 4
+    """
+    rows = [
+        [key, show_value(key, request.spec), request.origins[key]]
+        for key in KEYS
+        if everything or request.origins[key] != "default"
+    ]
+    spec = request.spec
+    rows += [
+        ["world size", str(spec.max_world_size), "derived"],
+        ["tasks per node", str(spec.tasks_per_node), "derived"],
+        ["OMP_NUM_THREADS", str(spec.omp_threads), "derived"],
+        ["loader workers per rank", str(spec.loader_workers), "derived"],
+    ]
+    if as_json:
+        console.print_json({key: {"value": value, "from": origin} for key, value, origin in rows})
+    else:
+        console.print_table(["key", "value", "from"], rows)

@@ -84,9 +84,9 @@ def pack(
             hint="pip install 'echelon[data]'",
         ) from error
 
-    wanted = _parse_size(size)
+    wanted = parse_size(size)
     listings = _list(source, split or [])
-    targets = _name_targets(source, target, list(listings))
+    targets = name_targets(source, target, list(listings))
     plans = [
         packing.make_plan(listing, targets[name], size=wanted) for name, listing in listings.items()
     ]
@@ -120,7 +120,7 @@ def _verify(path: Path, *, as_json: bool) -> None:
     _print([_describe(path, header, state="verified", skipped={})], as_json=as_json)
 
 
-def _parse_size(text: str) -> tuple[int, int] | None:
+def parse_size(text: str) -> tuple[int, int] | None:
     """Return height and width."""
     if not text:
         return None
@@ -144,7 +144,7 @@ def _list(source: Path, asked: list[str]) -> "dict[str, Listing]":
     return {"": list_folder(source)}
 
 
-def _name_targets(source: Path, target: Path | None, splits: list[str]) -> dict[str, Path]:
+def name_targets(source: Path, target: Path | None, splits: list[str]) -> dict[str, Path]:
     """Return the file of each split: in TARGET or in the data set; without splits, beside it."""
     from echelon.train.images.packfile import SUFFIX  # noqa: PLC0415
 
@@ -222,7 +222,7 @@ def _note_skipped(skipped: dict[str, str]) -> None:
 def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     """Show progress: a bar in a terminal, occasional lines elsewhere."""
     if not (sys.stderr and sys.stderr.isatty()):
-        yield _Lines(name)
+        yield ProgressLines(name)
         return
     from rich import progress as bars  # noqa: PLC0415  worth its 60 ms only where a bar is drawn
     from rich.console import Console  # noqa: PLC0415
@@ -248,7 +248,7 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
         yield show
 
 
-class _Lines:
+class ProgressLines:
     """Progress for a log file."""
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Where runs are: what `--on` means, and where one was started."""
+"""Select the cluster of a run: from `--on`, or where it was started."""
 
 import os
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def choose_cluster(
     tied: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> "Cluster":
-    """Return the place where runs are to be: slurm, a Ray cluster, or here."""
+    """Return the cluster for new runs: Slurm, Ray, or this machine."""
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
@@ -65,7 +65,7 @@ def choose_cluster(
     if place not in PLACES:
         raise UsageError(f"invalid value for --on: '{place}'", hint="choose local, slurm or ray")
     if address and place != "ray":
-        raise UsageError(f"--address {address} is for --on ray", hint="write --on ray as well")
+        raise UsageError(f"--address {address} requires --on ray", hint="add --on ray")
     if place == "ray":
         from echelon.clusters.ray.address import find_address  # noqa: PLC0415
 
@@ -76,7 +76,7 @@ def choose_cluster(
 
 
 def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
-    """Return a request as the place can take it, with the ranks' Python named."""
+    """Return a request that the cluster supports, with the ranks' Python set."""
     from echelon.api.runs import choose_python, name_python  # noqa: PLC0415
     from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
 
@@ -84,24 +84,24 @@ def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "J
         return choose_python(request.spec, environ)
     spec, dropped = keep_what_ray_knows(request)
     if dropped:
-        console.note(f"on Ray it goes without {', '.join(dropped)}: that is for Slurm")
+        console.note(f"ignored on Ray, because only Slurm has it: {', '.join(dropped)}")
     return name_python(spec, environ)
 
 
 def cluster_of(run: "RunDir", *, address: str = "") -> "Cluster":
-    """Return the place where a run was started.
+    """Return the cluster where a run was started.
 
     Args:
-        run: which.
-        address: where its Ray cluster, or another, takes jobs now.
+        run: the run.
+        address: the current address of its Ray cluster.
     """
     return _find_place(run, address=address, glance=False)
 
 
 class Places:
-    """Where runs were started, for whoever only wants to know how they are.
+    """The clusters of several runs, for queries that must not wait long.
 
-    Each place is asked under its own name once, and one that does not answer keeps nobody for long.
+    Each cluster is created once, with short time-outs.
     """
 
     def __init__(self) -> None:
@@ -113,8 +113,8 @@ class Places:
         key = f"{type(found)} {address} {given}"
         if not given and key not in self._known:
             console.note(
-                f"not contacting the Ray address {address!r}: it comes from the folder of "
-                f"{run.run_id}, and you never gave it\n"
+                f"not contacting the Ray address {address!r}: it comes from the directory of "
+                f"{run.run_id}, and you never used it yourself\n"
                 "hint: if it is your cluster, set RAY_API_SERVER_ADDRESS to its address"
             )
         return self._known.setdefault(key, found)
@@ -136,7 +136,7 @@ def _find_place(run: "RunDir", *, address: str, glance: bool) -> "Cluster":
         given = not named or named in rayaddress.given_addresses(os.environ)
         return _ray_cluster(named, runs, glance=glance, given=given)
     if address:
-        raise UsageError(f"the run '{run.run_id}' is not on Ray", hint="leave out --address")
+        raise UsageError(f"the run '{run.run_id}' is not on Ray", hint="remove --address")
     here = any(job.startswith(local.PREFIX) for job in jobs)
     return choose_cluster("local" if here else "slurm", runs)
 

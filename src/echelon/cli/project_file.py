@@ -1,8 +1,8 @@
-"""Which echelon.toml, or [tool.echelon] of a pyproject.toml, a command reads.
+"""Find and read the project file: echelon.toml, or [tool.echelon] in pyproject.toml.
 
-A request can name commands to run (`prologue`, `notify`, `python`). A file that is found, rather
-than named by the user, is therefore read only if no other user could have put it there; any other
-file is not even parsed.
+A request can contain commands (`prologue`, `notify`, `python`). A file that was found, and not
+named by the user, is therefore read only if no other user could have written it. Any other file is
+not even parsed.
 """
 
 import os
@@ -21,22 +21,22 @@ PROJECT = "echelon.toml"
 PYPROJECT = "pyproject.toml"
 _HEADER = re.compile(rb"^\s*\[\s*tool\s*\.\s*echelon\b", re.MULTILINE)
 _LOOK = 1 << 20
-"""How much of another user's pyproject.toml is searched for our table, in bytes."""
+"""Bytes of another user's pyproject.toml that are searched for our table."""
 
 
 def read_project(
     folder: Path, environ: Mapping[str, str], warn: Callable[[str], None], *, named: Path | None
 ) -> Layer:
-    """Return the values of the file that was named, or else of the nearest one that is trusted.
+    """Return the values of the given file, or else of the nearest trusted one.
 
     Args:
-        folder: the working folder, where the search begins.
-        environ: HOME tells where it ends.
-        warn: receives one line for each file in a parent folder that is ignored.
+        folder: the working directory, where the search starts.
+        environ: HOME is where it ends.
+        warn: receives one line for each ignored file in a parent directory.
         named: the file of --config, read whoever owns it.
 
     Raises:
-        NotPermittedError: another user could replace the file in the working folder.
+        NotPermittedError: another user could replace the file in the working directory.
         UsageError: a file is not valid.
     """
     if named is not None:
@@ -62,7 +62,7 @@ def read_project(
 
 
 def read_own(environ: Mapping[str, str]) -> Layer:
-    """Return the user's own settings, which hold for every project.
+    """Return the user's own settings, which apply to all projects.
 
     Raises:
         NotPermittedError: another user could replace the file.
@@ -74,20 +74,20 @@ def read_own(environ: Mapping[str, str]) -> Layer:
         raise NotPermittedError(
             f"{path} is not trusted: {why}",
             hint=_suggest_chmod(path, why)
-            or "move it to a folder that only you can write to, and set XDG_CONFIG_HOME to that",
+            or "move it to a directory that only you can write to, and set XDG_CONFIG_HOME to it",
         )
     return Layer(source=str(path), values=_read_trusted(path) or {})
 
 
 def has_project_table(folder: Path) -> bool:
-    """Tell whether a folder's pyproject.toml has a table [tool.echelon] that counts."""
+    """Tell whether a directory has a trusted pyproject.toml with a table [tool.echelon]."""
     return _read_trusted(folder / PYPROJECT) is not None
 
 
 def list_places(folder: Path, home: str) -> list[Path]:
-    """Return the folders to search, nearest first.
+    """Return the directories to search, nearest first.
 
-    The last is the repository's root, the home folder or a mount point, whichever comes first.
+    The last is the repository's root, the home directory or a mount point, whichever comes first.
     """
     places = [folder]
     while not _ends_search(places[-1], home):
@@ -101,11 +101,11 @@ def _ends_search(place: Path, home: str) -> bool:
     try:
         if place.stat().st_dev != place.parent.stat().st_dev:
             return True
-    except OSError:  # the parent folder may not be entered
+    except OSError:  # the parent directory is not accessible
         return True
     try:
         return bool(home) and place.samefile(home)
-    except OSError:  # there is no such home
+    except OSError:  # the home directory does not exist
         return False
 
 
@@ -113,15 +113,15 @@ def _ends_search(place: Path, home: str) -> bool:
 
 
 def _find_objection(path: Path) -> str:
-    """Return why a file that exists is not trusted; empty where there is nothing to tell."""
+    """Return why an existing file is not trusted; empty if it is, or has nothing for us."""
     if not os.path.lexists(path) or not (why := find_intruder(path)):
         return ""
-    # Most files named pyproject.toml hold nothing for us that could be ignored.
+    # Most files named pyproject.toml have no table for us, so there is nothing to warn about.
     return why if path.name != PYPROJECT or _has_header(path) else ""
 
 
 def _has_header(path: Path) -> bool:
-    """Tell whether a file has our table, neither parsing it nor waiting for what it may be."""
+    """Tell whether a file has our table, without parsing it or blocking on a special file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
@@ -133,14 +133,14 @@ def _has_header(path: Path) -> bool:
 
 def _suggest(path: Path, why: str) -> str:
     fix = _suggest_chmod(path, why)
-    return f"{fix}{', or ' if fix else ''}read it and, if you trust it, add: --config {path.name}"
+    return f"{fix}{', or ' if fix else ''}if you trust its content, add: --config {path.name}"
 
 
 def _suggest_chmod(path: Path, why: str) -> str:
-    """Return the command that keeps other users out; empty where it takes more than that."""
+    """Return the chmod command that fixes it; empty if one is not enough."""
     own = current_user().uid
     for step in (path, *path.parents):
-        if why.endswith(f" may write to {step}") and step.stat().st_uid == own:
+        if why.endswith(f" can write to {step}") and step.stat().st_uid == own:
             return f"chmod go-w {_quote(step)}"
     return ""
 
@@ -153,14 +153,14 @@ def _quote(path: Path) -> str:
 
 
 def _read_trusted(path: Path) -> Mapping[str, Any] | None:
-    """Return what a file says; None where it says nothing to us, or is not trusted."""
+    """Return a file's values; None if it has none for us, or is not trusted."""
     return _read_values(path) if path.is_file() and not find_intruder(path) else None
 
 
 def _read_named(path: Path) -> Layer:
-    if path == Path(os.devnull):  # a usual way to say: no file at all
+    if path == Path(os.devnull):  # means: no file
         return Layer(source=str(path), values={})
-    hint = "name an echelon.toml, or a pyproject.toml with a table [tool.echelon]"
+    hint = "pass an echelon.toml, or a pyproject.toml with a table [tool.echelon]"
     if not path.is_file():
         what = "is not a file" if path.exists() else "does not exist"
         raise UsageError(f"--config {path} {what}", hint=hint)
@@ -180,7 +180,7 @@ def _read_values(path: Path) -> Mapping[str, Any] | None:
 
 
 def take_table(values: dict[str, Any], name: str, *, header: str = "") -> Mapping[str, Any]:
-    """Take a table out of a file's values."""
+    """Remove a table from a file's values and return it."""
     table = values.pop(name, {})
     if not isinstance(table, Mapping):
         raise UsageError(
@@ -197,18 +197,18 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise UsageError(
-            f"{path} is not TOML: {error}",
-            hint='mend that place: a line is KEY = 4, or KEY = "text" (https://toml.io)',
+            f"{path} is not valid TOML: {error}",
+            hint='correct that line: KEY = 4, or KEY = "text" (see https://toml.io)',
         ) from error
     except RecursionError as error:
         raise UsageError(
             f"{path} is not valid: its values are nested too deeply",
-            hint="no key needs more than one table with a list in it",
+            hint="no key needs more than a list inside a table",
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(
-            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
-            hint="write it anew: echelon init --force"
+            f"{path} is not valid UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
+            hint="write a new one: echelon init --force"
             if path.name == PROJECT
-            else f"iconv -f latin1 -t utf-8 {path}, if it is in another encoding",
+            else f"to convert it from Latin-1: iconv -f latin1 -t utf-8 {path}",
         ) from error

@@ -1,4 +1,4 @@
-"""`echelon report`: where a run's time went, and what to change."""
+"""`echelon report` and `echelon export`: a run's measurements, as text or as files."""
 
 import time
 from pathlib import Path
@@ -10,7 +10,7 @@ from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.atomic_file import write_atomic
-from echelon.errors import UnavailableError
+from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from echelon.monitor.report import Report
@@ -51,6 +51,61 @@ def _write_page(found: "Report", path: Path) -> None:
         write_atomic(path, render_page(found, now_s=time.time()))
     except OSError as error:
         raise UnavailableError(
-            f"cannot write {path}: {error.strerror}", hint="choose another place: --html FILE"
+            f"cannot write {path}: {error.strerror}", hint="write to another file: --html FILE"
         ) from error
-    console.note(f"written: {path}")
+    console.note(f"wrote {path}")
+
+
+@app.command(rich_help_panel=LOOK)
+def export(
+    run: Run = "last",
+    folder: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="DIR", help="Output directory [default: RUN-csv].", show_default=False
+        ),
+    ] = None,
+    *,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Write CSV files.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
+    runs_dir: RunsDir = RUNS,
+) -> None:
+    """Write a run's measurements as CSV files.
+
+    metrics.csv: metrics of the training. telemetry.csv: nodes, GPUs and ranks over time.
+    attempts.csv: jobs and restarts. time.csv: where the time went. Times are UTC.
+
+    Example: echelon export last --csv figures
+    """
+    from echelon.monitor.export import is_empty, make_tables, write_csv  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
+
+    if not as_csv:
+        raise UsageError("no output format given", hint=f"echelon export {run} --csv")
+    found = find_run(runs_dir, run)
+    if is_empty(found):
+        raise NotFoundError(
+            f"nothing to export: the run '{found.run_id}' has no measurements yet",
+            hint=f"show its state: echelon status {found.run_id}",
+        )
+    folder = folder or Path(f"{found.run_id}-csv")
+    tables = make_tables(found)
+    _make_room(folder, [table.name for table in tables], force=force)
+    for table in tables:
+        path = folder / table.name
+        rows = write_csv(table, path)
+        console.print_result(f"{path}: {rows:,} row{'' if rows == 1 else 's'}")
+
+
+def _make_room(folder: Path, names: list[str], *, force: bool) -> None:
+    """Create the directory, and refuse to overwrite files without --force."""
+    if folder.exists() and not folder.is_dir():
+        raise ConflictError(f"{folder} is not a directory", hint="choose another one")
+    folder.mkdir(parents=True, exist_ok=True)
+    # A dangling link counts as a file.
+    there = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
+    if there and not force:
+        raise ConflictError(
+            f"{folder} already contains {', '.join(there)}; nothing was written",
+            hint="choose another directory, or replace them: --force",
+        )

@@ -1,4 +1,4 @@
-"""`echelon submit`, `run`, `resume`, `ps`, `status`, `logs`, `stop`, `cancel`: runs, anywhere."""
+"""Commands that start, stop and show runs, on this machine or a cluster."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
-from echelon.cli.options import takes_request
+from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.places import (
     Address,
     NewAddress,
@@ -20,7 +20,7 @@ from echelon.cli.places import (
     choose_spec,
     cluster_of,
 )
-from echelon.cli.request import UNTIL_SCRIPT
+from echelon.core.jobs import describe_job, short_id
 from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.spec.merging import Merged
 
@@ -53,7 +53,9 @@ RunsDir = Annotated[
 ]
 Run = Annotated[
     str,
-    typer.Argument(help="Run id or its beginning, a job id, or last.", autocompletion=complete_run),
+    typer.Argument(
+        help="Run id or a unique prefix, a job id, or last.", autocompletion=complete_run
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 RUNS = Path("runs")
@@ -63,7 +65,7 @@ FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 def _start(
     spec: "JobSpec", cluster: "Cluster", runs: Path, environ: Mapping[str, str]
 ) -> tuple["RunDir", str]:
-    """Make a run and start it; return it and its job's id."""
+    """Create a run and start it; return it and its job's id."""
     from echelon.api.runs import prepare_run, submit_run  # noqa: PLC0415
     from echelon.core.ownership import find_intruder  # noqa: PLC0415
 
@@ -72,34 +74,33 @@ def _start(
     script = run.script.read_bytes()
     if why := find_intruder(run.path):
         console.note(
-            f"warning: others could replace the folders of your runs: {why}; Slurm and Ray jobs "
-            "start only what was submitted, but logs and checkpoints are not protected (--runs-dir)"
+            f"warning: other users can replace your run directories: {why}. Jobs on Slurm and Ray "
+            "execute only what you submitted, but logs and checkpoints are not protected "
+            "(choose another directory with --runs-dir)"
         )
     _remember(run, script)
     try:
         return run, submit_run(run, cluster, environ, script).job_id
     except UsageError:
-        shutil.rmtree(run.path)  # it was refused: there is no run
+        shutil.rmtree(run.path)  # the cluster refused the request
         raise
 
 
 def _remember(run: "RunDir", script: bytes) -> None:
-    """Write down that a script is the user's own, so that the run can be resumed."""
+    """Record that the user submitted a script, so that the run can be resumed."""
     from echelon.api.trust import remember_script  # noqa: PLC0415
 
     if why := remember_script(script, os.environ):
-        console.note(f"warning: echelon resume {run.run_id} will need --trust: {why}")
+        console.note(f"warning: to resume {run.run_id} you will need --trust: {why}")
 
 
 def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
-    """Find everything that is wrong with a request before anything is started."""
+    """Report all problems of a request before anything is started."""
     from echelon.api.runs import check_files, check_python  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if not spec.script:
-        raise UsageError(
-            "no training script is named", hint=f"echelon {command} --nodes 2 train.py"
-        )
+        raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 train.py")
     folder = Path(spec.chdir or Path.cwd())
     problems = [
         *check_files(spec, folder),
@@ -109,7 +110,7 @@ def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
     if problems:
         raise UsageError(
             "; ".join(problems),
-            hint="nothing was started; echelon config shows where each value came from",
+            hint="nothing was started; show the origin of each value: echelon config",
         )
 
 
@@ -125,7 +126,7 @@ def submit(
         bool, typer.Option("--wait", help="Wait for the run and exit with its status.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Print its output while waiting.")
+        bool, typer.Option("--follow", help="Print the run's output while waiting.")
     ] = False,
     dry_run: Annotated[
         bool,
@@ -151,7 +152,10 @@ def submit(
         console.print_json({"run": run.run_id, "job_id": job_id, "directory": str(run.path)})
     else:
         console.print_result(run.run_id)
-        console.note(f"queued as job {job_id}; see: echelon logs -f {run.run_id}")
+        how = "started" if job_id.startswith("local:") else "queued"
+        console.note(
+            f"{how} {describe_job(job_id)}; follow the output: echelon logs -f {run.run_id}"
+        )
     if wait or follow:
         raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))
 
@@ -163,8 +167,8 @@ def run(
 ) -> None:
     """Run a script now, in the foreground.
 
-    Inside an allocation on all its nodes, otherwise as processes of this machine; with --on slurm
-    or --on ray as a job that ends with this command.
+    Inside an allocation it uses all nodes, otherwise processes on this machine. With --on slurm or
+    --on ray it submits a job that stops when this command does.
 
     Example: echelon run --procs 4 train.py --lr 0.1
     """
@@ -179,7 +183,7 @@ def run(
     cluster = choose_cluster(on, runs_dir, address=address, tied=True, environ=environ)
     _check(spec, cluster, "run")
     found, job_id = _start(spec, cluster, runs_dir, environ)
-    console.note(f"{found.run_id}: {spec.script} as {job_id}")
+    console.note(f"{found.run_id}: running {spec.script} {describe_job(job_id)}")
     raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
 
 
@@ -196,8 +200,9 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     rows, places = [], Places()
     for run in list_runs(runs_dir):
         job, known = current_job(run, places.of(run)), attempts(run)
+        job_id = job.id if as_json else short_id(job.id)
         rows.append(
-            [run.run_id, job.state, job.id, job.nodes, known[-1].submitted if known else ""]
+            [run.run_id, job.state, job_id, job.nodes, known[-1].submitted if known else ""]
         )
     headings = ["run", "state", "job", "nodes", "submitted"]
     if as_json:
@@ -228,7 +233,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         "run": found.run_id,
         "state": job.state,
         "reason": job.reason,
-        "job": job.id,
+        "job": job.id if as_json else short_id(job.id),
         "attempts": sum(is_of_use(found, attempt) for attempt in attempts(found)),
         "nodes": job.nodes,
         "step": seen.step if seen.step >= 0 else None,
@@ -251,7 +256,7 @@ def logs(
     *,
     runs_dir: RunsDir = RUNS,
     follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Keep printing until the run is over.")
+        bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")
     ] = False,
     rank: Annotated[int | None, typer.Option(help="Print only this rank's lines.")] = None,
     raw: Annotated[
@@ -260,8 +265,8 @@ def logs(
 ) -> None:
     """Print a run's output, with the rank of each line.
 
-    Colours pass; other control characters are shown escaped, and a progress bar's line as it was
-    last.
+    Colors are kept, other control characters are escaped, and of a progress bar only the last state
+    is shown.
 
     Example: echelon logs -f --rank 3 last
     """
@@ -275,8 +280,8 @@ def logs(
     if not print_logs(found, rank=rank, raw=raw):
         who = "" if rank is None else f"rank {rank} of "
         raise NotFoundError(
-            f"{who}the run '{found.run_id}' has written nothing yet",
-            hint=f"see how it is: echelon status {found.run_id}",
+            f"{who}the run '{found.run_id}' has not printed anything yet",
+            hint=f"show its state: echelon status {found.run_id}",
         )
 
 
@@ -291,7 +296,7 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> Non
     found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         stop_all(found, cluster)
-        console.note(f"{found.run_id} is asked to stop; later: echelon resume {found.run_id}")
+        console.note(f"stop requested; continue later with: echelon resume {found.run_id}")
 
 
 @app.command(rich_help_panel=START)
@@ -305,7 +310,7 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> N
     found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         cancel_all(found, cluster)
-        console.note(f"{found.run_id} is cancelled")
+        console.note(f"cancelled {found.run_id}")
 
 
 @app.command(rich_help_panel=START)
@@ -318,20 +323,18 @@ def resume(
         bool, typer.Option("--wait", help="Wait for the run and exit with its status.")
     ] = False,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Print its output while waiting.")
+        bool, typer.Option("--follow", help="Print the run's output while waiting.")
     ] = False,
     trust: Annotated[
         bool,
-        typer.Option(
-            "--trust", help="Execute the run's files even if they are not what you submitted."
-        ),
+        typer.Option("--trust", help="Execute the run's files even if you did not submit them."),
     ] = False,
 ) -> None:
     """Resume a run that was stopped or has failed.
 
-    It is the same request, and begins with what was saved. A run of this machine goes on here, in
-    the foreground. A run directory that somebody else made, or that was changed since it was
-    submitted, is executed only with --trust.
+    The request is the same, and training continues from the last checkpoint. A run on this machine
+    resumes in the foreground. A run directory that someone else created, or that was changed after
+    it was submitted, is executed only with --trust.
 
     Example: echelon resume last --follow
     """
@@ -342,17 +345,17 @@ def resume(
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
-    # Asked for at another address it may still be where it was: if that answers, its word counts.
+    # With a new address, the run may still be active at the old one.
     job = current_job(found, Places().of(found) if address else cluster)
     if not job.over:
         raise ConflictError(
-            f"the run '{found.run_id}' is not over: job {job.id} is {job.state}",
-            hint=f"watch it: echelon logs -f {found.run_id}",
+            f"the run '{found.run_id}' has not ended: it is {job.state} {describe_job(job.id)}",
+            hint=f"follow its output: echelon logs -f {found.run_id}",
         )
     if job.state == "COMPLETED":
         raise ConflictError(
-            f"the run '{found.run_id}' is complete: nothing is left to do",
-            hint="start another one: echelon submit",
+            f"the run '{found.run_id}' is complete, so there is nothing to resume",
+            hint="start a new run: echelon submit",
         )
     here = job.id.startswith(PREFIX)
     if here:
@@ -360,11 +363,11 @@ def resume(
     script = read_script(found, os.environ, trust=trust)
     script, home = settle_run(found, script)
     if home is not None:
-        console.note(f"{found.run_id} was moved here from {home}; its files name this place now")
+        console.note(f"{found.run_id} was moved from {home}; updated the paths in its files")
     if trust or home is not None:
         _remember(found, script)
     attempt = submit_run(found, cluster, os.environ, script)
-    console.note(f"{found.run_id} goes on as job {attempt.job_id}")
+    console.note(f"resumed {found.run_id} {describe_job(attempt.job_id)}")
     if here:
         raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
     if wait or follow:
@@ -372,7 +375,7 @@ def resume(
 
 
 def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]:
-    """Return a run that has a job, and its place."""
+    """Return a run that has a job, and its cluster."""
     from echelon.api.relocation import check_original  # noqa: PLC0415
     from echelon.run.attempts import attempts  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
@@ -381,18 +384,18 @@ def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]
     check_original(found)
     if not attempts(found):
         raise NotFoundError(
-            f"the run '{found.run_id}' has no job", hint="squeue --me shows whether one is queued"
+            f"the run '{found.run_id}' has no job", hint="check the queue: squeue --me"
         )
     return found, cluster_of(found, address=address)
 
 
 def _current(run: "RunDir", cluster: "Cluster") -> "Job | None":
-    """Return the job to end; None, and say so, when there is nothing left to end."""
+    """Return the job to end; None, with a message, if the run has already ended."""
     from echelon.api.runs import current_job  # noqa: PLC0415
 
     job = current_job(run, cluster)
     if job.over and job.state not in FORGOTTEN:
-        console.note(f"{run.run_id} is over already: {job.state}")
+        console.note(f"{run.run_id} has already ended: {job.state}")
         return None
     return job
 
@@ -404,12 +407,11 @@ def why(
     runs_dir: RunsDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Explain why a run failed: first rank, place and error.
+    """Explain why a run failed: first failed rank, node and error.
 
     Example: echelon why last
     """
-    from echelon.api.runs import current_job  # noqa: PLC0415
-    from echelon.api.why import find_verdict  # noqa: PLC0415
+    from echelon.api.runs import current_job, find_verdict  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
     from echelon.run.verdict import render, to_record  # noqa: PLC0415
 

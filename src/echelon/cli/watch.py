@@ -1,4 +1,4 @@
-"""`echelon watch`: a run in the terminal, as it goes on."""
+"""`echelon watch`: a live view of a run in the terminal."""
 
 import time
 from collections import deque
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 _LOGS = 20
-"""How many of the last lines are kept."""
+"""Number of output lines that are kept."""
 _RECENT = 4096
-"""How many bytes are read of a log that is there already."""
+"""Bytes that are read of a log that already exists."""
 
 
 @app.command(rich_help_panel=LOOK)
@@ -30,7 +30,7 @@ def watch(
     *,
     runs_dir: RunsDir = RUNS,
     once: Annotated[bool, typer.Option("--once", help="Print one frame and exit.")] = False,
-    every: Annotated[float, typer.Option(help="Seconds between two frames.")] = 1.0,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Time between two frames.")] = 1.0,
 ) -> None:
     """Show a run live: ranks, nodes, GPUs, progress.
 
@@ -41,7 +41,7 @@ def watch(
     from echelon.run.listing import find_run  # noqa: PLC0415
 
     if not once and not console.is_terminal():
-        raise UsageError("there is no terminal to draw in", hint="print one frame: --once")
+        raise UsageError("stdout is not a terminal", hint="print one frame: --once")
     screen = _Screen(find_run(runs_dir, run))
     if once:
         _print_frame(screen.view())
@@ -50,7 +50,7 @@ def watch(
 
 
 class _Screen:
-    """What is shown of a run, with what is new at each look."""
+    """Collects what is shown of a run."""
 
     def __init__(self, run: "RunDir") -> None:
         from echelon.monitor.accounting import AttemptsReader  # noqa: PLC0415
@@ -102,7 +102,7 @@ def _draw_live(screen: _Screen, every_s: float) -> None:
             while True:
                 size = terminal.size
                 lines = draw(view, width=size.width, height=size.height - 1)
-                # As text: what a rank has printed is nobody's markup.
+                # As plain text: output of ranks is not markup.
                 live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
                 if (attempt := view.state.attempt) and attempt.outcome:
                     break
@@ -110,4 +110,4 @@ def _draw_live(screen: _Screen, every_s: float) -> None:
                 view = screen.view()
     except KeyboardInterrupt:
         pass
-    _print_frame(view)  # which stays when the screen is given back
+    _print_frame(view)  # remains visible when the live screen closes

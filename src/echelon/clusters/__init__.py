@@ -1,5 +1,1 @@
-"""Where runs go. Slurm's words stay in here.
-
-sbatch.py   a request ⇄ #SBATCH lines
-styles.py   a request → the whole script, one way of starting ranks each
-"""
+"""Where runs go: this machine, Slurm or Ray. Slurm's vocabulary stays in here."""

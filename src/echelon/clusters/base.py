@@ -1,4 +1,4 @@
-"""What a run needs of the place where it runs. One file per kind of place fulfils this protocol."""
+"""The protocol that each kind of cluster implements, in a file or directory of its own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +12,10 @@ class Cluster(Protocol):
     """Check, submit, look, stop, cancel."""
 
     def problems(self, spec: JobSpec) -> list[str]:
-        """Return what the cluster's limits, as they are now, have against a request."""
+        """Return the conflicts of a request with the cluster's current limits."""
 
     def exclusions(self, request: JobSpec) -> str:
-        """Return the nodes that a run shall not have: those it excludes, and those known as bad."""
+        """Return the nodes that a run must avoid: those it excludes, and those known to be bad."""
 
     def submit(
         self,
@@ -30,20 +30,19 @@ class Cluster(Protocol):
         """Queue a script and return the job's id; never twice, whatever the network does.
 
         Args:
-            script: where it lies.
-            content: what was in it when it was checked: nothing else is executed, where the
-                cluster keeps a copy.
-            run_id: whose it is.
-            attempt: its argument.
-            environ: its variables.
-            exclude: nodes that it shall not have.
+            script: its path.
+            content: its content when it was checked; a cluster that keeps a copy executes this.
+            run_id: the run that it belongs to.
+            attempt: number of the attempt, passed to the script.
+            environ: environment variables of the job.
+            exclude: nodes to avoid.
         """
 
     def job(self, job_id: str, *, run_id: str) -> Job:
-        """Return what has become of a run's job; UNKNOWN when the id is another's by now."""
+        """Return the state of a run's job; UNKNOWN if the id now belongs to another job."""
 
     def stop(self, job_id: str, *, run_id: str) -> None:
-        """Ask a run's job to stop, which gives its ranks a moment."""
+        """Ask a run's job to stop, with time for its ranks to save."""
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
-        """End a run's job; one that is over already is no error."""
+        """Cancel a run's job; one that has already ended is not an error."""

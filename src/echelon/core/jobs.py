@@ -18,6 +18,19 @@ def is_job_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
+def short_id(job_id: str) -> str:
+    """Return a job's id as people know it: Slurm's number or Ray's name; `local` without one."""
+    kind, colon, rest = job_id.partition(":")
+    return (rest.partition("@")[0] if kind == "ray" else kind) if colon else job_id
+
+
+def describe_job(job_id: str) -> str:
+    """Return how a job runs: `as job 42`, `as Ray job train-abcd-1`, or `on this machine`."""
+    if job_id.startswith("local:"):
+        return "on this machine"
+    return f"as {'Ray job' if job_id.startswith('ray:') else 'job'} {short_id(job_id)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One job as its cluster sees it."""

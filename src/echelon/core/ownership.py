@@ -65,7 +65,7 @@ def find_intruder(path: Path, user: User | None = None) -> str:
         # In a sticky folder nobody can rename another user's entries.
         sticky = stat.S_ISDIR(entry.st_mode) and entry.st_mode & stat.S_ISVTX and step != path
         if not sticky and (who := find_writers(step, entry, user)):
-            return f"{who} may write to {step}"
+            return f"{who} can write to {step}"
     return ""
 
 

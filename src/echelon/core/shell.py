@@ -114,8 +114,8 @@ class LocalShell:
             except subprocess.TimeoutExpired as error:
                 _kill_group(child.pid)
                 raise TimedOutError(
-                    f"'{argv[0]}' did not end within {timeout_s:g} s",
-                    hint=f"the whole command was: {' '.join(argv)}",
+                    f"'{argv[0]}' did not exit within {timeout_s:g} s",
+                    hint=f"the full command was: {' '.join(argv)}",
                 ) from error
             except BaseException:
                 _kill_group(child.pid)

@@ -37,7 +37,7 @@ _AWAY = re.compile(
 )
 _NO_CLUSTER = "Could not establish a configuration source"
 _ELSEWHERE = (
-    "go to a login node of the cluster; or stay on this machine: echelon run, echelon sandbox up"
+    "use a login node of the cluster, or run on this machine: echelon run, echelon sandbox up"
 )
 OVER = "END,FAIL"
 """Mail about any end of a job, once: END where it completed or was cancelled, else FAIL."""
@@ -248,7 +248,7 @@ class Slurm:
         def say() -> None:
             tell, self._tell = self._tell, None
             if tell:  # and nobody has been told by an outer block
-                tell("Slurm does not answer yet; still asking")
+                tell("waiting for Slurm to respond")
 
         timer = threading.Timer(QUIET_S, say)
         timer.daemon = True
@@ -267,23 +267,23 @@ class Slurm:
             raise MissingProgramError(error.program, hint=_ELSEWHERE) from error
         if done.code and _NO_CLUSTER in done.stderr:
             raise UnavailableError(
-                f"{argv[0]} is installed here, but knows no cluster: {_last_line(done.stderr)}",
-                hint=f"name its file (export SLURM_CONF=…); or {_ELSEWHERE}",
+                f"{argv[0]} has no cluster configuration: {_last_line(done.stderr)}",
+                hint=f"set its file (export SLURM_CONF=…); or {_ELSEWHERE}",
             )
         return done
 
 
 def _refusal(done: Result, script: Path, exclude: str) -> UsageError:
-    hint = f"the script is {script}; try it yourself: sbatch --test-only {script}"
+    hint = f"to check the script yourself: sbatch --test-only {script}"
     if exclude:  # it may be that too few are left
-        hint = f"it is kept away from {exclude}; echelon nodes says why"
-    return UsageError(f"Slurm refuses the job: {_last_line(done.stderr)}", hint=hint)
+        hint = f"the job avoids {exclude}; to see why: echelon nodes"
+    return UsageError(f"Slurm rejected the job: {_last_line(done.stderr)}", hint=hint)
 
 
 def _away(done: Result) -> UnavailableError:
     return UnavailableError(
-        f"slurmctld did not answer for {PATIENCE_S:g} s: {_last_line(done.stderr)}",
-        hint="try again later; scontrol ping tells whether it is back",
+        f"slurmctld did not respond for {PATIENCE_S:g} s: {_last_line(done.stderr)}",
+        hint="try again later; check it with: scontrol ping",
     )
 
 
@@ -294,7 +294,7 @@ def _is_of(comment: str, run_id: str) -> bool:
 
 def _anothers(job_id: str) -> Job:
     # Ids begin anew when a cluster is set up again, as a sandbox often is.
-    return Job(id=job_id, state="UNKNOWN", reason="another job has this id by now")
+    return Job(id=job_id, state="UNKNOWN", reason="another job has this id now")
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
@@ -316,7 +316,7 @@ def parse_job(text: str) -> Job:
         NotFoundError: there is no job in it.
     """
     if not re.search(r"\bJobId=", text):
-        raise NotFoundError("Slurm shows no such job", hint="squeue --me lists yours")
+        raise NotFoundError("Slurm knows no such job", hint="list your jobs: squeue --me")
 
     reason = word(text, "Reason")
     return Job(
@@ -355,4 +355,4 @@ def _no_nodes(text: str) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1].removeprefix("sbatch: error: ") if lines else "it said nothing"
+    return lines[-1].removeprefix("sbatch: error: ") if lines else "no error message"

@@ -1,4 +1,4 @@
-"""What a run's figures say about how it was asked for, each with what to change. Pure."""
+"""Suggestions for a run: what was measured, and what to change. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,66 +17,72 @@ from echelon.launch.protocol.time_accounting import (
 from echelon.monitor.accounting import LAUNCH
 
 _NOTABLE = 0.05
-"""A share of the time that is worth a sentence."""
+"""Smallest share of the time that is worth mentioning."""
 _BUSY = 0.6
-"""A GPU that is used less could be used more."""
+"""GPU utilisation below which there is something to gain."""
+_UNUSED = 0.01
+"""GPU utilisation below which the training does not use the GPU."""
 _COMMON = 0.25
-"""More than this for exchanging gradients is much."""
+"""Share of the time for exchanging gradients above which it is a lot."""
 _SPARE = 0.5
-"""Who asks for more than twice of what is used could ask for less."""
+"""Largest share of a request that is used before a smaller request is suggested."""
+LEAST_TRAINED_S = 60.0
+"""Training time below which nothing is suggested: start-up effects dominate."""
 _LEAST_S = 300.0
-"""Of a run that was shorter nothing is said about what it asked for."""
+"""Duration of a run below which its request, and the time to start, are not judged."""
 _MIB = 2.0**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFigures:
-    """A rank's means over the run."""
+    """A rank's mean values over the run."""
 
     rank: int
     node: str
     speaks: bool = True
-    """Whether it says what it waits for: it trains with the library."""
+    """Whether it reports what it waits for, because it uses the library."""
     data: float = 0.0
-    """Share of its time that it waited for data."""
+    """Share of its time spent waiting for data."""
     comm: float = 0.0
-    """Share that it waited for other ranks."""
+    """Share of its time spent waiting for other ranks."""
     gpu_util: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a run."""
+    """What is known about a run."""
 
     seconds: Mapping[str, float]
     """Slot-seconds by purpose: see accounting.py."""
+    trained_s: float
+    """Training time of a rank, without start-up and restarts."""
     gpus: bool = False
     """Whether slots are GPUs."""
     cluster: bool = True
-    """Whether nodes were a cluster's: on one's own machine none can be left out."""
+    """Whether the nodes belong to a cluster; on one's own machine none can be excluded."""
     wall_s: float = 0.0
-    """From its start to its end, jobs alone."""
+    """Duration of all jobs that have ended, without the queue."""
     completed: bool = True
-    """Whether it did all that it was for: else nobody knows how much it would have needed."""
+    """Whether the run completed; otherwise its total needs are unknown."""
     restarts: int = 0
     ranks: Sequence[RankFigures] = ()
     mem_peak: float = 0.0
-    """The most memory that a node's ranks had together, in bytes."""
+    """Largest memory of a node's ranks together, in bytes."""
     mem_asked: float = 0.0
-    """Per node, in bytes; 0 when not asked for."""
+    """Requested per node, in bytes; 0 if not requested."""
     cpu_mean: float | None = None
-    """Of the processors that were asked for, how many were busy on average, as a share."""
+    """Mean share of the requested CPUs that were busy."""
     cpus_asked: int = 0
-    """Per node; 0 when not asked for."""
+    """Requested per node; 0 if not requested."""
     limit_s: float = 0.0
-    """The jobs' time limit; 0 for none."""
+    """Time limit of the jobs; 0 for none."""
     throttled: Mapping[str, float] = field(default_factory=dict)
-    """By node: share of the time in which one of its GPUs ran slower than it could."""
+    """By node: share of the time in which one of its GPUs was throttled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sentence of what was seen, and one of what to change."""
+    """What was measured, and what to change."""
 
     code: str
     seen: str
@@ -84,62 +90,63 @@ class Finding:
 
 
 def advise(facts: Facts) -> list[Finding]:
-    """Return what to change, what matters most first."""
+    """Return suggestions, the most important first; none for a run too short to judge."""
+    if facts.trained_s < LEAST_TRAINED_S:
+        return []
     return [*_lost_time(facts), *_uses(facts), *_asks(facts)]
 
 
 def _lost_time(facts: Facts) -> Iterator[Finding]:
-    whole = sum(value for name, value in facts.seconds.items() if name != "queue")
     who = "GPUs" if facts.gpus else "ranks"
-    if whole <= 0:
-        return
-    shares = {name: value / whole for name, value in facts.seconds.items() if name != "queue"}
+    shares = {name: share for name, share in _shares(facts).items() if share >= _NOTABLE}
     for name, share in sorted(shares.items(), key=lambda item: -item[1]):
-        if name == PRODUCTIVE or share < _NOTABLE:
-            continue
         if name in (LAUNCH, WARM_UP) and facts.wall_s < _LEAST_S:
-            continue  # of a short run it is no wonder
-        seen, change = _SENTENCES.get(name, ("", ""))
-        if seen:
+            continue  # a large share of a short run
+        if seen := _SEEN.get(name):
+            restarts = f"{facts.restarts} restart{'' if facts.restarts == 1 else 's'}"
             yield Finding(
                 code=name.replace(" ", "-"),
-                seen=seen.format(
-                    who=who, share=f"{share:.0%}", restarts=_count(facts.restarts, "restart")
-                ),
-                change=change,
+                seen=seen.format(who=who, share=f"{share:.0%}", restarts=restarts),
+                change=_change(name, facts, shares),
             )
 
 
-_SENTENCES = {
-    DATA_WAIT: (
-        "{who} waited for data {share} of the time",
-        "give the loaders more processors (--cpus-per-gpu 8), or pack the data set (echelon pack)",
-    ),
-    STALL: (
-        "checkpoints held {who} up {share} of the time",
-        "save less often (Trainer(save_every=…)), or where writing is faster (checkpoints=…)",
-    ),
-    REDONE: (
-        "{share} of the work was done again after {restarts}",
-        "save more often (Trainer(save_every=…)): a checkpoint costs milliseconds",
-    ),
-    RESTART: (
-        "{restarts} took {share} of the time",
-        "see why ranks died: echelon why",
-    ),
-    LAUNCH: (
-        "starting took {share} of the time",
-        "use longer jobs (--time), or name what your script imports: --set preload=torch,…",
-    ),
-    WARM_UP: (
-        "preparing to train took {share} of the time, before the first step",
-        "look at what the script does between echelon.init() and fit(): it is done at every start",
-    ),
-    IDLE: (
-        "{who} had nothing to do {share} of the time",
-        "see when nodes were lost or ranks ended early: echelon status, echelon why",
-    ),
+def _shares(facts: Facts) -> dict[str, float]:
+    """Return the share of each purpose in the allocated time."""
+    spent = {name: value for name, value in facts.seconds.items() if name != "queue"}
+    whole = sum(spent.values())
+    return {name: value / whole for name, value in spent.items()} if whole > 0 else {}
+
+
+_SEEN = {
+    DATA_WAIT: "{who} waited for data {share} of the time",
+    STALL: "{who} waited for checkpoints {share} of the time",
+    REDONE: "{share} of the time went into repeating work after {restarts}",
+    RESTART: "{restarts} took {share} of the time",
+    LAUNCH: "starting the ranks took {share} of the time",
+    WARM_UP: "set-up before the first step took {share} of the time",
+    IDLE: "{who} were idle {share} of the time",
 }
+_CHANGES = {
+    STALL: "save less often (Trainer(save_every=…)), or to faster storage (checkpoints=…)",
+    REDONE: "save more often (Trainer(save_every=…))",
+    RESTART: "fix what made ranks fail; echelon report lists the failures",
+    LAUNCH: "use longer jobs (--time), or preload what your script imports: --preload torch,…",
+    WARM_UP: "shorten what the script does between echelon.init() and fit(); each start repeats it",
+    IDLE: "check for lost nodes and ranks that ended early; echelon report lists them",
+}
+
+
+def _change(name: str, facts: Facts, shares: Mapping[str, float]) -> str:
+    if name == DATA_WAIT and facts.cpu_mean is not None and facts.cpu_mean < _SPARE:
+        # More CPUs do not help where the present ones are idle.
+        return "use more DataLoader workers, or pack the data set (echelon pack)"
+    if name == DATA_WAIT:
+        flag = "--cpus-per-gpu" if facts.gpus else "--cpus-per-task"
+        return f"request more CPUs for the loaders ({flag}), or pack the data set (echelon pack)"
+    if name == STALL and REDONE in shares:
+        return "save to faster storage (checkpoints=…)"  # saving less often would repeat more work
+    return _CHANGES[name]
 
 
 def _uses(facts: Facts) -> Iterator[Finding]:
@@ -148,61 +155,78 @@ def _uses(facts: Facts) -> Iterator[Finding]:
     behind = None if slow else _find_slow(facts.ranks)
     accused = {*throttled, *(rank.node for rank in (slow, behind) if rank)}
     all_nodes = {*facts.throttled, *(rank.node for rank in facts.ranks)}
-    can_exclude = facts.cluster and accused < all_nodes  # somewhere it has to run
+    can_exclude = facts.cluster and accused < all_nodes  # some nodes must remain
+    comm = _median([rank.comm for rank in facts.ranks])
     if slow:
         usual = _median([rank.data for rank in facts.ranks])
         yield Finding(
             code="straggler",
             seen=f"rank {slow.rank} on {slow.node} waited for data {slow.data:.0%} of its time, "
-            f"the others {usual:.0%}: all ranks wait for it",
-            change="look at that node's disk and load" + _or_exclude(slow.node, can=can_exclude),
+            f"the others {usual:.0%}; all ranks wait for it",
+            change="check that node's disk and load" + _or_exclude(slow.node, can=can_exclude),
         )
     elif behind:
-        usual = _median([rank.comm for rank in facts.ranks])
         yield Finding(
             code="straggler",
             seen=f"rank {behind.rank} on {behind.node} is slower than the others, which waited for "
-            f"it {usual - behind.comm:.0%} of their time",
-            change="see what else runs on that node" + _or_exclude(behind.node, can=can_exclude),
+            f"it {comm - behind.comm:.0%} of their time",
+            change="check what else runs on that node" + _or_exclude(behind.node, can=can_exclude),
         )
-    elif (share := _median([rank.comm for rank in facts.ranks])) > _COMMON:
+    elif comm > _COMMON:
         yield Finding(
             code="communication-bound",
-            seen=f"ranks waited for each other's gradients {share:.0%} of the time",
+            seen=f"ranks waited for each other's gradients {comm:.0%} of the time",
             change="use larger batches or fewer nodes, so that each step computes more",
         )
-    used = [rank.gpu_util for rank in facts.ranks if rank.gpu_util is not None]
-    waits = _median([rank.data for rank in facts.ranks])
-    if used and _median(used) < _BUSY and not any(rank.speaks for rank in facts.ranks):
-        yield Finding(
-            code="little-used",
-            seen=f"GPUs were busy {_median(used):.0%} of the time",
-            change="see what ranks do meanwhile (py-spy dump); mostly they wait for data: more "
-            "workers of the loader, and --cpus-per-gpu for them",
-        )
-    elif used and _median(used) < _BUSY and waits < _NOTABLE:
-        yield Finding(
-            code="launch-bound",
-            seen=f"GPUs were busy {_median(used):.0%} of the time, and hardly waited for data",
-            change='let whole steps be captured (Trainer(capture="always")), or use a larger batch',
-        )
+    if not slow and not behind and comm <= _COMMON:
+        yield from _gpu_use(facts)
     for node, share in sorted(throttled.items()):
-        staff = "tell the cluster's staff" + _or_exclude(node, can=can_exclude)
+        staff = "tell the cluster's administrators" + _or_exclude(node, can=can_exclude)
         yield Finding(
             code="throttled",
-            seen=f"GPUs of {node} ran slower than they could {share:.0%} of the time",
+            seen=f"GPUs of {node} were throttled {share:.0%} of the time",
             change=staff
             if facts.cluster
-            else "see whether they are too hot or short of power: nvidia-smi -q -d PERFORMANCE",
+            else "check temperature and power: nvidia-smi -q -d PERFORMANCE",
+        )
+
+
+def _gpu_use(facts: Facts) -> Iterator[Finding]:
+    """Judge GPU utilisation that waiting ranks do not explain."""
+    used = _median([rank.gpu_util for rank in facts.ranks if rank.gpu_util is not None] or [1.0])
+    seen = f"GPUs were busy {used:.0%} of the time"
+    # Ranks without the library do not report when training starts, so that a longer run is needed.
+    speaks = any(rank.speaks for rank in facts.ranks)
+    if not speaks and max(facts.wall_s, facts.trained_s) < _LEAST_S:
+        return
+    if used < _UNUSED:
+        yield Finding(
+            code="unused",
+            seen=seen,
+            change="check that the script moves the model and data to the GPU, or request no GPUs",
+        )
+    elif not speaks and used < _BUSY:
+        yield Finding(
+            code="little-used",
+            seen=seen,
+            change="profile a rank to see what it waits for (py-spy top --pid PID)",
+        )
+    elif used < _BUSY * _shares(facts).get(PRODUCTIVE, 1.0) and (
+        _median([rank.data for rank in facts.ranks]) < _NOTABLE
+    ):
+        yield Finding(
+            code="launch-bound",
+            seen=f"{seen}, although they hardly waited for data",
+            change='capture whole steps (Trainer(capture="always")), or use a larger batch',
         )
 
 
 def _or_exclude(node: str, *, can: bool) -> str:
-    return f", or leave it out: --exclude {node}" if can else ""
+    return f", or exclude it: --exclude {node}" if can else ""
 
 
 def _find_starved(ranks: Sequence[RankFigures]) -> RankFigures | None:
-    """Return a rank that waits for data much more than the others do."""
+    """Return a rank that waits for data much longer than the others."""
     if len(ranks) < 2:
         return None
     worst = max(ranks, key=lambda rank: rank.data)
@@ -211,7 +235,7 @@ def _find_starved(ranks: Sequence[RankFigures]) -> RankFigures | None:
 
 
 def _find_slow(ranks: Sequence[RankFigures]) -> RankFigures | None:
-    """Return a rank for which the others wait, and which itself waits much less."""
+    """Return a rank that the others wait for, because it waits much less itself."""
     if len(ranks) < 2:
         return None
     least = min(ranks, key=lambda rank: rank.comm)
@@ -226,32 +250,36 @@ def _asks(facts: Facts) -> Iterator[Finding]:
         enough = format_memory(_round_up(1.25 * facts.mem_peak / _MIB))
         yield Finding(
             code="memory",
-            seen=f"ranks used {_gib(facts.mem_peak)} of the {_gib(facts.mem_asked)} of a node's "
-            "memory that were asked for",
-            change=f"ask for less, and start sooner: --mem {enough}",
+            seen=f"ranks used at most {_gib(facts.mem_peak)} of the {_gib(facts.mem_asked)} "
+            "requested per node",
+            change=f"request less memory, so that jobs start sooner: --mem {enough}",
         )
-    if facts.cpus_asked and facts.cpu_mean is not None and facts.cpu_mean < _SPARE / 2:
+    waits = _shares(facts).get(DATA_WAIT, 0.0) >= _NOTABLE  # loaders may need the CPUs
+    if (
+        facts.cpus_asked
+        and facts.cpu_mean is not None
+        and facts.cpu_mean < _SPARE / 2
+        and not waits
+    ):
         enough_cpus = max(1, round(2 * facts.cpu_mean * facts.cpus_asked))
         yield Finding(
             code="processors",
-            seen=f"{facts.cpu_mean:.0%} of {facts.cpus_asked} processors of a node were busy",
-            change=f"ask for fewer, and start sooner: --cpus-per-task or --cpus-per-gpu, so that "
-            f"a node has {enough_cpus}",
+            seen=f"{facts.cpu_mean:.0%} of the {facts.cpus_asked} CPUs per node were busy",
+            change=f"request about {enough_cpus} CPUs per node, so that jobs start sooner "
+            "(--cpus-per-task or --cpus-per-gpu)",
         )
     if 0 < facts.wall_s < _SPARE * facts.limit_s:
         yield Finding(
             code="time",
-            seen=f"it took {render_time(facts.wall_s)} of {render_time(facts.limit_s)}",
-            change=f"a shorter limit starts sooner: --time {round(1.3 * facts.wall_s / 60)}m",
+            seen=f"the run took {render_time(facts.wall_s)} of its limit of "
+            f"{render_time(facts.limit_s)}",
+            change="request less time, so that jobs start sooner: "
+            f"--time {round(1.3 * facts.wall_s / 60)}m",
         )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _round_up(mib: float) -> int:
-    """Return whole gibibytes, where it is more than one."""
+    """Round up to whole gibibytes, above one."""
     return int(-(-mib // 1024) * 1024) if mib > 1024 else max(1, int(mib))
 
 

@@ -1,4 +1,4 @@
-"""Small charts as SVG, for a page that has to stand alone: no script, no other file. Pure."""
+"""Small SVG charts for a self-contained page. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ _LABEL = 150
 def bars(
     rows: Sequence[tuple[str, float]], *, unit: str = "", good: str = "", most: float | None = None
 ) -> str:
-    """Return one bar per row; `good` names the one that is as it should be."""
+    """Return one bar per row; the row named `good` has another color."""
     whole = most or max((value for _, value in rows), default=0.0) or 1.0
     room = _WIDTH - _LABEL - 90
     parts = []
@@ -31,7 +31,7 @@ def bars(
 
 
 def curve(points: Sequence[tuple[float, float]], *, height: int = 180) -> str:
-    """Return a line through points, with its extremes at the axes."""
+    """Return a line through points, with minima and maxima at the axes."""
     points = [point for point in points if all(map(math.isfinite, point))]
     if not points:
         return ""

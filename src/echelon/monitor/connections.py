@@ -1,7 +1,7 @@
-"""Connections to the web page's server: how many there may be, and how long each may do nothing.
+"""Limits on connections to the page's server: their number, and how long they may be idle.
 
-Any user of this host can connect. When there is no room left, the oldest connection that never
-showed the token makes room, so strangers cannot keep the owner out.
+Any user of this host can connect. At the limit, the oldest connection without the token is dropped,
+so that other users cannot lock the owner out.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 KNOWN = "echelon.known"
-"""What the application sets in the scope of a request that brought the token."""
+"""Key that the application sets in the scope of a request with the token."""
 BACKLOG = 128
-"""How many connections are accepted at once: far fewer than there is room for. A request that came
-with its connection is read before that many others could push the connection out."""
+"""Connections that are accepted at once: far fewer than the limit, so that a request that arrives
+with its connection is read before others can displace it."""
 MOST = 512
 _FILES = 4096
 _HEADERS_S = 10.0
-"""How long a connection may take to send a request."""
+"""Seconds that a connection may take to send a request."""
 _STALLED_S = 20.0
-"""How long a reader may take nothing of what waits for it."""
+"""Seconds after which a reader that accepts no data is dropped."""
 
 
 def raise_file_limit() -> int:
-    """Raise the number of files that this process may open, as far as needed; return it."""
+    """Raise this process's limit of open files as far as needed, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -39,14 +39,14 @@ def raise_file_limit() -> int:
 
 @dataclass(slots=True, kw_only=True)
 class Room:
-    """The connections that there are, and how many there may be."""
+    """The open connections, and their limit."""
 
     most: int = MOST
     connections: dict["Connection", None] = field(default_factory=dict)
     """The oldest comes first."""
 
     def enter(self, connection: "Connection") -> None:
-        """Take a connection in; drop another where there are too many."""
+        """Add a connection; drop another one at the limit."""
         if len(self.connections) >= self.most:
             # min() takes the first, the oldest, among equals.
             self.leave(last := min(self.connections, key=lambda one: (one.known, one.busy)))
@@ -58,7 +58,7 @@ class Room:
 
 
 class Connection(H11Protocol):
-    """One connection, with limits on what its other end may leave undone."""
+    """One connection, with time limits for its peer."""
 
     def __init__(self, *, room: Room, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
@@ -68,13 +68,13 @@ class Connection(H11Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether it waits for an answer of ours."""
+        """Whether it is waiting for a response."""
         cycle: Any = self.cycle  # None before the first request, as is the scope
         return cycle is not None and not cycle.response_complete
 
     @property
     def known(self) -> bool:
-        """Whether one of its requests brought the token."""
+        """Whether one of its requests had the token."""
         scope: Any = self.scope
         return self._known or (scope is not None and KNOWN in scope)
 
@@ -96,12 +96,12 @@ class Connection(H11Protocol):
         self._time_request()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse garbage; a request that came before it gets no answer any more."""
+        """Reject an invalid request; an earlier one on this connection gets no response."""
         if self.busy:
-            self.cycle.disconnected = True  # else the application would send one, and fail
+            self.cycle.disconnected = True  # otherwise the application would try to send one
         try:
             super().send_400_response(msg)
-        except h11.ProtocolError:  # an answer is under way: no other can be sent
+        except h11.ProtocolError:  # a response has already started
             self.transport.abort()
 
     def on_response_complete(self) -> None:
@@ -121,7 +121,7 @@ class Connection(H11Protocol):
         self._reader_timer = self.loop.call_later(_STALLED_S, self._check_reader, size)
 
     def _check_reader(self, before: int) -> None:
-        """Drop a reader that took nothing; a slow one may go on."""
+        """Drop a reader that accepted nothing; a slow one may continue."""
         size = self.transport.get_write_buffer_size()
         if size < before:
             self._time_reader(size)
@@ -129,7 +129,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _time_request(self) -> None:
-        """Have the timer run exactly while a request is due."""
+        """Run the timer exactly while a request is expected."""
         if self.busy:
             if self._request_timer:
                 self._request_timer.cancel()
@@ -139,7 +139,7 @@ class Connection(H11Protocol):
 
     def _give_up(self) -> None:
         self._request_timer = None
-        if self.flow.write_paused:  # the end of a long answer: its reader has a timer too
+        if self.flow.write_paused:  # the end of a long response, which has its own timer
             self._time_request()
         else:
             self.transport.abort()

@@ -1,6 +1,6 @@
-"""One picture of a run in lines of text, as wide and as high as a terminal. Pure.
+"""Draw a run as lines of text that fit a terminal. Pure.
 
-The most telling comes first, so that what does not fit is what matters least.
+The most important lines come first, because those that do not fit are cut.
 """
 
 import math
@@ -19,27 +19,27 @@ _MOST_LOGS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """What is drawn."""
+    """The data of a frame."""
 
     state: RunState
     history: Mapping[int, Sequence[Sample]]
     """By node."""
     effective: str = ""
-    """How much of the time was training, in words."""
+    """Share of the time that went into training, as text."""
     logs: Sequence[str] = ()
-    """The last lines that ranks have printed."""
+    """The last lines of the ranks' output."""
     now_s: float = 0.0
 
 
 def draw(view: View, *, width: int, height: int) -> list[str]:
-    """Return the lines of a frame: never more than the height, none longer than the width."""
+    """Return the lines of a frame: at most `height` lines of at most `width` characters."""
     lines = [*_head(view, width), "", *_nodes(view, width)]
     logs = [line for line in view.logs if line.strip()][-_MOST_LOGS:]
     room = height - len(lines) - (len(logs) + 1 if logs else 0) - 1
     lines += ["", *_ranks(view, width, max(3, room))]
     if logs:
         lines += ["", *logs]
-    # Names and output are others' text: escaped before it is cut, for half a colour is none.
+    # Names and output are foreign text: escape them before cutting, not within an escape code.
     return [in_one_line(line)[:width].rstrip() for line in lines[:height]]
 
 
@@ -51,7 +51,7 @@ def _head(view: View, width: int) -> list[str]:
         words.append(f"attempt {attempt.number}{job}")
         if attempt.began_s and attempt.ended_s is None:
             words.append(render_time(view.now_s - attempt.began_s))
-    words.append(f"{len(state.ranks)} ranks")
+    words.append(f"{len(state.ranks)} rank{'' if len(state.ranks) == 1 else 's'}")
     if state.step >= 0:
         words.append(f"step {state.step:,}")
     lines = ["  ".join(words)]
@@ -65,7 +65,7 @@ def _head(view: View, width: int) -> list[str]:
     if attempt is not None and (restarts := [one for one in attempt.generations if one.why]):
         lines.append(f"restarts   {len(restarts)}, last: {restarts[-1].why}")
     if state.said:
-        lines.append(f"told       {state.said[-1][1]}")
+        lines.append(f"message    {state.said[-1][1]}")
     return lines
 
 
@@ -96,13 +96,13 @@ def _ranks(view: View, width: int, room: int) -> list[str]:
         head += f" {'gpu':>3} {'util':>5} {'memory':>8} {'power':>6}"
     shown = [_rank(rank, view.state.nodes) for rank in ranks[: room - 1]]
     if len(ranks) > room - 1:
-        rest = f"… and {len(ranks) - room + 2} more, which are no worse"
+        rest = f"… and {len(ranks) - room + 2} more"
         shown = [*shown[: room - 2], rest]
     return [head[:width], *shown]
 
 
 def _trouble(rank: RankState) -> tuple[bool, bool, float, int]:
-    """Put first what somebody should see: the failed, the gone, the slow."""
+    """Sort key: failed ranks first, then ended ones, then the slowest."""
     return not rank.failed, rank.alive, rank.numbers.get("steps", 0.0), rank.rank
 
 
@@ -123,12 +123,12 @@ def _rank(rank: RankState, nodes: Mapping[int, NodeState]) -> str:
 
 
 def _known(value: float | None, form: str) -> str:
-    """Return a number, or a dash where the rank's script does not tell it."""
+    """Format a number; a dash if the rank does not report it."""
     return "-" if value is None else format(value, form)
 
 
 def sparkline(values: Sequence[float], room: int, *, most: float | None = None) -> str:
-    """Return numbers as small bars, the newest at the right; from 0 where the most is known."""
+    """Return numbers as small bars, the newest at the right; with `most`, the scale starts at 0."""
     fits = thin([value for value in values if math.isfinite(value)], room)
     if not fits:
         return ""
@@ -141,7 +141,7 @@ def sparkline(values: Sequence[float], room: int, *, most: float | None = None) 
 
 
 def thin(values: Sequence[float], room: int) -> list[float]:
-    """Return as many as there is room for, each the mean of those that it stands for."""
+    """Return at most `room` values, each the mean of those that it replaces."""
     if len(values) <= room:
         return list(values)
     edges = [len(values) * place // room for place in range(room + 1)]

@@ -1,4 +1,4 @@
-"""Ranks over time: a column for each second, a row for each rank. A straggler is a stripe."""
+"""Heat map of ranks over time: one column per second, one row per rank."""
 
 import math
 import re
@@ -14,54 +14,54 @@ from echelon.monitor.state import split_name
 from echelon.run.series import MOST_TAIL, Sample, read_last_lines
 
 KINDS = ("busy", "steps", "util")
-"""What is drawn: the share of its time in which a rank waited for nobody, steps per second, and
-how busy its GPU was."""
+"""Values that are drawn: the share of its time in which a rank did not wait, steps per second, and
+GPU utilisation."""
 _SHARES = ("busy", "util")
 _AT_ONCE = 2000
-"""How many lines are looked at to show what was before somebody looked."""
+"""Number of lines that are read to fill the map when the page is opened."""
 _OF_RANK = re.compile(rb'"rank(\d{1,6})\.(busy|steps|gpu)":([^,}]+)')
 _OF_GPU = re.compile(rb'"gpu(\d{1,6})\.util":([^,}]+)')
 _TIME = re.compile(rb'\{"time":(\d{1,12}(?:\.\d+)?),')
 
 
 Cells = dict[str, dict[int, float]]
-"""What is drawn, rank, and how much."""
+"""Kind of value, rank, value."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Column:
     version: int = 0
-    """When it last changed."""
+    """Version in which it last changed."""
     span: int = 1
-    """For how many seconds it stands."""
+    """Number of seconds that it covers."""
     kinds: dict[str, "array[float]"] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=1 << 16)
 def _cell_of(name: str) -> tuple[str, int] | None:
-    """Return of what and of which rank a value is; None when it is not drawn. Names repeat."""
+    """Return kind and rank of a value; None if it is not drawn. Cached, because names repeat."""
     owner, rank, kind = split_name(name)
     return (kind, rank) if owner == "rank" and kind in ("busy", "steps") else None
 
 
 @lru_cache(maxsize=1 << 16)
 def _gpu_of(name: str) -> int | None:
-    """Return of which rank a value says which GPU it has."""
+    """Return the rank whose GPU number a value is; None for other values."""
     owner, rank, kind = split_name(name)
     return rank if owner == "rank" and kind == "gpu" else None
 
 
 class HeatMap:
-    """Takes samples of all nodes, in any order, and keeps the newest seconds."""
+    """Collects samples of all nodes, in any order, and keeps the newest seconds."""
 
     def __init__(self, columns: int) -> None:
         self._most = columns
         self._columns: dict[int, _Column] = {}
         self.version = 0
-        """Grows with whatever is fed."""
+        """Increases with each change."""
 
     def feed(self, sample: Sample) -> None:
-        """Take in a sample."""
+        """Add a sample."""
         means = sample.means
         cells: Cells = {kind: {} for kind in KINDS}
         for name, value in means.items():
@@ -75,7 +75,7 @@ class HeatMap:
         self.put(round(sample.time_s), cells)
 
     def put(self, at_s: int, cells: Cells, *, span: int = 1) -> None:
-        """Set cells of a column, which stands for so many seconds."""
+        """Set cells of a column that covers `span` seconds."""
         column = self._columns.get(at_s)
         if column is None:
             if len(self._columns) >= self._most:
@@ -95,7 +95,7 @@ class HeatMap:
                         row[rank] = value
 
     def since(self, version: int, ranks: int) -> list[dict[str, Any]]:
-        """Return the columns that have changed since a version, the oldest first."""
+        """Return the columns changed since a version, the oldest first."""
         return [
             {
                 "time": at_s,
@@ -108,25 +108,27 @@ class HeatMap:
 
 
 def _render(kind: str, row: "array[float]", ranks: int) -> list[float | None]:
-    """Return shares as whole percents: more is not seen, and a thousand ranks are many."""
+    """Round values to what can be seen: shares to whole percents, others to three digits."""
     cells = row[:ranks]
-    if kind in _SHARES:
-        shown: list[float | None] = [round(100 * one) if one == one else None for one in cells]  # noqa: PLR0124  not a number
-    else:
-        shown = [float(f"{one:.3g}") if math.isfinite(one) else None for one in cells]
+    shown: list[float | None] = [
+        (round(100 * one) if kind in _SHARES else float(f"{one:.3g}"))
+        if math.isfinite(one)
+        else None
+        for one in cells
+    ]
     return shown + [None] * (ranks - len(shown))
 
 
-# --- what was before somebody looked ------------------------------------------------------------
+# --- older samples ------------------------------------------------------------------------------
 
 
 def recall(heat: HeatMap, files: list[Path], seconds: int) -> None:
-    """Fill a map with the newest samples of these nodes; of many nodes, with every so many."""
+    """Fill a map with the newest samples of these nodes; with many nodes, only with some."""
     stride = -(-len(files) * seconds // _AT_ONCE) or 1
     for path in files:
         try:
             with open_regular(path) as file:
-                # One read, of about as much as is wanted: it is half of what this takes.
+                # One read of about the needed size, because reading takes half of the time.
                 end, last = read_last_lines(file, 1)
                 file.seek(max(0, end - min(seconds * len(last), MOST_TAIL)))
                 content = file.read(2 * MOST_TAIL)
@@ -137,7 +139,7 @@ def recall(heat: HeatMap, files: list[Path], seconds: int) -> None:
 
 
 def _every(stride: int, content: bytes) -> Iterator[tuple[int, bytes]]:
-    """Return lines of the same seconds for each node, so that columns are whole."""
+    """Yield lines of the same seconds for each node, so that columns are complete."""
     for line in content.split(b"\n")[:-1]:
         time = _TIME.match(line)
         if time and (at_s := round(float(time[1]))) % stride == 0:
@@ -145,7 +147,7 @@ def _every(stride: int, content: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_cells(line: bytes) -> Cells:
-    """Return what is drawn of a sample's line, in a third of the time that all of it takes."""
+    """Parse the drawn values of a sample's line, three times faster than parsing all of it."""
     found: dict[bytes, dict[int, float]] = {b"busy": {}, b"steps": {}, b"gpu": {}}
     try:
         for number, kind, text in _OF_RANK.findall(line):
@@ -153,7 +155,7 @@ def parse_cells(line: bytes) -> Cells:
         utils = {int(number): float(text) for number, text in _OF_GPU.findall(line)}
         gpus = {rank: int(gpu) for rank, gpu in found[b"gpu"].items()}
     except (ValueError, OverflowError):
-        return {}  # a line of somebody else's
+        return {}  # not a sample
     return {
         "busy": found[b"busy"],
         "steps": found[b"steps"],

@@ -1,6 +1,6 @@
-"""The ranks' output for who looks at it: new lines are held, older ones searched for in files.
+"""The ranks' output for the page: recent lines are kept in memory, older ones searched in files.
 
-Both are bounded: a thousand ranks may have printed for weeks.
+Both are bounded, because a thousand ranks may have printed for weeks.
 """
 
 from bisect import bisect_left
@@ -15,21 +15,21 @@ from echelon.core.records import open_regular
 from echelon.run.rank_logs import RunLogs, line_start, parse_generation, parse_rank
 
 HELD = 5000
-"""How many of the newest lines are held."""
+"""Number of recent lines that are kept."""
 SHOWN = 2000
-"""How many are sent at once."""
+"""Number of lines that are sent at once."""
 LONGEST = 2000
-"""Where a line is cut."""
+"""Length at which a line is cut."""
 BUDGET = 64 << 20
-"""How many bytes are searched, the newest of each rank."""
+"""Bytes that a search reads, the newest of each rank."""
 _RECENT = 8 << 20
-"""How many bytes are read at first, of all logs together."""
+"""Bytes that are read at first, of all logs together."""
 _LEAST = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Which lines somebody wants to see."""
+    """A filter for lines."""
 
     rank: int | None = None
     text: str = ""
@@ -39,7 +39,7 @@ class Wanted:
 
 
 class LogBook:
-    """Follows the logs of a run; lines are counted, so that nobody is sent one twice."""
+    """Follows the logs of a run; lines are numbered, so that none is sent twice."""
 
     def __init__(self, logs: Path) -> None:
         self._folder = logs
@@ -48,7 +48,7 @@ class LogBook:
         self._count = 0
 
     def read(self, now_s: float) -> None:
-        """Take in what was printed since the last time."""
+        """Read new lines."""
         if self._logs is None:
             count = sum(1 for _ in self._folder.glob("*.*/rank-*.log"))
             self._logs = RunLogs(self._folder, recent=max(_LEAST, _RECENT // max(1, count)))
@@ -57,7 +57,7 @@ class LogBook:
             self._lines.append((line.rank, line.text[:LONGEST]))
 
     def show(self, wanted: Wanted) -> dict[str, Any]:
-        """Return the newest lines that are wanted, and where to go on from."""
+        """Return the newest matching lines, and the number of the next line."""
         if wanted == Wanted():
             found, whole = list(self._lines), self._count <= HELD
         else:
@@ -67,7 +67,7 @@ class LogBook:
         return {"lines": lines, "next": self._count, "whole": whole and len(found) <= SHOWN}
 
     def follow(self, after: int, wanted: Wanted) -> dict[str, Any]:
-        """Return the wanted ones of the lines that came after so many."""
+        """Return the matching lines after a line number."""
         new = min(len(self._lines), max(0, self._count - after))
         found = [
             [rank, text]
@@ -84,13 +84,13 @@ class LogBook:
 def search(
     logs: Path, ends: Mapping[Path, int], wanted: Wanted, *, budget: int
 ) -> tuple[list[tuple[int, str]], bool]:
-    """Return the lines that are wanted, the newest last, and whether all logs were searched.
+    """Return the matching lines, the newest last, and whether all logs were searched.
 
     Args:
-        logs: where the generations' folders are.
-        ends: up to where a log is looked at that still grows.
-        wanted: which.
-        budget: how many bytes are read at most, shared by the ranks of a generation.
+        logs: directory of the generations' directories.
+        ends: position at which to stop, for logs that still grow.
+        wanted: the filter.
+        budget: bytes to read at most, shared by the ranks of a generation.
     """
     found: list[tuple[int, str]] = []
     whole = True
@@ -107,7 +107,7 @@ def search(
                 start = line_start(path, share) if size > share else 0
                 whole = whole and start == 0
                 budget -= size - start
-                # Of each the newest that could be shown, however often a word is in it.
+                # Keep only the newest lines of each log that could be shown.
                 lines += deque(_search_file(path, start, size, wanted.text), maxlen=SHOWN + 1)
         found[:0] = [(rank, text) for _, rank, _, text in sorted(lines)]
     return found, whole
@@ -116,12 +116,12 @@ def search(
 def _search_file(
     path: Path, start: int, end: int, wanted: str
 ) -> Iterator[tuple[float, int, int, str]]:
-    """Return lines with when they were written, whose they are, and where they end."""
+    """Yield matching lines with their time, rank and end position."""
     with open_regular(path) as file:
         file.seek(start)
         content = file.read(max(0, end - start))
     if wanted.isascii() and wanted.lower().encode() not in content.lower():
-        return  # most logs: nothing is taken apart
+        return  # no match, as in most logs: skip splitting
     notes = _read_notes(path)
     sizes, needle, place = [size for size, _ in notes], wanted.lower(), start
     for line in content.split(b"\n"):
@@ -134,7 +134,7 @@ def _search_file(
 
 
 def _read_notes(log: Path) -> list[tuple[int, float]]:
-    """Return the sizes that a log has had, and when, as far as they are known."""
+    """Return the recorded sizes of a log, with their times."""
     notes = []
     with suppress(OSError):
         path = log.with_suffix(".times")

@@ -1,4 +1,4 @@
-"""The report as a page to keep or to attach: one file, that needs nothing else. Pure."""
+"""The report as a self-contained HTML page. Pure."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from html import escape
 from echelon.core.progressbar import render_time
 from echelon.launch.protocol.time_accounting import PRODUCTIVE
 from echelon.monitor.charts import bars, curve
-from echelon.monitor.report import Report, failures
+from echelon.monitor.report import Report, failures, no_findings
 from echelon.monitor.state import AttemptState
 
 _POINTS = 400
@@ -35,7 +35,7 @@ code { overflow-wrap: anywhere; }
 
 
 def render_page(report: Report, *, now_s: float) -> str:
-    """Return the page; all that comes from a run is text in it, and stays text."""
+    """Return the page; all text from the run is escaped."""
     body = "\n".join(_sections(report, now_s))
     title = escape(f"{report.state.run_id}: {report.state.phase}")
     policy = "default-src 'none'; style-src 'unsafe-inline'"
@@ -52,7 +52,7 @@ def _sections(report: Report, now_s: float) -> Iterator[str]:
     yield f"<h1>{escape(state.run_id)}: {escape(state.phase)}</h1>"
     yield f'<p class="faint">as of {_moment(now_s)}</p>'
     if accounts.effective is not None:
-        yield f"<p>{accounts.effective:.0%} of {escape(report.cost)} were training.</p>"
+        yield f"<p>{accounts.effective:.0%} of {escape(report.cost)} went into training.</p>"
     yield from _advice(report)
     spent = [(name, s) for name, s in accounts.seconds.items() if name != "queue" and s > 0]
     if spent:
@@ -72,9 +72,9 @@ def _loss_first(item: tuple[str, list[tuple[int, float]]]) -> tuple[bool, str]:
 
 
 def _advice(report: Report) -> Iterator[str]:
-    yield "<h2>What to change</h2>"
+    yield "<h2>Suggestions</h2>"
     if not report.findings:
-        yield "<p>Nothing.</p>"
+        yield f"<p>{no_findings(report).capitalize()}.</p>"
         return
     yield "<ul>"
     for one in report.findings:
@@ -89,14 +89,14 @@ def _ranks(report: Report) -> Iterator[str]:
         yield "<h2>GPU utilisation by rank</h2>"
         yield bars(used[:_MOST_RANKS], unit=" %", most=100)
     if waits := [one for one in ranks if one.data or one.comm]:
-        yield "<h2>What ranks waited for</h2>"
+        yield "<h2>Waiting times of ranks</h2>"
         yield "<table><tr><th>rank</th><th>node</th><th>data</th><th>other ranks</th></tr>"
         for one in waits[:_MOST_RANKS]:
             cells = (str(one.rank), one.node, f"{one.data:.0%}", f"{one.comm:.0%}")
             yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
         yield "</table>"
     if len(ranks) > _MOST_RANKS:
-        yield f'<p class="faint">The first {_MOST_RANKS} of {len(ranks)} ranks.</p>'
+        yield f'<p class="faint">Showing {_MOST_RANKS} of {len(ranks)} ranks.</p>'
 
 
 def _attempts(report: Report) -> Iterator[str]:
@@ -104,13 +104,14 @@ def _attempts(report: Report) -> Iterator[str]:
     if not jobs:
         return
     yield "<h2>Jobs</h2>"
-    yield "<table><tr><th>attempt</th><th>job</th><th>began</th><th>lasted</th><th>ended</th></tr>"
+    heads = ("attempt", "job", "started", "duration", "outcome")
+    yield f"<table><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"
     for job in jobs:
         cells = (str(job.number), job.job_id, _moment(job.began_s), _lasted(job), job.outcome)
         yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
     yield "</table>"
     if wrong := failures(report.state):
-        yield "<h2>What went wrong</h2><ul>"
+        yield "<h2>Failures</h2><ul>"
         yield from (f'<li class="bad">{escape(text)}</li>' for text in wrong)
         yield "</ul>"
 

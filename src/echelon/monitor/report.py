@@ -1,4 +1,4 @@
-"""What is to be said of a run when it is over, or so far: gathered from its directory."""
+"""The report on a run, finished or not: gathered from its directory, and rendered as text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,8 +6,9 @@ from functools import partial
 from typing import Any
 
 from echelon.core.units import parse_duration
+from echelon.launch.protocol.time_accounting import DATA_WAIT, PRODUCTIVE, REDONE, STALL
 from echelon.monitor.accounting import Accounts, account, read_attempts
-from echelon.monitor.advice import Facts, Finding, RankFigures, advise
+from echelon.monitor.advice import LEAST_TRAINED_S, Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import RunState, headline, split_name
 from echelon.run.directory import RunDir
@@ -16,11 +17,12 @@ from echelon.run.series import Sample, read_series, summarise
 from echelon.spec.job_spec import JobSpec
 
 _MIB = 2**20
+_TRAINING = (PRODUCTIVE, DATA_WAIT, STALL, REDONE)
 _WORTH_SAYING = 0.005
 _MOST_RANKS = 16
-"""How many are told one by one,"""
+"""Number of ranks that are listed."""
 _MOST_WRONG = 12
-"""and how much of what went wrong, the last of it."""
+"""Number of failures that are listed, the latest ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +36,12 @@ class Report:
 
     @property
     def slot_hours(self) -> float:
-        """What it cost: GPU-hours, or those of CPU ranks."""
+        """The allocated time in GPU-hours, or rank-hours without GPUs."""
         return self.accounts.allocated_us / 3.6e9
 
     @property
     def cost(self) -> str:
-        """The same in words."""
+        """The allocated time in words."""
         unit = "GPU" if self.accounts.gpus else "rank"
         if self.slot_hours < 1:
             return f"{3600 * self.slot_hours:,.0f} {unit}-seconds"
@@ -47,23 +49,25 @@ class Report:
 
 
 def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
-    """Read all that a run has written; telemetry of some nodes alone, if it has to be quick."""
+    """Read a run directory; `most_nodes` limits how much telemetry is read."""
     state = RunReader(run).read()
     accounts = account(read_attempts(run), state.seen_s)
     attempt = state.attempt.number if state.attempt else 0
     generations = state.attempt.generations if state.attempt else []
-    generation = generations[-1].number if generations else 0
+    number = generations[-1].number if generations else 0
     totals = {
         node: summarise(samples)
         for node in list(state.nodes)[:most_nodes]
-        if (samples := _newest(read_series(partial(run.telemetry, attempt, node)), generation))
+        if (
+            samples := of_generation(read_series(partial(run.telemetry, attempt, node)), generation)
+        )
     }
     facts = gather(state, accounts, totals, read_spec(run))
     return Report(state=state, accounts=accounts, facts=facts, findings=advise(facts))
 
 
-def _newest(samples: Sequence[Sample], generation: int) -> list[Sample]:
-    """Return what was measured of the last ranks alone: those before may have been elsewhere."""
+def of_generation(samples: Sequence[Sample], generation: int) -> list[Sample]:
+    """Return the samples of the last generation; earlier ranks may have been on other nodes."""
     return [
         sample
         for sample in samples
@@ -77,19 +81,21 @@ def _newest(samples: Sequence[Sample], generation: int) -> list[Sample]:
 def gather(
     state: RunState, accounts: Accounts, totals: Mapping[int, Sample], spec: JobSpec
 ) -> Facts:
-    """Return what advice is given on. Pure.
+    """Return the facts that suggestions are based on. Pure.
 
     Args:
         state: the run.
         accounts: where its time went.
-        totals: of each node of the newest attempt, all that was measured, as one sample.
-        spec: what was asked for.
+        totals: by node of the latest attempt, all samples summarised as one.
+        spec: the request.
     """
     names = {number: node.name for number, node in state.nodes.items()}
     limit_s = parse_duration(spec.time) if spec.time else None
     asked = spec.cpus_per_task * spec.procs_per_node or spec.cpus_per_gpu * spec.gpus
     return Facts(
         seconds=accounts.seconds,
+        trained_s=sum(accounts.seconds.get(name, 0.0) for name in _TRAINING)
+        / max(1, len(state.ranks)),
         gpus=accounts.gpus,
         cluster=bool(state.attempt and state.attempt.job_id),
         wall_s=_wall(state),
@@ -110,7 +116,7 @@ def gather(
 
 
 def _wall(state: RunState) -> float:
-    """Return how long its jobs have lasted that are over."""
+    """Return the duration of all jobs that have ended."""
     return sum(
         one.ended_s - one.began_s for one in state.attempts.values() if one.ended_s is not None
     )
@@ -134,13 +140,13 @@ def _rank_figures(total: Sample, node: str) -> Iterable[RankFigures]:
 
 
 def _share_of_processors(totals: Iterable[Sample], asked: int) -> float | None:
-    """Return how many of a node's that were asked for its ranks kept busy; the busiest node's."""
+    """Return the share of requested CPUs that ranks kept busy, on the busiest node."""
     used = [sum(_of_ranks(total.means, "cpu")) for total in totals]
     return max(used) / asked if any(used) and asked else None
 
 
 def _ranks_memory(total: Sample) -> float:
-    """Return the most that ranks had with their loaders, and what was in /dev/shm beside it."""
+    """Return the peak memory of ranks and their loaders, including /dev/shm."""
     held = sum(_of_ranks(total.peaks, "mem_all"))
     return held + total.peaks.get("shm", 0.0) if held else 0.0
 
@@ -154,26 +160,26 @@ def _of_ranks(values: Mapping[str, float], what: str) -> Iterable[float]:
 
 
 def _throttled(total: Sample) -> float:
-    """Return it of the GPUs that ranks had: a node may have others."""
+    """Return the throttled share of the GPUs that ranks used."""
     had = {int(gpu) for gpu in _of_ranks(total.lasts, "gpu")}
     return max((total.means.get(f"gpu{gpu}.throttled", 0.0) for gpu in had), default=0.0)
 
 
 def render_short(report: Report) -> str:
-    """Return what is said at the end of a run: a line or two; nothing when nothing is known."""
+    """Return a summary for the end of a run, in a line or two; empty if nothing is known."""
     if report.accounts.effective is None:
         return ""
-    lines = [f"{_training(report)}; more: echelon report {report.state.run_id}"]
-    lines += [f"{one.seen}: {one.change}" for one in report.findings[:1]]
+    lines = [f"{_training(report)}; details: echelon report {report.state.run_id}"]
+    lines += [f"{one.seen}\nhint: {one.change}" for one in report.findings[:1]]
     return "\n".join(lines)
 
 
 def _training(report: Report) -> str:
-    return f"{report.accounts.effective:.0%} of {report.cost} were training"
+    return f"{report.accounts.effective:.0%} of {report.cost} went into training"
 
 
 def render(report: Report) -> str:
-    """Return it for people."""
+    """Return the report as text."""
     effective = report.accounts.effective
     lines = [f"{report.state.run_id}: {report.state.phase}"]
     if effective is not None:
@@ -185,39 +191,48 @@ def render(report: Report) -> str:
         lines.append(f"  {', '.join(told)}")
     wrong = failures(report.state)
     if len(wrong) > _MOST_WRONG:
-        lines.append(f"  {len(wrong) - _MOST_WRONG} things went wrong before these:")
+        lines.append(f"  {len(wrong) - _MOST_WRONG} earlier failures are not shown")
     lines += [f"  {text}" for text in wrong[-_MOST_WRONG:]]
     if used := [one for one in report.facts.ranks if one.gpu_util is not None]:
         told = [f"{one.rank}: {one.gpu_util:.0%}" for one in used[:_MOST_RANKS]]
         more = f", and {len(used) - _MOST_RANKS} more" if len(used) > _MOST_RANKS else ""
-        lines.append(f"  GPUs were busy, by rank: {', '.join(told)}{more}")
+        lines.append(f"  GPU utilisation by rank: {', '.join(told)}{more}")
     for finding in report.findings:
         lines += [f"- {finding.seen}", f"  {finding.change}"]
     if effective is not None and not report.findings:
-        lines.append("  nothing to change")
+        lines.append(f"  {no_findings(report)}")
     return "\n".join(lines)
 
 
+def no_findings(report: Report) -> str:
+    """Return why there are no suggestions."""
+    if report.facts.trained_s < LEAST_TRAINED_S:
+        return "no suggestions: less than a minute of training"
+    return "no suggestions"
+
+
 def failures(state: RunState) -> list[str]:
-    """Return what went wrong, a line each: why ranks were started anew, and why a job ended."""
+    """Return one line per failure: why ranks were restarted, and why a job ended."""
     found = []
     for job in state.attempts.values():
         name = f"job {job.job_id}" if job.job_id else f"attempt {job.number}"
-        # Ranks after which another job went on were not started anew: how that job ended says why.
+        # The last ranks of a job that ended were not restarted; its outcome says why they ended.
         ranks = job.generations[:-1] if job.outcome else job.generations
-        found += [f"{name}, started anew: {one.why}" for one in ranks if one.why]
+        found += [f"{name}, restarted: {one.why}" for one in ranks if one.why]
         if job is state.attempt:
-            now = headline(state.verdict) if not job.outcome else job.why  # a hang, if it goes on
+            now = headline(state.verdict) if not job.outcome else job.why  # a hang of a running job
             found += [f"{'ended' if job.outcome else 'now'}: {now}"] if now else []
         elif not job.outcome:
-            found.append(f"{name} ended without a word: its controller was killed, or its host")
+            found.append(
+                f"{name} exited without reporting an outcome; its controller or host probably died"
+            )
         elif job.why:
             found.append(f"{name}, {job.outcome}: {job.why}")
     return found
 
 
 def to_record(report: Report) -> dict[str, Any]:
-    """Return it for programs."""
+    """Return the report for --json."""
     return {
         "run": report.state.run_id,
         "state": report.state.phase,

@@ -1,11 +1,18 @@
-"""The web page's server: on this host alone, runs for whoever has the token; it only reads.
+"""The server of the page: read-only, on this host only, for requests with the token.
 
-A browser opens one stream for what it shows, and is sent what has changed once a second.
+A browser opens one stream for the run that it shows, and receives changes once a second.
+
+The server listens only on this host, but other users of the host, and any web page that its user
+has open, can send requests. The page and its scripts are public. All other requests need the token,
+in a header that browsers do not send by themselves. Cookies are not separated by port, so none is
+used.
 """
 
 import asyncio
+import hmac
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -26,7 +33,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from echelon.core.records import render_json
 from echelon.monitor.connections import KNOWN
-from echelon.monitor.gate import NO_TOKEN, Gate
 from echelon.monitor.logbook import Wanted
 from echelon.monitor.overview import Overview
 from echelon.monitor.watched import EVERY_S, Watched
@@ -34,10 +40,10 @@ from echelon.run.directory import RunDir
 from echelon.run.listing import list_runs
 
 _WATCHED = 4
-"""How many runs are kept in memory."""
+"""Number of runs that are kept in memory."""
 _PIECE = 2**16
 _LONGEST = 200
-"""What is searched for is no longer."""
+"""Length of a search text."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
@@ -56,27 +62,65 @@ _OURS = ("page.css", *(f"{name}.js" for name in _SCRIPTS))
 _FRESH, _KEPT = "no-store", "private, max-age=31536000, immutable"
 
 
+NO_TOKEN = "no token"  # noqa: S105  a reason, not a secret
+_BEARER = "Bearer "
+_LOCAL = ("127.0.0.1", "localhost", "[::1]")
+_OWN = ("same-origin", "none")
+"""Allowed origins of a browser's request: our own page, or the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Decides which requests are allowed."""
+
+    token: str
+    port: int
+
+    def refuse(self, path: str, headers: Mapping[str, str]) -> str:
+        """Return why a request is refused; empty if it is allowed.
+
+        Headers are only compared, never parsed, so invalid ones raise no error.
+        """
+        names = [f"{name}:{self.port}" for name in _LOCAL]
+        if headers.get("host", "") not in names:
+            return "unknown host"  # DNS rebinding
+        origin = headers.get("origin", "")
+        if origin and origin not in [f"http://{name}" for name in names]:
+            return "foreign origin"
+        if path == "/" or path.startswith("/web/"):
+            return ""
+        if headers.get("sec-fetch-site", "none") not in _OWN:
+            return "foreign page"
+        return "" if self.knows(headers) else NO_TOKEN
+
+    def knows(self, headers: Mapping[str, str]) -> bool:
+        """Tell whether a request has the token."""
+        shown = headers.get("authorization", "")
+        text = shown.removeprefix(_BEARER).encode("utf-8", "surrogatepass")
+        return shown.startswith(_BEARER) and hmac.compare_digest(text, self.token.encode())
+
+
 class Guarded:
-    """Lets nobody past the gate who may not; what comes back says no more than it must."""
+    """Rejects requests that the gate refuses, and adds security headers to responses."""
 
     def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app, self._gate = app, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # neither WebSockets nor anything else is served
+            return  # WebSockets are not served
         headers = Headers(scope=scope)
         if self._gate.knows(headers):
             scope[KNOWN] = True
         app = self._app
         if reason := self._gate.refuse(scope["path"], headers):
             app = PlainTextResponse(
-                f"forbidden ({reason}): open the address that echelon dash printed\n",
+                f"forbidden ({reason}): open the URL that echelon dash printed\n",
                 401 if reason == NO_TOKEN else 403,
                 headers={"www-authenticate": "Bearer"} if reason == NO_TOKEN else {},
             )
         elif scope["method"] not in ("GET", "HEAD"):
-            app = PlainTextResponse("only to be read\n", 405, headers={"allow": "GET, HEAD"})
+            app = PlainTextResponse("read-only: use GET\n", 405, headers={"allow": "GET, HEAD"})
         await app(scope, receive, _with_headers(send))
 
 
@@ -94,25 +138,25 @@ def _with_headers(send: Send) -> Send:
 
 
 class Pages:
-    """What is behind the gate."""
+    """Handlers of all requests that pass the gate."""
 
     def __init__(self, runs: Path, over: Callable[[], bool]) -> None:
         self._runs, self._over = runs, over
         self._overview = Overview(runs)
-        # One at a time: searches on slow storage leave threads for the rest of the page.
+        # One at a time, so that searches on slow storage do not use up all threads.
         self._searching = asyncio.Semaphore(1)
         self._lock = threading.Lock()
         self._watched: dict[Path, Watched] = {}
-        """The one that was looked at last comes last."""
+        """The most recently used one comes last."""
 
     async def page(self, _request: Request) -> Response:
         content = _read("page.html").replace(b"/web/plotly.js", f"/web/{_plotly_name()}".encode())
         return Response(content, media_type="text/html")
 
     async def web(self, request: Request) -> Response:
-        """Send one of our own files, or plotly's script; a name is not a path."""
+        """Send one of our own files, or plotly's script, by name."""
         name = request.path_params["name"]
-        if name == _plotly_name():  # its name says which one it is: it never changes
+        if name == _plotly_name():  # its name contains the version, so it never changes
             headers = {"cache-control": _KEPT, "content-length": str(len(_plotly()))}
             return StreamingResponse(_pieces(_plotly()), 200, headers, "text/javascript")
         if name not in _OURS:
@@ -146,10 +190,10 @@ class Pages:
             return _json(await asyncio.to_thread(watched.logs, after, wanted))
 
     async def _stream(self, watched: Watched) -> AsyncIterator[str]:
-        """Send the run, and then what has changed about it, as long as somebody listens."""
+        """Send the run, and then its changes, until the browser disconnects."""
         seen, text = await asyncio.to_thread(watched.news, 0)
         while not self._over():
-            # A line that says nothing, too, so that one who has left is noticed.
+            # Send a comment if nothing changed, so that a closed connection is noticed.
             yield f"data: {text}\n\n" if text else ": nothing new\n\n"
             if not await asyncio.to_thread(watched.recall):
                 await asyncio.sleep(EVERY_S)
@@ -158,9 +202,10 @@ class Pages:
     def _find(self, request: Request) -> Watched | None:
         name = request.path_params["name"]
         run = next((run for run in list_runs(self._runs) if run.run_id == name), None)
-        return self._watch(run) if run else None
+        return self.watch(run) if run else None
 
-    def _watch(self, run: RunDir) -> Watched:
+    def watch(self, run: RunDir) -> Watched:
+        """Return a run that is kept in memory, and drop the one that was used least recently."""
         with self._lock:
             watched = self._watched.pop(run.path, None) or Watched(run)
             self._watched[run.path] = watched
@@ -170,7 +215,7 @@ class Pages:
 
 
 def _json(value: Any) -> Response:
-    """Return an answer that a browser can read, whatever numbers and bytes a run has left."""
+    """Return valid JSON, whatever numbers and bytes the run contains."""
     return Response(render_json(value), media_type="application/json")
 
 
@@ -190,16 +235,16 @@ def _plotly_name() -> str:
 
 @cache
 def _plotly() -> bytes:
-    # Found, not imported: that takes longer than all the rest.
+    # Located, not imported: importing plotly is slow.
     found = find_spec("plotly")
     places = found.submodule_search_locations if found else None
-    assert places, "echelon dash looks whether it is there"
+    assert places, "echelon dash checks that plotly is installed"
     folder = Path(places[0])
     return (folder / "package_data" / "plotly.min.js").read_bytes()
 
 
 async def _pieces(content: bytes) -> AsyncIterator[bytes]:
-    """Give content out as it is read: for one who does not read, little is kept in memory."""
+    """Yield content in pieces, so that little is buffered for a slow reader."""
     for start in range(0, len(content), _PIECE):
         yield content[start : start + _PIECE]
 
@@ -209,12 +254,12 @@ def _missing() -> Response:
 
 
 def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """Return the whole of it.
+    """Return the application.
 
     Args:
-        runs: the folder that they are in.
-        gate: who may enter.
-        over: whether the server is to end, and nobody may keep it with a stream.
+        runs: the directory of runs.
+        gate: decides which requests are allowed.
+        over: tells whether the server is shutting down, so that streams end.
     """
     pages = Pages(runs, over)
     routes: list[tuple[str, Callable[[Request], Awaitable[Response]]]] = [
@@ -226,5 +271,5 @@ def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False
         ("/api/runs/{name}/logs", pages.logs),
     ]
     app = Starlette(routes=[Route(path, page) for path, page in routes])
-    app.router.redirect_slashes = False  # nothing is built from a request's headers
+    app.router.redirect_slashes = False  # a redirect would contain request headers
     return Guarded(app, gate)

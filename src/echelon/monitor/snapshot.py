@@ -1,4 +1,4 @@
-"""What the web page is sent of a run: plain data, small enough for a thousand ranks. Pure."""
+"""The data of a run that the page receives, small enough for a thousand ranks. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,21 +24,21 @@ RANK_FIELDS = (
     "mem",
     "util",
 )
-"""In which order a rank's values are sent."""
+"""Order of a rank's values."""
 _NUMBERS = RANK_FIELDS[4:-1]
 _SAID = 50
 _STACKS = 8
-"""Of how many ranks that hang the stacks are sent."""
+"""Number of hanging ranks whose stacks are sent."""
 _POINTS = 500
-"""How many points of a curve are sent; of many curves fewer."""
+"""Number of points per curve; fewer if there are many curves."""
 _ALL_POINTS = 20_000
 MOST_CURVES = 200
 _LARGEST = 1e300
-"""A larger integer is no number to Python's floats."""
+"""Larger integers do not fit a float."""
 
 
 def describe(state: RunState, accounts: Accounts) -> dict[str, Any]:
-    """Return what is shown of a run now, by its parts; curves and ranks over time are apart."""
+    """Return the parts of a run that are shown, except curves and the heat map."""
     return {
         "head": _head(state, accounts),
         "time": {"seconds": _short(accounts.seconds), "gpus": accounts.gpus},
@@ -117,7 +117,7 @@ def _ranks(state: RunState) -> Iterable[list[Any]]:
 
 
 def _verdict(verdict: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Leave out what nobody could read: the stacks of a thousand ranks."""
+    """Shorten a verdict: victims as rank numbers, and only some stacks."""
     if verdict is None:
         return None
     try:
@@ -130,7 +130,7 @@ def _verdict(verdict: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 
 def shorten(value: float | None) -> float | None:
-    """Send no more digits than are seen, and nothing that is no number: JSON has no such."""
+    """Round to the digits that are shown; None for NaN and infinity, which JSON lacks."""
     if value is None or not -math.inf < value < math.inf or abs(value) >= _LARGEST:
         return None
     return float(f"{value:.4g}") if abs(value) < 1e4 else round(value)
@@ -144,20 +144,20 @@ def _short(values: Mapping[str, float]) -> dict[str, float | None]:
 
 
 class Curves:
-    """Metrics, as many points of each as can be seen; long ones are made anew now and then."""
+    """Metrics thinned to the points that can be seen; long ones are recomputed now and then."""
 
     def __init__(self) -> None:
         self._drawn: dict[str, tuple[int, int, list[list[float | None]]]] = {}
-        """By name: its version, how long it was, and what is sent."""
+        """By name: version, number of points it was made from, and the curve."""
 
     def feed(self, metrics: Mapping[str, Sequence[tuple[int, float]]], version: int) -> bool:
-        """Take in what there is now; tell whether anything is to be sent."""
+        """Update the curves; tell whether any has changed."""
         room = max(50, min(_POINTS, _ALL_POINTS // max(1, len(metrics))))
         changed = False
         for name in list(metrics)[:MOST_CURVES]:
             points = metrics[name]
             _, before, _ = self._drawn.get(name, (0, 0, []))
-            # A point stands for so many steps: until there is one more, nothing would change.
+            # A point covers several steps: until there is one more point, nothing would change.
             if len(points) > before and (len(points) - before) * room >= before:
                 self._drawn[name] = version, len(points), draw_curve(points, room)
                 changed = True
@@ -168,7 +168,7 @@ class Curves:
 
 
 def draw_curve(points: Sequence[tuple[int, float]], room: int) -> list[list[float | None]]:
-    """Return steps and values. Steps that were done again after a restart are shown once."""
+    """Return steps and values; steps that were repeated after a restart appear once."""
     kept: list[tuple[int, float]] = []
     for step, value in points:
         while kept and kept[-1][0] >= step:

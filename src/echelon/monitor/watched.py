@@ -1,6 +1,6 @@
-"""One run, for all browsers that look at it: read once a second, and told in parts.
+"""One run as shown in browsers: read once a second and sent in parts.
 
-Each part has the version in which it last changed, so that a browser is sent what it has not seen.
+Each part has the version in which it last changed, so that a browser receives only what is new.
 """
 
 import threading
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from echelon.core.jobs import short_id
 from echelon.core.records import render_json
 from echelon.monitor.accounting import AttemptsReader, account
 from echelon.monitor.heat import HeatMap, recall
@@ -22,19 +23,24 @@ from echelon.run.directory import RunDir
 EVERY_S = 1.0
 _COLUMNS = 120
 _SILENT_S = 15
-"""After how long it is said that nothing is heard of a run."""
+"""Seconds without a sample after which the page says so."""
 _PATIENCE = 10
-"""Looking takes at most so small a part of the time: storage may be slow."""
+"""Reading takes at most one part in so many of the time, because storage may be slow."""
 
 
 class Watched:
-    """See the module. Threads may call it: one at a time is at work."""
+    """See the module. Thread-safe."""
 
-    def __init__(self, run: RunDir, clock: Callable[[], float] = time.time) -> None:
-        self._run, self._clock = run, clock
+    def __init__(
+        self,
+        run: RunDir,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._run, self._clock, self._timer = run, clock, timer
         self._lock, self._logs_lock = threading.Lock(), threading.Lock()
         self._heat = HeatMap(_COLUMNS)
-        # The newest sample alone says how it is; what was before is recalled in a shorter way.
+        # The newest sample shows the current state; `recall` reads older ones in a faster way.
         self._reader = RunReader(run, seen=self._heat.feed, first=1)
         self._events, self._accounts = AttemptsReader(run), account([])
         self._saves, self._curves, self._logs = Saves(run.checkpoints), Curves(), LogBook(run.logs)
@@ -42,19 +48,19 @@ class Watched:
         self._version = self._ranks = 0
         self._due_s = self._logs_due_s = 0.0
         self._recalled = False
-        self._heard = (0.0, time.monotonic())
-        """The time of the newest sample, and when it came."""
+        self._heard = (0.0, self._timer())
+        """The time of the newest sample, and when it was read."""
 
     def news(self, since: int) -> tuple[int, str]:
-        """Return what has changed since a version, as JSON, and the version that it is now.
+        """Return the current version, and what has changed since another one, as JSON.
 
-        The text is empty when nothing has changed; since 0, everything has.
+        The text is empty if nothing has changed; since 0, everything has.
         """
-        began_s = time.monotonic()
+        began_s = self._timer()
         with self._lock:
             if began_s >= self._due_s:
                 self._look()
-                now_s = time.monotonic()
+                now_s = self._timer()
                 self._due_s = began_s + max(0.5 * EVERY_S, _PATIENCE * (now_s - began_s) / 2)
             parts = [f'"{name}":{text}' for name, (at, text) in self._parts.items() if at > since]
             if curves := self._curves.since(since):
@@ -63,12 +69,12 @@ class Watched:
                 parts.append(f'"columns":{render_json(columns)}')
             if not parts:
                 return since, ""
-            took_ms = 1000 * (time.monotonic() - began_s)
+            took_ms = 1000 * (self._timer() - began_s)
             parts.append(f'"now":{self._clock():.3f},"took":{took_ms:.1f}')
             return self._version, f"{{{','.join(parts)}}}"
 
     def recall(self) -> bool:
-        """Find out what ranks did before anybody looked; tell whether that is new."""
+        """Read what ranks did before the page was opened; tell whether that is new."""
         with self._lock:
             attempt = self._reader.state.attempt
             if self._recalled or attempt is None or not self._reader.state.nodes:
@@ -81,7 +87,7 @@ class Watched:
             return True
 
     def _look(self) -> None:
-        # One count for all: a column that is fed now is newer than what was sent before.
+        # One counter for all parts: a column that is added now is newer than what was sent before.
         self._heat.version = self._version
         state = self._reader.read()
         version = self._version = self._heat.version + 1
@@ -99,7 +105,7 @@ class Watched:
                 self._parts[name] = version, text
 
     def _waiting(self) -> dict[str, str] | None:
-        """Return the job that is queued, if there is one that has not begun."""
+        """Return the queued job, if there is one."""
         known = attempts(self._run)
         newest = self._reader.state.attempt
         if not known or (newest and known[-1].number <= newest.number):
@@ -107,16 +113,16 @@ class Watched:
         last = known[-1]
         if has_begun(self._run, last):
             return None
-        return {"job": last.job_id, "since": last.submitted, "after": last.after}
+        return {"job": short_id(last.job_id), "since": last.submitted, "after": last.after}
 
     def _silence(self) -> int:
-        """Return for how long nothing was heard of a run that should be running; 0 if it was."""
+        """Return the seconds since the last sample of a running run; 0 if it is recent."""
         state = self._reader.state
         if state.attempt is None or state.attempt.outcome or not state.nodes:
             return 0
-        heard_s, now_s = max(node.seen_s for node in state.nodes.values()), time.monotonic()
+        heard_s, now_s = max(node.seen_s for node in state.nodes.values()), self._timer()
         if heard_s != self._heard[0]:
-            # By our own clock, for the run's may be another; but for the first, which may be old.
+            # By our own clock, which may differ from the run's; but the first sample may be old.
             old_s = 0.0 if self._heard[0] else max(0.0, self._clock() - heard_s)
             self._heard = heard_s, now_s - old_s
         silent_s = now_s - self._heard[1]
@@ -125,12 +131,12 @@ class Watched:
     # --- output ---------------------------------------------------------------------------------
 
     def logs(self, after: int | None, wanted: Wanted) -> dict[str, Any]:
-        """Return lines of the ranks' output: the newest, or those that came after so many."""
-        with self._logs_lock:  # a long search holds nothing else up
-            began_s = time.monotonic()
+        """Return lines of the ranks' output: the newest, or those after a line number."""
+        with self._logs_lock:  # a long search must not block the rest
+            began_s = self._timer()
             if began_s >= self._logs_due_s:
                 self._logs.read(self._clock())
-                took_s = time.monotonic() - began_s
+                took_s = self._timer() - began_s
                 self._logs_due_s = began_s + _PATIENCE * took_s
             look = self._logs.show if after is None else partial(self._logs.follow, after)
             return look(wanted)

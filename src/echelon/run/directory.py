@@ -46,11 +46,11 @@ class RunDir:
         except FileExistsError as error:
             if not runs.is_dir():
                 raise ConflictError(
-                    f"runs cannot be kept in {runs}: it is no folder",
-                    hint="name another one: --runs-dir",
+                    f"runs cannot be stored in {runs}: not a directory",
+                    hint="choose another one: --runs-dir",
                 ) from error
             raise ConflictError(
-                f"there is a run '{run_id}' in {runs} already", hint="choose another id"
+                f"the run '{run_id}' already exists in {runs}", hint="choose another id"
             ) from error
         run = cls(path=path)
         for folder in (run.attempts, run.events, run.logs, run.checkpoints):
@@ -69,18 +69,18 @@ class RunDir:
             status = path.lstat()
         except FileNotFoundError as error:
             raise NotFoundError(
-                f"there is no run '{path.name}' in {path.parent}",
-                hint="name its folder, or go to where the run was started",
+                f"no run '{path.name}' in {path.parent}",
+                hint="change to the directory where the run was started, or pass --runs-dir",
             ) from error
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
             raise NotPermittedError(
-                f"the run directory {path} is not yours",
+                f"the run directory {path} is a link, or belongs to another user",
                 hint="only the user who started a run may use its directory",
             )
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NotPermittedError(
-                f"others may write to the run directory {path}",
-                hint=f"look at what is in it, then: chmod 700 {path}",
+                f"other users can write to the run directory {path}",
+                hint=f"check its content, then: chmod 700 {path}",
             )
         return cls(path=path)
 

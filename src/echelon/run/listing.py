@@ -37,15 +37,15 @@ def find_run(runs: Path, name: str) -> RunDir:
     if not found:
         _check_folder(runs, name)
         raise NotFoundError(
-            f"there is no run '{name}' in {runs}",
-            hint=f"there are: {', '.join(run.run_id for run in known[-5:])}"
+            f"no run '{name}' in {runs}",
+            hint=f"the latest runs there: {', '.join(run.run_id for run in known[-5:])}"
             if known
-            else "go to the folder it was started in, or name its runs: --runs-dir",
+            else "change to the directory where it was started, or pass --runs-dir",
         )
     if len(found) > 1:
         raise UsageError(
-            f"'{name}' may be any of {', '.join(run.run_id for run in found[:5])}",
-            hint="write more of it",
+            f"'{name}' is ambiguous: {', '.join(run.run_id for run in found[:5])}",
+            hint="write more letters of the run id",
         )
     return found[0]
 
@@ -64,5 +64,5 @@ def _check_folder(runs: Path, name: str) -> None:
     if not run.spec.exists():
         raise NotFoundError(
             f"{path} is not a valid run directory: it has no {run.spec.name}",
-            hint="its logs and checkpoints can be read by hand; start anew: echelon submit",
+            hint="its logs and checkpoints may still be readable; start a new run: echelon submit",
         )

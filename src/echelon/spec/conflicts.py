@@ -47,14 +47,14 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
     found = []
     memory = [k for k in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(spec, f"{k}_mib")]
     if len(memory) > 1:
-        found.append(f"{' and '.join(memory)} exclude each other: keep one of them")
+        found.append(f"{' and '.join(memory)} are mutually exclusive: keep one of them")
     found += [
-        f"{one} and {other} exclude each other: keep one of them"
+        f"{one} and {other} are mutually exclusive: keep one of them"
         for one, other in _EXCLUSIVE
         if getattr(spec, one) and getattr(spec, other)
     ]
     found += [
-        f"{key} needs gpus: add --gpus, how many of them a node shall have"
+        f"{key} requires gpus: add --gpus, the number of GPUs per node"
         for key, value in (
             ("gpu_type", spec.gpu_type),
             ("cpus_per_gpu", spec.cpus_per_gpu),
@@ -64,29 +64,29 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
     ]
     if spec.gpus and spec.procs_per_node > spec.gpus:
         found.append(
-            f"procs is {spec.procs}, but a node has only {spec.gpus} GPUs: leave procs out for "
-            "one rank per GPU, or gpus for ranks without"
+            f"procs is {spec.procs}, but a node has only {spec.gpus} GPUs: remove procs for "
+            "one rank per GPU, or gpus for ranks without GPUs"
         )
     if spec.gpu_option == "gpus-per-task" and spec.gpus % spec.tasks_per_node:
         found.append(
-            f"{spec.gpus} gpus cannot be shared evenly by {spec.tasks_per_node} tasks, as "
-            f"gpu_option '{spec.gpu_option}' wants: use --gpu-option gres"
+            f"{spec.gpus} GPUs cannot be divided evenly among {spec.tasks_per_node} tasks, which "
+            f"gpu_option '{spec.gpu_option}' requires: use --gpu-option gres"
         )
     if spec.nodes.low != spec.nodes.high and spec.style not in ("echelon", "torchrun"):
         found.append(
-            f"style '{spec.style}' needs a fixed number of nodes, not {spec.nodes}: write "
+            f"style '{spec.style}' requires a fixed number of nodes, not {spec.nodes}: use "
             f"--nodes {spec.nodes.high}, or use --style echelon"
         )
     if spec.nodes.low != spec.nodes.high and spec.gpu_option in ("gpus", "gpus-per-task"):
         found.append(
-            f"gpu_option '{spec.gpu_option}' needs a fixed number of nodes, not {spec.nodes}: "
-            f"write --nodes {spec.nodes.high}, or use --gpu-option gres"
+            f"gpu_option '{spec.gpu_option}' requires a fixed number of nodes, not {spec.nodes}: "
+            f"use --nodes {spec.nodes.high}, or use --gpu-option gres"
         )
     limit_s = parse_duration(spec.time) if spec.time else None
     if spec.style == "echelon" and limit_s is not None and limit_s <= _warned_s(spec):
         found.append(
-            f"a time of {spec.time} leaves none to work: its end is told {_warned_s(spec)} s "
-            "before (signal_lead, --signal, grace): ask for more time"
+            f"a time limit of {spec.time} leaves no time to train: ranks are told to stop "
+            f"{_warned_s(spec)} s before it (signal_lead, --signal, grace); request more time"
         )
     return found
 
@@ -103,8 +103,8 @@ def _judge_style(spec: JobSpec) -> list[str]:
     found = []
     if spec.signal_lead_s and spec.style in ("static", "torchrun", "ray"):
         found.append(
-            f"style '{spec.style}' does not hand a signal on to its ranks: leave signal_lead "
-            "out, or use --style echelon or srun"
+            f"style '{spec.style}' does not forward signals to its ranks: remove signal_lead, "
+            "or use --style echelon or srun"
         )
     if spec.module and spec.style in ("static", "torchrun"):
         found.append(
@@ -112,19 +112,19 @@ def _judge_style(spec: JobSpec) -> list[str]:
         )
     if spec.module and "/" in spec.script:
         found.append(
-            f"'{spec.script}' is no module of Python, which --module is for; an environment "
-            f"module is loaded with --load {spec.script}"
+            f"'{spec.script}' is not a Python module, which --module expects; to load an "
+            f"environment module, use --load {spec.script}"
         )
     if spec.preflight and spec.style != "echelon":
         found.append(
-            f"style '{spec.style}' has no preflight: use --style echelon, or look before: "
-            "echelon doctor --nodes N"
+            f"style '{spec.style}' does not support preflight: use --style echelon, or run "
+            "echelon doctor --nodes N first"
         )
     # sbatch takes the beginning of an option for the whole.
     if spec.style == "echelon" and any("array".startswith(name) for name in spec.slurm_extra):
         found.append(
-            "an array (--slurm array, or --array in a script) is several jobs, and a run of "
-            "style 'echelon' is one: the other tasks would do nothing; submit in a loop "
+            "style 'echelon' does not support job arrays (--slurm array, or --array in a script): "
+            "all tasks would be the same run; submit in a loop "
             "instead (for i in 0 1 2; do echelon submit …; done), or use --style srun"
         )
     return found
@@ -133,27 +133,27 @@ def _judge_style(spec: JobSpec) -> list[str]:
 def _judge_names(spec: JobSpec) -> list[str]:
     """Return what cannot be a variable of a rank, or an option of sbatch's."""
     found = [
-        f"the variable {name} is the job's own: take it out of env"
+        f"the job sets the variable {name} itself: remove it from env"
         for name in spec.env
         if name in _SCRIPT_VARIABLES
     ]
     found += [
-        f"--slurm {name} is a key of the request: use --{name}"
+        f"--slurm {name} has its own flag: use --{name}"
         for name in spec.slurm_extra
         if name in _OWN_OPTIONS
     ]
     found += [
-        f"--slurm {name} is for hand_over to say: use --hand-over requeue, or never"
+        f"--slurm {name} conflicts with hand_over: use --hand-over requeue or never"
         for name in ("requeue", "no-requeue")
         if name in spec.slurm_extra
     ]
     found += [
-        f"'{name}' cannot be the name of a variable in env: use letters, digits and _"
+        f"'{name}' is not a valid variable name in env: use letters, digits and _"
         for name in spec.env
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
     ]
     found += [
-        f"'{name}' is not an sbatch option: write it as in --slurm reservation=NAME"
+        f"'{name}' is not an sbatch option: for example --slurm reservation=NAME"
         for name in spec.slurm_extra
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name)
     ]

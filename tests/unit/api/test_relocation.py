@@ -93,21 +93,21 @@ def test_a_copy_is_refused_whatever_its_name(run, tmp_path):
         shutil.copytree(run.path, place)
         with pytest.raises(ConflictError, match="is a copy") as told:
             settle(RunDir.open(place))
-        assert told.value.hint.startswith(f"name that one: --runs-dir {run.path.parent};")
+        assert told.value.hint.startswith(f"use the original: --runs-dir {run.path.parent}")
 
 
 def test_a_run_keeps_its_name(run):
     other = RunDir.open(run.path.rename(run.path.with_name("other-name")))
-    with pytest.raises(ConflictError, match=f"was called '{run.run_id}'") as told:
+    with pytest.raises(ConflictError, match=f"know it as '{run.run_id}'") as told:
         check_original(other)
-    assert told.value.hint == f"rename it: mv {other.path} {run.path}"
+    assert told.value.hint == f"rename it back: mv {other.path} {run.path}"
 
 
 @pytest.mark.parametrize(("before", "after"), [("my runs", "new"), ("runs", "100%"), ("runs", "ü")])
 def test_names_that_would_have_to_be_quoted_are_refused(tmp_path, before, after):
     run = make(tmp_path, runs=before)
     other = moved(run, tmp_path / after)
-    with pytest.raises(ConflictError, match="cannot go on in"):
+    with pytest.raises(ConflictError, match="cannot continue there"):
         settle(other)
     assert find_home(other) == run.path
 
@@ -137,7 +137,7 @@ def test_output_that_a_user_wanted_elsewhere_stays_there(run):
 def test_nobody_speaks_for_a_runs_jobs_by_a_copy_of_it(run, tmp_path, capsys, command):
     shutil.copytree(run.path.parent, tmp_path / "copies")
     assert main.run([command, run.run_id, f"--runs-dir={tmp_path}/copies"]) == 73
-    assert f"is a copy: the run itself is in {run.path}" in capsys.readouterr().err
+    assert f"is a copy of the run in {run.path}" in capsys.readouterr().err
     assert main.run(["status", run.run_id, f"--runs-dir={tmp_path}/copies"]) == 0
     assert [one.name for one in run.attempts.iterdir()] == ["1"]
 

@@ -103,7 +103,7 @@ def test_what_else_lies_among_the_runs_does_no_harm(three):
 
 def test_what_is_not_unique_is_told(three):
     folder, made = three
-    with pytest.raises(UsageError, match="may be any of") as caught:
+    with pytest.raises(UsageError, match="is ambiguous") as caught:
         find_run(folder, "mnist")
     assert made[0].run_id in caught.value.message
     with pytest.raises(NotFoundError, match="no run 'x'"):
@@ -136,7 +136,7 @@ def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_p
     (tmp_path / "train.py").write_text("pass")
     found = runs.check_python(spec(script="train.py", python=python), tmp_path, LocalShell())
     (problem,) = found
-    assert problem.startswith(f"the Python '{python}' is not there: name another")
+    assert problem.startswith(f"Python not found: '{python}'; choose another")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_python_that_is_not_there_is_noticed_whatever_the_script_imports(tmp_p
     [
         (None, {}, "does not exist"),
         ("def", {}, "does not compile"),
-        ("pass", {"output": "nowhere/%j.out"}, "folder of the output"),
+        ("pass", {"output": "nowhere/%j.out"}, "the output directory"),
         ("pass", {"venv": "nowhere"}, "no virtual environment"),
         ("pass", {"output": "%j.out"}, ""),
     ],
@@ -167,7 +167,7 @@ def test_a_run_that_cannot_be_written_leaves_nothing(tmp_path):
 def test_a_run_whose_directory_was_deleted_was_not_forgotten_to_be_queued(tmp_path):
     run, _ = runs.prepare_run(spec(script="train.py"), tmp_path, tmp_path)
     shutil.rmtree(run.path)
-    with pytest.raises(NotFoundError, match="directory is gone"):
+    with pytest.raises(NotFoundError, match="directory was deleted"):
         runs.current_job(run, LocalCluster(FakeShell(), {}, tmp_path))
 
 

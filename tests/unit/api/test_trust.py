@@ -35,18 +35,18 @@ def test_what_was_submitted_is_known_wherever_it_lies(run, environ, tmp_path):
 
 @pytest.mark.parametrize("other", [{}, {"HOME": "/nowhere"}])
 def test_without_a_record_it_takes_a_word_of_the_user(run, other):
-    with pytest.raises(NotPermittedError, match="is not a script that you have submitted") as told:
+    with pytest.raises(NotPermittedError, match="was not submitted by you") as told:
         read_script(run, other)
     assert "script = 'train.py'" in told.value.message
     assert "notify = 'mail me'" in told.value.message
-    assert told.value.hint == f"read it, then: echelon resume {run.run_id} --trust"
+    assert told.value.hint == f"if you trust its content: echelon resume {run.run_id} --trust"
     assert read_script(run, other, trust=True) == run.script.read_bytes()
 
 
 def test_a_script_that_was_changed_is_not_known(run, environ):
     remember_script(run.script.read_bytes(), environ)
     run.script.write_text("#!/bin/bash\necho other\n")
-    with pytest.raises(NotPermittedError, match="is not a script that you have submitted"):
+    with pytest.raises(NotPermittedError, match="was not submitted by you"):
         read_script(run, environ)
 
 
@@ -57,7 +57,7 @@ def test_files_that_it_starts_may_not_have_changed_since(run, environ, name):
     remember_script(script, environ)
     path = run.path / name
     path.write_bytes(path.read_bytes() + b"\n")
-    with pytest.raises(NotPermittedError, match="was changed after the run was submitted"):
+    with pytest.raises(NotPermittedError, match="was changed after submission"):
         read_script(run, environ)
     trusted = read_script(run, environ, trust=True)
     assert trusted != script
@@ -79,7 +79,7 @@ def test_a_style_without_a_launcher_starts_nothing_in_the_folder(tmp_path):
 def test_a_home_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / "home").write_text("")
     assert "Not a directory" in remember_script(b"", {"HOME": str(tmp_path / "home")})
-    assert remember_script(b"", {}) == "there is no home folder"
+    assert remember_script(b"", {}) == "no home directory"
 
 
 def test_a_run_without_a_script_is_none(run, environ):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from echelon.api.why import find_verdict
+from echelon.api.runs import find_verdict
 from echelon.core.jobs import Job
 from echelon.run.directory import RunDir
 from echelon.run.verdict import Failure, judge, to_record

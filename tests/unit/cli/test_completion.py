@@ -106,11 +106,11 @@ def test_each_shell_has_its_script_and_can_read_it(capsys, shell):
 
 def test_a_shell_without_one_is_told(capsys):
     assert main.run(["--show-completion", "tcsh"]) == 2
-    assert "hint: there is for bash, zsh, fish" in capsys.readouterr().err
+    assert "hint: choose bash, zsh or fish" in capsys.readouterr().err
 
 
 def test_a_script_is_installed_where_the_shell_looks(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main.run(["--install-completion", "bash"]) == 0
-    assert "next shell" in capsys.readouterr().err
+    assert "new shell" in capsys.readouterr().err
     assert "bash_completions" in (tmp_path / ".bashrc").read_text()

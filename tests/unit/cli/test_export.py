@@ -47,7 +47,7 @@ def test_a_run_becomes_files_in_a_folder_of_its_own(begun, tmp_path, capsys):
     assert main.run(["export", "r-1", "--csv"]) == 0
     folder = tmp_path / "r-1-csv"
     assert sorted(path.name for path in folder.iterdir()) == FILES
-    assert "r-1-csv/metrics.csv: 1 rows\n" in capsys.readouterr().out
+    assert "r-1-csv/metrics.csv: 1 row\n" in capsys.readouterr().out
     assert read(folder / "metrics.csv")[0]["'=loss"] == "0.5"
     told = [(row["attempt"], row["host"], row["source"]) for row in read(folder / "telemetry.csv")]
     assert told == [("1", "node1", "rank0"), ("2", "node2", "rank0")]
@@ -64,7 +64,7 @@ def test_nothing_is_overwritten_unasked(begun, tmp_path, capsys):
     (tmp_path / "out/time.csv").write_text("mine")
     (tmp_path / "out/metrics.csv").symlink_to("nowhere")
     assert main.run(["export", "r-1", "--csv", "out"]) == 73
-    assert "metrics.csv, time.csv already" in capsys.readouterr().err
+    assert "already contains metrics.csv, time.csv" in capsys.readouterr().err
     assert (tmp_path / "out/time.csv").read_text() == "mine"
     assert not (tmp_path / "out/telemetry.csv").exists()
     assert main.run(["export", "r-1", "--csv", "out", "--force"]) == 0
@@ -75,9 +75,9 @@ def test_nothing_is_overwritten_unasked(begun, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["export", "r-1", "--csv"], 66, "has measured nothing yet"),
+        (["export", "r-1", "--csv"], 66, "has no measurements yet"),
         (["export", "r-1"], 2, "echelon export r-1 --csv"),
-        (["export", "r-9", "--csv"], 66, "there is no run"),
+        (["export", "r-9", "--csv"], 66, "no run 'r-9' in"),
     ],
 )
 def test_what_cannot_be_exported_is_said(run, capsys, words, code, said):
@@ -88,4 +88,4 @@ def test_what_cannot_be_exported_is_said(run, capsys, words, code, said):
 def test_a_file_is_no_folder(begun, tmp_path, capsys):
     (tmp_path / "out").write_text("mine")
     assert main.run(["export", "r-1", "--csv", "out"]) == 73
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a directory" in capsys.readouterr().err

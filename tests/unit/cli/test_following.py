@@ -63,14 +63,14 @@ def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_pa
     run = _start(cluster, tmp_path)
     run.outcome(1).write_text("{}")  # from before it was queued again
     assert following.follow_run(run, cluster, show=False).state == "COMPLETED"
-    assert cluster.asked < 120 + 5 / following._LOOK_S + 5
+    assert cluster.asked < 120 + 5 / following.LOOK_S + 5
 
 
 def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
     cluster = _Cluster(Job(id="7", state="RUNNING"))
     run = _start(cluster, tmp_path)
     monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run.path, ignore_errors=True))
-    with pytest.raises(following.NotFoundError, match="directory is gone"):
+    with pytest.raises(following.NotFoundError, match="directory was deleted"):
         following.follow_to_the_end(run, cluster)
     assert cluster.cancelled == ["7"]
 
@@ -80,7 +80,7 @@ def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
     "trouble",
     [
         OSError(errno.ESTALE, "Stale file handle"),
-        UnavailableError("slurmctld did not answer for 60 s", hint=""),
+        UnavailableError("slurmctld did not respond for 60 s", hint=""),
     ],
 )
 def test_what_is_away_for_a_while_cancels_no_run(tmp_path, capsys, trouble):

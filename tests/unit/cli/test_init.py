@@ -220,4 +220,4 @@ def test_a_file_that_others_could_replace_is_written_with_a_warning(project, cap
         os.umask(before)
     assert (project / "echelon.toml").stat().st_mode & 0o777 == 0o644
     err = capsys.readouterr().err
-    assert f"warning: everybody may write to {project}, so commands use this file only" in err
+    assert f"warning: everybody can write to {project}, so commands use this file only" in err

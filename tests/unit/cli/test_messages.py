@@ -55,10 +55,10 @@ def told(capsys, *arguments):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ("run", (2, "no training script is named", "train.py")),
+        ("run", (2, "no training script given", "train.py")),
         ("run trian.py", (2, "trian.py does not exist: did you mean 'train.py'?", "nothing was")),
         ("run sub/x.py", (2, "there is no .py file in", "nothing was started")),
-        ("run bin", (2, "is a folder: name a file in it", "nothing was started")),
+        ("run bin", (2, "is a directory: pass a file in it", "nothing was started")),
         ("run broken.py", (2, "does not compile", "nothing was started")),
         ("run --procs x train.py", (2, "procs: 'x' is not a whole number", "for example 4")),
         ("run --style foo train.py", (2, "'foo' is not one of echelon", "write one of them")),
@@ -66,36 +66,42 @@ def told(capsys, *arguments):
         ("run --gpu-type a100 train.py", (2, "add --gpus", "gpu_type is from flags")),
         ("run --env 9=1 train.py", (2, "use letters", "env is from flags")),
         ("run --slurm nodes=3 train.py", (2, "use --nodes", "slurm.extra is from flags")),
-        ("run --venv nowhere train.py", (2, "make it with python3 -m venv", "nothing was started")),
-        ("run --python nowhere train.py", (2, "name another with --python", "nothing was started")),
+        (
+            "run --venv nowhere train.py",
+            (2, "create it with python3 -m venv", "nothing was started"),
+        ),
+        (
+            "run --python nowhere train.py",
+            (2, "choose another with --python", "nothing was started"),
+        ),
         ("run --style srun train.py", (2, "use --on slurm", "nothing was started")),
         (
             "run --on mars train.py",
             (2, "invalid value for --on: 'mars'", "choose local, slurm or ray"),
         ),
         ("run --from nowhere.sh train.py", (2, "No such file", "--from job.sh")),
-        ("run --runs-dir train.py train.py", (73, "it is no folder", "--runs-dir")),
+        ("run --runs-dir train.py train.py", (73, "not a directory", "--runs-dir")),
         ("run --prologue", (2, "requires an argument", "see echelon run --help")),
-        ("submit train.py", (69, "knows no cluster", "export SLURM_CONF")),
-        ("status nothing", (66, "there is no run 'nothing'", "there are: done-abcd")),
-        ("status done", (2, "may be any of done-abcd, done-abce", "write more of it")),
+        ("submit train.py", (69, "has no cluster configuration", "export SLURM_CONF")),
+        ("status nothing", (66, "no run 'nothing' in", "runs there: done-abcd")),
+        ("status done", (2, "'done' is ambiguous: done-abcd, done-abce", "write more letters")),
         ("status headless", (66, "it has no spec.toml", "echelon submit")),
-        ("status open", (77, "others may write", "chmod 700")),
-        ("status --runs-dir elsewhere x", (66, "there is no run 'x'", "--runs-dir")),
+        ("status open", (77, "other users can write", "chmod 700")),
+        ("status --runs-dir elsewhere x", (66, "no run 'x' in elsewhere", "--runs-dir")),
         ("report spoilt", (69, "the request of the run 'spoilt' is damaged", "repair that file")),
-        ("logs done-abcd", (66, "has written nothing yet", "echelon status done-abcd")),
+        ("logs done-abcd", (66, "has not printed anything yet", "echelon status done-abcd")),
         ("logs --rank x", (2, "invalid value for '--rank': not a whole number", "logs --help")),
         ("resume done-abcd", (73, "is complete", "echelon submit")),
         ("stop", (2, "missing argument", "for example: echelon stop last")),
-        ("watch", (2, "no terminal", "--once")),
-        ("export done-abcd", (2, "in which form", "--csv")),
-        ("export done-abcd --csv", (66, "has measured nothing yet", "echelon status")),
+        ("watch", (2, "not a terminal", "--once")),
+        ("export done-abcd", (2, "no output format", "--csv")),
+        ("export done-abcd --csv", (66, "has no measurements yet", "echelon status")),
         ("report --html /nowhere/x.html done-abcd", (69, "cannot write", "--html FILE")),
-        ("dash nothing", (66, "there is no run 'nothing'", "there are")),
+        ("dash nothing", (66, "no run 'nothing'", "latest runs")),
         ("lint", (2, "no file given", "echelon lint job.sh")),
         ("lint empty.sh", (2, "is empty", "pass a job script")),
         ("lint --explain XX", (2, "unknown rule: XX", "--explain all")),
-        ("nodes --cluster x", (66, "nothing is known of a cluster 'x'", "no node is left out")),
+        ("nodes --cluster x", (66, "no record of a cluster 'x'", "no nodes are avoided")),
         ("pack nothing", (66, "there is no directory nothing", "check the path")),
         ("doctor --nodes x", (2, "'x' is not a number of nodes", "2:4")),
         ("sandbox status --name nothing", (66, "there is no sandbox", "sandbox up --name nothing")),
@@ -115,8 +121,12 @@ def test_a_mistake_is_told_with_what_to_do(place, capsys, call, expected):
 @pytest.mark.parametrize(
     ("text", "message", "hint"),
     [
-        (b"nodes = \n", "echelon.toml is not TOML: Invalid value (at line 1", "mend that place"),
-        (b"\xff\n", "no text in UTF-8: byte 1 is 0xff", "echelon init --force"),
+        (
+            b"nodes = \n",
+            "echelon.toml is not valid TOML: Invalid value (at line 1",
+            "correct that line",
+        ),
+        (b"\xff\n", "not valid UTF-8: byte 1 is 0xff", "echelon init --force"),
         (
             b'mem = "1G"\nmem_per_cpu = "1G"\n',
             "keep one of them",
@@ -150,7 +160,7 @@ def test_a_machine_without_slurm(place, capsys, monkeypatch):
     monkeypatch.setenv("PATH", str(place / "nowhere"))
     python = f"--python={sys.executable}"
     code, message, hint = told(capsys, "submit", python, "train.py")
-    assert (code, message) == (69, "the program 'scontrol' is not installed, or not on PATH")
+    assert (code, message) == (69, "the program 'scontrol' is not installed or not on PATH")
     assert "login node" in hint
     assert "echelon run" in hint
 
@@ -160,19 +170,23 @@ def test_a_folder_that_is_gone(place, capsys):
     gone.mkdir()
     os.chdir(gone)
     shutil.rmtree(gone)
-    assert told(capsys, "config") == (2, "this folder has been deleted", "go to another one: cd")
+    assert told(capsys, "config") == (
+        2,
+        "the current directory has been deleted",
+        "change to another one: cd",
+    )
 
 
 @pytest.mark.parametrize(
     ("module", "extra"), [("torch", "train"), ("PIL", "data"), ("tree_sitter.x", "lint")]
 )
 def test_a_missing_extra_is_named_wherever_it_is_missed(module, extra):
-    found = main._explain(ModuleNotFoundError(name=module), [])
+    found = main.explain(ModuleNotFoundError(name=module), [])
     assert (found.exit_code, found.hint) == (69, f"pip install 'echelon[{extra}]'")
 
 
 def test_a_missing_module_of_ours_is_our_fault():
-    assert main._explain(ModuleNotFoundError("x", name="echelon.x"), []).exit_code == 70
+    assert main.explain(ModuleNotFoundError("x", name="echelon.x"), []).exit_code == 70
 
 
 def test_an_interrupted_command_ends_without_a_traceback(place):
@@ -188,5 +202,5 @@ def test_an_interrupted_command_ends_without_a_traceback(place):
     child.send_signal(2)
     _, err = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert "stopping; again to stop at once" in err
+    assert "stopping; press Ctrl-C again to stop immediately" in err
     assert "Traceback" not in err

@@ -31,8 +31,8 @@ def left_out(capsys, *arguments):
 
 
 def test_where_all_is_well(capsys, environ):
-    assert told(capsys).err == "no node is left out\n"
-    assert told(capsys, "--forgive", "all").err == "no node is left out\n"
+    assert told(capsys).err == "no nodes are avoided\n"
+    assert told(capsys, "--forgive", "all").err == "no nodes are avoided\n"
     assert told(capsys, "--json").out == "[]\n"
 
 
@@ -61,7 +61,7 @@ def test_the_list_says_until_when(capsys, environ):
 
 def test_one_node_is_forgiven_on_one_cluster(capsys, two_clusters):
     said = told(capsys, "--cluster", "alpha", "--forgive", "node3")
-    assert said.out == "node3 of alpha may be used again\n"
+    assert said.out == "node3 of alpha is allowed again\n"
     assert left_out(capsys) == [("alpha", "node4"), ("beta", "node3")]
 
 
@@ -73,15 +73,12 @@ def test_several_nodes_are_forgiven(capsys, two_clusters, hosts):
 
 def test_a_node_that_is_not_left_out_changes_nothing(capsys, two_clusters):
     said = told(capsys, "--forgive", "node[4-5]", code=66)
-    assert said.err == (
-        "error: node5: not left out, so there is nothing to forgive\n"
-        "hint: left out are: node3, node4\n"
-    )
+    assert said.err == ("error: not avoided: node5\nhint: avoided nodes: node3, node4\n")
     assert len(left_out(capsys)) == 3
 
 
 def test_an_unknown_cluster_is_told_with_those_there_are(capsys, two_clusters):
     said = told(capsys, "--cluster", "gamma", code=66)
     assert said.err == (
-        "error: nothing is known of a cluster 'gamma'\nhint: there are: alpha, beta\n"
+        "error: no record of a cluster 'gamma'\nhint: known clusters: alpha, beta\n"
     )

@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from echelon.cli import main
-from echelon.cli.pack import _Lines, _name_targets, _parse_size
+from echelon.cli.pack import ProgressLines, name_targets, parse_size
 from echelon.errors import UsageError
 from echelon.train.images import packfile
 from pictures import class_folders, save
@@ -99,8 +99,8 @@ def test_what_is_broken_is_listed(here, capsys):
         (["file"], 2, "file is not a directory"),
         (["x.packed"], 2, "x.packed is not a directory"),
         (["flowers", "file"], 2, "file is not a directory"),
-        (["flowers", "file/below"], 69, "cannot use file/below: Not a directory"),
-        (["flowers", "/proc/self"], 69, "cannot use /proc/self/flowers.packed.partial: "),
+        (["flowers", "file/below"], 69, "file/below: Not a directory"),
+        (["flowers", "/proc/self"], 69, "/proc/self/flowers.packed.partial: "),
         (["flowers", "folder.packed"], 2, "folder.packed is a directory"),
         (["flowers", "--size", "big"], 2, "invalid value for --size: 'big'"),
         (["flowers", "--split", "val"], 66, "flowers has no split 'val' (available: none)"),
@@ -136,7 +136,7 @@ def test_wrong_calls_are_one_line_and_a_hint(here, capsys, arguments, code, mess
 )
 def test_files_are_named_after_what_is_in_them(here, source, target, splits, expected):
     path = type(here)
-    named = _name_targets(path(source), path(target) if target else None, splits)
+    named = name_targets(path(source), path(target) if target else None, splits)
     assert [str(named[split]) for split in splits] == [
         name.replace("HERE", here.name) for name in expected
     ]
@@ -144,19 +144,19 @@ def test_files_are_named_after_what_is_in_them(here, source, target, splits, exp
 
 def test_two_splits_cannot_be_one_file(here):
     with pytest.raises(UsageError, match=r"several splits \(train, val\) into one file"):
-        _name_targets(here, here / "x.packed", ["train", "val"])
+        name_targets(here, here / "x.packed", ["train", "val"])
 
 
 def test_sizes():
-    assert (_parse_size(""), _parse_size("64"), _parse_size("48x64")) == (None, (64, 64), (48, 64))
+    assert (parse_size(""), parse_size("64"), parse_size("48x64")) == (None, (64, 64), (48, 64))
     for text in ("0", "-1", "4x", "1x2x3", "٣"):
         with pytest.raises(UsageError):
-            _parse_size(text)
+            parse_size(text)
 
 
 def test_a_log_gets_a_line_every_five_seconds(capsys):
     now = 100.0
-    lines = _Lines("x.packed", clock=lambda: now)
+    lines = ProgressLines("x.packed", clock=lambda: now)
     for done in range(0, 1001, 100):  # one of them a second
         lines(400 + done, 2000)
         now += 1.0

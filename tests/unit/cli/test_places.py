@@ -51,10 +51,10 @@ def test_status_and_why_say_that_nobody_answers(capsys, runs):
     assert code == 0
     told = json.loads(out)
     assert told["state"] == "UNKNOWN"
-    assert told["reason"].startswith(f"no Ray cluster answers at {NOBODY}")
+    assert told["reason"].startswith(f"no Ray cluster responds at {NOBODY}")
     code, out, _ = echelon(capsys, runs, "why", "one")
     assert code == 0
-    assert f"no Ray cluster answers at {NOBODY}" in out
+    assert f"no Ray cluster responds at {NOBODY}" in out
 
 
 @pytest.mark.parametrize("command", ["resume", "stop", "cancel"])
@@ -63,7 +63,7 @@ def test_what_acts_says_which_option_names_the_cluster(capsys, runs, command):
     assert code == 69
     assert "--address http://HEAD:8265" in err
     code, _, err = echelon(capsys, runs, command, "one", "--address=http://[::1")
-    assert (code, "no address of Ray's Jobs API" in err) == (2, True)
+    assert (code, "not a valid address of Ray's Jobs API" in err) == (2, True)
 
 
 def test_another_cluster_takes_a_run_over(capsys, runs, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_run_that_still_is_where_it_was_is_not_taken_over(capsys, runs, monkey
     monkeypatch.setattr(RayCluster, "job", living)
     code, _, err = echelon(capsys, runs, "resume", "one", "--address=new:1")
     assert code == 73
-    assert "is not over" in err
+    assert "has not ended" in err
 
 
 def test_who_waits_for_slurm_is_told_so(tmp_path, monkeypatch, capsys):

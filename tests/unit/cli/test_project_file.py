@@ -102,7 +102,7 @@ def test_a_strangers_file_in_the_working_folder_is_an_error(below):
     with pytest.raises(NotPermittedError) as caught:
         read(below)
     assert caught.value.message == (f"{theirs} is not trusted: {theirs} belongs to user {STRANGER}")
-    assert caught.value.hint == "read it and, if you trust it, add: --config echelon.toml"
+    assert caught.value.hint == "if you trust its content, add: --config echelon.toml"
     assert read(below, config=Path("echelon.toml")).spec.gpus == 4
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_a_group_may_write_to_is_an_error_with_the_command_that_me
     below.chmod(0o775)
     with pytest.raises(NotPermittedError) as caught:
         read(below)
-    assert f"the group {STRANGER} may write to {below}" in caught.value.message
+    assert f"the group {STRANGER} can write to {below}" in caught.value.message
     command, _, rest = caught.value.hint.partition(", or ")
     assert command == f"chmod go-w {below}"
     assert rest.endswith("add: --config echelon.toml")
@@ -164,7 +164,7 @@ def test_the_users_own_settings_have_to_be_the_users_own(below):
     own.chmod(0o777)
     with pytest.raises(NotPermittedError) as caught:
         read(below)
-    assert caught.value.message.endswith(f"is not trusted: everybody may write to {own}")
+    assert caught.value.message.endswith(f"is not trusted: everybody can write to {own}")
     assert caught.value.hint == f"chmod go-w {own}"
     own.chmod(0o755)
     give_away(own)

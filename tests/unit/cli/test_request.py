@@ -67,8 +67,8 @@ def test_a_profile_of_the_project_is_chosen_by_flag(project):
 @pytest.mark.parametrize(
     ("toml", "flags", "message"),
     [
-        ("x = ", {}, "is not TOML"),
-        ("", {"cluster": "big"}, "no profile for a cluster 'big'; known: none"),
+        ("x = ", {}, "is not valid TOML"),
+        ("", {"cluster": "big"}, "unknown cluster profile: 'big' (known: none)"),
         ("", {"setting": ["nodes"]}, "--set nodes has no '='"),
         ("", {"env": ["A"]}, "--env A has no '='"),
         ("clusters = 3", {}, "'clusters' is not a table"),
@@ -104,7 +104,7 @@ def test_everything_after_the_script_is_the_scripts(project, capsys):
 
 def test_a_script_has_to_be_named(project, capsys):
     assert main.run(["script", "--nodes", "2"]) == 2
-    assert "no training script is named" in capsys.readouterr().err
+    assert "no training script given" in capsys.readouterr().err
 
 
 def test_config_tells_values_and_origins(project, capsys):

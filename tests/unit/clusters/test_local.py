@@ -40,7 +40,7 @@ def _submit(shell, tmp_path):
 def test_a_process_that_was_gone_before_anybody_looked_is_not_running(tmp_path):
     job = _submit(FakeShell(), tmp_path)  # whose processes never are
     assert (job.state, job.exit_code) == ("FAILED", 1)
-    assert "could not start" in job.reason
+    assert "failed to start" in job.reason
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_run_of_another_machine_is_not_said_to_be_stopped(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
     run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     for end in (cluster.stop, cluster.cancel):
-        with pytest.raises(UnavailableError, match="is on elsewhere"):
+        with pytest.raises(UnavailableError, match="runs on elsewhere"):
             end("local:elsewhere:12:34", run_id=run.run_id)
 
 
@@ -124,5 +124,5 @@ def test_an_odd_job_id_hides_no_other_run(tmp_path, monkeypatch, capsys, job_id)
     assert "COMPLETED" in shown
     assert odd.run_id in shown
     assert main.run(["status", odd.run_id]) == 0
-    assert "names no valid job" in capsys.readouterr().out
+    assert "has no valid job id" in capsys.readouterr().out
     assert main.run(["stop", odd.run_id]) == 0

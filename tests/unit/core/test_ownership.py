@@ -37,8 +37,8 @@ def put(path: Path, *, uid=ME, gid=ME, mode=0o644, folder=False) -> Path:
         (0, 0, 0o644, ""),
         (ME, ME, 0o664, ""),  # the umask of private groups
         (ME, SHARED, 0o644, ""),
-        (ME, SHARED, 0o664, f"the group {SHARED} may write to"),
-        (ME, ME, 0o666, "everybody may write to"),
+        (ME, SHARED, 0o664, f"the group {SHARED} can write to"),
+        (ME, ME, 0o666, "everybody can write to"),
         (STRANGER, STRANGER, 0o600, f"belongs to user {STRANGER}"),
     ],
 )
@@ -109,4 +109,4 @@ def test_rights_beyond_the_mode_make_a_private_group_no_longer_private(home):
         os.setxattr(path, "system.posix_acl_access", (2).to_bytes(4, "little") + packed)
     except OSError:
         pytest.skip("this file system has no access control lists")
-    assert find_intruder(path, USER) == f"the group {ME} may write to {path}"
+    assert find_intruder(path, USER) == f"the group {ME} can write to {path}"

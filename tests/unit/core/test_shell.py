@@ -40,7 +40,7 @@ def test_a_missing_program_is_named():
 
 
 def test_a_failure_shows_its_last_word():
-    with pytest.raises(CommandError, match="'sh' failed with code 4: second") as caught:
+    with pytest.raises(CommandError, match="'sh' failed with exit code 4: second") as caught:
         SHELL.run(["sh", "-c", "echo first >&2; echo second >&2; exit 4"]).check(hint="do this")
     assert caught.value.hint == "do this"
 

@@ -105,7 +105,7 @@ def test_the_token_is_remembered_for_the_next_request(connect):
 def test_one_that_sends_no_request_is_given_up(connect):
     silent, asking = connect(), connect()
     asking.cycle = Cycle()
-    asking._time_request()
+    asking.data_received(b"GET")
     connect.loop.run_timers()
     assert dropped(silent, asking) == [0]
 
@@ -113,7 +113,7 @@ def test_one_that_sends_no_request_is_given_up(connect):
 def test_a_reader_that_takes_nothing_is_given_up_and_a_slow_one_is_not(connect):
     stuck, slow = connect(busy=True), connect(busy=True)
     for one in (stuck, slow):
-        one._time_request()
+        one.data_received(b"GET")
         one.transport.size = 100_000
         one.pause_writing()
     slow.transport.size = 99_000

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.monitor.gate import Gate
+from echelon.monitor.server import Gate
 
 GATE = Gate(token="s3cret", port=8090)  # noqa: S106
 HOST = {"host": "127.0.0.1:8090"}

@@ -1,9 +1,11 @@
 """Ranks over time."""
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.monitor.heat import HeatMap, parse_cells, recall
+from echelon.monitor.heat import KINDS, HeatMap, parse_cells, recall
 from echelon.run.series import Sample, render_sample
 
 
@@ -89,9 +91,22 @@ def test_the_short_way_to_read_a_line_finds_the_same(steps, busy, util, rank):
     assert not util or abs(whole["util"][-1] - short["util"][-1]) <= 1
 
 
-@given(st.binary())
-def test_lines_that_are_none_are_passed_over(line):
-    parse_cells(line)
+PIECES = (
+    *(b'"rank3.busy":', b'"rank3.steps":', b'"rank7.gpu":', b'"rank7.util":', b'"gpu2.util":'),
+    *(b"2", b"0.5", b"1e999", b"nan", b"-", b",", b"}"),
+)
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=6))).map(b"".join))
+def test_a_damaged_line_adds_only_ranks_that_it_names_and_can_be_sent(line):
+    cells = parse_cells(line)
+    assert cells.keys() <= set(KINDS)
+    assert all(b'"rank%d.' % rank in line for values in cells.values() for rank in values)
+    heat = HeatMap(3)
+    heat.put(1, cells)
+    (column,) = heat.since(0, 10)
+    json.dumps(column, allow_nan=False)
+    assert all(len(row) == 10 for kind, row in column.items() if kind in KINDS)
 
 
 def test_what_was_before_is_recalled_from_files(tmp_path):

@@ -1,5 +1,7 @@
 """The report as a page: what is in it, and that hostile text stays text."""
 
+from dataclasses import replace
+
 from echelon.monitor.accounting import Accounts
 from echelon.monitor.advice import Facts, Finding, RankFigures
 from echelon.monitor.charts import bars, curve
@@ -37,7 +39,7 @@ def make(*, text="train"):
     return Report(
         state=state,
         accounts=accounts,
-        facts=Facts(seconds=accounts.seconds, ranks=ranks),
+        facts=Facts(seconds=accounts.seconds, trained_s=15.0, ranks=ranks),
         findings=[Finding(code="straggler", seen=text, change=f"leave out {text}")],
     )
 
@@ -47,7 +49,7 @@ def test_it_holds_what_matters():
     for text in ("75% of 40 GPU-seconds", "productive", "launch", "rank 1", "leave out train"):
         assert text in page
     assert page.count("<svg") == 3  # time, GPUs, the one metric
-    assert "job train, started anew: rank 1 on train: train" in page
+    assert "job train, restarted: rank 1 on train: train" in page
     assert "ended: rank 1 on train: train" in page
     assert "2001-09-09 01:46:40 UTC" in page
 
@@ -64,7 +66,7 @@ def test_of_a_run_that_has_not_begun():
     empty = Report(
         state=RunState(run_id="r"),
         accounts=Accounts(spent_us={}, allocated_us=0),
-        facts=Facts(seconds={}),
+        facts=Facts(seconds={}, trained_s=0.0),
         findings=[],
     )
     assert "r: QUEUED" in render_page(empty, now_s=1.0)
@@ -73,9 +75,19 @@ def test_of_a_run_that_has_not_begun():
 
 
 def test_in_short():
-    first, second = render_short(make()).split("\n")
-    assert first == "75% of 40 GPU-seconds were training; more: echelon report train"
-    assert second == "train: leave out train"
+    assert render_short(make()).split("\n") == [
+        "75% of 40 GPU-seconds went into training; details: echelon report train",
+        "train",
+        "hint: leave out train",
+    ]
+
+
+def test_a_run_too_short_to_judge_is_not_called_good():
+    short = replace(make(), findings=[])
+    assert render(short).endswith("no suggestions: less than a minute of training")
+    assert "less than a minute of training" in render_page(short, now_s=1.0)
+    long = replace(short, facts=replace(short.facts, trained_s=3600.0))
+    assert render(long).endswith("\n  no suggestions")
 
 
 def test_a_rank_that_is_gone_has_told_its_last_step():

@@ -1,7 +1,7 @@
 """What a report is made of."""
 
-from echelon.monitor.accounting import account
-from echelon.monitor.report import _newest, _rank_figures, failures, gather, make_report
+from echelon.monitor.accounting import Accounts, account
+from echelon.monitor.report import failures, gather, make_report, of_generation
 from echelon.monitor.state import AttemptState, RunState
 from echelon.run.directory import RunDir
 from echelon.run.event_log import Event
@@ -18,8 +18,8 @@ def test_only_what_was_measured_of_the_last_ranks_counts():
     before = sample(1.0, rank0_generation=0, rank1_generation=0)
     empty = sample(2.0)
     after = sample(3.0, rank0_generation=1)
-    assert _newest([before, empty, after], 1) == [after]
-    assert _newest([], 1) == []
+    assert of_generation([before, empty, after], 1) == [after]
+    assert of_generation([], 1) == []
 
 
 def test_ranks_that_say_nothing_of_steps_are_there_too():
@@ -28,7 +28,7 @@ def test_ranks_that_say_nothing_of_steps_are_there_too():
         means={"gpu0.util": 0.25, "rank1.data": 0.5},
         lasts={"rank0.generation": 2, "rank0.gpu": 0, "rank1.generation": 2},
     )
-    plain, speaking = _rank_figures(total, "n")
+    plain, speaking = gather(RunState(run_id="r"), account([]), {0: total}, JobSpec()).ranks
     assert (plain.speaks, plain.gpu_util) == (False, 0.25)
     assert (speaking.speaks, speaking.data, speaking.gpu_util) == (True, 0.5, None)
 
@@ -46,6 +46,16 @@ def test_without_a_job_the_nodes_are_ones_own_machine():
     for job, cluster in (("42", True), ("", False)):
         state = RunState(run_id="r", attempts={1: AttemptState(number=1, job_id=job)})
         assert gather(state, account([]), {}, JobSpec()).cluster is cluster
+
+
+def test_training_time_is_that_of_one_rank():
+    state = RunState(run_id="r")
+    state.feed_event(1, Event(time_s=1.0, kind="attempt", data={}))
+    ranks = {"generation": 0, "world_size": 4, "nodes": 1}
+    state.feed_event(1, Event(time_s=1.0, kind="generation", data=ranks))
+    spent_us = {"launch": 10**9, "productive": 30_000_000, "data wait": 10_000_000}
+    accounts = Accounts(spent_us=spent_us, allocated_us=sum(spent_us.values()))
+    assert gather(state, accounts, {}, JobSpec()).trained_s == 10.0
 
 
 def test_each_job_of_a_run_says_why_it_was_not_the_last():
@@ -68,9 +78,9 @@ def test_each_job_of_a_run_says_why_it_was_not_the_last():
     feed(4, "ended", state="NODE_FAIL", why="node2 is gone")
     feed(5, "attempt", job="11")
     told = [
-        "job 7, started anew: rank 1: bang",
+        "job 7, restarted: rank 1: bang",
         "job 7, TIMEOUT: the time limit is near",
-        "job 8 ended without a word: its controller was killed, or its host",
+        "job 8 exited without reporting an outcome; its controller or host probably died",
         "job 10, NODE_FAIL: node2 is gone",
     ]
     assert failures(state) == told

@@ -8,8 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from echelon.monitor.gate import Gate
-from echelon.monitor.server import Pages, make_app
+from echelon.monitor.server import Gate, Pages, make_app
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 
@@ -202,9 +201,8 @@ def test_a_stream_does_not_keep_a_server_that_is_to_end(runs):
 def test_runs_that_nobody_looks_at_are_forgotten(runs):
     pages = Pages(runs, lambda: False)
     made = [RunDir.create(runs, f"r-{number}") for number in range(6)]
-    first = pages._watch(made[0])
-    assert pages._watch(made[0]) is first
-    for run in made[1:]:
-        pages._watch(run)
-    assert len(pages._watched) == 4
-    assert pages._watch(made[0]) is not first
+    first = pages.watch(made[0])
+    assert pages.watch(made[0]) is first
+    kept = [pages.watch(run) for run in made[1:]][-4:]
+    assert [pages.watch(run) for run in made[-4:]] == kept
+    assert pages.watch(made[0]) is not first

@@ -19,7 +19,8 @@ class Live:
         self.run = RunDir.create(folder, "r-1")
         self.events = EventWriter(self.run.events_of("controller-1"), clock=time.time)
         self.metrics = EventWriter(self.run.metrics, clock=time.time)
-        self.watched = Watched(self.run)
+        self.now_s = 0.0
+        self.watched = Watched(self.run, timer=lambda: self.now_s)
 
     def begin(self, ranks=2):
         self.events.write("attempt", job="7", slots=ranks)
@@ -35,7 +36,7 @@ class Live:
         self.series.append(Sample(time_s=at_s, means=means, lasts=lasts))
 
     def news(self, since):
-        self.watched._due_s = 0.0
+        self.now_s += 1.0  # it reads no more than once a second
         version, text = self.watched.news(since)
         return version, json.loads(text) if text else None
 
@@ -150,5 +151,5 @@ def test_output_is_followed(live):
     assert told["lines"] == [[3, "one"]]
     with log.open("a") as file:
         file.write("two\n")
-    live.watched._logs_due_s = 0.0
+    live.now_s += 1.0
     assert live.watched.logs(told["next"], Wanted())["lines"] == [[3, "two"]]

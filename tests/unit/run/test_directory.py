@@ -55,14 +55,14 @@ def test_a_run_that_is_not_there(tmp_path):
 def test_a_run_that_others_may_write_to_is_not_trusted(tmp_path):
     run = RunDir.create(tmp_path, "a")
     run.path.chmod(0o770)
-    with pytest.raises(NotPermittedError, match="others may write"):
+    with pytest.raises(NotPermittedError, match="other users can write"):
         RunDir.open(run.path)
 
 
 def test_a_link_is_not_trusted(tmp_path):
     run = RunDir.create(tmp_path, "a")
     (tmp_path / "b").symlink_to(run.path)
-    with pytest.raises(NotPermittedError, match="not yours"):
+    with pytest.raises(NotPermittedError, match="is a link, or belongs to another user"):
         RunDir.open(tmp_path / "b")
 
 
@@ -108,5 +108,5 @@ def test_a_written_file_has_its_mode_and_bytes(tmp_path):
 
 def test_runs_are_not_kept_in_a_file(tmp_path):
     (tmp_path / "runs").touch()
-    with pytest.raises(ConflictError, match="it is no folder"):
+    with pytest.raises(ConflictError, match="not a directory"):
         RunDir.create(tmp_path / "runs", "one")

@@ -1,7 +1,7 @@
 """Runs as jobs of a Ray cluster, through its Jobs API over HTTP: no ray is needed here.
 
-A job is the same script that Slurm would run, started on the cluster's head; its controller then
-asks Ray for nodes. The run's folder is on a file system that all of them share.
+A job is the script that Slurm would run, started on the cluster's head; its controller then
+requests nodes from Ray. The run directory is on a file system that all nodes share.
 """
 
 import hashlib
@@ -48,30 +48,31 @@ _SLURM_ONLY = (
     *("gpu_type", "gpu_option", "wait_all_nodes", "signal_lead", "preflight", "output"),
     *("forgive_after", "mail", "mail_user", "mail_type", "slurm.extra"),
 )
-"""Keys that Ray has no word for."""
+"""Keys without an equivalent in Ray."""
 _TYPED = ("flags", "--set")
-"""Where a request is written for this one run."""
+"""Origins that apply to this run only."""
 _STOP_S = 90
-"""What a job has to stop, beyond the grace of its ranks, before Ray kills it."""
+"""Time in seconds to stop, in addition to the ranks' grace, before Ray kills the job."""
 _MARK = "echelon: "
 
 
 def keep_what_ray_knows(request: Merged) -> tuple[JobSpec, list[str]]:
-    """Return a request without the keys of a project or a site that are Slurm's alone.
+    """Return a request without the keys that only Slurm has. Pure.
 
-    Files are written for all runs, wherever they go; what is typed for one is meant. Pure.
+    Such keys are dropped if they come from a file, which is written for all runs, and are an error
+    if they were given for this run.
 
     Returns:
-        the request, and the keys that it is now without.
+        the request, and the dropped keys.
 
     Raises:
-        UsageError: some were typed for this run.
+        UsageError: one of them was given for this run.
     """
     keys = _slurm_keys(request.spec)
     typed = [key for key in keys if request.origins[key] in _TYPED]
     if typed:
         shown = ", ".join(f"{key} ({show_value(key, request.spec)})" for key in typed)
-        raise UsageError(f"Ray knows nothing of {shown}", hint="leave it out with --on ray")
+        raise UsageError(f"not supported on Ray: {shown}", hint="remove it with --on ray")
     fresh = {KEYS[key].field: getattr(JobSpec(), KEYS[key].field) for key in keys}
     return replace(request.spec, **fresh), [f"{key} ({request.origins[key]})" for key in keys]
 
@@ -83,15 +84,15 @@ def _slurm_keys(spec: JobSpec) -> list[str]:
 
 
 def render_entrypoint(run: Path, attempt: int, output: Path, content: bytes) -> str:
-    """Return the command that is a job: it says so where the run's folder cannot be seen. Pure.
+    """Return the entrypoint of a job, which also checks that the run directory is visible. Pure.
 
-    Ray keeps the command, not the script: so the command has the script's digest, and executes what
-    it has compared.
+    Ray keeps the command, not the script. The command therefore contains the script's digest, and
+    executes exactly what it has compared.
     """
     script = shlex.quote(str(run / "job.sbatch"))
     blind = (
-        f"{_MARK}the head of the Ray cluster, $(hostname), does not see the run's folder {run}, "
-        "or as another user: runs have to be kept where all nodes see them (--runs-dir)"
+        f"{_MARK}the run directory {run} is not visible on $(hostname), the head of the Ray "
+        "cluster, or belongs to another user there: use storage that all nodes share (--runs-dir)"
     )
     quoted = f'"{blind}"' if not set(str(run)) & set('"$`\\!') else shlex.quote(blind)
     # As $(…) returns it, without the line breaks at its end.
@@ -120,16 +121,16 @@ class RayCluster:
         glance: bool = False,
         given: bool = True,
     ) -> None:
-        """Name it.
+        """Create it; nothing is sent yet.
 
         Args:
-            address: where it takes jobs; empty for the usual place, where anybody may listen.
-            runs: the folder of runs.
-            environ: our variables, which may hold a token.
+            address: of its dashboard; empty for the default, where anyone may be listening.
+            runs: the directory of runs.
+            environ: environment variables, which may contain a token.
             shell: runs programs.
-            fetch: asks it.
-            glance: whether to see only how things are: that it does not answer is no error then.
-            given: whether the user gave the address; any other is not contacted.
+            fetch: sends requests.
+            glance: only query states; no answer is then not an error.
+            given: the user gave the address; any other is not contacted.
         """
         self.address, self._named, self.given = address or DEFAULT, bool(address), given
         self._runs, self._environ, self._shell, self._glance = runs, environ, shell, glance
@@ -145,12 +146,12 @@ class RayCluster:
 
     def _check_request(self, spec: JobSpec) -> list[str]:
         found = [
-            f"Ray knows nothing of {key} ({show_value(key, spec)})" for key in _slurm_keys(spec)
+            f"not supported on Ray: {key} ({show_value(key, spec)})" for key in _slurm_keys(spec)
         ]
         if spec.style != "echelon":
-            found.append(f"style '{spec.style}' needs Slurm: on Ray use --style echelon")
+            found.append(f"style '{spec.style}' requires Slurm: on Ray use --style echelon")
         if spec.hand_over == "requeue":
-            found.append("hand_over 'requeue' needs Slurm: on Ray use --hand-over auto")
+            found.append("hand_over 'requeue' requires Slurm: on Ray use --hand-over auto")
         return found
 
     def _check_version(self, spec: JobSpec) -> list[str]:
@@ -158,13 +159,13 @@ class RayCluster:
         if not served:
             raise self._strange()
         if is_too_old(served):
-            return [f"the cluster at {self.address} has ray {served}, and it takes {SHOWN}"]
+            return [f"the cluster at {self.address} has ray {served}; at least {SHOWN} is required"]
         return self._check_python(spec, served)
 
     def _check_python(self, spec: JobSpec, served: str) -> list[str]:
-        """Return whether the ranks' Python lacks ray, or has another: Ray takes none but its own.
+        """Check that the ranks' Python has the cluster's version of ray.
 
-        With conda, modules or lines of bash of the user's own, only the job will know.
+        With conda, modules or a prologue, this cannot be checked before the job starts.
         """
         python = spec.python or (f"{spec.venv}/bin/python" if spec.venv else "")
         if not python or not served or spec.conda or spec.modules or spec.prologue:
@@ -173,12 +174,12 @@ class RayCluster:
         try:
             shown = self._shell.run([python, "-c", look], timeout_s=60)
         except EchelonError:
-            return []  # that it is not there is said elsewhere
+            return []  # check_python reports a missing Python
         own = shown.stdout.strip() if shown.code == 0 else ""
         if own == served:
             return []
         install = f"{python} -m pip install 'ray[default]=={served}'"
-        has = f"has ray {own}, and the cluster {served}" if own else "has no ray"
+        has = f"has ray {own}, but the cluster has {served}" if own else "has no ray"
         return [f"the Python '{python}' {has}: {install}"]
 
     def exclusions(self, request: JobSpec) -> str:
@@ -191,7 +192,7 @@ class RayCluster:
         content: bytes,
         run_id: str,
         attempt: int,
-        environ: Mapping[str, str],  # noqa: ARG002  it would lie open in Ray's list of jobs
+        environ: Mapping[str, str],  # noqa: ARG002  it would be visible in Ray's list of jobs
         exclude: str = "",  # noqa: ARG002  Ray's nodes come and go
     ) -> str:
         submission = f"{run_id}-{attempt}"
@@ -205,7 +206,7 @@ class RayCluster:
                 "env_vars": {
                     HERE: "1",
                     ON_RAY: submission,
-                    # It reaches all processes of the job: SIGINT is the one that our step ignores.
+                    # It is sent to all processes of the job; our step ignores SIGINT.
                     "RAY_JOB_STOP_SIGNAL": "SIGINT",
                     "RAY_JOB_STOP_WAIT_TIME_S": str(grace_s + _STOP_S),
                 }
@@ -214,7 +215,7 @@ class RayCluster:
         try:
             status, text = self._fetch("POST", "/api/jobs/", job)
         except OSError as error:
-            # It may have been taken, and only the answer lost. Ray takes no id twice.
+            # The job may have been accepted and only the answer lost. Ray accepts no id twice.
             if self._look(submission) is None:
                 raise self._away(error) from error
             status, text = 200, ""
@@ -245,9 +246,9 @@ class RayCluster:
                 return replace(job, reason=error.message)
             if ended is None:
                 raise
-            record = {"status": "FAILED"}  # the cluster may be gone: what the run has left is not
+            record = {"status": "FAILED"}  # the cluster may be gone, but the outcome is known
         if record is None or (record.get("metadata") or {}).get("echelon_run", run_id) != run_id:
-            return replace(job, reason="Ray does not know the job")
+            return replace(job, reason="unknown to Ray")
         found = parse_job(job, record)
         if ended is None or not found.over:
             return found
@@ -258,8 +259,8 @@ class RayCluster:
             self._ask("POST", f"{_path_of(parse_job_name(job_id).submission)}/stop")
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
-        # Ray asks a job once, and waits for as long as its ranks may take to save: so does nobody
-        # who wants the end now.
+        # Ray signals a job once, and then waits as long as its ranks may need to save. The file
+        # tells the controller to end immediately.
         attempt = parse_job_name(job_id).submission.rpartition("-")[2]
         with suppress(FileNotFoundError):
             (self._runs / run_id / "attempts" / attempt / CANCELLED).touch(mode=0o600)
@@ -268,7 +269,7 @@ class RayCluster:
     # --- asking ---------------------------------------------------------------------------------
 
     def _look(self, submission: str) -> Mapping[str, Any] | None:
-        """Return what Ray knows of a job; None when it knows none."""
+        """Return Ray's record of a job; None if there is none."""
         try:
             status, text = self._fetch("GET", _path_of(submission), None)
         except OSError as error:
@@ -297,46 +298,46 @@ class RayCluster:
 
     def _strange(self) -> UnavailableError:
         return UnavailableError(
-            f"what answers at {self.address} is not Ray's Jobs API",
-            hint="name another: --address http://HEAD:8265",
+            f"{self.address} is not Ray's Jobs API",
+            hint="pass another address: --address http://HEAD:8265",
         )
 
     def _away(self, error: OSError) -> UnavailableError:
         reason = getattr(error, "reason", None) or error
         return UnavailableError(
-            f"no Ray cluster answers at {self.address}: {reason}",
-            hint="name the address of its dashboard, of a Ray that was started with "
-            "ray[default]: --address http://HEAD:8265",
+            f"no Ray cluster responds at {self.address}: {reason}",
+            hint="pass the dashboard's address: --address http://HEAD:8265; it requires "
+            "a cluster with ray[default]",
         )
 
     def _refused(self, status: int, text: str) -> UnavailableError | NotPermittedError:
         if status in (401, 403) and not self._named and find_token(self._environ):
-            # On a host that others use, it may be anybody who listens there.
+            # On a shared host, another user may be listening at the default address.
             return NotPermittedError(
-                f"{self.address} asks for a token, and nobody has said that it may have ours",
-                hint=f"name it, if it is yours: --address {self.address}",
+                f"{self.address} requires a token, but yours is sent only to addresses you give",
+                hint=f"if it is your cluster: --address {self.address}",
             )
         if status in (401, 403):
             return NotPermittedError(
-                f"the Ray cluster at {self.address} asks for a token, and has refused ours"
+                f"the Ray cluster at {self.address} rejected the token"
                 if find_token(self._environ)
-                else f"the Ray cluster at {self.address} asks for a token",
-                hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; see ray get-auth-token",
+                else f"the Ray cluster at {self.address} requires a token",
+                hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (see ray get-auth-token)",
             )
         said = [line.strip() for line in text.splitlines() if line.strip()]
         return UnavailableError(
-            f"Ray answers {status}: {said[-1] if said else 'nothing'}",
-            hint=f"see its dashboard: {self.address}",
+            f"Ray responded with status {status}: {said[-1] if said else 'no message'}",
+            hint=f"check its dashboard: {self.address}",
         )
 
 
 def _path_of(submission: str) -> str:
-    # A name from a run's folder must not become another path of the API.
+    # A name from a run directory must not become another path of the API.
     return f"/api/jobs/{urllib.parse.quote(submission, safe='')}"
 
 
 def parse_job(job: Job, record: Mapping[str, Any]) -> Job:
-    """Return a job with what Ray says of it. Pure."""
+    """Return a job with the state in Ray's record. Pure."""
     state = _STATES.get(str(record.get("status")), "UNKNOWN")
     if state in ("PENDING", "RUNNING"):
         return replace(job, state=state)

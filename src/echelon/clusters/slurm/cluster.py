@@ -16,7 +16,7 @@ class SlurmCluster(Slurm):
     """The Slurm that the commands on PATH talk to."""
 
     def stop(self, job_id: str, *, run_id: str) -> None:
-        # The batch script has become the controller, which tells the rest.
+        # The batch script has become the controller, which notifies the agents.
         self.end(job_id, run_id, ["--batch", "--signal=TERM"])
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
@@ -40,7 +40,7 @@ class SlurmCluster(Slurm):
         found = []
         for name in wanted:
             if name not in partitions:
-                found.append(f"there is no partition '{name}': {nearest(name, tuple(partitions))}")
+                found.append(f"unknown partition '{name}': {nearest(name, tuple(partitions))}")
             else:
                 found += _limits(name, partitions[name], spec)
         return found
@@ -64,5 +64,5 @@ def _limits(name: str, fields: Mapping[str, str], spec: JobSpec) -> list[str]:
     longest = parse_duration(fields.get("MaxTime", "UNLIMITED"))
     asked = parse_duration(spec.time) if spec.time else 0
     if longest is not None and (asked is None or asked > longest):
-        found.append(f"partition '{name}' allows {fields['MaxTime']}, not {spec.time}")
+        found.append(f"partition '{name}' allows at most {fields['MaxTime']}, not {spec.time}")
     return found

@@ -139,5 +139,5 @@ def _share(text: str, nodes: int, option: str) -> int:
 
 def _number(text: str, option: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text)):
-        raise UsageError(f"--{option}={text} is not a number", hint="write it as a whole number")
+        raise UsageError(f"--{option}={text} is not a number", hint="use a whole number")
     return int(text)

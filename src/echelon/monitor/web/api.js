@@ -1,13 +1,12 @@
-// The server, asked with the token. It comes in the address's fragment, which browsers send nowhere,
-// and is kept in this tab's session storage, which no other origin can read: ports separate it,
-// while they do not separate cookies.
+// Requests to the server, with the token. The token comes in the URL's fragment, which browsers do not
+// send, and is kept in this tab's session storage. That is separated by port, unlike cookies.
 const KEY = "token", WAIT_MS = 400, FIRST_MS = 500, LAST_MS = 10000;
-const others = new BroadcastChannel("token"); // tabs of this origin alone
+const others = new BroadcastChannel("token"); // only tabs of this origin
 
 export const known = () => Boolean(sessionStorage.getItem(KEY));
 export const forget = () => sessionStorage.removeItem(KEY);
 
-// Takes the token out of the address, and out of the tab's history with it; tells whether there was one.
+// Removes the token from the URL and the tab's history; returns whether there was one.
 export function takeToken() {
   const asked = new URLSearchParams(location.hash.slice(1)), token = asked.get("token");
   if (token === null) return false;
@@ -16,7 +15,7 @@ export function takeToken() {
   return true;
 }
 
-// Asks other tabs for the token: one that was opened by a link starts without. Resolves in any case.
+// Asks other tabs for the token, because a tab that was opened by a link has none. Always resolves.
 export const borrow = () => new Promise((done) => {
   addEventListener("borrowed", done, {once: true});
   setTimeout(done, WAIT_MS);
@@ -30,7 +29,7 @@ others.onmessage = ({data}) => {
   }
 };
 
-// As fetch, with the token; when the server does not take it, the page hears "refused".
+// Like fetch, with the token. Dispatches "refused" if the server rejects it.
 export async function get(path, {signal} = {}) {
   const headers = {Authorization: `Bearer ${sessionStorage.getItem(KEY)}`};
   const answer = await fetch(path, {signal, headers, credentials: "omit", redirect: "error"});
@@ -38,14 +37,14 @@ export async function get(path, {signal} = {}) {
   return answer;
 }
 
-// A fault of the page's own must not look like a broken connection.
+// An error in the page must not look like a lost connection.
 function heed(hear, data) {
   try { hear(data); } catch (error) { reportError(error); }
 }
 
-// Reads a stream of events for as long as it is wanted, and opens it again when it breaks off.
-// `hear` gets the data of each, `lose` is told of a break, `fail` of an answer that ends it.
-// Returns how to end it.
+// Reads a stream of events, and reconnects when the connection is lost. Calls `hear` with the data of
+// each event, `lose` when the connection is lost, and `fail` with a status that ends it.
+// Returns a function that closes it.
 export function follow(path, {hear, lose, fail}) {
   const stop = new AbortController(), {signal} = stop;
   let wait = FIRST_MS;
@@ -63,7 +62,7 @@ export function follow(path, {hear, lose, fail}) {
   };
   (async () => {
     while (!signal.aborted) {
-      await once().catch(() => {}); // whatever broke it off, it is tried again
+      await once().catch(() => {}); // retry after any error
       if (signal.aborted) return;
       lose();
       await new Promise((done) => { setTimeout(done, wait); });

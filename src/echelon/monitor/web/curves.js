@@ -1,12 +1,12 @@
-// Curves: drawn here at once, and by plotly for whoever looks closer. Its script takes a browser
-// more than a second, so it is asked for by the pointer or the focus that comes to a curve.
-// No text of a run's goes there: plotly would read some of it as markup.
+// Curves: drawn here at first, and by plotly once the pointer or the focus is on a curve, because
+// loading plotly takes a browser more than a second. No text from a run is passed to plotly, which
+// would interpret some of it as markup.
 import {$, say, put, color, has, figure, number, clock} from "./text.js";
 import {speeds} from "./map.js";
 
 const SVG = "http://www.w3.org/2000/svg", LEFT = 52, RIGHT = 10, TOP = 8, BOTTOM = 24;
 let drawn = {}, loading = null;
-const closer = new Set(); // those that plotly draws
+const closer = new Set(); // curves that plotly draws
 
 // --- here ---------------------------------------------------------------------------------------
 
@@ -86,7 +86,7 @@ async function lookCloser(id) {
   if (closer.has(id) || !drawn[id]) return;
   try {
     await load();
-  } catch { return; } // what is drawn stays
+  } catch { return; } // keep the simple drawing
   closer.add(id);
   if (drawn[id]) plot($(id), drawn[id]);
 }
@@ -103,7 +103,7 @@ function choose(names) {
   choice.value = names.includes(before) ? before : names.includes("loss") ? "loss" : names[0] || "";
 }
 
-// Draws those that have changed: `dirty` holds the names of the curves that are new.
+// Draws the curves that have changed, by their names in `dirty`.
 export function drawCurves({curves}, dirty, force) {
   const names = [...curves.keys()].sort();
   choose(names);

@@ -1,4 +1,4 @@
-// What ranks print: the newest lines, those that come, and a search in what was before.
+// The ranks' output: the newest lines, new ones as they arrive, and a search in older ones.
 import {$, say, put} from "./text.js";
 import {get} from "./api.js";
 
@@ -15,11 +15,11 @@ const query = () => {
 
 function append(lines, whole) {
   const place = $("logs"), more = document.createDocumentFragment();
-  if (!whole && place.children.length) put(more, "div", "… lines were left out", "faint");
+  if (!whole && place.children.length) put(more, "div", "… some lines are not shown", "faint");
   for (const [rank, text] of lines.slice(-MOST)) {
     const line = put(more, "div");
     put(line, "span", rank, "rank");
-    put(line, "span", text.split("\r").findLast((one) => one) ?? "", "text"); // as a terminal shows a bar
+    put(line, "span", text.split("\r").findLast((one) => one) ?? "", "text"); // the last state of a progress bar
   }
   place.append(more);
   while (place.children.length > MOST) place.firstChild.remove();
@@ -38,19 +38,19 @@ async function ask() {
     append(lines, whole || first);
     if (first) {
       const wanted = $("search").value || $("rank").value;
-      say($("found"), wanted ? `${lines.length}${whole ? "" : " newest"} lines` : lines.length ? "" : "nothing printed so far");
+      say($("found"), wanted ? `${whole ? "" : "newest "}${lines.length} lines` : lines.length ? "" : "no output yet");
     } else if (lines.length && !$("search").value && !$("rank").value) say($("found"), "");
     if ($("tail").checked && (lines.length || first)) place.scrollTop = place.scrollHeight;
     document.dispatchEvent(new CustomEvent("printed"));
   } catch (error) {
-    if (error.name !== "AbortError") say($("found"), "no answer");
+    if (error.name !== "AbortError") say($("found"), "no response from the server");
   } finally {
     if (asking === stop) asking = null;
     if (again && !asking) { again = false; ask(); }
   }
 }
 
-// Begins anew: another run, or other words to search for.
+// Starts over with another run or search.
 function restart() {
   if (asking) asking.abort();
   asking = null;
@@ -67,7 +67,7 @@ export function open(run) {
   if (name) ask();
 }
 
-// Something has happened: soon there may be more to read.
+// The run has changed, so there may be new output soon.
 export function soon() {
   if (due || !$("tail").checked || document.hidden) return;
   due = setTimeout(() => { due = null; if ($("tail").checked) ask(); }, EVERY_MS);
@@ -87,7 +87,7 @@ export function listen() {
   $("search").oninput = $("rank").oninput = type;
   $("find").onsubmit = (event) => { event.preventDefault(); clearTimeout(typed); restart(); };
   $("tail").onchange = () => { if ($("tail").checked) ask(); };
-  // Who scrolls back wants to read: nothing moves until the end is reached again.
+  // After scrolling back, nothing moves until the end is reached again.
   const place = $("logs");
   let before = 0;
   place.onscroll = () => {

@@ -1,10 +1,10 @@
-// Ranks over time, on a canvas: a straggler is a stripe, and is named.
+// Heat map of ranks over time, on a canvas. A straggler shows as a stripe, and is named.
 import {$, say, put, percent, figure, clock} from "./text.js";
 
-const NAMES = {busy: "busy: waits for nobody", steps: "steps per second", util: "GPU utilisation"};
+const NAMES = {busy: "busy (not waiting)", steps: "steps per second", util: "GPU utilisation"};
 const SECONDS = 120, HIGHEST = 360, HOLD = 2, LATELY = 20, LONGEST = 10;
 const SHARES = new Set(["busy", "util"]);
-// Viridis, which is read in grey and by the colour-blind too.
+// Viridis, which is also readable in grayscale and with color blindness.
 const STOPS = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 const COLORS = Uint32Array.from({length: 256}, (_, at) => {
   const place = at / 255 * (STOPS.length - 1), low = Math.min(STOPS.length - 2, Math.floor(place)), part = place - low;
@@ -12,7 +12,7 @@ const COLORS = Uint32Array.from({length: 256}, (_, at) => {
   return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
 });
 
-const usuals = new Map(); // what is usual in a second that will not change any more
+const usuals = new Map(); // medians of seconds that do not change any more
 let columns = new Map(), chosen = "", shape = null, at = null;
 
 export function clear() { columns = new Map(); usuals.clear(); chosen = ""; shape = at = null; $("mark").hidden = true; say($("cell"), ""); }
@@ -34,7 +34,7 @@ const median = (values) => {
   return known.length ? known[known.length >> 1] : NaN;
 };
 
-// What ranks do in steps per second, over time, by their median.
+// Median steps per second of the ranks, over time.
 export function speeds() {
   const times = [...columns.keys()].sort((a, b) => a - b).filter((time) => columns.get(time).steps);
   return [times, times.map((time) => median(columns.get(time).steps)).map((one) => Number.isNaN(one) ? null : one)];
@@ -53,7 +53,7 @@ function offer() {
 }
 export const choose = (kind) => { chosen = kind; };
 
-// Fills a table of cells, rank by second; a node that was late by a moment leaves no hole.
+// Fills the cells by rank and second; gaps of late samples are bridged.
 function grid(kind, ranks, from, width) {
   const cells = new Float32Array(ranks * width).fill(NaN);
   for (let x = 0; x < width; x++) {
@@ -62,7 +62,7 @@ function grid(kind, ranks, from, width) {
       const column = columns.get(from + x - back), span = column ? Math.max(column.span, HOLD + 1) : 0;
       if (column && column[kind] && back < span) sources.push(column[kind]);
     }
-    for (const told of sources.reverse()) { // the nearest has the last word
+    for (const told of sources.reverse()) { // the nearest sample wins
       for (let rank = Math.min(ranks, told.length) - 1; rank >= 0; rank--) {
         const value = told[rank];
         if (value === value) cells[rank * width + x] = value;
@@ -72,7 +72,7 @@ function grid(kind, ranks, from, width) {
   return cells;
 }
 
-// Where several ranks share a row of pixels, the one is shown that is furthest from the usual.
+// If several ranks share a row of pixels, show the one furthest from the median.
 function squeeze(kind, cells, ranks, from, width, rows) {
   if (rows >= ranks) return cells;
   const shown = new Float32Array(rows * width).fill(NaN), column = new Float32Array(ranks), fresh = newest() - 10;
@@ -94,7 +94,7 @@ export function drawMap(run) {
   const ranks = run.ranks.length, kind = columns.size ? offer() : "";
   $("ranked").hidden = !ranks;
   $("ranked").classList.toggle("bare", !kind);
-  if (!kind) { say($("standout"), ranks ? "Nothing measured so far: only ranks that use the library, and GPUs, tell what they do." : ""); return; }
+  if (!kind) { say($("standout"), ranks ? "No measurements yet. Only GPUs, and ranks that use the library, are measured." : ""); return; }
   const to = newest(), from = Math.max(Math.min(...columns.keys()), to - SECONDS + 1), width = to - from + 1;
   const rows = Math.min(ranks, HIGHEST), cells = grid(kind, ranks, from, width);
   let high = 100;
@@ -112,7 +112,7 @@ export function drawMap(run) {
   drawAxes(ranks, from, to, SHARES.has(kind) ? "100 %" : figure(high));
   const [slow, words] = standout(run);
   say($("standout"), words);
-  $("slow").hidden = slow < 0; // of a thousand ranks, one is a thin line
+  $("slow").hidden = slow < 0; // one of a thousand ranks is a thin line
   $("slow").style.top = `${100 * (slow + 0.5) / ranks}%`;
   if (at) point();
 }
@@ -142,7 +142,7 @@ const whose = (run, rank) => {
   return `rank ${rank}${node && node.name ? ` on ${node.name}` : ""}`;
 };
 
-// Finds the rank that differs most from the others of late, if one does, and says how.
+// Finds the rank that recently differs most from the others, and describes how.
 function standout(run) {
   const times = [...columns.keys()].sort((a, b) => a - b).slice(-LATELY), ranks = run.ranks.length;
   const kind = ["busy", "util", "steps"].find((one) => times.some((time) => columns.get(time)[one]));
@@ -160,8 +160,8 @@ function standout(run) {
   });
   if (most < 0 || by < (kind === "steps" ? 0.2 * usual : 15)) return [-1, ""];
   const who = whose(run, most), [own, others] = [means[most], usual].map((one) => percent(one / 100));
-  if (kind === "busy") return [most, `${who} is the slowest: busy ${own} of the time, the others ${others}, who wait for it.`];
-  if (kind === "util") return [most, `${who} differs: its GPU is used ${own} of the time, the others’ ${others}.`];
+  if (kind === "busy") return [most, `${who} is the slowest: busy ${own} of the time, while the others, at ${others}, wait for it.`];
+  if (kind === "util") return [most, `${who} differs: its GPU is busy ${own} of the time, the others’ ${others}.`];
   return [most, `${who} is slow: ${figure(means[most])} steps/s, the others ${figure(usual)}.`];
 }
 const lower = (values) => {
@@ -176,7 +176,7 @@ function point() {
   at.rank = Math.max(0, Math.min(shape.ranks - 1, at.rank));
   at.time = Math.max(shape.from, Math.min(shape.to, at.time));
   const value = shape.cells[at.rank * shape.width + at.time - shape.from];
-  const told = value !== value ? "not known" : SHARES.has(shape.kind) ? percent(value / 100) : `${figure(value)} steps/s`;
+  const told = value !== value ? "unknown" : SHARES.has(shape.kind) ? percent(value / 100) : `${figure(value)} steps/s`;
   say($("cell"), `${whose(shape.run, at.rank)}, ${clock(at.time)}: ${told}`);
   const mark = $("mark");
   mark.hidden = false;

@@ -1,4 +1,4 @@
-// The page: which run is shown, and what of it is drawn anew when something has changed.
+// The page: selects the run to show, and redraws the parts that have changed.
 import {$, say, put} from "./text.js";
 import {drawHead, drawVerdict, drawTime, drawAttempts, drawSaid, drawSaves} from "./panels.js";
 import {drawRanks, drawNodes, drawRuns} from "./tables.js";
@@ -13,10 +13,10 @@ let leave = null, shown = null, run = null, dirty = new Set(), ahead = 0, listed
 const now = () => Date.now() / 1000 + ahead; // by the server's clock
 const all = () => new Set([...Object.keys(run), "columns"]);
 
-// Takes in what was sent: parts that are whole, curves by their names, columns of the map.
+// Stores what was received: whole parts, curves by name, and columns of the map.
 function take(news) {
   const {curves = {}, columns = [], now: time, took, ...parts} = news;
-  run = run || {curves: new Map()}; // not an object: a metric may be called __proto__
+  run = run || {curves: new Map()}; // not an object, because a metric may be called __proto__
   ahead = time - Date.now() / 1000;
   Object.assign(run, parts);
   for (const [name, curve] of Object.entries(curves)) { run.curves.set(name, curve); dirty.add(`curve ${name}`); }
@@ -27,7 +27,7 @@ function take(news) {
 }
 
 function draw(force) {
-  if (!run || !run.head || document.hidden) return; // a page that nobody sees waits
+  if (!run || !run.head || document.hidden) return; // a hidden page is not drawn
   const any = (...names) => names.some((name) => dirty.has(name));
   if (any("columns", "ranks")) map.drawMap(run);
   curves.drawCurves(run, dirty, force);
@@ -47,7 +47,7 @@ function hear(data) {
   say($("link"), "");
   const server = take(JSON.parse(data));
   draw(false);
-  // The run comes first; what else there is may take the server a while.
+  // The run comes first; the other requests may take the server longer.
   if (first) setTimeout(openOthers, OTHERS_MS, shown);
   else openOthers(shown);
   logs.soon();
@@ -71,12 +71,12 @@ async function list() {
     if (shown && !names.includes(shown)) names.push(shown);
     if (names.join("\n") !== [...choice.options].map((one) => one.value).join("\n")) {
       choice.replaceChildren();
-      for (const name of names) put(choice, "option", name || "all runs").value = name;
+      for (const name of names) put(choice, "option", name || "All runs").value = name;
     }
     choice.value = shown;
     if (!shown) drawRuns(runs, now());
   }
-  if (!shown) say($("link"), answer ? "" : "connection lost, trying again");
+  if (!shown) say($("link"), answer ? "" : "connection lost, reconnecting…");
   if (!shown) listed = setTimeout(list, LIST_MS);
 }
 
@@ -105,7 +105,7 @@ function show(name) {
   if (name) {
     leave = follow(`/api/runs/${encodeURIComponent(name)}/follow`, {
       hear: (data) => { $("one").classList.remove("waiting"); hear(data); },
-      lose: () => say($("link"), "connection lost, trying again"),
+      lose: () => say($("link"), "connection lost, reconnecting…"),
       fail: (status) => { if (status === 404) reveal("missing"); },
     });
   } else {
@@ -119,7 +119,7 @@ function setTheme(theme) {
   if (run) { dirty = all(); draw(true); }
 }
 
-// Without the token, or with an old one, nothing can be shown but how to get it.
+// Without a valid token, show how to get one.
 function lock() {
   forget();
   clear(null);

@@ -1,4 +1,4 @@
-// What is said of a run in words and bars.
+// The parts of the page that are text and bars.
 import {$, say, put, percent, number, amount, figure, duration, clock, moment, has} from "./text.js";
 
 const OVER = new Set(["COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "PREEMPTED", "NODE_FAIL", "OUT_OF_MEMORY"]);
@@ -9,7 +9,7 @@ export function drawHead({head, speed}, now) {
   say($("phase"), head.phase);
   $("phase").className = `badge ${/^[A-Z_]+$/.test(head.phase) ? head.phase : ""}`;
   $("silent").hidden = !head.silent;
-  say($("silent"), head.silent ? `nothing heard for ${duration(head.silent)}` : "");
+  say($("silent"), head.silent ? `no data for ${duration(head.silent)}` : "");
   const facts = {
     step: head.step >= 0 ? number(head.step) : "",
     loss: head.newest.loss == null ? "" : figure(head.newest.loss),
@@ -32,12 +32,12 @@ function drawStage(head) {
   const next = head.waiting, since = next && next.since ? ` since ${moment(Date.parse(next.since) / 1000)}` : "";
   const job = next && next.job ? `job ${next.job}` : "its job";
   let text = "";
-  if (head.phase === "QUEUED") text = `In the queue: ${job}${since}. Ranks, curves and output appear here as soon as it runs.`;
-  else if (head.phase === "STARTING") text = "The job has begun; its nodes are joining.";
-  else if (head.phase === "RESTARTING") text = "Ranks have ended; new ones are being started.";
-  else if (next && OVER.has(head.phase)) text = `The next one, ${job}, is in the queue${since}.`;
+  if (head.phase === "QUEUED") text = `Queued: ${job}${since}. Ranks, metrics and output appear here when it starts.`;
+  else if (head.phase === "STARTING") text = "The job has started; waiting for its nodes.";
+  else if (head.phase === "RESTARTING") text = "Restarting the ranks.";
+  else if (next && OVER.has(head.phase)) text = `The next attempt, ${job}, is queued${since}.`;
   $("stage").hidden = !text;
-  $("one").classList.toggle("early", head.phase === "QUEUED"); // there is nothing else to show
+  $("one").classList.toggle("early", head.phase === "QUEUED"); // nothing else to show yet
   say($("stage").firstElementChild, text);
 }
 
@@ -50,12 +50,12 @@ export function drawVerdict({verdict}) {
   const step = failure.step == null ? "" : ` at step ${number(failure.step)}`;
   say($("why"), `${who}${where}${step}: ${failure.message}`);
   say($("cause"), `Cause: ${failure.cause}`);
-  say($("advice"), verdict.advice ? `What to do: ${verdict.advice}` : "");
-  const hurt = verdict.victims.length ? `${verdict.victims.length === 1 ? "One other rank" : `${verdict.victims.length} other ranks`} ended because of it. ` : "";
-  say($("retry"), `${hurt}${verdict.not_retried ? `Not tried again: ${verdict.not_retried}.` : ""}`);
+  say($("advice"), verdict.advice ? `Hint: ${verdict.advice}` : "");
+  const hurt = verdict.victims.length ? `${verdict.victims.length === 1 ? "One other rank" : `${verdict.victims.length} other ranks`} failed as a result. ` : "";
+  say($("retry"), `${hurt}${verdict.not_retried ? `Not retried: ${verdict.not_retried}.` : ""}`);
   $("whose").hidden = failure.rank == null;
   $("whose").dataset.rank = failure.rank ?? "";
-  say($("whose"), `show the output of rank ${failure.rank}`);
+  say($("whose"), `Show the output of rank ${failure.rank}`);
   const stacks = Object.entries(verdict.stacks).map(([rank, text]) => `rank ${rank}:\n${text}`);
   const trace = [failure.traceback, ...stacks].filter(Boolean).join("\n\n");
   $("trace").hidden = !trace;
@@ -75,7 +75,7 @@ export function drawTime({time}) {
     put(row, "span", `${(100 * s / all).toFixed(s / all < 0.1 ? 1 : 0)} %`);
   }
   const unit = time.gpus ? "GPU" : "rank", hours = all / 3600;
-  const queue = time.seconds.queue > 0 ? `, after ${duration(time.seconds.queue)} in the queue` : "";
+  const queue = time.seconds.queue > 0 ? `, plus ${duration(time.seconds.queue)} in the queue` : "";
   put(place, "p", `of ${hours < 1 ? `${number(all, 0)} ${unit}-seconds` : `${number(hours, 1)} ${unit}-hours`}${queue}`, "faint");
 }
 
@@ -88,7 +88,7 @@ export function drawAttempts({attempts}, now) {
   place.replaceChildren();
   attempts.forEach((one, at) => {
     const row = put(place, "div", null, "attempt");
-    put(row, "p", `attempt ${one.number}${one.job ? `, job ${one.job}` : ""}: ${one.outcome || "going on"}, ${duration(ends[at] - one.began)}`);
+    put(row, "p", `attempt ${one.number}${one.job ? `, job ${one.job}` : ""}: ${one.outcome || "running"}, ${duration(ends[at] - one.began)}`);
     const track = put(row, "div", null, "track");
     const base = put(track, "span", null, "base");
     base.style.left = `${part(one.began)}%`;

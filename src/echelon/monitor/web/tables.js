@@ -1,4 +1,4 @@
-// Tables of ranks, nodes and runs. Rows stay; what changes in them is written.
+// Tables of ranks, nodes and runs. Rows are reused, and only changed cells are written.
 import {$, say, put, percent, number, amount, duration, moment, has} from "./text.js";
 
 const MOST_RANKS = 50, MOST_NODES = 150;
@@ -20,7 +20,7 @@ function title(table, names) {
   for (const name of names) put(row, "th", name).scope = "col";
 }
 
-// The failed and the gone first; then those that the others wait for, or the slow.
+// Failed ranks first, then ended ones, then those that others wait for, or the slowest.
 const trouble = (at, some) => (a, b) => b[at.failed] - a[at.failed] || a[at.alive] - b[at.alive]
   || (some ? (b[at.busy] ?? 0) - (a[at.busy] ?? 0) : (a[at.steps] ?? 0) - (b[at.steps] ?? 0)) || a[0] - b[0];
 
@@ -36,9 +36,9 @@ export function drawRanks({head, ranks, nodes}) {
     ["step", (rank) => number(rank[at.step]), "step"],
     ["steps/s", (rank) => number(rank[at.steps]), "steps"],
     ["busy", (rank) => percent(rank[at.busy]), "busy"],
-    ["waits for ranks", (rank) => percent(rank[at.comm]), "comm"],
-    ["waits for data", (rank) => percent(rank[at.data]), "data"],
-    ["saves", (rank) => percent(rank[at.stall]), "stall"],
+    ["wait for ranks", (rank) => percent(rank[at.comm]), "comm"],
+    ["wait for data", (rank) => percent(rank[at.data]), "data"],
+    ["checkpoints", (rank) => percent(rank[at.stall]), "stall"],
     ["memory", (rank) => amount(rank[at.mem]), "mem"],
     ["GPU", (rank) => percent(rank[at.util]), "util"],
   ].filter(([, , needed]) => !needed || some(needed));
@@ -46,13 +46,13 @@ export function drawRanks({head, ranks, nodes}) {
   const worst = [...ranks].sort(trouble(at, some("busy")));
   fill($("ranks"), worst.slice(0, MOST_RANKS).map((rank) => ({
     kind: rank[at.failed] ? "failed" : rank[at.alive] ? "" : "gone", cells: columns.map(([, of]) => of(rank))})));
-  say($("more"), worst.length > MOST_RANKS ? `and ${worst.length - MOST_RANKS} more, which are no worse` : "");
+  say($("more"), worst.length > MOST_RANKS ? `and ${worst.length - MOST_RANKS} more` : "");
 }
 
 export function drawNodes({nodes}) {
   if (!has($("nodes"), nodes.length > 0)) { say($("rest"), ""); return; }
   const gpus = nodes.some((node) => node.gpus.length);
-  title($("nodes"), ["node", "CPU", "memory", "in", "out", "disk read", "written", ...(gpus ? ["GPUs"] : [])]);
+  title($("nodes"), ["node", "CPU", "memory", "received", "sent", "disk read", "disk write", ...(gpus ? ["GPUs"] : [])]);
   const rate = (value) => value == null ? "" : `${amount(value)}/s`;
   const shown = [...nodes].sort((a, b) => a.here - b.here || a.node - b.node).slice(0, MOST_NODES);
   fill($("nodes"), shown.map(({name, node, here, numbers: told, gpus: utils}) => ({kind: here ? "" : "failed", cells: [

@@ -1,15 +1,15 @@
-// Words and numbers. All that comes from a run is text, and stays text.
+// Formats text and numbers. Everything from a run is inserted as text, never as markup.
 
 export const $ = (id) => document.getElementById(id);
 
 const ANSI = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\^_])/g;
-// What cannot be seen, or turns the order of what can: control characters and those of direction.
+// Invisible characters: control characters, and those that change the direction of text.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
 
 export const plain = (text) => String(text ?? "").replace(ANSI, "")
   .replace(HIDDEN, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
-// Writes only what is different: what is untouched need not be laid out anew.
+// Writes only changed text, because each write causes a new layout.
 export const say = (place, text) => {
   const shown = plain(text);
   if (place.textContent !== shown) place.textContent = shown;
@@ -53,7 +53,7 @@ export const moment = (time) => {
 };
 export const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-// Shows what there is, or a sentence that says why there is nothing.
+// Shows the content of a card, or its message if there is none.
 export const has = (place, any) => {
   const card = place.closest(".card");
   for (const one of card.children) {

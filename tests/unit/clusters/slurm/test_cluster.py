@@ -73,7 +73,7 @@ def test_a_federated_answer_has_the_cluster_behind_the_id():
 
 def test_a_refusal_is_told_and_not_repeated():
     shell = FakeShell(answers={"sbatch": failed("sbatch: error: Invalid account\n")})
-    with pytest.raises(UsageError, match="Slurm refuses the job: Invalid account"):
+    with pytest.raises(UsageError, match="Slurm rejected the job: Invalid account"):
         submit(shell)
     assert len(shell.calls) == 1
 
@@ -89,7 +89,7 @@ def test_a_refusal_names_the_nodes_that_are_left_out():
             environ={},
             exclude="node[1-3]",
         )
-    assert told.value.hint == "it is kept away from node[1-3]; echelon nodes says why"
+    assert told.value.hint == "the job avoids node[1-3]; to see why: echelon nodes"
 
 
 def test_a_controller_that_is_away_for_a_moment_is_waited_for():
@@ -108,7 +108,7 @@ def test_a_submission_whose_answer_was_lost_is_not_made_twice():
 
 def test_a_controller_that_stays_away_is_told():
     slept = []
-    with pytest.raises(UnavailableError, match="did not answer for 60 s"):
+    with pytest.raises(UnavailableError, match="did not respond for 60 s"):
         submit(FakeShell(answers={"sbatch": failed(AWAY), "squeue": failed(AWAY)}), slept)
     assert sum(slept) == 60
 
@@ -126,7 +126,7 @@ def test_time_that_commands_wait_themselves_counts():
 
     shell = FakeShell(answers={"scontrol": answer})
     slurm = SlurmCluster(shell, {}, sleep=wait, clock=lambda: past_s[0])
-    with pytest.raises(UnavailableError, match="did not answer for 60 s"):
+    with pytest.raises(UnavailableError, match="did not respond for 60 s"):
         slurm.ask(["scontrol", "ping"])
     assert 60 <= past_s[0] <= 80
 
@@ -146,7 +146,7 @@ def test_who_waits_for_an_answer_is_told_once_while_it_does_not_come(monkeypatch
     with slurm._telling():  # as in what asks several times
         for _ in range(3):
             slurm.ask(["scontrol", "ping"])
-    assert heard == ["Slurm does not answer yet; still asking"]
+    assert heard == ["waiting for Slurm to respond"]
     assert told.empty()
 
 
@@ -209,10 +209,13 @@ def test_a_job_that_only_has_the_same_id_is_left_alone():
     [
         ({}, ""),
         ({"partition": "low,high", "nodes": 4, "time": "1h"}, ""),
-        ({"partition": "lwo"}, "there is no partition 'lwo': did you mean 'low'?"),
+        ({"partition": "lwo"}, "unknown partition 'lwo': did you mean 'low'?"),
         ({"nodes": 5}, "partition 'low' has at most 4 nodes, not 5"),
-        ({"partition": "short", "time": "2h"}, "partition 'short' allows 01:00:00, not 02:00:00"),
-        ({"partition": "short", "time": "UNLIMITED"}, "allows 01:00:00, not UNLIMITED"),
+        (
+            {"partition": "short", "time": "2h"},
+            "partition 'short' allows at most 01:00:00, not 02:00:00",
+        ),
+        ({"partition": "short", "time": "UNLIMITED"}, "allows at most 01:00:00, not UNLIMITED"),
         ({"partition": "shut"}, "partition 'shut' is DOWN"),
     ],
 )
