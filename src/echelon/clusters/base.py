@@ -1,4 +1,4 @@
-"""What a run needs of the place where it runs. One file per kind of place fulfils this protocol."""
+"""The interface of the places where runs go; each is implemented in its own file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +9,13 @@ from echelon.spec.job_spec import JobSpec
 
 
 class Cluster(Protocol):
-    """Check, submit, look, stop, cancel."""
+    """A place where runs go."""
 
     def problems(self, spec: JobSpec) -> list[str]:
-        """Return what the cluster's limits, as they are now, have against a request."""
+        """Return how a request exceeds the current limits of the cluster."""
 
     def exclusions(self, request: JobSpec) -> str:
-        """Return the nodes that a run shall not have: those it excludes, and those known as bad."""
+        """Return the nodes to exclude: those of the request, and those known to be bad."""
 
     def submit(
         self,
@@ -27,23 +27,22 @@ class Cluster(Protocol):
         environ: Mapping[str, str],
         exclude: str = "",
     ) -> str:
-        """Queue a script and return the job's id; never twice, whatever the network does.
+        """Submit a script once, even if the network fails, and return the job ID.
 
         Args:
-            script: where it lies.
-            content: what was in it when it was checked: nothing else is executed, where the
-                cluster keeps a copy.
-            run_id: whose it is.
-            attempt: its argument.
-            environ: its variables.
-            exclude: nodes that it shall not have.
+            script: path of the script.
+            content: the script as it was checked. Clusters that keep a copy execute only this.
+            run_id: the run.
+            attempt: the argument of the script.
+            environ: the environment of the script.
+            exclude: nodes to exclude.
         """
 
     def job(self, job_id: str, *, run_id: str) -> Job:
-        """Return what has become of a run's job; UNKNOWN when the id is another's by now."""
+        """Return the job of a run; UNKNOWN if the ID now belongs to another job."""
 
     def stop(self, job_id: str, *, run_id: str) -> None:
-        """Ask a run's job to stop, which gives its ranks a moment."""
+        """Request a job to stop, with time for its ranks to save."""
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
-        """End a run's job; one that is over already is no error."""
+        """End a job immediately; it is no error if it has already ended."""

@@ -1,7 +1,7 @@
-"""A run here and now: on this machine, or in the allocation that one is in.
+"""Runs on this machine, or in the allocation that the user is in.
 
-The same script that Slurm would run; its controller then finds an allocation around it, and uses
-all of that, or none, and plays the nodes by itself.
+They use the same script as a Slurm job. Its controller uses the allocation around it, if there is
+one, and otherwise simulates the nodes.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from echelon.core.jobs import Job
 from echelon.core.nodes import expand
+from echelon.core.proc import read_stat
 from echelon.core.shell import Shell
 from echelon.core.waiting import wait_until
 from echelon.errors import UnavailableError, UsageError
@@ -24,7 +25,7 @@ from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
 
 _EXEC_S = 10.0
-"""How long a process may take to become another program."""
+"""Maximum time for a process to execute its program."""
 PREFIX = "local:"
 _WITH_OUTCOME = """\
 outcome=$1; shift
@@ -36,7 +37,7 @@ mv "$outcome.tmp" "$outcome"
 
 
 class LocalCluster:
-    """Processes of this machine. A job's id is `local:HOST:PID:START`."""
+    """Processes of this machine. A job ID is `local:HOST:PID:START`."""
 
     def __init__(
         self, shell: Shell, environ: Mapping[str, str], runs: Path, *, tied: bool = False
@@ -51,7 +52,7 @@ class LocalCluster:
         first = expand(self._environ.get("SLURM_JOB_NODELIST", ""))[:1]
         if [self._environ.get("SLURMD_NODENAME")] != first:
             where = f"on {first[0]}, the first node of the allocation" if first else "in a job"
-            return [f"style '{spec.style}' has to be started {where}: use the default style"]
+            return [f"style '{spec.style}' must be started {where}: use the default style"]
         return []
 
     def exclusions(self, request: JobSpec) -> str:
@@ -61,18 +62,18 @@ class LocalCluster:
         self,
         script: Path,
         *,
-        content: bytes,  # noqa: ARG002  it is started at once
+        content: bytes,  # noqa: ARG002  the script starts immediately
         run_id: str,
         attempt: int,
         environ: Mapping[str, str],
-        exclude: str = "",  # noqa: ARG002  nodes are only played here
+        exclude: str = "",  # noqa: ARG002  nodes are only simulated
     ) -> str:
         run = RunDir.open(self._runs / run_id)
         env = {**environ, HERE: "1"}
         if self._tied:
             env[TIED] = str(os.getpid())
         argv = ["bash", str(script.absolute()), str(attempt)]
-        if not run.launcher.exists():  # a plain style has no controller to say how it ended
+        if not run.launcher.exists():  # no controller that would record the outcome
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
         pid = self._shell.start(argv, log=run.job_log(attempt), env=env)
         return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"
@@ -83,14 +84,14 @@ class LocalCluster:
         host, pid, start = job_id.removeprefix(PREFIX).split(":")
         job = Job(id=job_id, state="RUNNING", nodes=host, output=str(run.job_log(attempt)))
         if not outcome and host == os.uname().nodename:
-            # Without a start it was gone before anybody could look.
+            # Without a start time, the process had ended before it could be read.
             if start and _start_time(int(pid)) == start and _is_of(run, int(pid)):
                 return job
-            attempt, outcome = _attempt_of(run, job_id)  # it may have ended between the two looks
+            attempt, outcome = _attempt_of(run, job_id)  # it may have ended in the meantime
         if outcome:
             return replace(job, state=outcome.state, exit_code=outcome.exit_code)
         if host != os.uname().nodename:
-            return replace(job, state="UNKNOWN", reason=f"it is on {host}: ask there")
+            return replace(job, state="UNKNOWN", reason=f"the run is on host {host}")
         code = _own_child(int(pid))
         return replace(
             job,
@@ -109,15 +110,15 @@ class LocalCluster:
         job = self.job(job_id, run_id=run_id)
         if job.state == "UNKNOWN":
             raise UnavailableError(
-                f"the run '{run_id}' is on {job.nodes}, and cannot be reached from here",
-                hint=f"go there and ask again: ssh {job.nodes}",
+                f"the run '{run_id}' is on host {job.nodes} and cannot be reached from here",
+                hint=f"run the command there: ssh {job.nodes}",
             )
         if job.state != "RUNNING":
             return
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(int(job_id.split(":")[2]))
             try:
-                # Its number could have become another's since we looked.
+                # Another process may have got its pid before pidfd_open.
                 if self.job(job_id, run_id=run_id).state == "RUNNING":
                     signal.pidfd_send_signal(handle, number)
             finally:
@@ -125,9 +126,9 @@ class LocalCluster:
 
 
 def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) -> JobSpec:
-    """Return a request that fits the allocation one is in: all its nodes, unless fewer were asked.
+    """Return a request that fits the current allocation: all its nodes, unless fewer are requested.
 
-    Ranks are one per GPU that a node was granted; the agents know how many.
+    There is one rank per allocated GPU of a node; the agents know their number.
     """
     nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or ""
     if "SLURM_JOB_ID" not in environ or not nodes.isdecimal():
@@ -136,13 +137,13 @@ def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) ->
     if asked and spec.nodes.low > count:
         raise UsageError(
             f"the allocation has {count} nodes, not {spec.nodes.low}",
-            hint=f"leave --nodes out to use all {count}",
+            hint=f"omit --nodes to use all {count}",
         )
     return replace(spec, nodes=NodeCount(spec.nodes.low if asked else count, count))
 
 
 def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:
-    """Return the number of a job's attempt, and its outcome once there is one."""
+    """Return the number of the attempt of a job, and its outcome if there is one."""
     for attempt in reversed(attempts(run)):
         if attempt.job_id == job_id:
             return attempt.number, find_outcome(run, attempt.number)
@@ -150,10 +151,10 @@ def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:
 
 
 def _is_of(run: RunDir, pid: int) -> bool:
-    """Tell whether a process is this user's and was started for a run.
+    """Tell whether a process belongs to this user and was started for a run.
 
-    The id comes from a file in the run's folder, and a start time is easily looked up: without
-    this, a folder that somebody has prepared would have us signal any process of the user's.
+    The job ID comes from a file in the run directory, and start times are public. Without this
+    check, a prepared run directory could make us signal any process of the user.
     """
     process = Path(f"/proc/{pid}")
     try:
@@ -166,18 +167,17 @@ def _is_of(run: RunDir, pid: int) -> bool:
 
 
 def _command_line(process: Path) -> bytes:
-    """Return a process's command line; empty for one that has ended and was not collected.
+    """Return the command line of a process; empty for a zombie.
 
-    It is empty, too, while a process becomes another program. On a busy machine that takes longer
-    than a moment, and a run that has just started would seem to have failed.
+    It is also empty while a process executes a new program. On a busy machine that can take a
+    while, and a run that has just started would look like a failed one.
     """
     found = b""
 
     def look() -> bool:
         nonlocal found
         found = (process / "cmdline").read_bytes()
-        state = (process / "stat").read_text(errors="replace").rpartition(") ")[2][:1]
-        return bool(found) or state in ("Z", "X")
+        return bool(found) or read_stat(process)[:1] in (["Z"], ["X"])
 
     wait_until(look, timeout_s=_EXEC_S, interval_s=0.002)
     return found
@@ -193,7 +193,7 @@ def _leads_into(path: Path, folder: Path) -> bool:
 
 
 def _own_child(pid: int) -> int:
-    """Return the exit code of a dead process where it is our own child; else 1: nobody knows."""
+    """Return the exit code of a dead process if it is our child; otherwise 1, as it is unknown."""
     try:
         gone = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -204,9 +204,6 @@ def _own_child(pid: int) -> int:
 
 
 def _start_time(pid: int) -> str:
-    """Return when a process began, in the kernel's ticks; empty when it is gone or a zombie."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if words[0] in "ZX" else words[19]
+    """Return when a process started, in clock ticks; empty if it is gone or a zombie."""
+    fields = read_stat(Path(f"/proc/{pid}"))
+    return "" if not fields or fields[0] in "ZX" else fields[19]

@@ -63,7 +63,7 @@ def test_what_acts_says_which_option_names_the_cluster(capsys, runs, command):
     assert code == 69
     assert "--address http://HEAD:8265" in err
     code, _, err = echelon(capsys, runs, command, "one", "--address=http://[::1")
-    assert (code, "no address of Ray's Jobs API" in err) == (2, True)
+    assert (code, "not a valid address of Ray's Jobs API" in err) == (2, True)
 
 
 def test_another_cluster_takes_a_run_over(capsys, runs, monkeypatch):

@@ -1,8 +1,8 @@
-"""Where a Ray cluster takes jobs, and how it is asked there.
+"""Addresses of Ray's Jobs API, and requests to it.
 
-A run's folder names the address of its cluster, but a folder may come from anywhere. Only addresses
-that the user gave are contacted: on the command line, in a variable, or with an earlier submission,
-which the user's state folder records.
+A run directory contains the address of its cluster, but may come from anywhere. Only addresses that
+the user gave are contacted: on the command line, in a variable, or with an earlier submission,
+which is recorded in the user's state directory.
 """
 
 import http.client
@@ -29,22 +29,22 @@ _RECORD = "ray-addresses"
 _LONGEST_ANSWER = 2**24
 _ANSWER_S = 30.0
 _GLANCE_S = 3.0
-"""How long an answer may take where there are others to ask."""
+"""Time-out if there are other clusters to query."""
 
 Fetch = Callable[[str, str, Any], tuple[int, str]]
-"""Method, path and content of a request; status and text of the answer.
+"""Method, path and content of a request → status and text of the response.
 
-Raises OSError where nobody answers.
+Raises OSError if there is no response.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobName:
-    """A job's id, as we write it down: it says where to ask."""
+    """A job ID as it is recorded, with the address of its cluster."""
 
     submission: str
     address: str = ""
-    """Empty where nobody has named one: it is the default then."""
+    """Empty for the default address."""
 
     def __str__(self) -> str:
         where = f"@{self.address}" if self.address else ""
@@ -57,12 +57,12 @@ def parse_job_name(text: str) -> JobName:
 
 
 def find_address(asked: str, environ: Mapping[str, str]) -> str:
-    """Return where a Ray cluster takes jobs: what was asked, or as Ray's own commands find it.
+    """Return the address of the Jobs API: the requested one, or that of Ray's own commands.
 
-    Empty where nobody says so.
+    Empty if there is none.
 
     Raises:
-        UsageError: it is no address of the kind.
+        UsageError: the address is invalid.
     """
     if asked:
         return _check_address(asked, repr(asked))
@@ -72,10 +72,10 @@ def find_address(asked: str, environ: Mapping[str, str]) -> str:
     if known in ("", "auto", "local"):
         return ""
     if not known.startswith(("http://", "https://")):
-        # Ray's own commands take it for ray.init alone, and would go elsewhere with jobs.
+        # Ray's own commands use it for ray.init only, and submit jobs elsewhere.
         raise UsageError(
-            f"RAY_ADDRESS={known} is where ray.init() goes, not where jobs are taken",
-            hint="name the dashboard's address: --address http://HEAD:8265",
+            f"RAY_ADDRESS={known} is an address for ray.init(), not of the Jobs API",
+            hint="give the address of the dashboard: --address http://HEAD:8265",
         )
     return _check_address(known, f"RAY_ADDRESS={known}")
 
@@ -84,8 +84,8 @@ def _check_address(text: str, shown: str) -> str:
     address = text if "://" in text else f"http://{text}"
     if not _is_address(address):
         raise UsageError(
-            f"{shown} is no address of Ray's Jobs API",
-            hint=f"write it like this: --address {DEFAULT}",
+            f"{shown} is not a valid address of Ray's Jobs API",
+            hint=f"use this form: --address {DEFAULT}",
         )
     return address.rstrip("/")
 
@@ -94,7 +94,7 @@ def _is_address(text: str) -> bool:
     try:
         parts = urllib.parse.urlsplit(text)
         port = parts.port
-    except ValueError:  # half a bracket, or a port that is no number
+    except ValueError:  # an unbalanced bracket, or an invalid port
         return False
     bare = not (parts.username or parts.password or parts.query or parts.fragment)
     plain = text.isprintable() and " " not in text
@@ -118,7 +118,7 @@ def remember_address(address: str, environ: Mapping[str, str]) -> None:
     folder = state_folder(environ)
     if folder is None or address in _read_record(environ):
         return
-    with suppress(OSError):  # a job that was taken is not lost because a disk is full
+    with suppress(OSError):  # the job was submitted, even if the disk is full
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(folder / _RECORD, flags, 0o600), "w") as file:
@@ -133,28 +133,29 @@ def _read_record(environ: Mapping[str, str]) -> list[str]:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(folder / _RECORD, flags), errors="replace") as file:
             entry = os.fstat(file.fileno())
-            # Whoever may write to a folder above could put another file here, but not one of ours.
+            # Someone who can write to a parent directory could replace the file, but not own it
+            # as this user.
             ours = entry.st_uid == os.geteuid() and not entry.st_mode & 0o022
             return file.read().splitlines() if ours and stat.S_ISREG(entry.st_mode) else []
     return []
 
 
 def refuse_contact(address: str) -> Fetch:
-    """Return a `Fetch` for an address that the user never gave: it contacts nobody."""
+    """Return a `Fetch` for an address that the user never gave; it only raises an error."""
 
     def refuse(*_: Any) -> tuple[int, str]:
         raise NotPermittedError(
-            f"the Ray address {address!r} is not contacted: it comes from the run's folder, and "
+            f"not contacting the Ray address {address!r}: it comes from the run directory, and "
             "you never gave it",
-            hint="give the address of your cluster: --address http://HEAD:8265 where the command "
-            "has it, or RAY_API_SERVER_ADDRESS=http://HEAD:8265",
+            hint="give the address of your cluster: --address http://HEAD:8265 if the command "
+            "has this option, otherwise RAY_API_SERVER_ADDRESS=http://HEAD:8265",
         )
 
     return refuse
 
 
 def find_token(environ: Mapping[str, str]) -> str:
-    """Return the token that Ray's own commands would show; empty when there is none."""
+    """Return the token that Ray's own commands would send; empty if there is none."""
     if token := environ.get("RAY_AUTH_TOKEN", "").strip():
         return token
     usual = Path(environ.get("HOME", "/"), ".ray", "auth_token")
@@ -168,20 +169,20 @@ def find_token(environ: Mapping[str, str]) -> str:
 
 
 class HttpFetch:
-    """Asks over HTTP, directly; it shows the token only to one who asks for it."""
+    """Sends requests over HTTP without a proxy, with the token only if the server requires one."""
 
     def __init__(self, address: str, token: str, *, hasty: bool = False) -> None:
-        """Name whom to ask.
+        """Prepare requests to one address.
 
         Args:
-            address: its own.
-            token: empty where it may have none.
-            hasty: whether to wait for an answer only once, and not for long.
+            address: the address of the Jobs API.
+            token: empty if the server must not get one.
+            hasty: use a short time-out, and fail at once after the first failure.
         """
         self._address, self._token, self._hasty = address, token, hasty
         self._trouble: OSError | None = None
-        # Not build_opener: it adds proxies and redirects, which would show the token to other
-        # hosts, and file, ftp and data URLs.
+        # Not build_opener: it follows proxies and redirects, which would leak the token to other
+        # hosts, and supports file, ftp and data URLs.
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.HTTPHandler(),
@@ -222,4 +223,4 @@ class HttpFetch:
             with error:
                 return error.code, error.read(_LONGEST_ANSWER).decode(errors="replace")
         except http.client.HTTPException as error:
-            raise ConnectionError(f"it does not speak HTTP: {error!r}") from error
+            raise ConnectionError(f"invalid HTTP response: {error!r}") from error

@@ -409,9 +409,9 @@ def test_where_the_cluster_is(asked, environ, expected):
     ],
 )
 def test_what_is_no_address(asked):
-    with pytest.raises(UsageError, match="no address of Ray's Jobs API"):
+    with pytest.raises(UsageError, match="not a valid address of Ray's Jobs API"):
         find_address(asked, {})
-    with pytest.raises(UsageError, match="no address of Ray's Jobs API"):
+    with pytest.raises(UsageError, match="not a valid address of Ray's Jobs API"):
         find_address("", {"RAY_API_SERVER_ADDRESS": asked})
 
 
