@@ -51,10 +51,10 @@ def test_status_and_why_say_that_nobody_answers(capsys, runs):
     assert code == 0
     told = json.loads(out)
     assert told["state"] == "UNKNOWN"
-    assert told["reason"].startswith(f"no Ray cluster answers at {NOBODY}")
+    assert told["reason"].startswith(f"no Ray cluster responds at {NOBODY}")
     code, out, _ = echelon(capsys, runs, "why", "one")
     assert code == 0
-    assert f"no Ray cluster answers at {NOBODY}" in out
+    assert f"no Ray cluster responds at {NOBODY}" in out
 
 
 @pytest.mark.parametrize("command", ["resume", "stop", "cancel"])

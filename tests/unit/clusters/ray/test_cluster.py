@@ -106,7 +106,7 @@ def test_a_submission_whose_answer_was_lost_is_not_made_twice(api, cluster, run)
 
 def test_a_submission_that_nobody_took_is_none(api, cluster, run):
     api.trouble["POST"] = ConnectionRefusedError("refused")
-    with pytest.raises(UnavailableError, match="no Ray cluster answers at http://head:8265"):
+    with pytest.raises(UnavailableError, match="no Ray cluster responds at http://head:8265"):
         submit_run(run, cluster, {}, run.script.read_bytes())
     assert not list(run.attempts.iterdir())
 
@@ -134,7 +134,7 @@ def test_a_job_that_ray_has_forgotten_or_gave_to_another_is_unknown(api, cluster
 def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
     job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     api.trouble["GET"] = ConnectionRefusedError("refused")
-    with pytest.raises(UnavailableError, match="no Ray cluster answers"):
+    with pytest.raises(UnavailableError, match="no Ray cluster responds"):
         cluster.job(job_id, run_id=run.run_id)
     write_atomic(run.outcome(1), '{"state": "COMPLETED", "exit_code": 0}')
     api.trouble["GET"] = ConnectionRefusedError("refused")
@@ -146,7 +146,7 @@ def test_who_only_wants_to_know_how_it_is_hears_that_nobody_answers(api, cluster
     glance = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, glance=True)
     api.trouble["GET"] = ConnectionRefusedError("refused")
     job = glance.job(job_id, run_id=run.run_id)
-    assert (job.state, job.reason) == ("UNKNOWN", "no Ray cluster answers at http://h:1: refused")
+    assert (job.state, job.reason) == ("UNKNOWN", "no Ray cluster responds at http://h:1: refused")
     write_atomic(run.outcome(1), '{"state": "FAILED", "exit_code": 3}')
     api.trouble["GET"] = ConnectionRefusedError("refused")
     assert glance.job(job_id, run_id=run.run_id).exit_code == 3
@@ -209,7 +209,7 @@ def test_rays_words(record, expected):
 @pytest.mark.parametrize("status", [401, 403])
 def test_without_the_token_it_is_said_what_is_missing(tmp_path, status):
     fetch = lambda *_: (status, "Unauthorized")  # noqa: E731
-    for environ, words in (({}, "asks for a token$"), ({"RAY_AUTH_TOKEN": "x"}, "refused ours")):
+    for environ, words in (({}, "requires a token$"), ({"RAY_AUTH_TOKEN": "x"}, "rejects your token")):
         cluster = RayCluster("http://h:1", tmp_path, environ, shell=FakeShell(), fetch=fetch)
         with pytest.raises(NotPermittedError, match=words):
             cluster.problems(JobSpec(script="x"))
@@ -255,7 +255,7 @@ def test_a_cluster_that_is_too_old_is_named(tmp_path):
     fetch = lambda *_: (200, '{"ray_version": "2.54.0"}')  # noqa: E731
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
     (problem,) = cluster.problems(JobSpec(script="x"))
-    assert problem == "the cluster at http://h:1 has ray 2.54.0, and it takes 2.56"
+    assert problem == "the cluster at http://h:1 has ray 2.54.0, but Echelon needs 2.56"
 
 
 def test_what_ray_does_not_know_is_refused_before_anybody_is_asked(api, cluster):
@@ -286,7 +286,7 @@ def test_what_is_slurms_alone_may_be_in_a_file_but_not_be_typed(key):
     assert spec == JobSpec(script="x")
     assert dropped == [f"{key} (echelon.toml)"]
     for source in ("flags", "--set"):
-        with pytest.raises(UsageError, match=rf"Ray knows nothing of {key} \(") as refused:
+        with pytest.raises(UsageError, match=rf"not supported on Ray: {key} \(") as refused:
             keep_what_ray_knows(merge([layer(source)]))
         assert refused.value.hint
 
@@ -299,7 +299,7 @@ def test_what_is_slurms_alone_may_be_in_a_file_but_not_be_typed(key):
             Result(argv=(), stdout="2.59.1\n"),
             [
                 (
-                    "the Python '/p' has ray 2.59.1, and the cluster 2.60.0: "
+                    "the Python '/p' has ray 2.59.1, but the cluster has 2.60.0: "
                     "/p -m pip install 'ray[default]==2.60.0'"
                 )
             ],
@@ -417,7 +417,7 @@ def test_what_is_no_address(asked):
 
 @pytest.mark.parametrize("known", ["10.0.0.1:6379", "ray://head:10001"])
 def test_an_address_that_is_not_for_jobs_is_not_passed_over(known):
-    with pytest.raises(UsageError, match=r"is where ray\.init"):
+    with pytest.raises(UsageError, match=r"is an address for ray\.init"):
         find_address("", {"RAY_ADDRESS": known})
     assert find_address("http://h:1", {"RAY_ADDRESS": known}) == "http://h:1"
 
