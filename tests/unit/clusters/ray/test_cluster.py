@@ -209,7 +209,10 @@ def test_rays_words(record, expected):
 @pytest.mark.parametrize("status", [401, 403])
 def test_without_the_token_it_is_said_what_is_missing(tmp_path, status):
     fetch = lambda *_: (status, "Unauthorized")  # noqa: E731
-    for environ, words in (({}, "requires a token$"), ({"RAY_AUTH_TOKEN": "x"}, "rejects your token")):
+    for environ, words in (
+        ({}, "requires a token$"),
+        ({"RAY_AUTH_TOKEN": "x"}, "rejects your token"),
+    ):
         cluster = RayCluster("http://h:1", tmp_path, environ, shell=FakeShell(), fetch=fetch)
         with pytest.raises(NotPermittedError, match=words):
             cluster.problems(JobSpec(script="x"))
