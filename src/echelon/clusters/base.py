@@ -1,4 +1,4 @@
-"""The protocol that each kind of cluster implements, in a file or directory of its own."""
+"""The interface of the places where runs go; each is implemented in its own file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,13 +9,13 @@ from echelon.spec.job_spec import JobSpec
 
 
 class Cluster(Protocol):
-    """Check, submit, look, stop, cancel."""
+    """A place where runs go."""
 
     def problems(self, spec: JobSpec) -> list[str]:
-        """Return the conflicts of a request with the cluster's current limits."""
+        """Return how a request exceeds the current limits of the cluster."""
 
     def exclusions(self, request: JobSpec) -> str:
-        """Return the nodes that a run must avoid: those it excludes, and those known to be bad."""
+        """Return the nodes to exclude: those of the request, and those known to be bad."""
 
     def submit(
         self,
@@ -27,22 +27,22 @@ class Cluster(Protocol):
         environ: Mapping[str, str],
         exclude: str = "",
     ) -> str:
-        """Queue a script and return the job's id; never twice, whatever the network does.
+        """Submit a script once, even if the network fails, and return the job ID.
 
         Args:
-            script: its path.
-            content: its content when it was checked; a cluster that keeps a copy executes this.
-            run_id: the run that it belongs to.
-            attempt: number of the attempt, passed to the script.
-            environ: environment variables of the job.
-            exclude: nodes to avoid.
+            script: path of the script.
+            content: the script as it was checked. Clusters that keep a copy execute only this.
+            run_id: the run.
+            attempt: the argument of the script.
+            environ: the environment of the script.
+            exclude: nodes to exclude.
         """
 
     def job(self, job_id: str, *, run_id: str) -> Job:
-        """Return the state of a run's job; UNKNOWN if the id now belongs to another job."""
+        """Return the job of a run; UNKNOWN if the ID now belongs to another job."""
 
     def stop(self, job_id: str, *, run_id: str) -> None:
-        """Ask a run's job to stop, with time for its ranks to save."""
+        """Request a job to stop, with time for its ranks to save."""
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
-        """Cancel a run's job; one that has already ended is not an error."""
+        """End a job immediately; it is no error if it has already ended."""

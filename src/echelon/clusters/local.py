@@ -1,7 +1,7 @@
-"""Runs as processes on this machine, or in the current Slurm allocation.
+"""Runs on this machine, or in the allocation that the user is in.
 
-The script is the one that Slurm would run. Its controller uses the whole allocation if there is
-one; otherwise it simulates the nodes.
+They use the same script as a Slurm job. Its controller uses the allocation around it, if there is
+one, and otherwise simulates the nodes.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from echelon.core.jobs import Job
 from echelon.core.nodes import expand
+from echelon.core.proc import read_stat
 from echelon.core.shell import Shell
 from echelon.core.waiting import wait_until
 from echelon.errors import UnavailableError, UsageError
@@ -24,7 +25,7 @@ from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
 
 _EXEC_S = 10.0
-"""Seconds that a process may take to exec another program."""
+"""Maximum time for a process to execute its program."""
 PREFIX = "local:"
 _WITH_OUTCOME = """\
 outcome=$1; shift
@@ -36,7 +37,7 @@ mv "$outcome.tmp" "$outcome"
 
 
 class LocalCluster:
-    """Processes on this machine. A job's id is `local:HOST:PID:START`."""
+    """Processes of this machine. A job ID is `local:HOST:PID:START`."""
 
     def __init__(
         self, shell: Shell, environ: Mapping[str, str], runs: Path, *, tied: bool = False
@@ -61,18 +62,18 @@ class LocalCluster:
         self,
         script: Path,
         *,
-        content: bytes,  # noqa: ARG002  started immediately
+        content: bytes,  # noqa: ARG002  the script starts immediately
         run_id: str,
         attempt: int,
         environ: Mapping[str, str],
-        exclude: str = "",  # noqa: ARG002  nodes are simulated
+        exclude: str = "",  # noqa: ARG002  nodes are only simulated
     ) -> str:
         run = RunDir.open(self._runs / run_id)
         env = {**environ, HERE: "1"}
         if self._tied:
             env[TIED] = str(os.getpid())
         argv = ["bash", str(script.absolute()), str(attempt)]
-        if not run.launcher.exists():  # a plain style has no controller that records the outcome
+        if not run.launcher.exists():  # no controller that would record the outcome
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
         pid = self._shell.start(argv, log=run.job_log(attempt), env=env)
         return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"
@@ -86,13 +87,11 @@ class LocalCluster:
             # Without a start time, the process had ended before it could be read.
             if start and _start_time(int(pid)) == start and _is_of(run, int(pid)):
                 return job
-            attempt, outcome = _attempt_of(run, job_id)  # it may have ended in between
+            attempt, outcome = _attempt_of(run, job_id)  # it may have ended in the meantime
         if outcome:
             return replace(job, state=outcome.state, exit_code=outcome.exit_code)
         if host != os.uname().nodename:
-            return replace(
-                job, state="UNKNOWN", reason=f"it runs on {host}; run this command there"
-            )
+            return replace(job, state="UNKNOWN", reason=f"the run is on host {host}")
         code = _own_child(int(pid))
         return replace(
             job,
@@ -111,15 +110,15 @@ class LocalCluster:
         job = self.job(job_id, run_id=run_id)
         if job.state == "UNKNOWN":
             raise UnavailableError(
-                f"the run '{run_id}' runs on {job.nodes} and cannot be reached from here",
-                hint=f"repeat the command there: ssh {job.nodes}",
+                f"the run '{run_id}' is on host {job.nodes} and cannot be reached from here",
+                hint=f"run the command there: ssh {job.nodes}",
             )
         if job.state != "RUNNING":
             return
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(int(job_id.split(":")[2]))
             try:
-                # The pid may have been reused in the meantime.
+                # Another process may have got its pid before pidfd_open.
                 if self.job(job_id, run_id=run_id).state == "RUNNING":
                     signal.pidfd_send_signal(handle, number)
             finally:
@@ -127,9 +126,9 @@ class LocalCluster:
 
 
 def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) -> JobSpec:
-    """Return a request for the current allocation: all its nodes, unless fewer were requested.
+    """Return a request that fits the current allocation: all its nodes, unless fewer are requested.
 
-    There is one rank per GPU that a node was granted; the agents know how many.
+    There is one rank per allocated GPU of a node; the agents know their number.
     """
     nodes = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or ""
     if "SLURM_JOB_ID" not in environ or not nodes.isdecimal():
@@ -137,14 +136,14 @@ def fit_allocation(spec: JobSpec, environ: Mapping[str, str], *, asked: bool) ->
     count = int(nodes)
     if asked and spec.nodes.low > count:
         raise UsageError(
-            f"--nodes {spec.nodes.low} exceeds the {count} nodes of this allocation",
-            hint=f"remove --nodes to use all {count}",
+            f"the allocation has {count} nodes, not {spec.nodes.low}",
+            hint=f"omit --nodes to use all {count}",
         )
     return replace(spec, nodes=NodeCount(spec.nodes.low if asked else count, count))
 
 
 def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:
-    """Return the number of a job's attempt, and its outcome if it has ended."""
+    """Return the number of the attempt of a job, and its outcome if there is one."""
     for attempt in reversed(attempts(run)):
         if attempt.job_id == job_id:
             return attempt.number, find_outcome(run, attempt.number)
@@ -154,8 +153,8 @@ def _attempt_of(run: RunDir, job_id: str) -> tuple[int, Outcome | None]:
 def _is_of(run: RunDir, pid: int) -> bool:
     """Tell whether a process belongs to this user and was started for a run.
 
-    The id comes from a file in the run directory, and start times are public. Without this check, a
-    prepared directory could make us signal any process of the user.
+    The job ID comes from a file in the run directory, and start times are public. Without this
+    check, a prepared run directory could make us signal any process of the user.
     """
     process = Path(f"/proc/{pid}")
     try:
@@ -168,18 +167,17 @@ def _is_of(run: RunDir, pid: int) -> bool:
 
 
 def _command_line(process: Path) -> bytes:
-    """Return a process's command line; empty for a zombie.
+    """Return the command line of a process; empty for a zombie.
 
-    It is also empty during exec, which can take a while on a busy machine. Without waiting, a run
-    that has just started would seem to have failed.
+    It is also empty while a process executes a new program. On a busy machine that can take a
+    while, and a run that has just started would look like a failed one.
     """
     found = b""
 
     def look() -> bool:
         nonlocal found
         found = (process / "cmdline").read_bytes()
-        state = (process / "stat").read_text(errors="replace").rpartition(") ")[2][:1]
-        return bool(found) or state in ("Z", "X")
+        return bool(found) or read_stat(process)[:1] in (["Z"], ["X"])
 
     wait_until(look, timeout_s=_EXEC_S, interval_s=0.002)
     return found
@@ -195,7 +193,7 @@ def _leads_into(path: Path, folder: Path) -> bool:
 
 
 def _own_child(pid: int) -> int:
-    """Return the exit code of a dead process if it is our child; otherwise 1."""
+    """Return the exit code of a dead process if it is our child; otherwise 1, as it is unknown."""
     try:
         gone = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -206,9 +204,6 @@ def _own_child(pid: int) -> int:
 
 
 def _start_time(pid: int) -> str:
-    """Return a process's start time in kernel ticks; empty if it is gone or a zombie."""
-    try:
-        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
-    except OSError:
-        return ""
-    return "" if words[0] in "ZX" else words[19]
+    """Return when a process started, in clock ticks; empty if it is gone or a zombie."""
+    fields = read_stat(Path(f"/proc/{pid}"))
+    return "" if not fields or fields[0] in "ZX" else fields[19]

@@ -12,30 +12,30 @@ _RECENT_S = 30.0
 DataLoader looks for dead workers every five seconds."""
 
 
-def sample_process(pid: int) -> tuple[str, float]:
+def sample_process(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
     """Return a process's state (R, S, D, T, Z; X when it is gone) and its main thread's CPU time.
 
     The scheduler counts nanoseconds, where `stat` counts ticks: a wait that was interrupted for a
     moment can be told from one that was not.
     """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        words = text.rpartition(") ")[2].split()
-        ran = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
-        return words[0], int(ran[0]) / 1e9
-    except FileNotFoundError:
-        return ("X", 0.0) if not Path(f"/proc/{pid}").exists() else _by_ticks(pid)
-    except OSError:
+    process = proc / str(pid)
+    if not (fields := read_stat(process)):
         return "X", 0.0
+    try:
+        ran = (process / "task" / str(pid) / "schedstat").read_text().split()
+        return fields[0], int(ran[0]) / 1e9
+    except OSError:  # a kernel may lack schedstat
+        ticks = int(fields[11]) + int(fields[12])
+        return (fields[0], ticks / _TICKS) if process.exists() else ("X", 0.0)
 
 
-def _by_ticks(pid: int) -> tuple[str, float]:
-    """Do without schedstat, which a kernel may lack."""
+def read_stat(process: Path) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; none if the process is gone."""
     try:
-        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2].split()
+        # The name before them is in parentheses, and may itself contain parentheses.
+        return (process / "stat").read_text(errors="replace").rpartition(") ")[2].split()
     except OSError:
-        return "X", 0.0
-    return words[0], (int(words[11]) + int(words[12])) / _TICKS
+        return []
 
 
 def describe_process(pid: int) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.errors import UsageError
@@ -15,92 +14,35 @@ def is_name(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9-]{0,30}", name) is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Paths of a sandbox's files, all below one directory; removing it removes everything."""
 
-    root: Path
-
-    @property
-    def state(self) -> Path:
-        return self.root / "sandbox.json"
-
-    @property
-    def etc(self) -> Path:
+    def __init__(self, *, root: Path) -> None:
+        self.root = root
+        self.state = root / "sandbox.json"
+        self.etc = root / "etc"
         """Slurm's configuration; the simulated hosts see it as /etc/slurm."""
-        return self.root / "etc"
-
-    @property
-    def slurm_conf(self) -> Path:
-        return self.etc / "slurm.conf"
-
-    @property
-    def slurmctld_conf(self) -> Path:
-        return self.etc / "slurmctld.conf"
-
-    @property
-    def gres_conf(self) -> Path:
-        return self.etc / "gres.conf"
-
-    @property
-    def cgroup_conf(self) -> Path:
-        return self.etc / "cgroup.conf"
-
-    @property
-    def slurmdbd_conf(self) -> Path:
-        return self.etc / "slurmdbd.conf"
-
-    @property
-    def hosts(self) -> Path:
-        return self.root / "hosts"
-
-    @property
-    def boot(self) -> Path:
-        return self.root / "boot.sh"
-
-    @property
-    def munge(self) -> Path:
-        return self.root / "munge"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self.munge / "socket"
-
-    @property
-    def controller_state(self) -> Path:
-        return self.root / "controller"
-
-    @property
-    def spool(self) -> Path:
-        return self.root / "spool"
-
-    @property
-    def run(self) -> Path:
+        self.slurm_conf = self.etc / "slurm.conf"
+        self.slurmctld_conf = self.etc / "slurmctld.conf"
+        self.gres_conf = self.etc / "gres.conf"
+        self.cgroup_conf = self.etc / "cgroup.conf"
+        self.slurmdbd_conf = self.etc / "slurmdbd.conf"
+        self.hosts = root / "hosts"
+        self.boot = root / "boot.sh"
+        self.munge = root / "munge"
+        self.munge_socket = self.munge / "socket"
+        self.controller_state = root / "controller"
+        self.spool = root / "spool"
+        self.run = root / "run"
         """Pid files and readiness marks."""
-        return self.root / "run"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def devices(self) -> Path:
-        return self.root / "dev"
-
-    @property
-    def database(self) -> Path:
-        return self.root / "database"
+        self.logs = root / "logs"
+        self.devices = root / "dev"
+        self.database = root / "database"
 
     def folders(self) -> list[Path]:
-        return [
-            self.etc,
-            self.munge,
-            self.controller_state,
-            self.spool,
-            self.run,
-            self.logs,
-            self.devices,
-        ]
+        """Return the directories to create; the database is created with its own mode."""
+        folders = [self.etc, self.munge, self.controller_state, self.spool]
+        return [*folders, self.run, self.logs, self.devices]
 
     @property
     def option(self) -> str:

@@ -11,7 +11,7 @@ import pwd
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -242,15 +242,9 @@ def _remove(layout: Layout, shell: Shell) -> None:
     _clear(layout, shell)
     layout.root.rmdir()
     if layout.root.parent == home({}, os.geteuid()):  # the default location, created by us
-        _remove_if_empty(layout.root.parent)
-        _remove_if_empty(layout.root.parent.parent)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    try:
-        folder.rmdir()
-    except OSError:
-        return
+        with suppress(OSError):  # other sandboxes are there
+            layout.root.parent.rmdir()
+            layout.root.parent.parent.rmdir()
 
 
 @contextmanager
@@ -258,7 +252,8 @@ def changing(sandbox: Sandbox, uid: int) -> Iterator[Sandbox]:
     """Lock the sandbox while it is changed: a node restored during `down` would be left over."""
     with _claim(sandbox.layout, uid):
         if not sandbox.layout.state.exists():
-            _remove_if_empty(sandbox.layout.root)
+            with suppress(OSError):  # not empty
+                sandbox.layout.root.rmdir()
             raise NotFoundError(
                 f"the sandbox '{sandbox.name}' no longer exists",
                 hint=f"start it: echelon sandbox up{sandbox.layout.option}",

@@ -15,9 +15,11 @@ import select
 import signal
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.proc import read_stat
 from echelon.errors import TimedOutError
 from echelon.sandbox.layout import Layout
 
@@ -147,7 +149,7 @@ def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
         uid = entry.stat().st_uid
     except OSError:
         return None
-    if _state(entry) in ("Z", "X", ""):
+    if read_stat(entry)[:1] in ([], ["Z"], ["X"]):
         return None
     marks = {f"{MARK}={layout.root}", f"SLURM_CLUSTER_NAME={layout.cluster_name}"}
     host = next((v.partition("=")[2] for v in environment if v.startswith(f"{HOST}=")), "")
@@ -180,14 +182,6 @@ def _open_log(entry: Path, layout: Layout) -> str:
     return next((path.name for path in targets if path.parent == layout.logs), "")
 
 
-def _state(entry: Path) -> str:
-    try:
-        # The name in parentheses may itself contain parentheses.
-        return (entry / "stat").read_text(errors="replace").rpartition(") ")[2][:1]
-    except OSError:
-        return ""
-
-
 def _namespace(entry: Path, kind: str) -> int:
     try:
         return (entry / "ns" / kind).stat().st_ino
@@ -198,10 +192,7 @@ def _namespace(entry: Path, kind: str) -> int:
 def _ancestry(proc: Path, pid: int) -> Iterator[int]:
     while pid > 0:
         yield pid
-        try:
-            pid = int((proc / str(pid) / "stat").read_text().rpartition(") ")[2].split()[1])
-        except OSError:
-            return
+        pid = int((read_stat(proc / str(pid)) or ["", "0"])[1])
 
 
 _UNSETTLED_LOOKS = 20
@@ -237,20 +228,14 @@ def end_sandbox_processes(
             # Signals to single pids cannot catch a chain of processes that each fork the next and
             # exit. The kernel signals a group atomically, between two forks.
             for group in scan.groups:
-                _end_group(group)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise TimedOutError(
                 f"processes of the sandbox still run after {timeout_s:g} s: {pids[:5]}",
                 hint=f"find what starts them: ps -o pid,ppid,args -p {pids[0]}",
             )
         end_processes(pids)
-
-
-def _end_group(group: int) -> None:
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
@@ -262,16 +247,12 @@ def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     handles = {}
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError):
             handles[pid] = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
     try:
         for handle in handles.values():
-            try:
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         for pid, handle in handles.items():
             waiting = select.poll()
             waiting.register(handle, select.POLLIN)
@@ -280,15 +261,8 @@ def end_processes(pids: Iterable[int], *, timeout_s: float = 10.0) -> None:
                     f"process {pid} did not end after SIGKILL",
                     hint=f"see where it is blocked: cat /proc/{pid}/stack",
                 )
-            _collect(pid)
+            with suppress(ChildProcessError):  # not our child
+                os.waitpid(pid, os.WNOHANG)
     finally:
         for handle in handles.values():
             os.close(handle)
-
-
-def _collect(pid: int) -> None:
-    """Reap the process, if it was our child."""
-    try:
-        os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return

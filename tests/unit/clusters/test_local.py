@@ -59,7 +59,7 @@ def test_a_run_of_another_machine_is_not_said_to_be_stopped(tmp_path):
     cluster = LocalCluster(FakeShell(), {}, tmp_path)
     run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
     for end in (cluster.stop, cluster.cancel):
-        with pytest.raises(UnavailableError, match="runs on elsewhere"):
+        with pytest.raises(UnavailableError, match="is on host elsewhere"):
             end("local:elsewhere:12:34", run_id=run.run_id)
 
 

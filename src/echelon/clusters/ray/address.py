@@ -1,8 +1,8 @@
-"""Where a Ray cluster takes jobs, and how it is asked there.
+"""Addresses of Ray's Jobs API, and requests to it.
 
-A run's folder names the address of its cluster, but a folder may come from anywhere. Only addresses
-that the user gave are contacted: on the command line, in a variable, or with an earlier submission,
-which the user's state folder records.
+A run directory contains the address of its cluster, but may come from anywhere. Only addresses that
+the user gave are contacted: on the command line, in a variable, or with an earlier submission,
+which is recorded in the user's state directory.
 """
 
 import http.client
@@ -29,22 +29,22 @@ _RECORD = "ray-addresses"
 _LONGEST_ANSWER = 2**24
 _ANSWER_S = 30.0
 _GLANCE_S = 3.0
-"""Time limit of a query when several clusters are asked."""
+"""Time-out if there are other clusters to query."""
 
 Fetch = Callable[[str, str, Any], tuple[int, str]]
-"""Method, path and content of a request; status and text of the answer.
+"""Method, path and content of a request → status and text of the response.
 
-Raises OSError if there is no answer.
+Raises OSError if there is no response.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobName:
-    """A job's id as it is recorded, including the address of its cluster."""
+    """A job ID as it is recorded, with the address of its cluster."""
 
     submission: str
     address: str = ""
-    """Empty means the default address."""
+    """Empty for the default address."""
 
     def __str__(self) -> str:
         where = f"@{self.address}" if self.address else ""
@@ -57,12 +57,12 @@ def parse_job_name(text: str) -> JobName:
 
 
 def find_address(asked: str, environ: Mapping[str, str]) -> str:
-    """Return the dashboard address of a Ray cluster: the given one, or from Ray's variables.
+    """Return the address of the Jobs API: the requested one, or that of Ray's own commands.
 
     Empty if there is none.
 
     Raises:
-        UsageError: the address is not valid.
+        UsageError: the address is invalid.
     """
     if asked:
         return _check_address(asked, repr(asked))
@@ -72,10 +72,10 @@ def find_address(asked: str, environ: Mapping[str, str]) -> str:
     if known in ("", "auto", "local"):
         return ""
     if not known.startswith(("http://", "https://")):
-        # Ray's own commands use this only for ray.init, and submit jobs elsewhere.
+        # Ray's own commands use it for ray.init only, and submit jobs elsewhere.
         raise UsageError(
-            f"RAY_ADDRESS={known} is an address for ray.init(), not for submitting jobs",
-            hint="pass the dashboard's address: --address http://HEAD:8265",
+            f"RAY_ADDRESS={known} is an address for ray.init(), not of the Jobs API",
+            hint="give the address of the dashboard: --address http://HEAD:8265",
         )
     return _check_address(known, f"RAY_ADDRESS={known}")
 
@@ -85,7 +85,7 @@ def _check_address(text: str, shown: str) -> str:
     if not _is_address(address):
         raise UsageError(
             f"{shown} is not a valid address of Ray's Jobs API",
-            hint=f"for example: --address {DEFAULT}",
+            hint=f"use this form: --address {DEFAULT}",
         )
     return address.rstrip("/")
 
@@ -118,7 +118,7 @@ def remember_address(address: str, environ: Mapping[str, str]) -> None:
     folder = state_folder(environ)
     if folder is None or address in _read_record(environ):
         return
-    with suppress(OSError):  # the job is submitted even if the disk is full
+    with suppress(OSError):  # the job was submitted, even if the disk is full
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(folder / _RECORD, flags, 0o600), "w") as file:
@@ -133,21 +133,22 @@ def _read_record(environ: Mapping[str, str]) -> list[str]:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
         with os.fdopen(os.open(folder / _RECORD, flags), errors="replace") as file:
             entry = os.fstat(file.fileno())
-            # Others who can write to a parent directory could replace this file, but not own it.
+            # Someone who can write to a parent directory could replace the file, but not own it
+            # as this user.
             ours = entry.st_uid == os.geteuid() and not entry.st_mode & 0o022
             return file.read().splitlines() if ours and stat.S_ISREG(entry.st_mode) else []
     return []
 
 
 def refuse_contact(address: str) -> Fetch:
-    """Return a `Fetch` for an address that the user never gave: it refuses all requests."""
+    """Return a `Fetch` for an address that the user never gave; it only raises an error."""
 
     def refuse(*_: Any) -> tuple[int, str]:
         raise NotPermittedError(
-            f"not contacting the Ray address {address!r}: it comes from the run directory, and you "
-            "never used it yourself",
-            hint="set the address of your cluster: RAY_API_SERVER_ADDRESS=http://HEAD:8265, or "
-            "--address http://HEAD:8265 if the command has it",
+            f"not contacting the Ray address {address!r}: it comes from the run directory, and "
+            "you never gave it",
+            hint="give the address of your cluster: --address http://HEAD:8265 if the command "
+            "has this option, otherwise RAY_API_SERVER_ADDRESS=http://HEAD:8265",
         )
 
     return refuse
@@ -168,20 +169,20 @@ def find_token(environ: Mapping[str, str]) -> str:
 
 
 class HttpFetch:
-    """Sends requests over HTTP without proxies; sends the token only when it is requested."""
+    """Sends requests over HTTP without a proxy, with the token only if the server requires one."""
 
     def __init__(self, address: str, token: str, *, hasty: bool = False) -> None:
-        """Create it.
+        """Prepare requests to one address.
 
         Args:
-            address: of the server.
-            token: empty if the server must not receive one.
-            hasty: use a short time-out, and give up after the first one.
+            address: the address of the Jobs API.
+            token: empty if the server must not get one.
+            hasty: use a short time-out, and fail at once after the first failure.
         """
         self._address, self._token, self._hasty = address, token, hasty
         self._trouble: OSError | None = None
-        # Not build_opener: it adds proxies and redirects, which would show the token to other
-        # hosts, and file, ftp and data URLs.
+        # Not build_opener: it follows proxies and redirects, which would leak the token to other
+        # hosts, and supports file, ftp and data URLs.
         self._opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.HTTPHandler(),
@@ -222,4 +223,4 @@ class HttpFetch:
             with error:
                 return error.code, error.read(_LONGEST_ANSWER).decode(errors="replace")
         except http.client.HTTPException as error:
-            raise ConnectionError(f"not an HTTP server: {error!r}") from error
+            raise ConnectionError(f"invalid HTTP response: {error!r}") from error

@@ -1,7 +1,7 @@
-"""Runs as jobs of a Ray cluster, through its Jobs API over HTTP: no ray is needed here.
+"""Runs as jobs of a Ray cluster, submitted through its Jobs API over HTTP, without ray itself.
 
-A job is the script that Slurm would run, started on the cluster's head; its controller then
-requests nodes from Ray. The run directory is on a file system that all nodes share.
+A job is the same script as for Slurm, started on the head of the cluster. Its controller requests
+nodes from Ray. The run directory is on a file system that all nodes share.
 """
 
 import hashlib
@@ -48,31 +48,30 @@ _SLURM_ONLY = (
     *("gpu_type", "gpu_option", "wait_all_nodes", "signal_lead", "preflight", "output"),
     *("forgive_after", "mail", "mail_user", "mail_type", "slurm.extra"),
 )
-"""Keys without an equivalent in Ray."""
+"""Keys that do not apply to Ray."""
 _TYPED = ("flags", "--set")
-"""Origins that apply to this run only."""
+"""Sources of values that are given for one run only."""
 _STOP_S = 90
-"""Time in seconds to stop, in addition to the ranks' grace, before Ray kills the job."""
+"""Time for a job to stop, in addition to the grace period of its ranks, before Ray kills it."""
 _MARK = "echelon: "
 
 
 def keep_what_ray_knows(request: Merged) -> tuple[JobSpec, list[str]]:
-    """Return a request without the keys that only Slurm has. Pure.
+    """Remove keys that only apply to Slurm from a request. Pure.
 
-    Such keys are dropped if they come from a file, which is written for all runs, and are an error
-    if they were given for this run.
+    Project and site files are for all runs, so such keys in them are ignored.
 
     Returns:
-        the request, and the dropped keys.
+        the request, and the keys that were removed.
 
     Raises:
-        UsageError: one of them was given for this run.
+        UsageError: such a key was given for this run.
     """
     keys = _slurm_keys(request.spec)
     typed = [key for key in keys if request.origins[key] in _TYPED]
     if typed:
         shown = ", ".join(f"{key} ({show_value(key, request.spec)})" for key in typed)
-        raise UsageError(f"not supported on Ray: {shown}", hint="remove it with --on ray")
+        raise UsageError(f"not supported on Ray: {shown}", hint="omit it with --on ray")
     fresh = {KEYS[key].field: getattr(JobSpec(), KEYS[key].field) for key in keys}
     return replace(request.spec, **fresh), [f"{key} ({request.origins[key]})" for key in keys]
 
@@ -84,18 +83,18 @@ def _slurm_keys(spec: JobSpec) -> list[str]:
 
 
 def render_entrypoint(run: Path, attempt: int, output: Path, content: bytes) -> str:
-    """Return the entrypoint of a job, which also checks that the run directory is visible. Pure.
+    """Return the command of a job, which fails if it cannot read the run directory. Pure.
 
-    Ray keeps the command, not the script. The command therefore contains the script's digest, and
-    executes exactly what it has compared.
+    Ray stores the command, not the script. The command therefore contains the digest of the script,
+    and executes the text that it has compared.
     """
     script = shlex.quote(str(run / "job.sbatch"))
     blind = (
-        f"{_MARK}the run directory {run} is not visible on $(hostname), the head of the Ray "
-        "cluster, or belongs to another user there: use storage that all nodes share (--runs-dir)"
+        f"{_MARK}the head of the Ray cluster, $(hostname), cannot access the run directory {run} "
+        "as its owner: keep runs on a file system that all nodes share (--runs-dir)"
     )
     quoted = f'"{blind}"' if not set(str(run)) & set('"$`\\!') else shlex.quote(blind)
-    # As $(…) returns it, without the line breaks at its end.
+    # As $(…) returns it, without trailing line breaks.
     digest = hashlib.sha256(content.rstrip(b"\n")).hexdigest()
     changed = shlex.quote(f"{_MARK}refused to start: {run}/job.sbatch is not what was submitted")
     return (
@@ -121,16 +120,16 @@ class RayCluster:
         glance: bool = False,
         given: bool = True,
     ) -> None:
-        """Create it; nothing is sent yet.
+        """Choose how to contact the cluster.
 
         Args:
-            address: of its dashboard; empty for the default, where anyone may be listening.
+            address: of the Jobs API; empty for the default, where any user's program may listen.
             runs: the directory of runs.
-            environ: environment variables, which may contain a token.
+            environ: the environment, which may contain a token.
             shell: runs programs.
             fetch: sends requests.
-            glance: only query states; no answer is then not an error.
-            given: the user gave the address; any other is not contacted.
+            glance: only show states; it is no error if the cluster does not respond.
+            given: whether the user gave the address; any other is not contacted.
         """
         self.address, self._named, self.given = address or DEFAULT, bool(address), given
         self._runs, self._environ, self._shell, self._glance = runs, environ, shell, glance
@@ -149,9 +148,9 @@ class RayCluster:
             f"not supported on Ray: {key} ({show_value(key, spec)})" for key in _slurm_keys(spec)
         ]
         if spec.style != "echelon":
-            found.append(f"style '{spec.style}' requires Slurm: on Ray use --style echelon")
+            found.append(f"style '{spec.style}' needs Slurm: on Ray, use --style echelon")
         if spec.hand_over == "requeue":
-            found.append("hand_over 'requeue' requires Slurm: on Ray use --hand-over auto")
+            found.append("hand_over 'requeue' needs Slurm: on Ray, use --hand-over auto")
         return found
 
     def _check_version(self, spec: JobSpec) -> list[str]:
@@ -159,13 +158,13 @@ class RayCluster:
         if not served:
             raise self._strange()
         if is_too_old(served):
-            return [f"the cluster at {self.address} has ray {served}; at least {SHOWN} is required"]
+            return [f"the cluster at {self.address} has ray {served}, but Echelon needs {SHOWN}"]
         return self._check_python(spec, served)
 
     def _check_python(self, spec: JobSpec, served: str) -> list[str]:
-        """Check that the ranks' Python has the cluster's version of ray.
+        """Check that the ranks' Python has the same version of ray as the cluster.
 
-        With conda, modules or a prologue, this cannot be checked before the job starts.
+        With conda, modules or a prologue, only the job can tell.
         """
         python = spec.python or (f"{spec.venv}/bin/python" if spec.venv else "")
         if not python or not served or spec.conda or spec.modules or spec.prologue:
@@ -174,7 +173,7 @@ class RayCluster:
         try:
             shown = self._shell.run([python, "-c", look], timeout_s=60)
         except EchelonError:
-            return []  # check_python reports a missing Python
+            return []  # a missing Python is reported elsewhere
         own = shown.stdout.strip() if shown.code == 0 else ""
         if own == served:
             return []
@@ -192,7 +191,7 @@ class RayCluster:
         content: bytes,
         run_id: str,
         attempt: int,
-        environ: Mapping[str, str],  # noqa: ARG002  it would be visible in Ray's list of jobs
+        environ: Mapping[str, str],  # noqa: ARG002  Ray's list of jobs would show it
         exclude: str = "",  # noqa: ARG002  Ray's nodes come and go
     ) -> str:
         submission = f"{run_id}-{attempt}"
@@ -206,7 +205,7 @@ class RayCluster:
                 "env_vars": {
                     HERE: "1",
                     ON_RAY: submission,
-                    # It is sent to all processes of the job; our step ignores SIGINT.
+                    # Ray signals all processes of the job; our step ignores SIGINT.
                     "RAY_JOB_STOP_SIGNAL": "SIGINT",
                     "RAY_JOB_STOP_WAIT_TIME_S": str(grace_s + _STOP_S),
                 }
@@ -215,7 +214,7 @@ class RayCluster:
         try:
             status, text = self._fetch("POST", "/api/jobs/", job)
         except OSError as error:
-            # The job may have been accepted and only the answer lost. Ray accepts no id twice.
+            # The job may exist, and only the response be lost. Ray accepts an ID only once.
             if self._look(submission) is None:
                 raise self._away(error) from error
             status, text = 200, ""
@@ -246,9 +245,9 @@ class RayCluster:
                 return replace(job, reason=error.message)
             if ended is None:
                 raise
-            record = {"status": "FAILED"}  # the cluster may be gone, but the outcome is known
+            record = {"status": "FAILED"}  # the cluster may be gone, but the outcome is recorded
         if record is None or (record.get("metadata") or {}).get("echelon_run", run_id) != run_id:
-            return replace(job, reason="unknown to Ray")
+            return replace(job, reason="Ray has no record of the job")
         found = parse_job(job, record)
         if ended is None or not found.over:
             return found
@@ -259,31 +258,28 @@ class RayCluster:
             self._ask("POST", f"{_path_of(parse_job_name(job_id).submission)}/stop")
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
-        # Ray signals a job once, and then waits as long as its ranks may need to save. The file
-        # tells the controller to end immediately.
+        # Ray signals a job only once, and waits until its ranks may have saved. The file tells the
+        # job not to wait.
         attempt = parse_job_name(job_id).submission.rpartition("-")[2]
         with suppress(FileNotFoundError):
             (self._runs / run_id / "attempts" / attempt / CANCELLED).touch(mode=0o600)
         self.stop(job_id, run_id=run_id)
 
-    # --- asking ---------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------
 
     def _look(self, submission: str) -> Mapping[str, Any] | None:
         """Return Ray's record of a job; None if there is none."""
-        try:
-            status, text = self._fetch("GET", _path_of(submission), None)
-        except OSError as error:
-            raise self._away(error) from error
-        if status == 404:
-            return None
-        return self._read(status, text)
+        status, text = self._send("GET", _path_of(submission))
+        return None if status == 404 else self._read(status, text)
 
     def _ask(self, method: str, path: str) -> Mapping[str, Any]:
+        return self._read(*self._send(method, path))
+
+    def _send(self, method: str, path: str) -> tuple[int, str]:
         try:
-            status, text = self._fetch(method, path, None)
+            return self._fetch(method, path, None)
         except OSError as error:
             raise self._away(error) from error
-        return self._read(status, text)
 
     def _read(self, status: int, text: str) -> Mapping[str, Any]:
         if status != 200:
@@ -298,46 +294,46 @@ class RayCluster:
 
     def _strange(self) -> UnavailableError:
         return UnavailableError(
-            f"{self.address} is not Ray's Jobs API",
-            hint="pass another address: --address http://HEAD:8265",
+            f"the server at {self.address} is not Ray's Jobs API",
+            hint="give the address of the dashboard: --address http://HEAD:8265",
         )
 
     def _away(self, error: OSError) -> UnavailableError:
         reason = getattr(error, "reason", None) or error
         return UnavailableError(
             f"no Ray cluster responds at {self.address}: {reason}",
-            hint="pass the dashboard's address: --address http://HEAD:8265; it requires "
-            "a cluster with ray[default]",
+            hint="give the address of the dashboard of a Ray that was installed as "
+            "ray[default]: --address http://HEAD:8265",
         )
 
     def _refused(self, status: int, text: str) -> UnavailableError | NotPermittedError:
         if status in (401, 403) and not self._named and find_token(self._environ):
-            # On a shared host, another user may be listening at the default address.
+            # On a shared host, another user's program may listen there.
             return NotPermittedError(
-                f"{self.address} requires a token, but yours is sent only to addresses you give",
-                hint=f"if it is your cluster: --address {self.address}",
+                f"{self.address} requires a token, which is only sent to addresses you gave",
+                hint=f"give the address if the cluster is yours: --address {self.address}",
             )
         if status in (401, 403):
             return NotPermittedError(
-                f"the Ray cluster at {self.address} rejected the token"
+                f"the Ray cluster at {self.address} rejects your token"
                 if find_token(self._environ)
                 else f"the Ray cluster at {self.address} requires a token",
-                hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH (see ray get-auth-token)",
+                hint="set RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; see ray get-auth-token",
             )
         said = [line.strip() for line in text.splitlines() if line.strip()]
         return UnavailableError(
-            f"Ray responded with status {status}: {said[-1] if said else 'no message'}",
+            f"Ray responds with status {status}: {said[-1] if said else 'no message'}",
             hint=f"check its dashboard: {self.address}",
         )
 
 
 def _path_of(submission: str) -> str:
-    # A name from a run directory must not become another path of the API.
+    # A name from a run directory must not lead to another path of the API.
     return f"/api/jobs/{urllib.parse.quote(submission, safe='')}"
 
 
 def parse_job(job: Job, record: Mapping[str, Any]) -> Job:
-    """Return a job with the state in Ray's record. Pure."""
+    """Return a job with its state from Ray's record. Pure."""
     state = _STATES.get(str(record.get("status")), "UNKNOWN")
     if state in ("PENDING", "RUNNING"):
         return replace(job, state=state)

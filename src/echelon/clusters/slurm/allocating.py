@@ -1,7 +1,7 @@
-"""A Slurm allocation that lasts as long as this process.
+"""A short allocation of Slurm nodes that ends with this process.
 
-`salloc` holds the nodes while its command runs, and that command reads from a pipe to us. When this
-process ends, for whatever reason, the pipe closes and the nodes are released.
+`salloc` keeps it while its command runs, and the command waits at the end of a pipe. However this
+process ends, the pipe closes, the command exits, and the nodes are released.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from echelon.errors import UsageError
 from echelon.spec.job_spec import JobSpec
 
 _READY = "echelon: ready"
-# As a file: to a plain sh, <&12 is a syntax error.
+# As a file, because <&12 is a syntax error in a plain sh.
 _HOLD = f"env | grep '^SLURM'; echo '{_READY}'; read -r _ </dev/fd/"
 _GLANCE_S = 0.05
 _END_S = 10.0
@@ -30,23 +30,23 @@ _WAITS = {
     "queued and waiting": "waiting for nodes; press Ctrl-C to cancel",
     "Waiting for resource configuration": "waiting for the nodes to start",
 }
-"""Messages of salloc while it waits, and what we print then."""
+"""Messages of salloc while it waits, and what the user is told."""
 _BATCH_ALONE = frozenset({"chdir", "output", "requeue", "no-requeue", "signal"})
-"""Options of sbatch that salloc does not have."""
+"""Options that only sbatch has."""
 
 
 def render_salloc(spec: JobSpec) -> list[str]:
-    """Return the salloc options of a request. Pure."""
+    """Return the options of salloc for the nodes of a request. Pure."""
     asked = replace(
         spec,
         name=spec.name or "echelon-doctor",
         time=spec.time or "00:10:00",
-        wait_all_nodes=True,  # cloud nodes may still have to boot
+        wait_all_nodes=True,  # a cloud node that is still booting is not broken
     )
     options = {
         name: value for name, value in render_options(asked).items() if name not in _BATCH_ALONE
     }
-    # Otherwise Slurm ends the whole allocation when a node dies, which is what we look for.
+    # Without --no-kill, Slurm ends the allocation when a node dies, which we want to detect.
     return [
         "--no-kill",
         *(f"--{name}={value}" if value else f"--{name}" for name, value in options.items()),
@@ -75,10 +75,10 @@ class _Holder:
 def hold_nodes(
     spec: JobSpec, shell: Shell, environ: Mapping[str, str], *, tell: Callable[[str], None]
 ) -> Iterator[dict[str, str]]:
-    """Hold the nodes of a request; yield the environment of a process in their allocation.
+    """Allocate the nodes of a request, and yield the environment of a process in the allocation.
 
     Raises:
-        UsageError: Slurm refuses the request.
+        UsageError: Slurm rejects the request.
     """
     scratch = Path(tempfile.mkdtemp(prefix="echelon-salloc-"))
     read_end, write_end = os.pipe()
@@ -108,8 +108,8 @@ def _await_nodes(holder: _Holder, tell: Callable[[str], None]) -> None:
     while _READY not in (said := holder.said()):
         if holder.is_over():
             raise UsageError(
-                f"Slurm refused the allocation: {_last_complaint(said)}",
-                hint="list partitions and nodes with sinfo; request fewer or other nodes",
+                f"Slurm does not allocate the nodes: {_last_complaint(said)}",
+                hint="see what is available with sinfo; request fewer or other nodes",
             )
         for mark in [mark for mark in untold if mark in said]:
             tell(untold.pop(mark))
@@ -117,19 +117,19 @@ def _await_nodes(holder: _Holder, tell: Callable[[str], None]) -> None:
 
 
 def parse_held(text: str) -> dict[str, str]:
-    """Parse the variables of an allocation from what its command printed. Pure."""
+    """Return the variables of an allocation from the output of its command. Pure."""
     lines = (line.partition("=") for line in text.splitlines() if line.startswith("SLURM"))
     return {name: value for name, equals, value in lines if equals}
 
 
 def _last_complaint(text: str) -> str:
     said = [line.strip() for line in text.splitlines() if line.startswith("salloc: error:")]
-    lines: Sequence[str] = said or text.strip().splitlines() or ["no error message"]
+    lines: Sequence[str] = said or text.strip().splitlines() or ["no message"]
     return lines[-1].removeprefix("salloc: error: ")
 
 
 def _end(holder: _Holder) -> None:
-    """Wait until salloc has released the nodes; interrupt it if it is still waiting for them."""
+    """Wait until salloc has released the nodes; terminate it if it still waits for them."""
     if _READY not in holder.said():
         with contextlib.suppress(ProcessLookupError):
             os.kill(holder.pid, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Runs as jobs of Slurm."""
+"""Runs as Slurm jobs."""
 
 import os
 import time
@@ -13,10 +13,10 @@ from echelon.spec.readers import nearest
 
 
 class SlurmCluster(Slurm):
-    """The Slurm that the commands on PATH talk to."""
+    """The cluster that the Slurm commands on PATH use."""
 
     def stop(self, job_id: str, *, run_id: str) -> None:
-        # The batch script has become the controller, which notifies the agents.
+        # The batch script has become the controller, which signals the ranks.
         self.end(job_id, run_id, ["--batch", "--signal=TERM"])
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
@@ -47,7 +47,7 @@ class SlurmCluster(Slurm):
 
 
 def parse_partition(line: str) -> tuple[str, dict[str, str]]:
-    """Read one line of `scontrol --oneliner show partition`."""
+    """Parse one line of `scontrol --oneliner show partition`."""
     fields = dict(field.split("=", 1) for field in line.split() if "=" in field)
     return fields["PartitionName"], fields
 

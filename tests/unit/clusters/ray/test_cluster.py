@@ -211,7 +211,7 @@ def test_without_the_token_it_is_said_what_is_missing(tmp_path, status):
     fetch = lambda *_: (status, "Unauthorized")  # noqa: E731
     for environ, words in (
         ({}, "requires a token$"),
-        ({"RAY_AUTH_TOKEN": "x"}, "rejected the token"),
+        ({"RAY_AUTH_TOKEN": "x"}, "rejects your token"),
     ):
         cluster = RayCluster("http://h:1", tmp_path, environ, shell=FakeShell(), fetch=fetch)
         with pytest.raises(NotPermittedError, match=words):
@@ -258,7 +258,7 @@ def test_a_cluster_that_is_too_old_is_named(tmp_path):
     fetch = lambda *_: (200, '{"ray_version": "2.54.0"}')  # noqa: E731
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=fetch)
     (problem,) = cluster.problems(JobSpec(script="x"))
-    assert problem == "the cluster at http://h:1 has ray 2.54.0; at least 2.56 is required"
+    assert problem == "the cluster at http://h:1 has ray 2.54.0, but Echelon needs 2.56"
 
 
 def test_what_ray_does_not_know_is_refused_before_anybody_is_asked(api, cluster):

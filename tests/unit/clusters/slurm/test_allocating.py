@@ -82,7 +82,7 @@ def test_they_are_given_back_after_an_error_too(salloc, tmp_path):
 def test_a_request_that_slurm_refuses(salloc):
     refused = "echo 'salloc: error: Invalid account' >&2; exit 1\n"
     with (
-        pytest.raises(UsageError, match="Slurm refused the allocation: Invalid account"),
+        pytest.raises(UsageError, match="Slurm does not allocate the nodes: Invalid account"),
         hold_nodes(JobSpec(), Found(), salloc(refused), tell=print),
     ):
         raise AssertionError
