@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
-from echelon.core.parent_death import die_with
+from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
 from echelon.launch.backends.allocation import choose_allocation

@@ -66,7 +66,7 @@ def test_insisting_outlasts_storage_that_fails(gate):
     assert carry(lambda files: files.insist(task), gate) == 7
 
 
-def test_last_words_and_stacks_are_not_waited_for_without_end(gate, tmp_path, monkeypatch):
+def test_waiting_for_logs_and_stacks_is_limited(gate, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_READ_S", 0.01)
     own = rank_files(tmp_path / "rank-00000.log", tmp_path, 0)
 
@@ -74,14 +74,14 @@ def test_last_words_and_stacks_are_not_waited_for_without_end(gate, tmp_path, mo
         hung = asyncio.ensure_future(files.ask(gate.wait))
         await asyncio.sleep(0)  # now it has been asked
         asked = {3: Dumper(pid=os.getpid(), warm=False, stacks=own.stacks)}
-        found = await files.last_words(own), await files.dump(asked)
+        found = await files.read_end(own), await files.dump(asked)
         gate.set()
         await hung
         return found
 
     (error, tail), stacks = carry(work, gate)
     assert error == {}
-    assert "storage did not answer" in tail
+    assert "storage did not respond" in tail
     assert stacks["3"].startswith(f"process {os.getpid()} is ")
 
 

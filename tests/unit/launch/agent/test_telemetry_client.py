@@ -3,7 +3,7 @@
 import asyncio
 
 from echelon.launch.agent.telemetry_client import TelemetryClient
-from echelon.launch.protocol.telemetry_files import SAID
+from echelon.launch.protocol.leftovers import TELEMETRY_NOTES
 from echelon.run.directory import RunDir
 
 
@@ -37,13 +37,13 @@ def make(tmp_path):
 
 def test_what_it_says_is_read_line_by_line(tmp_path):
     meter = make(tmp_path)
-    assert meter.said() == []
-    said = tmp_path / SAID
+    assert meter.read_notes() == []
+    said = tmp_path / TELEMETRY_NOTES
     said.write_text("one\ntwo\nthr")
-    assert meter.said() == ["one", "two"]
-    assert meter.said() == []
+    assert meter.read_notes() == ["one", "two"]
+    assert meter.read_notes() == []
     said.write_text("one\ntwo\nthree\n")
-    assert meter.said() == ["three"]
+    assert meter.read_notes() == ["three"]
 
 
 def test_one_that_cannot_be_started_costs_nothing(tmp_path):
