@@ -11,7 +11,7 @@ import shutil
 import signal
 from pathlib import Path
 
-from echelon.launch.protocol.leftovers import await_trackers, end_group, list_groups, remove_files
+from echelon.launch.protocol.leftovers import await_trackers, end_groups
 
 
 class Guard:
@@ -77,10 +77,7 @@ def _watch(pipe: int, scratch: Path, lock: int) -> None:
         for line in lines:
             group = int(line[1:])
             (groups.add if line[0] == "+" else groups.discard)(group)
-    found = list_groups()
-    for group in groups:
-        end_group(group, found)
-    remove_files(groups)
+    end_groups(groups)
     if groups:
         await_trackers(groups)
     shutil.rmtree(scratch, ignore_errors=True)

@@ -1,7 +1,6 @@
 """The ranks of one node, as their agent manages them.
 
-The controller sends orders; the zygote reports what happens to ranks; both end up here, and the
-controller is told.
+It handles the controller's orders and the zygote's reports, and tells the controller the result.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ from echelon.launch.agent.files import AgentFiles, Dumper
 from echelon.launch.agent.guard import Guard
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets
 from echelon.launch.agent.zygote_client import ZygoteClient
-from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_group, list_groups, remove_files
+from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_groups, remove_files
 from echelon.launch.protocol.messages import (
     Commit,
     End,
@@ -257,7 +256,7 @@ class LocalWorkers:
 
     def close(self) -> None:
         """Kill the remaining ranks."""
-        self._kill_all()
+        end_groups([rank.pid for rank in self._ranks.values() if rank.pid])
         for rank in self._ranks.values():
             self._files.finish(rank.files.log)
 
@@ -343,18 +342,10 @@ class LocalWorkers:
         for start in self._starting.values():
             start.cancel()  # its store died with the zygote
         self._starting.clear()
-        self._kill_all()
+        end_groups([rank.pid for rank in self._ranks.values() if rank.pid])
         gone, self._ranks = self._ranks, {}
         for rank in gone.values():
             self._close_rank(rank, -signal.SIGKILL)
-
-    def _kill_all(self) -> None:
-        """Kill the remaining ranks and their process groups."""
-        pids = [rank.pid for rank in self._ranks.values() if rank.pid]
-        groups = list_groups() if pids else {}
-        for pid in pids:
-            end_group(pid, groups)
-        remove_files(pids)
 
 
 async def await_place(

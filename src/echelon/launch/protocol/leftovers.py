@@ -14,7 +14,7 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from echelon.core.waiting import wait_until
@@ -68,6 +68,14 @@ def end_group(group: int, groups: Groups) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
     remove_files(pid for pid in members if pid != group)
+
+
+def end_groups(groups: Collection[int]) -> None:
+    """Kill process groups except for their trackers, and remove what their processes leave."""
+    found = list_groups() if groups else {}
+    for group in groups:
+        end_group(group, found)
+    remove_files(groups)
 
 
 def _kill_others(group: int, members: Iterable[int], trackers: set[int]) -> bool:

@@ -14,8 +14,9 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -98,8 +99,8 @@ class Zygote:
             with _importing():
                 self.library = import_library(words, self.program.folder())
 
-    def serve(self) -> "_Become":
-        """Follow orders; in each fork, return what it becomes."""
+    def serve(self) -> Callable[[], NoReturn]:
+        """Follow orders; in each fork, return the function that it continues with."""
         self.wakeup = read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in _IGNORED:
             # Slurm signals every process of a step, but the zygote ends with its agent. A handler,
@@ -119,47 +120,48 @@ class Zygote:
             if self.agent.fileno() in ready and (become := self._obey()) is not None:
                 return become
 
-    def _obey(self) -> "_Become | None":
+    def _obey(self) -> Callable[[], NoReturn] | None:
         data, handles, _, _ = socket.recv_fds(self.agent, ZYGOTE_PACKET, 1)
         if not data:
             self._end_all()
         match decode(json.loads(data)):
             case ForkRank() as order:
-                return self._fork(order, rank=order.rank)
-            case ServeStore() as order:
-                return self._fork(order, rank=-1, handle=handles[0])
+                # Threads that a preloaded library has started would be missing in the fork.
+                warm = self.warm and _count_threads() == 1
+                if (pid := self._fork(order.generation, order.rank)) == 0:
+                    return partial(self._become_rank, order, warm)
+                self._send(RankForked(rank=order.rank, pid=pid, warm=warm))
+            case ServeStore(generation=generation):
+                if self._fork(generation, -1) == 0:
+                    return partial(_serve_store, handles[0])
+                os.close(handles[0])
             case SignalRanks(generation=generation, signal=number):
                 self._signal(generation, number)
         return None
 
-    def _fork(
-        self, order: ForkRank | ServeStore, *, rank: int, handle: int = -1
-    ) -> "_Become | None":
+    def _fork(self, generation: int, rank: int) -> int:
         parent = os.getpid()
-        # Threads that a preloaded library has started meanwhile would be missing in the fork.
-        warm = self.warm and _count_threads() == 1
-        pid = os.fork()
-        if pid == 0:
-            self.agent.close()
-            signal.set_wakeup_fd(-1)
-            for end in self.wakeup:
-                os.close(end)
-            die_with(parent, signal.SIGKILL)  # the guard ends our own children
-            os.setsid()
-            return _Become(
-                order=order,
-                program=self.program,
-                modules=self.modules,
-                library=self.library,
-                warm=warm,
-                handle=handle,
-            )
-        if handle >= 0:
-            os.close(handle)
-        self.children[pid] = _Child(rank=rank, generation=order.generation)
-        if rank >= 0:
-            self._send(RankForked(rank=rank, pid=pid, warm=warm))
-        return None
+        if pid := os.fork():
+            self.children[pid] = _Child(rank=rank, generation=generation)
+            return pid
+        self.agent.close()
+        signal.set_wakeup_fd(-1)
+        for end in self.wakeup:
+            os.close(end)
+        die_with(parent, signal.SIGKILL)  # the guard ends our own children
+        os.setsid()
+        return 0
+
+    def _become_rank(self, order: ForkRank, warm: bool) -> NoReturn:
+        os.environ.update(order.env)
+        _open_output(Path(order.log))
+        if not warm:
+            _execute(self.program)
+        restore_fresh_state(Path(order.stacks), self.modules)
+        keep_sockets_in(order.temp)
+        if self.library is not None:
+            self.library.offer()
+        run_program(self.program, Path(order.error))
 
     def _signal(self, generation: int, number: int) -> None:
         groups = list_groups() if number == signal.SIGKILL else {}
@@ -205,32 +207,6 @@ class Zygote:
             self.agent.send(json.dumps(encode(message)).encode())
         except (BrokenPipeError, ConnectionResetError):
             self._end_all()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Become:
-    """What a fork of the zygote becomes."""
-
-    order: ForkRank | ServeStore
-    program: Program
-    modules: tuple[str, ...]
-    library: Library | None
-    warm: bool
-    handle: int
-
-    def become(self) -> NoReturn:
-        order = self.order
-        if isinstance(order, ServeStore):
-            _serve_store(self.handle)
-        os.environ.update(order.env)
-        _open_output(Path(order.log))
-        if not self.warm:
-            _execute(self.program)
-        restore_fresh_state(Path(order.stacks), self.modules)
-        keep_sockets_in(order.temp)
-        if self.library is not None:
-            self.library.offer()
-        run_program(self.program, Path(order.error))
 
 
 def _import_all(modules: Iterable[str]) -> str:
@@ -341,7 +317,5 @@ def main(arguments: list[str]) -> NoReturn:
     agent.set_inheritable(False)
     zygote = Zygote(agent=agent, program=Program(argv=tuple(argv), kind=kind))
     zygote.preload([name for name in modules.split(",") if name])
-    become = zygote.serve()
-    # Only forks arrive here, with nothing of the zygote's loop on their stack.
-    del zygote
-    become.become()
+    # Only forks return from `serve`; so nothing of its loop is on their stack.
+    zygote.serve()()
