@@ -21,7 +21,7 @@ from echelon.run.background_writer import AWAY, BackgroundWriter, pauses
 from echelon.run.journal import write_error
 from echelon.run.rank_logs import LogClock
 
-_READ_S = 10.0
+READ_S = 10.0
 """Limit for reading a dead rank's log and record: the report of its exit waits for them."""
 _CLOSE_S = 1.0
 _LOG_POLL_S = 0.2
@@ -133,10 +133,10 @@ class AgentFiles:
         """Return a dead rank's record of its exception, and the end of its log."""
         try:
             return await self.ask(
-                lambda: (read_record(files.error), tail(files.log)), within_s=_READ_S
+                lambda: (read_record(files.error), tail(files.log)), within_s=READ_S
             )
         except TimeoutError:
-            return {}, f"cannot read its log: storage did not respond for {_READ_S:g} s"
+            return {}, f"cannot read its log: storage did not respond for {READ_S:g} s"
 
     # --- stacks ---------------------------------------------------------------------------------
 
@@ -155,20 +155,20 @@ class AgentFiles:
         def sizes() -> dict[int, int]:
             return {rank: _size(asked.stacks) for rank, asked in ranks.items()}
 
-        before = await self.ask(sizes, within_s=_READ_S)
+        before = await self.ask(sizes, within_s=READ_S)
         for asked in ranks.values():
             if asked.warm:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(asked.pid, DUMP)
         for _ in range(20):
             await asyncio.sleep(0.05)
-            now = await self.ask(sizes, within_s=_READ_S)
+            now = await self.ask(sizes, within_s=READ_S)
             if all(not asked.warm or now[rank] > before[rank] for rank, asked in ranks.items()):
                 break
         await asyncio.sleep(0.05)  # the last one may still be writing
         return await self.ask(
             lambda: {rank: tail(a.stacks, start=before[rank]) for rank, a in ranks.items()},
-            within_s=_READ_S,
+            within_s=READ_S,
         )
 
 

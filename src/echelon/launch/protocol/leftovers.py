@@ -20,7 +20,7 @@ from pathlib import Path
 from echelon.core.waiting import wait_until
 
 SHARED = Path("/dev/shm")  # noqa: S108  we create a private folder in it
-_MAPS = Path("/tmp")  # noqa: S108  perf uses it regardless of TMPDIR
+MAPS = Path("/tmp")  # noqa: S108  perf uses it regardless of TMPDIR
 _TRACKER = b"multiprocessing.resource_tracker"
 _ROUNDS = 20
 """How often a group is checked again for processes that were forked meanwhile."""
@@ -139,7 +139,7 @@ def remove_files(pids: Iterable[int]) -> None:
     if not killed:
         return
     for pid in killed:
-        _remove(_MAPS / f"perf-{pid}.map")
+        _remove(MAPS / f"perf-{pid}.map")
     with contextlib.suppress(OSError):
         for path in SHARED.iterdir():  # torch_PID_random: shared tensors
             words = path.name.split("_")

@@ -22,7 +22,7 @@ class FakeGuard:
         raise AssertionError(group)
 
 
-def make(tmp_path):
+def make_client(tmp_path):
     return TelemetryClient(
         RunDir.create(tmp_path / "runs", "train"),
         attempt=1,
@@ -36,7 +36,7 @@ def make(tmp_path):
 
 
 def test_what_it_says_is_read_line_by_line(tmp_path):
-    meter = make(tmp_path)
+    meter = make_client(tmp_path)
     assert meter.read_notes() == []
     said = tmp_path / TELEMETRY_NOTES
     said.write_text("one\ntwo\nthr")
@@ -47,7 +47,7 @@ def test_what_it_says_is_read_line_by_line(tmp_path):
 
 
 def test_one_that_cannot_be_started_costs_nothing(tmp_path):
-    meter = make(tmp_path)
+    meter = make_client(tmp_path)
     asyncio.run(meter.start())
     meter.collected(77)
     meter.close()

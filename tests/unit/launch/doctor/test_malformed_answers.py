@@ -1,4 +1,4 @@
-"""Nodes say strange things: whatever that is, it is read, judged and shown, and ends no doctor."""
+"""Malformed answers of nodes are parsed, judged and shown; none makes the doctor fail."""
 
 import json
 import math
