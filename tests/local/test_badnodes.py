@@ -68,7 +68,7 @@ def test_a_run_that_needs_the_node_names_it(tmp_path, known):
         assert run.wait() == 69, run.output
         failure = run.verdict()["failure"]
         assert (failure["cause"], failure["node"]) == ("start", "node1")
-        said = "it failed its check: node_check ended with code 1: not today"
+        said = "it failed its check: node_check exited with code 1: not today"
         assert failure["message"] == said
     (entry,) = known()
     assert (entry.kind, entry.node, entry.reason) == ("excluded", "node1", said)

@@ -56,7 +56,7 @@ def test_a_rank_that_cannot_be_started_says_why(tmp_path):
     with live_run(tmp_path, script, OPTIONS) as run:
         assert run.wait() == 1
         message = run.verdict()["failure"]["message"]
-        assert "it cannot be started" in message
+        assert "cannot start it" in message
         assert "File exists" in message
 
 

@@ -1,22 +1,36 @@
-"""What can be seen of a rank from outside, in the kernel's own tables."""
+"""Processes: what /proc shows of them, and a process that ends with its parent."""
 
+import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TAIL = 1 << 16
-"""When NCCL aborts a process, what it says is followed by every thread's stack, twice."""
+"""When NCCL aborts a process, its message is followed by every thread's stack, twice."""
 _RECENT_S = 30.0
-"""How long a kill for memory explains a death: a large process takes its time to go, and a
-DataLoader looks for dead workers every five seconds."""
+"""How long an OOM kill explains an exit: a large process takes a while to exit, and a DataLoader
+looks for dead workers every five seconds."""
+
+
+def die_with(parent: int, number: int) -> None:
+    """Have the kernel send us a signal when our parent exits, for whatever reason.
+
+    Args:
+        parent: its pid; if it has exited already, the signal is sent at once.
+        number: the signal.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
 
 
 def sample_process(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
-    """Return a process's state (R, S, D, T, Z; X when it is gone) and its main thread's CPU time.
+    """Return a process's state (R, S, D, T, Z; X if it has exited) and its main thread's CPU time.
 
-    The scheduler counts nanoseconds, where `stat` counts ticks: a wait that was interrupted for a
-    moment can be told from one that was not.
+    The scheduler counts nanoseconds, `stat` only ticks, which a short interruption of a wait does
+    not show.
     """
     process = proc / str(pid)
     if not (fields := read_stat(process)):
@@ -39,7 +53,7 @@ def read_stat(process: Path) -> list[str]:
 
 
 def describe_process(pid: int) -> str:
-    """Say what a process is doing, for one whose own stacks cannot be had."""
+    """Describe what a process is doing, if it cannot write its stacks."""
     state, cpu_s = sample_process(pid)
     try:
         waits = Path(f"/proc/{pid}/wchan").read_text().strip("\0 \n")
@@ -51,7 +65,7 @@ def describe_process(pid: int) -> str:
 
 
 def tail(path: Path, *, start: int = -1, size: int = _TAIL) -> str:
-    """Return the end of a file, or what was added after `start`; empty when there is none."""
+    """Return the end of a file, or what was added after `start`; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -63,23 +77,24 @@ def tail(path: Path, *, start: int = -1, size: int = _TAIL) -> str:
 
 
 def fit(texts: Mapping[str, str], room: int) -> dict[str, str]:
-    """Return the ends of texts, each with an equal share of a message's room.
+    """Return the ends of texts, each with an equal share of a message's size.
 
-    They are ASCII (faulthandler escapes the rest), which JSON makes twice as long at the most.
+    They are ASCII (faulthandler escapes the rest), which JSON at most doubles.
     """
-    share = room // 2 // max(1, len(texts)) - 16  # beside it a rank's number and some punctuation
+    share = room // 2 // max(1, len(texts)) - 16  # a rank's number and punctuation
     return {name: text[-share:] for name, text in texts.items()}
 
 
 class OomWatch:
-    """Tells whether the kernel has just killed for memory.
+    """Tells whether the kernel's OOM killer was just active.
 
-    It counts kills in this process's own cgroup where it may look, else on the whole machine; it
-    has to look now and then, for one that was survived an hour ago explains no death of today.
+    It counts kills in this process's own cgroup if that can be read, otherwise on the whole
+    machine. It must be sampled regularly: an old kill does not explain a new exit.
     """
 
-    def __init__(self) -> None:
-        self._source = next((path for path in _oom_counters() if _count(path) >= 0), None)
+    def __init__(self, counters: Sequence[Path] | None = None) -> None:
+        found = oom_counters() if counters is None else counters
+        self._source = next((path for path in found if _count(path) >= 0), None)
         self._seen = _count(self._source) if self._source else 0
         self._last_s = float("-inf")
 
@@ -89,12 +104,13 @@ class OomWatch:
             self._seen, self._last_s = count, now_s
 
     def happened(self, now_s: float) -> bool:
-        """Tell whether it did a moment ago: a rank may be some time in noticing a dead worker."""
+        """Tell whether it was active within the last seconds."""
         self.look(now_s)
         return now_s - self._last_s <= _RECENT_S
 
 
-def _oom_counters() -> list[Path]:
+def oom_counters() -> list[Path]:
+    """Return the files that count OOM kills, the most specific first."""
     found = []
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()

@@ -15,7 +15,7 @@ ROLES = {
     "doctor": "echelon.launch.doctor.preflight_process",
     "doctor-probe": "echelon.launch.doctor.probe",
 }
-"""Who one can be, and where that is written."""
+"""Role → the module that implements it."""
 
 BOOTSTRAP = """\
 import sys
@@ -34,23 +34,23 @@ if hashlib.sha256(data).hexdigest() != digest:
 exec(compile(data[: data.index(b"PK\\3\\4")], path + "/__main__.py", "exec"))
 run(path, digest, data)
 """
-"""A program for `python -c`: start a launcher, but only the one that has this digest.
+"""A program for `python -c`: start a launcher, but only if it has the expected digest.
 
-What is compared is what is executed, so nobody can exchange it in between.
+The bytes that are compared are those that are executed, so the file cannot be replaced in between.
 """
 
 
 def launcher_command(python: str, digest: str, launcher: object, role: str) -> list[str]:
-    """Return what starts a program of a launcher that has this digest."""
+    """Return the command that starts a program of a launcher with this digest."""
     assert role in ROLES, role
     return [python, "-c", BOOTSTRAP, digest, str(launcher), role]
 
 
 def role_command(role: str, *arguments: object) -> list[str]:
-    """Return what starts another program of the launcher that we are of, in the same Python."""
+    """Return the command that starts another program of this launcher, in the same Python."""
     assert role in ROLES, role
     archive = find_archive(echelon)
-    if archive is None:  # of an installed Echelon
+    if archive is None:  # an installed Echelon
         own = [sys.executable, "-m", "echelon.launch", role]
     else:
         own = launcher_command(sys.executable, archive.digest, archive.path, role)

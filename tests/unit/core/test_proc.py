@@ -1,4 +1,4 @@
-"""What the kernel tells of a process."""
+"""What /proc shows of a process."""
 
 import os
 import signal
@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from echelon.core import proc as sampling
-from echelon.core.proc import OomWatch, describe_process, sample_process, tail
+from echelon.core.proc import OomWatch, describe_process, oom_counters, sample_process, tail
 from echelon.core.waiting import wait_until
 
 
@@ -67,16 +66,19 @@ def test_the_end_of_a_file(tmp_path):
 
 
 @pytest.fixture
-def counter(tmp_path, monkeypatch):
+def counter(tmp_path):
     path = tmp_path / "memory.events"
     path.write_text("low 0\noom 1\noom_kill 3\n")
-    missing = tmp_path / "missing"
-    monkeypatch.setattr(sampling, "_oom_counters", lambda: [missing, path])
     return path
 
 
+def watching(counter):
+    """A watch whose most specific counter cannot be read."""
+    return OomWatch([counter.with_name("missing"), counter])
+
+
 def test_a_kill_for_memory_explains_deaths_of_the_moment(counter):
-    watch = OomWatch()
+    watch = watching(counter)
     assert not watch.happened(0)
     counter.write_text("low 0\noom 2\noom_kill 4\n")
     assert watch.happened(1)
@@ -85,19 +87,18 @@ def test_a_kill_for_memory_explains_deaths_of_the_moment(counter):
 
 
 def test_one_that_was_survived_long_ago_does_not(counter):
-    watch = OomWatch()
+    watch = watching(counter)
     counter.write_text("oom_kill 4\n")
     watch.look(1)
     assert not watch.happened(3600)
 
 
-def test_without_a_counter_nothing_is_claimed(monkeypatch, tmp_path):
-    monkeypatch.setattr(sampling, "_oom_counters", lambda: [tmp_path / "missing"])
-    assert not OomWatch().happened(0)
+def test_without_a_counter_nothing_is_claimed(tmp_path):
+    assert not OomWatch([tmp_path / "missing"]).happened(0)
 
 
 def test_a_counter_that_goes_away_is_no_kill(counter):
-    watch = OomWatch()
+    watch = watching(counter)
     counter.unlink()
     assert not watch.happened(0)
     counter.write_text("oom_kill 3\n")
@@ -105,7 +106,7 @@ def test_a_counter_that_goes_away_is_no_kill(counter):
 
 
 def test_the_kernels_counters_are_found_here():
-    """Where nothing else may be read, there is the whole machine's."""
-    found = sampling._oom_counters()
+    """If nothing else can be read, there is the whole machine's."""
+    found = oom_counters()
     assert str(found[-1]) == "/proc/vmstat"
-    assert any(sampling._count(path) >= 0 for path in found)
+    assert any("oom_kill " in path.read_text() for path in found if os.access(path, os.R_OK))

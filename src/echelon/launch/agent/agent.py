@@ -1,7 +1,7 @@
-"""One process per node, at the controller's service: it joins, obeys, and shows that it lives.
+"""The agent, one process per node: it follows the controller's orders and sends heartbeats.
 
-The orders are for the node's ranks, which noderanks.py keeps. When the connection is gone, so are
-they.
+Orders are about the node's ranks (`local_workers.py`). When the connection is lost, the agent ends
+its ranks and exits.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core import addresses
-from echelon.core.parent_death import die_with
+from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
 from echelon.launch.agent.files import AgentFiles
@@ -69,11 +69,11 @@ from echelon.world import count_devices
 _PR_SET_CHILD_SUBREAPER = 36
 _OWN_LINE = "/proc/self/cmdline"
 _REACH_S = 60.0
-"""How long to try to reach the controller,"""
+"""How long to try to reach the controller."""
 _REFUSED_S = 15.0
-"""and how long where nothing listens there."""
+"""The same where the connection is refused: nothing listens there."""
 _PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""The longest pause after each attempt; the last is that of all which follow."""
+"""The longest pause after each attempt; the last value applies to all further attempts."""
 
 
 class Agent:
@@ -109,7 +109,7 @@ class Agent:
         self._guard = Guard(scratch, lock)
         self._link: Link | None = None
         self._files = AgentFiles()
-        self._meter = TelemetryClient(
+        self._telemetry = TelemetryClient(
             run,
             attempt=attempt,
             node=node,
@@ -119,7 +119,7 @@ class Agent:
             guard=self._guard,
             files=self._files,
         )
-        self._nursery = ZygoteClient(
+        self._zygote = ZygoteClient(
             program=find_program(request),
             preload=request.preload,
             env=common,
@@ -133,7 +133,7 @@ class Agent:
             attempt=attempt,
             environ=common,
             scratch=scratch,
-            nursery=self._nursery,
+            zygote=self._zygote,
             guard=self._guard,
             files=self._files,
             say=self._say,
@@ -149,12 +149,12 @@ class Agent:
         self._fault: Fault | None = None
         self._done = asyncio.Event()
         self.orphaned = False
-        """Whether the controller has gone without a word."""
+        """Whether the connection was lost without an order to leave."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._let_in: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
-        """Serve until told to leave, or until the controller is gone."""
+        """Follow orders until told to leave, or until the connection is lost."""
         loop = asyncio.get_running_loop()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
@@ -162,8 +162,8 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         self._fault = await asyncio.to_thread(check_places, self._run.logs, self._scratch)
         if not self._fault:
-            # It has a log: not before there is a place for it.
-            self._spawn(self._nursery.start(self._ranks))
+            # Only now: it writes a log, and the check has shown that this is possible.
+            self._spawn(self._zygote.start(self._ranks))
         try:
             if not self._fault:
                 command = self._request.node_check
@@ -172,7 +172,7 @@ class Agent:
             self._spawn(self._pulse())
             self._spawn(self._files.time_logs())
             if self._request.telemetry:
-                self._spawn(self._meter.start())
+                self._spawn(self._telemetry.start())
             await self._done.wait()
         except OSError as error:
             self._files.say(f"cannot reach the controller at {self._controller}: {error}")
@@ -190,32 +190,32 @@ class Agent:
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._files.say(f"a fault of Echelon's own: {type(error).__name__}: {error}")
+            self._files.say(f"internal error: {type(error).__name__}: {error}")
             self._done.set()
 
     # --- the controller -------------------------------------------------------------------------
 
     async def _reach_controller(self) -> None:
-        """Connect and be let in; a flood of strangers may keep us out at first.
+        """Connect and authenticate, with retries: a flood of other connections may keep us out.
 
         Raises:
-            OSError: it cannot be reached, or does not let us in.
+            OSError: the controller cannot be reached, or does not accept us.
         """
         began_s = time.monotonic()
         for attempt in itertools.count():
-            failure: OSError = ConnectionAbortedError("it did not let us in")
-            self._let_in = asyncio.get_running_loop().create_future()
+            failure: OSError = ConnectionAbortedError("it did not accept the connection")
+            self._accepted = asyncio.get_running_loop().create_future()
             try:
                 await connect(self._controller, self._make_link, attempt=attempt)
             except OSError as error:
                 failure = error
             else:
-                if await self._let_in:
+                if await self._accepted:
                     return
             patience_s = _REFUSED_S if isinstance(failure, ConnectionRefusedError) else _REACH_S
             if time.monotonic() - began_s > patience_s:
                 raise failure
-            # At random: agents that were turned away together do not come back together.
+            # Random, so that agents that were refused together do not retry together.
             await asyncio.sleep(random.uniform(0, _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]))  # noqa: S311
 
     def _make_link(self) -> Link:
@@ -225,7 +225,7 @@ class Agent:
 
     def _greet(self, link: Link) -> None:
         self._link = link
-        self._let_in.set_result(True)
+        self._accepted.set_result(True)
         self._say(
             Hello(
                 node=self._node,
@@ -240,15 +240,15 @@ class Agent:
         )
 
     def _lose_controller(self, _link: Link, reason: str) -> None:
-        self._files.say(f"the controller is gone: {reason}")
+        self._files.say(f"connection to the controller lost: {reason}")
         if self._link is not None:
             self.orphaned = not self._done.is_set()
             self._done.set()
-        elif not self._let_in.done():
-            self._let_in.set_result(False)
+        elif not self._accepted.done():
+            self._accepted.set_result(False)
 
     def controller_answers(self) -> bool:
-        """Tell whether the controller's host answers where we were connected."""
+        """Tell whether the controller's host responds at the address of the lost connection."""
         reached = self._link.peer_address if self._link else ""
         return any(answers_at(*one) for one in self._controller if one[0] == reached)
 
@@ -278,21 +278,21 @@ class Agent:
         self._say(Reached(generation=order.generation, addresses=reached))
 
     async def _pulse(self) -> None:
-        """Say that we live, and notice when the controller does not."""
+        """Send heartbeats, and detect when the controller's stop."""
         while True:
             paused_s = await sleep_a_pulse()
             if paused_s > SILENCE_S / 2 and self._link:
-                self._link.heard_s = time.monotonic()  # it was we who did not listen
+                self._link.heard_s = time.monotonic()  # this process was suspended
             self._say(self._ranks.pulse())
-            for text in self._meter.said():
+            for text in self._telemetry.read_notes():
                 self._say(Note(text=text))
             if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
-                self._link.drop(f"nothing was heard of it for {SILENCE_S:g} s")
+                self._link.drop(f"no heartbeat for {SILENCE_S:g} s")
 
-    # --- its children, and the end --------------------------------------------------------------
+    # --- child processes, and the end -----------------------------------------------------------
 
     def _reap(self) -> None:
-        """Collect what has died: zygote, guard, checks, and orphans of a killed zygote."""
+        """Reap dead children: zygote, guard, checks, and orphans of a killed zygote."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -300,17 +300,17 @@ class Agent:
                 return
             if pid == 0:
                 return
-            self._nursery.collected(pid, status)
+            self._zygote.collected(pid, status)
             self._check.collected(pid, status)
-            self._meter.collected(pid)
+            self._telemetry.collected(pid)
             if pid == self._guard.pid and not self._done.is_set():
                 self._guard.start()
 
     def _end_everything(self) -> None:
-        # What dies from here on may do so when the loop has closed the pipe that would tell.
+        # A child may die after the loop has closed the pipe that signals are written to.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-        self._meter.close()
-        self._nursery.close()
+        self._telemetry.close()
+        self._zygote.close()
         self._ranks.close()
         await_trackers()
         self._files.close()
@@ -318,7 +318,7 @@ class Agent:
 
 
 def _limit_files(most: str) -> None:
-    """Have the user's own limit, and so have the ranks: that of the controller may be higher."""
+    """Restore the user's limit of open files, for the ranks too: the controller raised its own."""
     if most:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with contextlib.suppress(OSError, ValueError):
@@ -326,18 +326,20 @@ def _limit_files(most: str) -> None:
 
 
 def _replace(pid: str) -> None:
-    """End the agent that was here before us, if it is: then its guard ends its ranks."""
+    """Kill the agent that this one replaces, if it still runs; its guard then ends its ranks."""
     with contextlib.suppress(OSError):
         if pid and Path("/proc", pid, "cmdline").read_bytes() == Path(_OWN_LINE).read_bytes():
             os.kill(int(pid), signal.SIGKILL)
 
 
 def main(arguments: list[str]) -> int:
-    """`agent RUN ATTEMPT REQUEST`, with the rest in variables, and the key on standard input."""
+    """Run `agent RUN ATTEMPT REQUEST`; the rest is in variables, the key on standard input."""
     run, attempt = RunDir.open(Path(arguments[0])), int(arguments[1])
     environ = dict(os.environ)
     if CONTROLLER not in environ:
-        raise UsageError("an agent is started by its controller", hint="use: echelon run")
+        raise UsageError(
+            f"{CONTROLLER} is not set: only the controller starts agents", hint="use: echelon run"
+        )
     key = receive_key(sys.stdin.buffer)
     node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
     if parent := environ.get(TIED):
@@ -347,7 +349,7 @@ def main(arguments: list[str]) -> int:
     request = read_spec(run, arguments[2])
 
     async def serve() -> int:
-        # Only now: until the agent has its guard, nobody would remove it.
+        # As late as possible: without a guard, nothing removes it if we are killed.
         scratch, lock = make_scratch()
         agent = Agent(
             run=run,

@@ -1,7 +1,7 @@
-"""An agent's dealings with the run directory: all of them in one thread, in order.
+"""An agent's access to the run directory: all of it in one thread, in order.
 
-The directory may be on storage that does not answer for a while. The agent's own loop goes on
-meanwhile: its pulse is what its ranks live by.
+The directory may be on storage that does not respond for a while. The agent's event loop continues
+meanwhile: without its heartbeats the controller would give up the node.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from echelon.run.background_writer import AWAY, BackgroundWriter, pauses
 from echelon.run.journal import write_error
 from echelon.run.rank_logs import LogClock
 
-_READ_S = 10.0
-"""How long a rank's last words are waited for: others wait to hear that it is gone."""
+READ_S = 10.0
+"""Limit for reading a dead rank's log and record: the report of its exit waits for them."""
 _CLOSE_S = 1.0
 _LOG_POLL_S = 0.2
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dumper:
-    """A rank that is to write its stacks."""
+    """A rank that is asked to write its stacks."""
 
     pid: int
     warm: bool
-    """Whether it can."""
+    """Whether it can: a rank that was started cold has no handler for it."""
     stacks: Path
 
 
@@ -43,23 +43,23 @@ class AgentFiles:
     """See the module."""
 
     def __init__(self) -> None:
-        self._scribe = BackgroundWriter("files")
+        self._writer = BackgroundWriter("files")
         self._clock = LogClock()
         self._offset_s = 0.0
 
     async def ask(self, task: Callable[[], T], *, within_s: float | None = None) -> T:
-        """Have something done with files, and return what comes of it.
+        """Run a task in the thread, and return its result.
 
         Raises:
-            TimeoutError: it is not done yet; it will be.
-            OSError: of the task.
+            TimeoutError: it is not done in time; it still runs.
+            OSError: raised by the task.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
         def give(result: T | None, error: Exception | None) -> None:
             if answer.done():
-                return  # nobody waits any more
+                return  # the caller has timed out
             if error is None:
                 answer.set_result(result)  # type: ignore[arg-type]
             else:
@@ -69,20 +69,20 @@ class AgentFiles:
             result, error = None, None
             try:
                 result = task()
-            except Exception as raised:  # noqa: BLE001  whoever asked is told
+            except Exception as raised:  # noqa: BLE001  it is raised in the caller
                 error = raised
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(give, result, error)
 
-        self._scribe.post(work)
+        self._writer.post(work)
         async with asyncio.timeout(within_s):
             return await answer
 
     async def insist(self, task: Callable[[], T]) -> T:
-        """Have something done, and try again for a while where storage is away.
+        """Run a task, and retry it for a while if storage is unavailable.
 
         Raises:
-            OSError: it was away all the time, or something else is wrong.
+            OSError: storage stayed unavailable, or the task failed for another reason.
         """
         deadline = time.monotonic() + PATIENCE_S
         for pause_s in pauses():
@@ -92,56 +92,56 @@ class AgentFiles:
                 if error.errno not in AWAY or time.monotonic() + pause_s > deadline:
                     raise
             await asyncio.sleep(pause_s)
-        raise AssertionError("there is always another try")
+        raise AssertionError("pauses() never ends")
 
     def say(self, text: str) -> None:
-        """Say something in the agent's own log."""
+        """Write a line to the agent's own log."""
 
         def write() -> None:
             with contextlib.suppress(OSError):
                 write_error(text)
 
-        self._scribe.post(write)
+        self._writer.post(write)
 
     def close(self) -> None:
-        """Finish what can be finished soon."""
-        self._scribe.close(_CLOSE_S)
+        """Wait a moment for pending tasks."""
+        self._writer.close(_CLOSE_S)
 
     # --- logs -----------------------------------------------------------------------------------
 
     def set_clock(self, now_s: float) -> None:
-        """Take the controller's time of day: nodes' clocks may be minutes apart, or be set."""
+        """Set the controller's time of day: clocks of nodes differ, and may be changed."""
         self._offset_s = now_s - time.monotonic()
 
     def _now_s(self) -> float:
         return self._offset_s + time.monotonic()
 
     def follow(self, log: Path) -> None:
-        """Begin to note down when a log grows."""
-        self._scribe.post(partial(self._clock.add, log))
+        """Start recording when a log grows."""
+        self._writer.post(partial(self._clock.add, log))
 
     def finish(self, log: Path) -> None:
-        """Look at a log a last time: nobody writes to it any more."""
-        self._scribe.post(lambda: self._clock.finish(log, self._now_s()))
+        """Record a log for the last time: nothing writes to it any more."""
+        self._writer.post(lambda: self._clock.finish(log, self._now_s()))
 
     async def time_logs(self) -> None:
         while True:
             await asyncio.sleep(_LOG_POLL_S)
             await self.ask(lambda: self._clock.tick(self._now_s()))
 
-    async def last_words(self, files: RankFiles) -> tuple[dict[str, Any], str]:
+    async def read_end(self, files: RankFiles) -> tuple[dict[str, Any], str]:
         """Return a dead rank's record of its exception, and the end of its log."""
         try:
             return await self.ask(
-                lambda: (read_record(files.error), tail(files.log)), within_s=_READ_S
+                lambda: (read_record(files.error), tail(files.log)), within_s=READ_S
             )
         except TimeoutError:
-            return {}, f"its log could not be read: storage did not answer for {_READ_S:g} s"
+            return {}, f"cannot read its log: storage did not respond for {READ_S:g} s"
 
     # --- stacks ---------------------------------------------------------------------------------
 
     async def dump(self, ranks: Mapping[int, Dumper]) -> dict[str, str]:
-        """Have ranks write their stacks; return what they wrote, or what else is known of them."""
+        """Have ranks write their stacks; return these, or else a description of the process."""
         try:
             found = await self._dump(ranks)
         except TimeoutError:
@@ -155,20 +155,20 @@ class AgentFiles:
         def sizes() -> dict[int, int]:
             return {rank: _size(asked.stacks) for rank, asked in ranks.items()}
 
-        before = await self.ask(sizes, within_s=_READ_S)
+        before = await self.ask(sizes, within_s=READ_S)
         for asked in ranks.values():
             if asked.warm:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(asked.pid, DUMP)
         for _ in range(20):
             await asyncio.sleep(0.05)
-            now = await self.ask(sizes, within_s=_READ_S)
+            now = await self.ask(sizes, within_s=READ_S)
             if all(not asked.warm or now[rank] > before[rank] for rank, asked in ranks.items()):
                 break
-        await asyncio.sleep(0.05)  # the last one may be in the middle of it
+        await asyncio.sleep(0.05)  # the last one may still be writing
         return await self.ask(
             lambda: {rank: tail(a.stacks, start=before[rank]) for rank, a in ranks.items()},
-            within_s=_READ_S,
+            within_s=READ_S,
         )
 
 

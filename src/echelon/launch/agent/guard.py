@@ -1,8 +1,8 @@
-"""A process that outlives its agent, and then ends what the agent had started.
+"""A process that outlives its agent, and then ends what the agent started.
 
-Ranks die with their zygote, and the zygote with its agent; but DataLoader workers outlive a killed
-rank, and nobody is left to end them when agent and zygote are killed together. The guard holds the
-other end of a pipe: when it closes, the guard kills every group it was told of.
+Ranks die with their zygote, and the zygote with its agent. But DataLoader workers outlive a killed
+rank, and nothing else would end them if agent and zygote are killed together. The guard reads from
+a pipe: when the agent's end closes, it kills every process group that it was told to watch.
 """
 
 import contextlib
@@ -11,18 +11,18 @@ import shutil
 import signal
 from pathlib import Path
 
-from echelon.launch.protocol.leftovers import await_trackers, end_group, list_groups, remove_files
+from echelon.launch.protocol.leftovers import await_trackers, end_groups
 
 
 class Guard:
-    """The agent's end. Made before anything else, so that its fork holds nothing."""
+    """The agent's end. Created before anything else, so that the fork inherits little."""
 
     def __init__(self, scratch: Path, lock: int) -> None:
-        """Start one.
+        """Start the guard.
 
         Args:
             scratch: the agent's folder, to be removed.
-            lock: an open file that says that the folder is in use.
+            lock: the open, locked file that marks the folder as in use.
         """
         self._scratch, self._lock = scratch, lock
         self._groups: set[int] = set()
@@ -31,7 +31,7 @@ class Guard:
         self.start()
 
     def start(self) -> None:
-        """Start the guard, anew if somebody has killed it."""
+        """Start the guard, or restart it after it was killed."""
         if self._pipe >= 0:
             os.close(self._pipe)
         read_end, self._pipe = os.pipe2(os.O_CLOEXEC)
@@ -41,7 +41,7 @@ class Guard:
                 os.close(self._pipe)
                 _watch(read_end, self._scratch, self._lock)
             finally:
-                os._exit(1)  # never back into the agent's own code
+                os._exit(1)  # never return into the agent's code
         os.close(read_end)
         for group in self._groups:
             self._tell(f"+{group}\n")
@@ -55,16 +55,16 @@ class Guard:
         self._tell(f"-{group}\n")
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # its death is noticed elsewhere
+        with contextlib.suppress(BrokenPipeError):  # it died; the agent restarts it
             os.write(self._pipe, line.encode())
 
 
 def _watch(pipe: int, scratch: Path, lock: int) -> None:
-    """Wait for the agent to go; then clean up behind it."""
+    """Wait until the agent has exited, then clean up after it."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    # Whoever reads our output or the agent's connection to its end must not wait for us.
+    # Readers of the agent's output and connections must see their end, though we still run.
     nothing = os.open(os.devnull, os.O_RDWR)
     for target in range(3):
         os.dup2(nothing, target)
@@ -77,10 +77,7 @@ def _watch(pipe: int, scratch: Path, lock: int) -> None:
         for line in lines:
             group = int(line[1:])
             (groups.add if line[0] == "+" else groups.discard)(group)
-    found = list_groups()
-    for group in groups:
-        end_group(group, found)
-    remove_files(groups)
+    end_groups(groups)
     if groups:
         await_trackers(groups)
     shutil.rmtree(scratch, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""The ranks of one node, as their agent keeps them: which are here, and what becomes of them.
+"""The ranks of one node, as their agent manages them.
 
-The controller gives the orders, the zygote says what has happened, and the controller hears of it.
+It handles the controller's orders and the zygote's reports, and tells the controller the result.
 """
 
 import asyncio
@@ -20,9 +20,8 @@ from echelon.core.proc import OomWatch, fit, sample_process
 from echelon.launch.agent.files import AgentFiles, Dumper
 from echelon.launch.agent.guard import Guard
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets
-from echelon.launch.agent.stop_place import await_place
 from echelon.launch.agent.zygote_client import ZygoteClient
-from echelon.launch.protocol.leftovers import end_group, list_groups, remove_files
+from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_groups, remove_files
 from echelon.launch.protocol.messages import (
     Commit,
     End,
@@ -48,15 +47,16 @@ from echelon.launch.protocol.messages import (
 )
 from echelon.launch.protocol.rank_environment import RankFiles, rank_environment, rank_files
 from echelon.launch.protocol.rank_shm import RankShm
-from echelon.launch.protocol.telemetry_files import CLOCK
 from echelon.launch.protocol.time_accounting import Motion, read_pace, read_spent
 from echelon.launch.protocol.wire import MAX_PAYLOAD
 from echelon.run.directory import RunDir
 
+_PLACE_POLL_S = 0.005
+
 
 @dataclass(slots=True)
 class _Rank:
-    """One that was asked for and has not gone."""
+    """A rank that was ordered and has not exited."""
 
     rank: int
     generation: int
@@ -77,7 +77,7 @@ class LocalWorkers:
         attempt: int,
         environ: Mapping[str, str],
         scratch: Path,
-        nursery: ZygoteClient,
+        zygote: ZygoteClient,
         guard: Guard,
         files: AgentFiles,
         say: Callable[[Message], None],
@@ -85,46 +85,46 @@ class LocalWorkers:
     ) -> None:
         self._run, self._attempt = run, attempt
         self._environ, self._scratch = environ, scratch
-        self._nursery, self._guard, self._files = nursery, guard, files
+        self._zygote, self._guard, self._files = zygote, guard, files
         self._say = say
-        """Tells the controller."""
+        """Sends a message to the controller."""
         self._spawn = spawn
-        """Has something done beside all else; what fails in it is the agent's to report."""
+        """Runs a task in the background; the agent handles its failure."""
         self._ranks: dict[int, _Rank] = {}
         self._kills: dict[int, asyncio.TimerHandle] = {}
-        """By generation: kills that are due when its grace is over."""
+        """By generation: the kill that is due when its grace period is over."""
         self._starting: dict[int, asyncio.Task[None]] = {}
-        """By generation: starts that wait for storage."""
+        """By generation: a start in progress, which may wait for storage."""
         self._reporting: Counter[int] = Counter()
-        """By generation: ranks that are gone, and of whom the controller does not know yet."""
-        self._doors = RendezvousSockets()
+        """By generation: number of ranks that have exited and are not reported yet."""
+        self._sockets = RendezvousSockets()
         self._serves_store = False
         self._waiting_opens: list[Open] | None = []
-        """Orders that wait for the zygote to say whether it can serve; None once it has."""
+        """Orders that wait until the zygote is ready; None once it is."""
         self._oom = OomWatch()
 
     # --- the controller's orders ----------------------------------------------------------------
 
     def open(self, order: Open) -> None:
-        """Hold sockets where ranks may meet, and tell of them."""
+        """Bind sockets for the rendezvous, and report their ports."""
         if self._waiting_opens is not None:
             self._waiting_opens.append(order)
             return
-        ports = self._doors.open(order.addresses)
+        ports = self._sockets.open(order.addresses)
         self._say(Opened(generation=order.generation, ports=ports, served=self._serves_store))
 
     def start(self, order: Start) -> None:
-        """Start a generation's ranks on this node, as soon as storage lets us."""
+        """Start a generation's ranks on this node, as soon as storage responds."""
         self._starting[order.generation] = self._spawn(self._start(order))
 
     async def _start(self, order: Start) -> None:
         self._files.set_clock(order.now_s)
-        with contextlib.suppress(OSError):  # for telemetry, which has no other word of it
-            (self._scratch / CLOCK).write_text(repr(order.now_s - time.monotonic()))
-        if door := self._doors.take(order.address):
+        with contextlib.suppress(OSError):  # only telemetry reads it
+            (self._scratch / CONTROLLER_CLOCK).write_text(repr(order.now_s - time.monotonic()))
+        if listener := self._sockets.take(order.address):
             if order.served:
-                self._nursery.send(ServeStore(generation=order.generation), door)
-            door.close()
+                self._zygote.send(ServeStore(generation=order.generation), listener)
+            listener.close()
         log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=0)
         try:
             await self._files.insist(partial(log.parent.mkdir, mode=0o700, exist_ok=True))
@@ -153,7 +153,7 @@ class LocalWorkers:
                 motion=Motion(beacon),
             )
             self._files.follow(log)
-            self._nursery.send(
+            self._zygote.send(
                 ForkRank(
                     generation=order.generation,
                     rank=rank,
@@ -166,16 +166,16 @@ class LocalWorkers:
             )
 
     def _fail_start(self, order: Start, error: OSError) -> None:
-        """Tell why a rank cannot be started: a full disk, say. Those that were end with it."""
+        """Report that a rank cannot be started, for instance because a disk is full."""
         ranks = range(order.first_rank, order.first_rank + order.count)
         rank = next((rank for rank in ranks if rank not in self._ranks), order.first_rank)
-        places = f"it has files in {self._run.logs} and {self._scratch.parent}"
-        message = f"it cannot be started: {error}; {places}"
+        folders = f"{self._run.logs} and {self._scratch.parent}"
+        message = f"cannot start it: {error}; its files are in {folders}"
         record = {"type": type(error).__name__, "message": message}
         self._say(RankExited(generation=order.generation, rank=rank, code=1, error=record))
 
     def end(self, order: End) -> None:
-        """End a generation's ranks; `Ended` is said when the last is gone and reported."""
+        """End a generation's ranks; `Ended` follows when the last exit is reported."""
         if start := self._starting.pop(order.generation, None):
             start.cancel()
         if self._is_over(order.generation):
@@ -184,30 +184,29 @@ class LocalWorkers:
         kill = SignalRanks(generation=order.generation, signal=signal.SIGKILL)
         if order.grace_s > 0:
             if order.signal:
-                self._nursery.send(replace(kill, signal=order.signal))
-            self._respite(order.generation)
+                self._zygote.send(replace(kill, signal=order.signal))
+            self._cancel_kill(order.generation)
             self._kills[order.generation] = asyncio.get_running_loop().call_later(
-                order.grace_s, self._nursery.send, kill
+                order.grace_s, self._zygote.send, kill
             )
         else:
-            self._nursery.send(kill)
+            self._zygote.send(kill)
 
-    def _respite(self, generation: int) -> None:
-        """Do not kill ranks that were to be killed."""
+    def _cancel_kill(self, generation: int) -> None:
         if kill := self._kills.pop(generation, None):
             kill.cancel()
 
     def steer(self, order: Propose | Commit) -> None:
-        """Have the ranks wait at a place, or stop there: for that they get the time it takes."""
+        """Have the ranks wait at a place, or stop there: a committed stop has no time limit."""
         if isinstance(order, Commit):
-            self._respite(order.generation)
+            self._cancel_kill(order.generation)
         for beacon in self._beacons(order.generation):
             if isinstance(order, Commit):
                 beacon.committed = order.place
             elif order.place:
                 beacon.proposed = order.place
         if order.generation in self._starting:
-            # No rank is there that could come to any place: there is nothing to agree on.
+            # No rank runs yet, so none will reach any place: there is nothing to agree on.
             nowhere = Place(
                 generation=order.generation, proposed=order.place, furthest=-1, waiting=False
             )
@@ -235,10 +234,10 @@ class LocalWorkers:
         found = await self._files.dump(asked)
         self._say(Stacks(generation=generation, ranks=fit(found, MAX_PAYLOAD - 1024)))
 
-    # --- what their agent asks for --------------------------------------------------------------
+    # --- for the agent --------------------------------------------------------------------------
 
     def pulse(self) -> Pulse:
-        """Look at the ranks, and return what there is to say of them."""
+        """Sample the ranks, and return the heartbeat that describes them."""
         self._oom.look(time.monotonic())
         for r in self._ranks.values():
             r.motion.look(time.monotonic())
@@ -256,12 +255,12 @@ class LocalWorkers:
         return max(*self._starting, *(r.generation for r in self._ranks.values()), 0, 0)
 
     def close(self) -> None:
-        """Kill whoever is left."""
-        self._kill_all()
+        """Kill the remaining ranks."""
+        end_groups([rank.pid for rank in self._ranks.values() if rank.pid])
         for rank in self._ranks.values():
             self._files.finish(rank.files.log)
 
-    # --- what the nursery says ------------------------------------------------------------------
+    # --- reports of the zygote ------------------------------------------------------------------
 
     def zygote_ready(self, ready: ZygoteReady) -> None:
         self._serves_store = ready.serves_store
@@ -309,9 +308,9 @@ class LocalWorkers:
         self._spawn(self._report(report, gone.files))
 
     async def _report(self, report: RankExited, files: RankFiles) -> None:
-        """Tell that a rank is gone, with its last words if it has failed."""
+        """Report an exit, with the end of the rank's log and its exception if it failed."""
         if report.code or report.signal:
-            error, tail = await self._files.last_words(files)
+            error, tail = await self._files.read_end(files)
             report = replace(report, error=error, tail=tail)
         self._say(report)
         self._reporting[report.generation] -= 1
@@ -323,14 +322,14 @@ class LocalWorkers:
         return not there and not self._reporting[generation]
 
     def _finish(self, generation: int) -> None:
-        """Say that a generation is gone; its store goes with it."""
-        self._nursery.send(SignalRanks(generation=generation, signal=signal.SIGKILL))
+        """End a generation's store, and report that all of its ranks have exited."""
+        self._zygote.send(SignalRanks(generation=generation, signal=signal.SIGKILL))
         self._say(Ended(generation=generation))
 
     def zygote_lost(self, status: int) -> None:
-        """Ranks die with their zygote; what they had started, we end. The next comes at once."""
+        """Clean up after ranks, which die with their zygote, and start the next zygote at once."""
         self._waiting_opens = []
-        self._spawn(self._nursery.start(self))
+        self._spawn(self._zygote.start(self))
         if self._ranks or self._starting:
             self._say(
                 ZygoteLost(
@@ -341,17 +340,29 @@ class LocalWorkers:
                 )
             )
         for start in self._starting.values():
-            start.cancel()  # its store went with the zygote
+            start.cancel()  # its store died with the zygote
         self._starting.clear()
-        self._kill_all()
+        end_groups([rank.pid for rank in self._ranks.values() if rank.pid])
         gone, self._ranks = self._ranks, {}
         for rank in gone.values():
             self._close_rank(rank, -signal.SIGKILL)
 
-    def _kill_all(self) -> None:
-        """End whoever is left, with all that is in their groups."""
-        pids = [rank.pid for rank in self._ranks.values() if rank.pid]
-        groups = list_groups() if pids else {}
-        for pid in pids:
-            end_group(pid, groups)
-        remove_files(pids)
+
+async def await_place(
+    beacons: Callable[[], list[RankShm]], generation: int, place: int
+) -> Place | None:
+    """Wait until a node's ranks have reached a place or passed it; None if another is proposed.
+
+    Place 0 asks how far they are, and is answered at once.
+    """
+    while True:
+        found = beacons()
+        if place and any(beacon.proposed != place for beacon in found):
+            return None
+        # Read `passed` before `waiting`: a rank writes them in the opposite order.
+        passed = [beacon.passed for beacon in found]
+        furthest = -1 if min(passed, default=0) < 0 else max(passed, default=0)
+        waiting = all(beacon.waiting == place for beacon in found)
+        if furthest < 0 or all(count >= place for count in passed):
+            return Place(generation=generation, proposed=place, furthest=furthest, waiting=waiting)
+        await asyncio.sleep(_PLACE_POLL_S)

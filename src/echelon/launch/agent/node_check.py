@@ -1,7 +1,7 @@
-"""Whether a node is fit for ranks: looked at by its agent, before any are started there.
+"""Whether a node can run ranks: checked by its agent before any are started there.
 
-On a broken node a program may hang for good, beyond the reach of a signal: each is left running in
-a group of its own, and given up when its time is over.
+On a broken node a program may hang forever, and even SIGKILL may not end it. Each one therefore has
+its own process group and a time limit, after which it is abandoned.
 """
 
 import asyncio
@@ -23,35 +23,35 @@ from echelon.run.verdict import Failure
 
 GPU_S = 30.0
 COMMAND_S = 120.0
-"""How long the user's own check may take."""
+"""Time limit of the user's own check."""
 ROOM_MIB = 16
-"""What beacons and sockets of ranks need at the very most."""
+"""Upper bound of what ranks' shared memory and sockets need in the scratch folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Why a node is not fit."""
+    """Why a node cannot be used."""
 
     reason: str
     own: bool = False
-    """Whether it is surely this node's, not that of a file system or a command that all share."""
+    """Whether the cause is this node, not a file system or a command that all nodes share."""
 
 
 def check_places(logs: Path, scratch: Path) -> Fault | None:
-    """Find out whether ranks could write where they have to."""
+    """Check that ranks can write their logs and have room for their shared memory."""
     try:
         tempfile.TemporaryFile(dir=logs).close()
     except OSError as error:
         return Fault(reason=f"cannot write to {logs}: {error.strerror}")
     room = os.statvfs(scratch)
     free_mib = room.f_bavail * room.f_frsize >> 20
-    if room.f_blocks and free_mib < ROOM_MIB:  # a tmpfs without bounds has no blocks
+    if room.f_blocks and free_mib < ROOM_MIB:  # a tmpfs without a size limit has no blocks
         return Fault(reason=f"only {free_mib} MiB are free in {scratch.parent}", own=True)
     return None
 
 
 class NodeCheck:
-    """Runs what there is to run; its owner reaps all children, and tells us of them."""
+    """Runs the checks; the owner reaps all children, and reports them with `collected`."""
 
     def __init__(
         self, *, shell: Shell, guard: Guard, env: Mapping[str, str], log: Path, scratch: Path
@@ -61,11 +61,11 @@ class NodeCheck:
         self._running: dict[int, asyncio.Future[int]] = {}
 
     async def run(self, *, gpus: int, command: str) -> Fault | None:
-        """Return the first thing that is wrong.
+        """Return the first fault, or None.
 
         Args:
             gpus: how many the node was granted.
-            command: the user's own check, if there is one.
+            command: the user's own check, or ''.
         """
         found = await asyncio.gather(self._check_gpus(gpus), self._run_command(command))
         return next((fault for fault in found if fault), None)
@@ -73,7 +73,7 @@ class NodeCheck:
     async def _check_gpus(self, gpus: int) -> Fault | None:
         if not gpus or self._shell.which("nvidia-smi") is None:
             return None
-        # With CUDA's stubs on this path it would ask a library that knows nothing.
+        # This path may lead to CUDA's stub libraries, with which nvidia-smi fails.
         env = {name: v for name, v in self._env.items() if name != "LD_LIBRARY_PATH"}
         log = self._scratch / "gpus.log"
         wrong = await self._end_of(["nvidia-smi", "-L"], env=env, log=log, limit_s=GPU_S)
@@ -89,7 +89,7 @@ class NodeCheck:
     async def _end_of(
         self, argv: Sequence[str], *, env: Mapping[str, str], log: Path, limit_s: float
     ) -> str:
-        """Run a program; return what was wrong with its end, or nothing."""
+        """Run a program; return how it failed, or ''."""
         try:
             pid = self._shell.start(argv, log=log, env=env)
         except (OSError, EchelonError) as error:
@@ -100,7 +100,7 @@ class NodeCheck:
             async with asyncio.timeout(limit_s):
                 code = await ended
         except TimeoutError:
-            return f"did not end within {limit_s:g} s"
+            return f"did not finish within {limit_s:g} s"
         finally:
             del self._running[pid]
             with contextlib.suppress(ProcessLookupError):
@@ -108,25 +108,25 @@ class NodeCheck:
             self._guard.forget(pid)
         if code == 0:
             return ""
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         said = [line.strip() for line in tail(log).splitlines() if line.strip()]
-        return f"{how}: {said[-1][:200]}" if said else f"{how}, and said nothing"
+        return f"{how}: {said[-1][:200]}" if said else f"{how}, without output"
 
     def collected(self, pid: int, status: int) -> None:
-        """Take note of a dead child, if it is ours."""
+        """Record the exit of a child process, if it is one of ours."""
         ended = self._running.get(pid)
         if ended and not ended.done():
             ended.set_result(os.waitstatus_to_exitcode(status))
 
 
-# --- what the controller makes of it: pure ----------------------------------------------------
+# --- the controller's conclusions: pure -------------------------------------------------------
 
 
 def judge_checks(unfit: Sequence[Hello], *, passed: int) -> list[Failure]:
-    """Return what failed checks mean, one failure for each node that is to blame.
+    """Return the failures that failed checks amount to, one for each node that is to blame.
 
-    Where no node passed, it may be the check that is wrong, or what all nodes share; then there is
-    one failure, which names no node. Only of a single node we believe what must be its own.
+    If no node passed, the check itself or something shared may be at fault: then there is one
+    failure without a node. The exception is a single node whose fault is certainly its own.
     """
     if passed or (len(unfit) == 1 and unfit[0].fault_own):
         return [_failure(hello.name, f"it failed its check: {hello.fault}") for hello in unfit]

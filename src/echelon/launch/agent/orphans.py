@@ -1,13 +1,13 @@
-"""What agents do when their controller's host has died.
+"""End the job when the controller's host has died.
 
-With `--no-kill`, without which a run could lose no node, Slurm keeps such a job for as long as it
-has any node, and so the one that waits for its end would wait for its time limit. The agents that
-are left end it. A controller that lives has written down that it lost them, and ends the job by its
-own end; but not if its host was away for so long that Slurm has taken it out of the job, and has
-forgotten the batch script with it.
+Jobs run with `--no-kill`, so that a run survives the loss of a node. Slurm then keeps the job for
+as long as it has any node, even without the host of the batch script: it would run until its time
+limit. Therefore the remaining agents end it. They do not if the controller is alive: it has then
+recorded that it lost them, and ends the job itself. There is one exception: Slurm has removed the
+controller's host from the job, and with it the batch script.
 
-How long they wait first depends on the host. One that answers will end the job by itself, if it is
-to end. For one that does not answer nobody else will; but it may be the network, for a moment.
+How long agents wait first depends on the host. If it responds, the job ends by itself. If it does
+not, only the agents can end the job; but the network may be interrupted for a moment.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ from echelon.run.event_log import EventReader
 
 _LOOKS = 4
 _PAUSE_S = 2.0
-"""A controller that merely crashed takes its job with it in a moment: that is waited for."""
+"""A controller that only crashed ends its job within this time."""
 _PROBES = 3
 _PROBE_S = 1.0
-"""A host that answers none of these, a second apart, is taken for dead."""
+"""A host that responds to none of these, a second apart, counts as dead."""
 _MORE_LOOKS = 40
 _SELDOM_S = 15.0
-"""Slurm waits for a host that does not answer for five minutes, mostly, before it takes it out."""
+"""Slurm usually waits five minutes before it removes an unresponsive host from a job."""
 
 
 def end_orphaned_job(
@@ -46,21 +46,21 @@ def end_orphaned_job(
     answers: Callable[[], bool],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """End the job that we are in, unless Slurm does so itself.
+    """End the job of this agent, unless Slurm does so itself.
 
     Args:
         run: the run.
         attempt: its attempt.
-        environ: our variables.
+        environ: the agent's variables.
         shell: runs programs.
         mode: the request's `hand_over`.
-        pid: the agent's own.
-        answers: tells whether the controller's host does.
-        sleep: waits.
+        pid: the agent's pid.
+        answers: tells whether the controller's host responds.
+        sleep: pauses; replaced in tests.
     """
     job_id = environ.get("SLURM_JOB_ID", "")
     if not job_id or HERE in environ:
-        return  # nobody's job, or somebody else's
+        return  # not in a job, or in a job that is not the run's own
     own = scrub(environ)
     with contextlib.suppress(EchelonError, OSError):
         dead = not any(answers() for _ in range(_PROBES))
@@ -76,7 +76,7 @@ def end_orphaned_job(
             if _is_missed(run, attempt, name=environ.get("SLURMD_NODENAME", ""), pid=pid):
                 if _is_without_its_host(shown.stdout):
                     break
-            elif look >= _LOOKS or (dead and state):  # else it may be we who are cut off
+            elif look >= _LOOKS or (dead and state):  # otherwise this node may be cut off
                 break
         else:
             return
@@ -86,26 +86,26 @@ def end_orphaned_job(
 
 
 def answers_at(address: str, port: int) -> bool:
-    """Tell within a second whether a host answers; one that refuses a connection does, too."""
+    """Tell within a second whether a host responds; a refused connection is a response."""
     began_s = time.monotonic()
     try:
         socket.create_connection((address, port), timeout=_PROBE_S).close()
     except ConnectionRefusedError:
         return True
-    except OSError:  # a time-out, or the network knows no way
+    except OSError:  # a time-out, or no route
         time.sleep(max(0.0, began_s + _PROBE_S - time.monotonic()))
         return False
     return True
 
 
 def _is_without_its_host(shown: str) -> bool:
-    """Tell whether Slurm has taken the host of the batch script out of its job."""
+    """Tell whether Slurm has removed the host of the batch script from the job."""
     host, nodes = word(shown, "BatchHost"), word(shown, "NodeList")
     return bool(host and nodes) and host not in expand(nodes)
 
 
 def _is_missed(run: RunDir, attempt: int, *, name: str, pid: int) -> bool:
-    """Tell whether the controller has seen us go: so it is there, and has the job in hand."""
+    """Tell whether the controller has recorded our loss: then it is alive and handles the job."""
     events = EventReader(run.events_of(f"controller-{attempt}")).read()
     ours = {"name": name, "pid": pid}
     return any(event.kind == "lost" and ours.items() <= event.data.items() for event in events)

@@ -1,7 +1,7 @@
-"""An agent's part in finding where ranks meet: sockets that it holds, and those that it tries.
+"""An agent's part in the rendezvous: sockets that it holds open, and those that it tries to reach.
 
-A socket is bound before anybody is told of it and stays bound until a store is served on it: there
-is no moment at which somebody else could take the port.
+A socket is bound before its port is announced, and stays bound until a store is served on it. No
+other process can take the port in between.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ _REACH_S = 2.0
 
 
 class RendezvousSockets:
-    """The sockets of one node where its ranks' meeting may be."""
+    """Listening sockets of one node, candidates for the ranks' rendezvous."""
 
     def __init__(self) -> None:
         self._held: dict[str, socket.socket] = {}
 
     def open(self, addresses: Sequence[str]) -> dict[str, int]:
-        """Bind one on each of these addresses that is ours, and return their ports."""
+        """Bind a socket on each address that belongs to this host; return the ports."""
         self.close()
         for address in addresses:
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -31,10 +31,10 @@ class RendezvousSockets:
                 listener.close()
                 continue
             self._held[address] = listener
-        return {address: door.getsockname()[1] for address, door in self._held.items()}
+        return {address: one.getsockname()[1] for address, one in self._held.items()}
 
     def take(self, address: str) -> socket.socket | None:
-        """Return the one that was chosen, and close the others; None when it is another node's."""
+        """Return the socket that was chosen, and close the others; None if it is not ours."""
         chosen = self._held.pop(address, None)
         self.close()
         return chosen
@@ -49,7 +49,7 @@ async def try_sockets(ports: Mapping[str, int]) -> list[str]:
     """Return which of these addresses can be reached from here."""
 
     async def reach(address: str, port: int) -> str:
-        with contextlib.suppress(OSError):  # a time-out is one too
+        with contextlib.suppress(OSError):  # includes time-outs
             attempt = asyncio.open_connection(address, port)
             _, writer = await asyncio.wait_for(attempt, timeout=_REACH_S)
             writer.close()

@@ -1,4 +1,4 @@
-"""The agent's end of its node's telemetry: a process whose troubles cost the run nothing."""
+"""The agent's side of its node's telemetry: a process whose failures do not affect the run."""
 
 import contextlib
 import os
@@ -10,15 +10,16 @@ from echelon.core.shell import Shell
 from echelon.errors import EchelonError
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
-from echelon.launch.protocol.telemetry_files import SAID
+from echelon.launch.protocol.leftovers import TELEMETRY_NOTES
 from echelon.launch.roles import role_command
 from echelon.run.directory import RunDir
 
 _MOST = 4096
+"""Bytes that are read at once."""
 
 
 class TelemetryClient:
-    """Starts it, ends it, and reads what it has to say."""
+    """Starts and ends the process, and reads the notes that it writes for users."""
 
     def __init__(
         self,
@@ -45,19 +46,19 @@ class TelemetryClient:
                 lambda: self._shell.start(argv, log=log, env=self._env)
             )
         except (OSError, EchelonError):
-            return  # storage that is away: nothing is measured
+            return  # storage is unavailable: nothing is measured
         self._guard.watch(self._pid)
 
     def collected(self, pid: int) -> None:
-        """Take note of a dead child, if it is ours."""
+        """Record the exit of a child process, if it is ours."""
         if pid == self._pid:
             self._guard.forget(pid)
             self._pid = 0
 
-    def said(self) -> list[str]:
-        """Return what it has said since the last time, line by line."""
+    def read_notes(self) -> list[str]:
+        """Return the lines that it has written since the last call."""
         try:
-            with (self._scratch / SAID).open("rb") as file:
+            with (self._scratch / TELEMETRY_NOTES).open("rb") as file:
                 file.seek(self._read)
                 whole = file.read(_MOST).rpartition(b"\n")[0]
         except OSError:

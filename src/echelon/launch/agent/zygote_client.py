@@ -1,4 +1,4 @@
-"""An agent's end of its zygote: starts it, gives it orders, and hears of the ranks."""
+"""The agent's side of its zygote: starts it, sends orders, and receives reports about ranks."""
 
 import asyncio
 import contextlib
@@ -29,11 +29,11 @@ from echelon.launch.protocol.program import Program
 from echelon.launch.roles import role_command
 
 _FORGIVEN = 2
-"""Zygotes that may die before they are ready; the next one imports nothing."""
+"""How many zygotes in a row may die before they are ready; the next one preloads nothing."""
 
 
 class Listener(Protocol):
-    """Who is told what happens."""
+    """Receives what the zygote reports."""
 
     def zygote_ready(self, ready: ZygoteReady) -> None: ...
 
@@ -68,7 +68,7 @@ class ZygoteClient:
         self._stillborn = 0
 
     async def start(self, listener: Listener) -> None:
-        """Start the zygote, and tell the listener of it and its ranks, as long as it lives.
+        """Start the zygote, and pass its reports to the listener for as long as it lives.
 
         Raises:
             OSError: its log cannot be written.
@@ -84,7 +84,7 @@ class ZygoteClient:
         theirs.close()
         ours.setblocking(False)
         self._socket = ours
-        self._stillborn += 1  # until it says otherwise
+        self._stillborn += 1  # reset when it is ready
         self._guard.watch(self._pid)
         asyncio.get_running_loop().add_reader(ours, self._hear, listener)
 
@@ -95,17 +95,17 @@ class ZygoteClient:
         if self._socket is None:
             return
         handles = [listener.fileno()] if listener else []
-        # An order is small and the zygote quick: better to wait than to keep a queue of our own.
+        # Orders are small and the zygote is quick: waiting is simpler than a queue.
         self._socket.setblocking(True)
         try:
             socket.send_fds(self._socket, [json.dumps(encode(order)).encode()], handles)
         except (BrokenPipeError, ConnectionResetError):
-            return  # its end is about to be noticed
+            return  # its exit is about to be reported
         finally:
             self._socket.setblocking(False)
 
     def close(self) -> None:
-        """End the zygote, which ends its ranks."""
+        """Kill the zygote, and with it its ranks."""
         self._forget()
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
@@ -113,12 +113,12 @@ class ZygoteClient:
             remove_files([self._pid])
 
     def collected(self, pid: int, status: int) -> None:
-        """Take note of a dead child, if it is ours; the end of its socket may be yet to come."""
+        """Record the exit of a child process, if it is ours; its socket may close later."""
         if pid == self._pid:
             self._status = status
 
     def _collect(self) -> int:
-        """Return how the zygote ended. Its socket is closed, so it has, or is about to."""
+        """Return the zygote's exit status. Its socket is closed, so it exits or has exited."""
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             if self._status is None:
                 os.kill(self._pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
-from echelon.core.parent_death import die_with
+from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
 from echelon.launch.agent.node_check import COMMAND_S

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from echelon.launch.doctor.probe_client import ProbeAnswer, ProbeClient
+from echelon.launch.doctor.probe_client import ProbeAnswer, ProbeClient, Question
 from echelon.launch.doctor.results import Group, read_ranks
 
 ROUNDS = 3
@@ -136,7 +136,7 @@ class AllReduce:
             {group[0]: ("open", {"addresses": found}) for group, found in doors.items()},
             limit_s=LIMIT_S,
         )
-        questions: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        questions: dict[int, Question] = {}
         for group in groups:
             ports = opened[group[0]].found.get("ports", {})
             for address, port in list(ports.items())[:1]:
@@ -156,12 +156,10 @@ class AllReduce:
     def _count_ranks(self, group: Sequence[int]) -> int:
         return sum(self._counts[node] for node in group)
 
-    def _orders(
-        self, group: Sequence[int], address: str, port: int
-    ) -> dict[int, tuple[str, Mapping[str, Any]]]:
+    def _orders(self, group: Sequence[int], address: str, port: int) -> dict[int, Question]:
         world = self._count_ranks(group)
         first = 0
-        orders: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        orders: dict[int, Question] = {}
         for node in group:
             order = {
                 "what": "reduce",

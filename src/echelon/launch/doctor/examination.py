@@ -23,7 +23,7 @@ from echelon.launch.doctor.all_reduce import (
 from echelon.launch.doctor.first_look import DoctorPaths, FirstLook, is_well
 from echelon.launch.doctor.gpus import add_figures
 from echelon.launch.doctor.ports import choose_peers
-from echelon.launch.doctor.probe_client import ProbeClient
+from echelon.launch.doctor.probe_client import ProbeClient, Question
 from echelon.launch.doctor.results import (
     Examined,
     Group,
@@ -200,16 +200,14 @@ class Examination:
         late = {node: read_figure(one.found, "late_s") for node, one in said.items()}
         return {node: seconds for node, seconds in late.items() if seconds is not None}
 
-    def _all(
-        self, what: str, about: Mapping[str, Any] | None = None
-    ) -> dict[int, tuple[str, Mapping[str, Any]]]:
+    def _all(self, what: str, about: Mapping[str, Any] | None = None) -> dict[int, Question]:
         return {node: (what, about or {}) for node in self._here()}
 
     async def _try_ports(self) -> None:
         if len(self._here()) < 2:
             return
         self._tell("testing ports between nodes")
-        questions: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        questions: dict[int, Question] = {}
         for node in self._here():
             own = [self._address(node), *self._pool.agents[node].hello.addresses]
             questions[node] = ("open", {"addresses": list(dict.fromkeys(own))})
@@ -217,7 +215,7 @@ class Examination:
         doors = {node: said.found["ports"] for node, said in opened.items() if not said.error}
         tries = {node: [peer for peer in self._peers(node) if peer in doors] for node in doors}
         names = {str(node): node for node in doors}
-        asked: dict[int, tuple[str, Mapping[str, Any]]] = {
+        asked: dict[int, Question] = {
             node: ("reach", {"doors": {str(peer): doors[peer] for peer in peers}})
             for node, peers in tries.items()
         }
@@ -303,7 +301,7 @@ class Examination:
         return list(dict.fromkeys(common))[:1] or every[:1]
 
     async def _compute(self) -> None:
-        asked: dict[int, tuple[str, Mapping[str, Any]]] = {}
+        asked: dict[int, Question] = {}
         for node in self._here():
             torch = self._nodes[node].torch
             if torch and torch.devices:

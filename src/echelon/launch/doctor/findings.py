@@ -116,12 +116,9 @@ def _judge_look(node: Node, folder: str, python: str) -> Iterator[Finding]:
     if look.folder == "missing":
         why = f"the directory {folder} does not exist there"
         yield _error(name, "folder", why, "check on the node that the file system is mounted: df")
-    elif look.folder == "stale":
-        why = f"a file written to {folder} does not appear"
-        yield _error(name, "folder", why, "the path is another directory there, or a stale mount")
-    elif look.folder_late_s > LATE_S:
-        why = f"a file written to {folder} appears {look.folder_late_s} s late"
-        yield _warning(name, "folder", why, "shorten attribute caching: acdirmax, see nfs(5)")
+    else:
+        late_s = -1 if look.folder == "stale" else look.folder_late_s
+        yield from _judge_delay(name, f"a file written to {folder}", late_s)
     if look.python_error:
         why = f"{python} does not run: {look.python_error}"
         yield _error(name, "python", why, "put the environment on storage that all nodes share")
@@ -170,12 +167,17 @@ def _judge_facts(node: Node, folder: str) -> Iterator[Finding]:
         why = f"addresses without a name: {name_some(facts.unnamed)}"
         fix = "correct reverse DNS; torch waits for it on each connection"
         yield _warning(name, "names", why, fix)
-    if facts.folder_late_s < 0:
-        why = f"a new file in {folder} does not appear"
-        yield _error(name, "folder", why, "the path is another directory there, or a stale mount")
-    elif facts.folder_late_s > LATE_S:
-        why = f"a new file in {folder} appears {facts.folder_late_s:.1f} s late"
-        yield _warning(name, "folder", why, "shorten attribute caching: acdirmax, see nfs(5)")
+    yield from _judge_delay(name, f"a new file in {folder}", round(facts.folder_late_s, 1))
+
+
+def _judge_delay(name: str, file: str, late_s: float) -> Iterator[Finding]:
+    """Judge when a file appeared on the node; a negative time means never."""
+    if late_s < 0:
+        fix = "the path is another directory there, or a stale mount"
+        yield _error(name, "folder", f"{file} does not appear", fix)
+    elif late_s > LATE_S:
+        fix = "shorten attribute caching: acdirmax, see nfs(5)"
+        yield _warning(name, "folder", f"{file} appears {late_s} s late", fix)
 
 
 def _judge_torch(node: Node) -> Iterator[Finding]:

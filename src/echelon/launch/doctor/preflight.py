@@ -29,7 +29,7 @@ LIMIT_S = 600.0
 SHARE = 0.1
 """Largest share of the job's remaining time that it may take."""
 
-_LONGER_S = 5.0
+LONGER_S = 5.0
 """Grace period of the doctor beyond that of the programs that it ends itself."""
 _SWEEP_S = 2.0
 _LONGEST = 200
@@ -72,7 +72,7 @@ async def fly(
         env=environ,
         log=log,
         limit_s=limit_s,
-        grace_s=GRACE_S + _LONGER_S,
+        grace_s=GRACE_S + LONGER_S,
     )
     try:
         task = asyncio.get_running_loop().create_task(work)

@@ -1,9 +1,10 @@
 """What killed processes leave behind on a node, and who removes it.
 
-A killed process removes nothing: files that carry its pid are removed by whoever killed it, and the
-folder of an agent that was killed together with its guard by the next agent of the same user. The
-shared memory of `multiprocessing` is known to Python's resource tracker alone, a process beside the
-rank: it is not killed with its group, for it removes that memory when the others are gone.
+A killed process cleans up nothing. Files with its pid in their name are removed by the process that
+killed it. The scratch folder of an agent that was killed together with its guard is removed by the
+next agent of the same user. Only Python's resource tracker, a process beside the rank, knows the
+shared memory of `multiprocessing`: it is not killed with its group, because it removes that memory
+when the other processes have exited.
 """
 
 import contextlib
@@ -13,31 +14,35 @@ import shutil
 import signal
 import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from echelon.core.waiting import wait_until
 
-SHARED = Path("/dev/shm")  # noqa: S108  a folder of our own in it
-_MAPS = Path("/tmp")  # noqa: S108  where perf looks for them, whatever TMPDIR says
+SHARED = Path("/dev/shm")  # noqa: S108  we create a private folder in it
+MAPS = Path("/tmp")  # noqa: S108  perf uses it regardless of TMPDIR
 _TRACKER = b"multiprocessing.resource_tracker"
 _ROUNDS = 20
-"""How often a group is looked at again for processes that were forked meanwhile."""
+"""How often a group is checked again for processes that were forked meanwhile."""
 _LAST_S = 5.0
-"""How long trackers may take, at the very end: they wait for processes that are slow to die."""
+"""How long trackers may take at the end: they wait for processes that are slow to die."""
 _LOCK = "agent.lock"
 _PREFIX = "echelon-"
+TELEMETRY_NOTES = "said"
+"""File in an agent's scratch folder: lines from telemetry that users should see."""
+CONTROLLER_CLOCK = "clock"
+"""File there: the controller's time of day, as an offset to the monotonic clock."""
 
 Groups = Mapping[int, Sequence[int]]
 """The processes of each process group."""
 
 
 def list_groups() -> Groups:
-    """Look at all processes of this node."""
+    """List all processes of this node by process group."""
     found: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208  ranks wait for it
+    for name in os.listdir("/proc"):  # noqa: PTH208  faster, and ranks wait for it
         if name.isdecimal():
-            # Reading what /proc says of each would take fifty times as long.
+            # Reading a file in /proc for each would take fifty times as long.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 found.setdefault(os.getpgid(int(name)), []).append(int(name))
     return found
@@ -51,11 +56,11 @@ def _lives(pid: int) -> bool:
 
 
 def end_group(group: int, groups: Groups) -> None:
-    """Kill a process group but for its trackers, and remove what its processes leave.
+    """Kill a process group except for its trackers, and remove what its processes leave.
 
     Args:
-        group: which.
-        groups: as they were a moment ago.
+        group: the process group.
+        groups: all process groups, as listed a moment ago.
     """
     members = list(groups.get(group, ()))
     trackers = {pid for pid in members if _is_tracker(pid)}
@@ -65,10 +70,18 @@ def end_group(group: int, groups: Groups) -> None:
     remove_files(pid for pid in members if pid != group)
 
 
-def _kill_others(group: int, members: Iterable[int], trackers: set[int]) -> bool:
-    """Kill what is no tracker; tell whether that was all there is.
+def end_groups(groups: Collection[int]) -> None:
+    """Kill process groups except for their trackers, and remove what their processes leave."""
+    found = list_groups() if groups else {}
+    for group in groups:
+        end_group(group, found)
+    remove_files(groups)
 
-    A process that has been killed forks no more, though it may take a while to go.
+
+def _kill_others(group: int, members: Iterable[int], trackers: set[int]) -> bool:
+    """Kill all processes other than trackers; tell whether none is left.
+
+    A process that received SIGKILL does not fork any more, though it may take a while to exit.
     """
     killed: set[int] = set()
     others = set(members) - trackers
@@ -85,10 +98,10 @@ def _kill_others(group: int, members: Iterable[int], trackers: set[int]) -> bool
 
 
 def await_trackers(groups: Iterable[int] = ()) -> None:
-    """Wait until trackers are done; kill those that are not.
+    """Wait until trackers have exited; kill those that have not in time.
 
     Args:
-        groups: those that they are in; without any, those that we have inherited from dead ranks.
+        groups: their process groups; without any, the trackers that dead ranks left to us.
     """
     groups = set(groups)
 
@@ -118,15 +131,15 @@ def _is_tracker(pid: int) -> bool:
 
 
 def remove_files(pids: Iterable[int]) -> None:
-    """Remove the files that carry the pids of processes which were killed just now.
+    """Remove files with the pids of processes that were just killed.
 
-    Not of such as ended by themselves: `perf report` reads the maps of a program that has ended.
+    Not for processes that exited by themselves: `perf report` reads their maps afterwards.
     """
     killed = {str(pid) for pid in pids}
     if not killed:
         return
     for pid in killed:
-        _remove(_MAPS / f"perf-{pid}.map")
+        _remove(MAPS / f"perf-{pid}.map")
     with contextlib.suppress(OSError):
         for path in SHARED.iterdir():  # torch_PID_random: shared tensors
             words = path.name.split("_")
@@ -135,35 +148,35 @@ def remove_files(pids: Iterable[int]) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a plain file of our own."""
+    """Remove a regular file that belongs to us."""
     with contextlib.suppress(OSError):
         status = path.lstat()
         if stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid():
             path.unlink()
 
 
-# --- an agent's folder --------------------------------------------------------------------------
+# --- an agent's scratch folder ------------------------------------------------------------------
 
 
 def make_scratch() -> tuple[Path, int]:
-    """Make a folder for an agent, in memory where there is room for it; remove those of dead ones.
+    """Create an agent's scratch folder, in memory if possible; remove those of dead agents.
 
     Returns:
-        the folder, and an open file in it that is locked: while it is open the folder is in use.
+        the folder, and a locked open file in it: while that is open, the folder is in use.
     """
     place = SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
     _sweep(place)
     scratch = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     draft = scratch / f".{_LOCK}"
     lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with contextlib.suppress(OSError):  # a file system without locks: nobody else gets one either
+    with contextlib.suppress(OSError):  # a file system without locks: others cannot lock it either
         fcntl.flock(lock, fcntl.LOCK_EX)
-    draft.rename(scratch / _LOCK)  # one that is not locked is never seen by this name
+    draft.rename(scratch / _LOCK)  # under this name it is always locked
     return scratch, lock
 
 
 def _sweep(place: Path) -> None:
-    """Remove folders of agents that were killed together with their guards."""
+    """Remove the folders of agents that were killed together with their guards."""
     for path in place.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = path.lstat()

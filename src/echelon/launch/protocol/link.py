@@ -1,4 +1,4 @@
-"""A connection between controller and agent: a `Channel` on a socket, and a sense of silence."""
+"""A connection between controller and agent: a `Channel` on a socket, with heartbeat times."""
 
 import asyncio
 import contextlib
@@ -11,21 +11,21 @@ from echelon.launch.protocol.messages import Message, decode, encode
 from echelon.launch.protocol.wire import Channel, Role, WireError
 
 PULSE_S = 1.0
-"""How often each end says that it lives."""
+"""Interval of the heartbeats that each end sends."""
 SILENCE_S = 5.0
-"""How long one that says nothing is waited for."""
+"""How long a peer may be silent before it counts as lost."""
 HANDSHAKE_S = 10.0
 _CONNECT_S = 0.5
-"""How long one attempt to connect may take. Where the listener's queue is full the kernel drops
-the first packet and repeats it after a second: a new attempt is sooner."""
+"""Time limit of one attempt to connect. If the listener's queue is full, the first packet is
+dropped, and repeated after a second: a new attempt is faster."""
 _SLOW_CONNECT_S = 3.0
-"""The same for every fourth attempt: the network itself may be slow."""
+"""The same for every fourth attempt, for slow networks."""
 _UNSENT = 8 << 20
-"""Bytes that a peer may leave unread before it counts as lost."""
+"""Unsent bytes after which a peer that does not read counts as lost."""
 
 
 class Link(asyncio.Protocol):
-    """One end. Its owner's functions are called as things happen; `lost` comes once, at the end."""
+    """One end of a connection. It calls its owner's functions; `lost` once, at the end."""
 
     def __init__(
         self,
@@ -37,15 +37,15 @@ class Link(asyncio.Protocol):
         lost: Callable[["Link", str], None],
         first: bytes = b"",
     ) -> None:
-        """Make one.
+        """Create one end.
 
         Args:
-            key: the run's.
+            key: the run's key.
             role: which end this is.
-            opened: called once the peer has shown that it knows the key,
-            received: with each of its messages,
-            lost: and with the reason why the connection is gone.
-            first: what the peer has said already.
+            opened: called once the peer has proved that it knows the key.
+            received: called with each message.
+            lost: called with the reason when the connection has ended.
+            first: bytes that were received from the peer already.
         """
         self._channel = Channel(key, role)
         self._opened, self._received, self._lost = opened, received, lost
@@ -55,9 +55,9 @@ class Link(asyncio.Protocol):
         self._reason = "the connection was closed"
         self._dropped = False
         self.heard_s = time.monotonic()
-        """When the peer was last heard."""
+        """Time of the last message from the peer."""
         self.said_s = 0.0
-        """When it was last told something."""
+        """Time of the last message to the peer."""
         self.own_address = ""
         """Our address, as the peer reached it."""
         self.peer_address = ""
@@ -65,7 +65,7 @@ class Link(asyncio.Protocol):
     # --- for the owner --------------------------------------------------------------------------
 
     def say(self, message: Message) -> None:
-        """Send a message; to one who is gone it is said in vain."""
+        """Send a message; does nothing if the connection is closed."""
         if self._transport is None or not self._channel.open:
             return
         self.said_s = time.monotonic()
@@ -79,19 +79,19 @@ class Link(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """Close the connection once everything is sent."""
+        """Close the connection after sending what is pending."""
         if self._transport is not None:
             self._transport.close()
 
-    # --- asyncio's ------------------------------------------------------------------------------
+    # --- for asyncio ----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        if self._dropped:  # before it was made, even
+        if self._dropped:  # by its owner, before it was established
             transport.abort()
             return
-        with contextlib.suppress(OSError, TypeError):  # the peer may be gone already
+        with contextlib.suppress(OSError, TypeError):  # the peer may have disconnected already
             self.own_address = str(transport.get_extra_info("sockname")[0])
             self.peer_address = str(transport.get_extra_info("peername")[0])
         loop = asyncio.get_running_loop()
@@ -132,13 +132,13 @@ class Link(asyncio.Protocol):
             return
         self._transport.write(data)
         if self._transport.get_write_buffer_size() > _UNSENT:
-            self.drop("it does not read what it is sent")
+            self.drop("it does not read what is sent to it")
 
 
 async def sleep_a_pulse() -> float:
-    """Wait until the next pulse is due; return how much longer it took, in seconds.
+    """Wait for one heartbeat interval; return how many seconds longer it took.
 
-    A process may be stopped, or its whole machine, and then has not heard what it was told.
+    A suspended process, or one on a suspended machine, has not read the messages it was sent.
     """
     began_s = time.monotonic()
     await asyncio.sleep(PULSE_S)
@@ -148,15 +148,15 @@ async def sleep_a_pulse() -> float:
 async def connect(
     candidates: list[tuple[str, int]], make: Callable[[], Link], *, attempt: int = 3
 ) -> Link:
-    """Connect to the first of these that answers.
+    """Connect to the first address that responds.
 
     Args:
         candidates: addresses and ports.
-        make: makes our end.
-        attempt: how often this was tried before.
+        make: creates our end.
+        attempt: number of earlier attempts.
 
     Raises:
-        OSError: none does.
+        OSError: no address responds.
     """
     loop = asyncio.get_running_loop()
     timeout_s = _SLOW_CONNECT_S if attempt % 4 == 3 else _CONNECT_S * random.uniform(0.6, 1.4)  # noqa: S311
@@ -165,7 +165,7 @@ async def connect(
         try:
             connecting: Any = loop.create_connection(make, address, port)
             _, link = await asyncio.wait_for(connecting, timeout_s)
-        except OSError as error:  # a time-out is one too
+        except OSError as error:  # includes time-outs
             failure = error
             continue
         assert isinstance(link, Link)

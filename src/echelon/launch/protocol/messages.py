@@ -13,7 +13,7 @@ from echelon.launch.protocol.wire import WireError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Base of all; it has no fields of its own."""
+    """Base class; has no fields."""
 
 
 # --- agent → controller -----------------------------------------------------------------------
@@ -24,30 +24,30 @@ class Hello(Message):
     """An agent introduces itself."""
 
     node: int
-    """Its place among the nodes of the allocation."""
+    """Index among the nodes of the allocation."""
     name: str
-    """What people call the node."""
+    """The node's name, for users."""
     host: str
-    """Equal for processes that share one network stack."""
+    """The same for all processes that share a network stack."""
     addresses: list[str]
     pid: int = 0
     gpus: int = 0
-    """How many this node was granted."""
+    """Number of GPUs granted on this node."""
     fault: str = ""
-    """What its check found; then it is not to be used."""
+    """Why the node cannot be used; empty if it can."""
     fault_own: bool = False
-    """Whether that is surely this node's, and nothing that all share."""
+    """Whether the cause is this node, not something that all nodes share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened(Message):
-    """Sockets for the ranks' meeting are bound."""
+    """Sockets for the ranks' rendezvous are bound."""
 
     generation: int
     ports: dict[str, int]
     """Address → port."""
     served: bool
-    """Whether a store will be served there; else rank 0 opens its own."""
+    """Whether the zygote serves a store there; otherwise rank 0 opens its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,40 +68,40 @@ class RankStarted(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExited(Message):
-    """A rank has gone, and all that it had started."""
+    """A rank has exited, and its process group has been killed."""
 
     generation: int
     rank: int
     code: int = 0
     signal: int = 0
-    """What killed it; 0 for an ordinary exit."""
+    """The signal that killed it; 0 if it exited."""
     step: int = -1
-    """The last one it spoke of; -1 when it spoke of none."""
+    """The last step it reported; -1 if none."""
     error: dict[str, Any] = field(default_factory=dict)
-    """Its own record of an exception: type, message, traceback."""
+    """Its record of an exception: type, bases, message, traceback."""
     tail: str = ""
     """The end of its log."""
     out_of_memory: bool = False
-    """Whether the kernel has just killed for memory on this node."""
+    """Whether the kernel's OOM killer was just active on this node."""
     spent: dict[str, int] = field(default_factory=dict)
-    """What it did with its time: numbers of its beacon, see `spending`."""
+    """How it spent its time: numbers from its shared memory, see `time_accounting.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteLost(Message):
-    """A zygote has died while it had ranks; they go with it, and are told of afterwards."""
+    """A zygote with ranks has died. They die with it; their `RankExited` follow."""
 
     generation: int
     code: int = 0
     signal: int = 0
-    """What killed it; 0 for an ordinary exit."""
+    """The signal that killed it; 0 if it exited."""
     out_of_memory: bool = False
-    """As with a rank."""
+    """As in `RankExited`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended(Message):
-    """All ranks of a generation are gone from this node."""
+    """All ranks of a generation on this node have exited."""
 
     generation: int
 
@@ -121,11 +121,11 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse(Message):
-    """I live. From an agent: and so do these ranks."""
+    """Heartbeat; an agent's also describes its ranks."""
 
     generation: int = 0
     ranks: list[list[Any]] = field(default_factory=list)
-    """Rank, step, state (R, S, T, D …), CPU seconds used by it and its children."""
+    """Rank, step, state (R, S, T, D …), CPU seconds of its main thread."""
     pace: Pace | None = None
     """None without ranks. On the wire it is a list."""
 
@@ -136,14 +136,14 @@ class Pulse(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signalled(Message):
-    """Somebody, mostly Slurm, has signalled the agent."""
+    """The agent received a signal, mostly from Slurm."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks(Message):
-    """Python stacks of a node's ranks, or what else can be said of them."""
+    """Python stacks of a node's ranks, or a description of the process."""
 
     generation: int
     ranks: dict[str, str]
@@ -151,30 +151,30 @@ class Stacks(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place(Message):
-    """How far a node's ranks are, once they have come to a proposed place or are past it."""
+    """How far a node's ranks are, once they have reached or passed a proposed place."""
 
     generation: int
     proposed: int
     furthest: int
-    """-1 when some rank does not listen."""
+    """-1 if some rank does not take part."""
     waiting: bool
-    """Whether all of them wait there."""
+    """Whether all of them wait at the proposed place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer(Message):
-    """What a node has found, of which the doctor had asked."""
+    """A probe's answer to the doctor."""
 
     number: int
-    """Of the question."""
+    """The question's number."""
     found: dict[str, Any]
     error: str = ""
-    """Why it could not be found out."""
+    """Why there is no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note(Message):
-    """Something for the log."""
+    """A line for the log."""
 
     text: str
 
@@ -184,7 +184,7 @@ class Note(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open(Message):
-    """Bind sockets on these addresses for the ranks' meeting."""
+    """Bind sockets on these addresses for the ranks' rendezvous."""
 
     generation: int
     addresses: list[str]
@@ -192,7 +192,7 @@ class Open(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Message):
-    """Try to reach these."""
+    """Try to reach these addresses and ports."""
 
     generation: int
     ports: dict[str, int]
@@ -212,22 +212,22 @@ class Start(Message):
     port: int
     served: bool
     now_s: float = 0.0
-    """The controller's time of day: it decides over the order of lines from several nodes."""
+    """The controller's time of day, by which lines from several nodes are ordered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End(Message):
-    """End a generation's ranks: ask first, if there is time."""
+    """End a generation's ranks, after a grace period if there is one."""
 
     generation: int
     grace_s: float = 0.0
     signal: int = 0
-    """How to ask; 0 where somebody else has."""
+    """Signal at the start of the grace period; 0 if ranks were signalled already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Propose(Message):
-    """Have the ranks wait at this place; 0 only asks how far they are."""
+    """Have ranks wait at this place; 0 only asks how far they are."""
 
     generation: int
     place: int
@@ -235,7 +235,7 @@ class Propose(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit(Message):
-    """Have the ranks stop at this place, where all of them wait."""
+    """Have ranks stop at this place, where all of them wait."""
 
     generation: int
     place: int
@@ -250,7 +250,7 @@ class Dump(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask(Message):
-    """Find something out: the doctor's questions."""
+    """A question of the doctor to a probe."""
 
     number: int
     what: str
@@ -259,7 +259,7 @@ class Ask(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Message):
-    """End everything, and go."""
+    """End all processes, and exit."""
 
 
 # --- agent → zygote ---------------------------------------------------------------------------
@@ -330,8 +330,8 @@ class RankReaped(Message):
 
 
 _KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}
-# A controller of thousands of nodes reads and writes thousands of messages at once: names of fields
-# are looked up here, once. (A dict, for it is a set that keeps its order.)
+# With thousands of nodes a controller handles thousands of messages at once: field names are
+# looked up once. (Dicts, because they are sets that keep their order.)
 _FIELDS = {kind: dict.fromkeys(f.name for f in fields(kind)) for kind in _KINDS.values()}
 
 
@@ -344,17 +344,17 @@ def decode(record: Mapping[str, Any]) -> Message:
     """Return the message.
 
     Raises:
-        WireError: there is no such kind, or it has other fields.
+        WireError: the kind is unknown, or its fields differ.
     """
     values = dict(record)
     name = values.pop("kind", None)
     kind = _KINDS.get(name) if isinstance(name, str) else None
     known = _FIELDS[kind].keys() if kind else set()
-    # Names alone are shown: values may be of any size and depth.
+    # Show only names: values may have any size and depth.
     if kind is None or not values.keys() <= known:
         shown = f"{name if isinstance(name, str) else ''}({', '.join(values.keys() - known)})"
-        raise WireError(f"the peer sent a message we do not know: {shown[:80]}")
+        raise WireError(f"the peer sent an unknown message: {shown[:80]}")
     try:
         return kind(**values)
     except TypeError as error:
-        raise WireError(f"the peer sent half a message: {kind.__name__}") from error
+        raise WireError(f"the peer sent an incomplete message: {kind.__name__}") from error

@@ -1,4 +1,4 @@
-"""What every rank runs."""
+"""The program that every rank runs."""
 
 import os
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from echelon.spec.job_spec import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What the ranks run."""
+    """A script, module or other program."""
 
     argv: tuple[str, ...]
     """A script or a module's name, and its arguments."""
@@ -17,19 +17,19 @@ class Program:
     """`script` or `module` for Python; `binary` for anything else."""
 
     def command(self, python: str) -> list[str]:
-        """Return how it is started plainly."""
+        """Return the command that starts it in a new process."""
         before = {"script": [python], "module": [python, "-m"], "binary": []}[self.kind]
         return [*before, *self.argv]
 
     def folder(self) -> str:
-        """Return where Python looks first for what it imports."""
+        """Return the first entry of its `sys.path`."""
         if self.kind == "module":
-            return os.getcwd()  # noqa: PTH109  as Python itself puts it there
+            return os.getcwd()  # noqa: PTH109  the same text as Python uses
         return str(Path(self.argv[0]).resolve().parent)
 
 
 def find_program(spec: JobSpec) -> Program:
-    """Return what the ranks of a request run."""
+    """Return the program of a request."""
     return Program(argv=(spec.script, *spec.args), kind=_kind(spec))
 
 

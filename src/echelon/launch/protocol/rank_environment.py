@@ -1,7 +1,7 @@
-"""The rank contract: the variables that every rank sees, whatever started it. Pure.
+"""The rank contract: the variables that every rank sees, on every backend. Pure.
 
-They are torchrun's, so that scripts written for it run unmodified; Slurm's own are rewritten to the
-rank's, so that scripts which read those do too. docs/reference/environment.md lists them.
+They are torchrun's, so that scripts written for it run unmodified. Slurm's variables are rewritten
+for the rank, so that scripts that read those work too. docs/reference/environment.md lists them.
 """
 
 from collections.abc import Mapping
@@ -17,42 +17,41 @@ from echelon.launch.protocol.rank_shm import VARIABLE as BEACON
 CONTROLLER = "ECHELON_CONTROLLER"
 NODE = "ECHELON_NODE"
 REPLACES = "ECHELON_REPLACES"
-"""Holds the pid of the agent in whose place another comes: it may only be stopped."""
+"""Pid of the agent that a new one replaces: it may only be suspended, and is killed."""
 FILES = "ECHELON_FILES"
-"""Holds how many files a process may have open: a controller allows itself more."""
+"""The user's limit of open files: the controller raises its own."""
 TIED = "ECHELON_TIED"
-"""Holds the pid of a parent whose end is ours too: of a controller its command."""
+"""Pid of the parent with which a process ends: for a controller, its command."""
 HERE = "ECHELON_HERE"
-"""Says that a run was started here and now: a job around it is not the run's own."""
+"""Set if a run was started by `echelon run`: a job around it is not the run's own."""
 NAME = "ECHELON_NODE_NAME"
-"""Holds what the cluster calls a node, where it is not Slurm that says so."""
+"""The cluster's name of a node, if it is not a Slurm cluster."""
 ON_RAY = "ECHELON_ON_RAY"
-"""Holds the id of the job of Ray that was submitted for this run."""
+"""Id of the Ray job that was submitted for this run."""
 ENVIRON = "ECHELON_ENVIRON"
-"""Holds the number of a file from which the variables of the job's first moment can be read."""
+"""Number of an open file with the variables that the job started with."""
 SCRIPT = "ECHELON_SCRIPT"
-"""Holds the number of a file from which the job's own script can be read, as Slurm keeps it."""
+"""Number of an open file with the job's script, as Slurm stores it."""
 PRIVATE = (CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON, SCRIPT)
-"""Between our own processes; no rank sees them."""
+"""Used between our own processes; ranks do not see them."""
 
 
 KEY_SIZE = 32
-"""Bytes of the key by which a run's processes know each other."""
+"""Length in bytes of the key with which a run's processes authenticate each other."""
 
 
 def render_key(key: bytes) -> bytes:
-    """Return the input of a process that is given the key."""
+    """Return the standard input of a process that needs the key."""
     return f"{key.hex()}\n".encode()
 
 
 def receive_key(stdin: BinaryIO) -> bytes:
-    """Read the key from a process's input.
+    """Read the key from standard input.
 
-    Variables stay readable in /proc/PID/environ, where ranks would find it; a pipe is empty once it
-    has been read.
+    A variable would stay readable for ranks in /proc/PID/environ; a pipe is empty once read.
 
     Raises:
-        UsageError: whatever started us gave us none.
+        UsageError: there is no key.
     """
     line = stdin.readline(2 * KEY_SIZE + 1)
     try:
@@ -68,12 +67,12 @@ def receive_key(stdin: BinaryIO) -> bytes:
 
 
 def job_in(environ: Mapping[str, str]) -> str:
-    """Return the id of the job that we are in; empty where there is none."""
+    """Return the id of the current job; empty if there is none."""
     return environ.get(ON_RAY) or environ.get("SLURM_JOB_ID", "")
 
 
 def parse_candidates(text: str) -> list[tuple[str, int]]:
-    """Read where the controller can be reached, of the variable that says so."""
+    """Parse the controller's addresses and ports from their variable."""
     found = []
     for part in text.split(","):
         address, _, port = part.rpartition(":")
@@ -82,7 +81,7 @@ def parse_candidates(text: str) -> list[tuple[str, int]]:
 
 
 def node_in_job(environ: Mapping[str, str]) -> int:
-    """Return our node's place in the job; in a step that spans part of it, Slurm counts anew."""
+    """Return this node's index in the job; SLURM_NODEID counts the nodes of the step instead."""
     hosts = expand(environ["SLURM_JOB_NODELIST"])
     return hosts.index(environ["SLURMD_NODENAME"])
 
@@ -93,16 +92,16 @@ class RankFiles:
 
     log: Path
     error: Path
-    """Where it leaves the record of an exception, in torch's own format."""
+    """Its record of an exception, in torch's format."""
     stacks: Path
-    """Where it writes its stacks when asked."""
+    """Its stacks, written when a signal asks for them."""
     beacon: Path
     temp: Path
-    """The folder for the sockets of multiprocessing, in the rank and in what it starts."""
+    """Folder for the sockets of multiprocessing, in the rank and its descendants."""
 
 
 def rank_files(log: Path, scratch: Path, rank: int) -> RankFiles:
-    """Return a rank's files: its log decides where the others are."""
+    """Return a rank's files; most are named after its log."""
     return RankFiles(
         log=log,
         error=log.with_suffix(".error.json"),
@@ -121,15 +120,15 @@ def common_environment(
     cpus: int,
     restarts: int,
 ) -> dict[str, str]:
-    """Return what is the same for all ranks of a node, from their agent's own environment.
+    """Return the variables that all ranks of a node share, from their agent's environment.
 
-    The zygote starts with it: libraries read some of it when they are imported, and never again.
+    The zygote starts with them: libraries read some of them only when they are imported.
     """
     found = {name: value for name, value in environ.items() if name not in PRIVATE}
     defaults = {
         "OMP_NUM_THREADS": str(threads),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        # A print before a crash must not die in a buffer.
+        # What was printed before a crash must not be lost in a buffer.
         "PYTHONUNBUFFERED": "1",
     }
     own = {
@@ -147,7 +146,7 @@ def common_environment(
 def rank_environment(
     start: Start, local_rank: int, files: RankFiles, *, interface: str, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what one rank has beside its node's common variables, which are `environ`."""
+    """Return the variables of one rank, in addition to its node's, which are `environ`."""
     rank, size = start.first_rank + local_rank, start.world_size
     found = {
         "RANK": rank,

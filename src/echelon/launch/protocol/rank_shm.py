@@ -1,8 +1,7 @@
-"""Where a rank is, where it is to stop, and what it did with its time: a few numbers in memory
-that rank and agent share.
+"""Numbers that rank and agent share in memory: progress, where to stop, and time spent.
 
-The file is mapped by both, so neither needs a system call. Each number is eight aligned bytes, and
-has one writer, so nobody ever sees half of one.
+Both map the file, so neither needs a system call. Each number has eight aligned bytes and a single
+writer, so no reader ever sees a partial write.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ VARIABLE = "ECHELON_BEACON"
 
 
 class _Field:
-    """One of the numbers; -1 until somebody writes it."""
+    """One of the numbers; -1 until it is written."""
 
     def __init__(self, place: int) -> None:
         self._offset = place * _NUMBER.size
@@ -28,7 +27,7 @@ class _Field:
     def __get__(self, beacon: "RankShm", kind: Any = None) -> int:
         try:
             (value,) = _NUMBER.unpack_from(beacon.memory, self._offset)
-        except struct.error:  # the other side is an older version, and has no such number
+        except struct.error:  # the other side is an older version without this number
             return -1
         return int(value)
 
@@ -38,43 +37,43 @@ class _Field:
 
 
 class RankShm:
-    """Made by the agent with `create`, opened by the rank with `open`."""
+    """Created by the agent with `create`, opened by the rank with `open`."""
 
     step = _Field(0)
-    """By the rank: steps that it has taken."""
+    """By the rank: number of completed steps."""
     passed = _Field(1)
-    """By the rank: how many places it has come by where it could stop; -1 if it never would."""
+    """By the rank: number of places it has passed where it can stop; -1 if it never stops."""
     waiting = _Field(2)
-    """By the rank: the place where it waits for the word to stop."""
+    """By the rank: the place where it waits for the decision to stop."""
     proposed = _Field(3)
-    """By the agent: the place where all ranks may have to stop."""
+    """By the agent: the place where all ranks are to wait."""
     committed = _Field(4)
-    """By the agent: the place where they do, for all of them wait there."""
+    """By the agent: the place where they stop, because all of them wait there."""
     started_us = _Field(5)
-    """By the agent: when the rank was asked for, by the host's monotonic clock."""
+    """By the agent: when the rank was ordered, by the host's monotonic clock."""
     met_us = _Field(6)
-    """By the rank: how long it took until it had the process group; 0 while it waits for it."""
+    """By the rank: time from its start to its process group; 0 while it waits for that."""
     began_us = _Field(7)
-    """By the rank: how long until its training loop began; 0 while it prepares that."""
+    """By the rank: time from its start to its training loop; 0 while it prepares that."""
     first = _Field(8)
-    """By the rank: steps that had been taken before."""
+    """By the rank: number of steps that earlier generations had completed."""
     data_us = _Field(9)
-    """By the rank: how long the loop has waited for data."""
+    """By the rank: time that the loop has waited for data."""
     stall_us = _Field(10)
-    """By the rank: how long checkpoints have held it up."""
+    """By the rank: time that checkpoints have blocked the loop."""
     saved = _Field(11)
-    """By the rank: step of the newest checkpoint of which its part is safe; rank 0: all of it."""
+    """By the rank: step of the newest checkpoint whose part is saved; for rank 0, all of it."""
     save_us = _Field(12)
-    """By the rank: how long that took, from the call on."""
+    """By the rank: how long that took from the call."""
     pass_us = _Field(13)
-    """By the rank: the longest time between two places where it could stop."""
+    """By the rank: the longest time between two places where it can stop."""
 
     pid = _Field(14)
-    """By the agent: its process; 0 when that is gone."""
+    """By the agent: the rank's pid; 0 once it has exited."""
     generation = _Field(15)
-    """By the agent: of which set of ranks it is."""
+    """By the agent: the rank's generation."""
     comm_us = _Field(16)
-    """By the rank: how long it has waited for other ranks."""
+    """By the rank: time that it has waited for other ranks."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self.memory = memory
@@ -97,7 +96,7 @@ class RankShm:
             return cls(mmap.mmap(file.fileno(), min(size, _SIZE)))
 
     def elapsed_us(self) -> int:
-        """Return for how long there is this rank; never 0."""
+        """Return the time since the rank was ordered; never 0."""
         return max(1, _now_us() - self.started_us)
 
     def close(self) -> None:
@@ -105,7 +104,7 @@ class RankShm:
 
 
 def find_rank_shm(environ: Mapping[str, str]) -> RankShm | None:
-    """Return this rank's own; None where there is none."""
+    """Return this rank's shared numbers; None if there are none."""
     path = environ.get(VARIABLE, "")
     try:
         return RankShm.open(Path(path)) if path else None

@@ -1,25 +1,25 @@
-"""Why and how soon a run is to stop."""
+"""A request to stop a run."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Somebody wants the run to stop."""
+    """A request to stop the run: why, and how soon."""
 
     cause: str
     message: str
     exit_code: int
     at_once: bool = False
-    """Whether ranks get no time to react."""
+    """Whether ranks are killed without a grace period."""
     told: bool = False
-    """Whether whoever wants it has signalled the ranks already."""
+    """Whether the ranks were signalled already."""
     deadline_s: float | None = None
-    """When all of it has to be over, by `time.monotonic`; None where nobody says."""
+    """When everything must have ended, by `time.monotonic`; None if there is no limit."""
 
 
 class StopError(Exception):
-    """Somebody wants the run to stop, while something else was waited for."""
+    """A stop was requested while waiting for something else."""
 
     def __init__(self, stop: Stop) -> None:
         super().__init__(stop.message)

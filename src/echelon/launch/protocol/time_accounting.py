@@ -1,8 +1,8 @@
-"""What ranks did with their time: measured by themselves, and told when they are gone.
+"""How ranks spent their time: measured by the ranks, and reported when they exit.
 
-A rank that uses the library says in its beacon when it had its process group, when its training
-began, and how long it then waited. Of any other nothing is known: from its start to its exit, all
-of its time counts as productive.
+A rank that uses the library writes to its shared memory when it had its process group, when its
+training began, and how long it then waited. Nothing is known about other ranks: all of their time
+counts as productive.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ from typing import Any
 from echelon.launch.protocol.messages import Pace, RankExited
 from echelon.launch.protocol.rank_shm import RankShm
 
-# What the time of a rank goes to; `queue` and `launch` come before there are any.
+# Phases of a rank's time; `queue` and `launch` come before ranks exist.
 RENDEZVOUS, WARM_UP, PRODUCTIVE = "rendezvous", "warm-up", "productive"
 DATA_WAIT, STALL = "data wait", "checkpoint stall"
 REDONE, RESTART, IDLE = "redone work", "restart", "idle"
@@ -22,7 +22,7 @@ PHASES = (RENDEZVOUS, WARM_UP, PRODUCTIVE, DATA_WAIT, STALL, REDONE, RESTART, ID
 
 
 class Motion:
-    """When a rank was last seen to move, by looks at its beacon: that costs the rank nothing."""
+    """When a rank last made progress, sampled from its shared memory."""
 
     def __init__(self, beacon: RankShm) -> None:
         self._beacon = beacon
@@ -30,7 +30,7 @@ class Motion:
         self._moved_s = float("inf")
 
     def look(self, now_s: float) -> float:
-        """Return for how long it has not moved; 0 when it never has."""
+        """Return the seconds since its last progress; 0 if it never made any."""
         seen = (self._beacon.step, self._beacon.passed)
         if seen != self._seen:
             self._seen, self._moved_s = seen, now_s
@@ -38,7 +38,7 @@ class Motion:
 
 
 def read_spent(beacon: RankShm, still_s: float) -> dict[str, int]:
-    """Return the numbers of a rank that has gone, and had not moved for so long."""
+    """Return the numbers of a rank that has exited, `still_s` after its last progress."""
     return {
         "ran_us": beacon.elapsed_us(),
         "met_us": beacon.met_us,
@@ -67,10 +67,10 @@ def read_pace(beacons: Sequence[RankShm]) -> Pace | None:
 
 
 def split(gone: RankExited) -> dict[str, int]:
-    """Divide the time of a rank, from its start to its exit; microseconds.
+    """Divide a rank's time from start to exit into phases, in microseconds.
 
-    One that did not end well may not have moved for a while: a step that it did not finish is to
-    be done again, and the rest is what it took to find out.
+    A rank that failed may have made no progress for a while: one unfinished step of that counts as
+    redone work, the rest as the time until the failure was detected.
     """
     told = gone.spent
     ran = left = told.get("ran_us", 0)
@@ -96,20 +96,20 @@ def split(gone: RankExited) -> dict[str, int]:
 
 
 def steps_of(gone: RankExited) -> int:
-    """Return how many steps a rank has taken, as far as it said so."""
+    """Return the number of steps that a rank reported."""
     first = gone.spent.get("first", -1)
     return max(0, gone.step - first) if first >= 0 else 0
 
 
 class Spending:
-    """What the ranks of one generation did with their time. Pure: it is told when what happens."""
+    """How the ranks of one generation spent their time. Pure: the caller passes all times."""
 
     def __init__(self) -> None:
         self._began_s = 0.0
         self._here: set[int] = set()
         self._left: list[tuple[float, RankExited]] = []
         self._lost_s: list[float] = []
-        """For how long those were here of whom nothing was heard again."""
+        """Run times of ranks that were lost without a report."""
         self._failed_s = float("inf")
         self._count = 0
 
@@ -118,7 +118,7 @@ class Spending:
         self._count, self._began_s = len(self._here), now_s
 
     def leave(self, gone: RankExited, now_s: float) -> None:
-        """Take the account of a rank that has gone."""
+        """Add the report of a rank that has exited."""
         if gone.rank in self._here:
             self._here.discard(gone.rank)
             self._left.append((now_s, gone))
@@ -126,18 +126,17 @@ class Spending:
                 self._failed_s = min(self._failed_s, now_s)
 
     def lose(self, rank: int, now_s: float) -> None:
-        """Do without the account of one that was lost with its node."""
+        """Add a rank that was lost with its node, without a report."""
         if rank in self._here:
             self._here.discard(rank)
             self._lost_s.append(now_s - self._began_s)
             self._failed_s = min(self._failed_s, now_s)
 
     def record(self, now_s: float, *, again: bool) -> dict[str, Any]:
-        """Return it for an event, once all are gone: seconds by phase, over all ranks.
+        """Return the data of an event, once all ranks have exited: seconds by phase, of all ranks.
 
-        Whether ranks are to be started `again` says what the time is that the first to go waited.
-
-        What is missing from ranks times duration is from one's exit to the end of all.
+        `again` tells whether ranks will be restarted, which decides what idle time counts as. The
+        sum is less than ranks times duration by the time from each exit to the last.
         """
         for rank in sorted(self._here):
             self.lose(rank, now_s)
@@ -153,14 +152,14 @@ class Spending:
         return {**counts, "again": again, "seconds": seconds, **self._steps()}
 
     def _add_lost(self, total: dict[str, float]) -> None:
-        """Let the lost have done as the others did; of a lost generation nothing is known."""
+        """Assume that lost ranks did what the others did; without others, that all was work."""
         known = dict(total) if any(total.values()) else {PRODUCTIVE: 1.0}
         whole, lost_s = sum(known.values()), sum(self._lost_s)
         for phase, spent_s in known.items():
             total[phase] += lost_s * spent_s / whole
 
     def _steps(self) -> dict[str, Any]:
-        """Return from which step to which all ranks came, and seconds of a rank for each."""
+        """Return the first and last step that all ranks completed, and seconds per step."""
         trained = [gone for _, gone in self._left if gone.spent.get("first", -1) >= 0]
         if not trained:
             return {}

@@ -1,6 +1,6 @@
 """Authenticated frames between controller and agents. Bytes in, messages out: no sockets here.
 
-A peer is a stranger until it has answered a challenge with the run's key:
+A peer is a stranger until it has answered a challenge that requires the run's key:
 
     agent → controller   greeting, nonce, HMAC(key, "knock", its nonce)
     controller → agent   greeting, nonce
@@ -8,13 +8,14 @@ A peer is a stranger until it has answered a challenge with the run's key:
     controller → agent   HMAC(key, "controller", both nonces)
     either way           length, HMAC(session key, direction, counter, payload), payload
 
-The knock proves nothing by itself, for it can be replayed. But a connection with one is almost
-certainly an agent's, and strangers have to make room for it (`reception.py`).
+The knock alone proves nothing, because it can be replayed. But a connection that sends one is
+almost certainly an agent's, and is preferred to others when connections are limited
+(`agent_server.py`).
 
-The counter makes a replayed, dropped or reordered frame one with a wrong HMAC; the nonces make a
-session's frames worthless in another. Payloads are JSON objects; nothing is ever unpickled.
-Nothing that comes can raise more than a `WireError`, after which the channel is of no more use, or
-make us keep more than what is expected next: 79 bytes of a stranger's, one frame of a peer's.
+The counter gives a replayed, dropped or reordered frame a wrong HMAC; the nonces make frames of one
+session invalid in another. Payloads are JSON objects; nothing is ever unpickled. No input raises
+anything but a `WireError`, after which the channel is closed, or makes us keep more than what is
+expected next: 79 bytes from a stranger, one frame from a peer.
 """
 
 import hmac
@@ -28,12 +29,12 @@ from echelon.errors import EchelonError
 
 _NAME = b"echelon wire "
 GREETING = _NAME + b"2\n"
-"""Says which protocol this is, and its version."""
+"""Names the protocol and its version."""
 MAX_PAYLOAD = 1 << 20
 _NONCE = 32
 _MAC = 32
 KNOCK = len(GREETING) + _NONCE + _MAC
-"""Bytes of an agent's first words."""
+"""Length of an agent's first message."""
 _HEAD = struct.Struct(">I")
 _COUNTER = struct.Struct(">Q")
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
@@ -42,11 +43,11 @@ Role = Literal["controller", "agent"]
 
 
 class WireError(EchelonError):
-    """What came is not from a peer of this run, or not whole."""
+    """Received bytes are not from a peer of this run, or are malformed."""
 
 
 class Channel:
-    """One end of a connection. `receive` what came, then send what `take_outgoing` returns."""
+    """One end of a connection: pass it what arrives, then send what `take_outgoing` returns."""
 
     def __init__(
         self, key: bytes, role: Role, *, random: Callable[[int], bytes] = os.urandom
@@ -62,16 +63,21 @@ class Channel:
         self._received = 0
         self._expect: Callable[[], bool] = self._expect_greeting
         self.open = False
-        """Whether the peer has shown that it knows the key."""
+        """Whether the peer has proved that it knows the key."""
         self._own_proof = self._peer_proof = b""
         knock = _sign_knock(key, self._nonce) if role == "agent" else b""
         self._outgoing += GREETING + self._nonce + knock
 
+    @property
+    def pending(self) -> int:
+        """Number of received bytes that are kept until more arrive."""
+        return len(self._incoming)
+
     def receive(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the messages that are whole by now.
+        """Return the messages that are complete with these bytes.
 
         Raises:
-            WireError: the connection is to be dropped.
+            WireError: the connection must be dropped.
         """
         self._incoming += data
         self._messages: list[dict[str, Any]] = []
@@ -79,15 +85,15 @@ class Channel:
             while self._expect():
                 pass
         except WireError:
-            # A frame after a forged one could have the right HMAC: it must not count any more.
+            # A frame after a forged one could have a valid HMAC: it must not be accepted.
             self._expect = self._expect_nothing
             self._incoming.clear()
             raise
         return self._messages
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Put a message into what goes out next."""
-        assert self.open, "nothing is said to a stranger"
+        """Add a message to the outgoing bytes."""
+        assert self.open, "messages are sent only to authenticated peers"
         payload = _to_json(message).encode()
         if len(payload) > MAX_PAYLOAD:
             raise WireError(f"a message of {len(payload)} bytes is too long to send")
@@ -96,12 +102,12 @@ class Channel:
         self._outgoing += _HEAD.pack(len(payload)) + mac + payload
 
     def take_outgoing(self) -> bytes:
-        """Return what is to be sent, once."""
+        """Return the bytes to send, once."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
 
-    # --- one method per thing that may come next; each returns whether it came ------------------
+    # --- one method per expected item; each returns whether it was complete ---------------------
 
     def _expect_greeting(self) -> bool:
         if self._role == "controller":
@@ -114,7 +120,7 @@ class Channel:
             return False
         nonce = self._take(size)[len(GREETING) :][:_NONCE]
         if hmac.compare_digest(nonce, self._nonce):
-            raise WireError("the peer sends back what it was sent")
+            raise WireError("the peer returned our own nonce")
         pair = self._nonce + nonce if self._role == "controller" else nonce + self._nonce
         self._session = self._sign(b"session" + pair)
         self._own_proof = self._sign(self._role.encode() + pair)
@@ -130,7 +136,7 @@ class Channel:
         if not hmac.compare_digest(self._take(_MAC), self._peer_proof):
             who = "the peer" if self._role == "controller" else "the controller"
             raise WireError(f"{who} does not know the run's key")
-        if self._role == "controller":  # never before: a stranger gets nothing to work on
+        if self._role == "controller":  # only now: a stranger gets no proof to analyse
             self._outgoing += self._own_proof
         self.open = True
         self._expect = self._expect_frame
@@ -147,13 +153,13 @@ class Channel:
         frame = self._take(_HEAD.size + _MAC + size)[_HEAD.size :]
         mac, payload = frame[:_MAC], frame[_MAC:]
         if not hmac.compare_digest(mac, self._mac(self._peer, self._received, payload)):
-            raise WireError("a frame was altered, repeated or left out")
+            raise WireError("a frame was altered, repeated or dropped")
         self._received += 1
         self._messages.append(_parse(payload))
         return True
 
     def _expect_nothing(self) -> bool:
-        raise WireError("the connection is of no more use")
+        raise WireError("the channel is closed after an error")
 
     # --- keys -----------------------------------------------------------------------------------
 
@@ -171,14 +177,14 @@ class Channel:
 
 
 def has_knocked(key: bytes, said: bytes | bytearray) -> bool:
-    """Tell whether the first words of an agent are all there.
+    """Tell whether an agent's first message is complete.
 
     Args:
-        key: the run's.
-        said: what a peer has said so far.
+        key: the run's key.
+        said: what the peer has sent so far.
 
     Raises:
-        WireError: they are not an agent's.
+        WireError: the peer is not an agent of this run.
     """
     _check_greeting(said)
     said = bytes(said[:KNOCK])
@@ -200,16 +206,16 @@ def _check_greeting(said: bytes | bytearray) -> None:
         return
     if start.startswith(_NAME):
         theirs, ours = (text.decode(errors="replace") for text in (start, GREETING))
-        raise WireError(f"the peer speaks another version: {theirs!r}, and we {ours!r}")
-    raise WireError("the peer does not speak our protocol")
+        raise WireError(f"the peer uses protocol version {theirs!r}, expected {ours!r}")
+    raise WireError("the peer does not use our protocol")
 
 
 def _parse(payload: bytes) -> dict[str, Any]:
     try:
-        # Decoded here: json would guess at UTF-16 and UTF-32 as well.
+        # Decode here: json would also accept UTF-16 and UTF-32.
         message = json.loads(payload.decode())
     except (ValueError, RecursionError) as error:
-        raise WireError(f"a frame holds no JSON: {type(error).__name__}") from error
+        raise WireError(f"a frame is not valid JSON: {type(error).__name__}") from error
     if not isinstance(message, dict):
-        raise WireError(f"a frame holds no message but a {type(message).__name__}")
+        raise WireError(f"a frame contains a {type(message).__name__}, not an object")
     return message

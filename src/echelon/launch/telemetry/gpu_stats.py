@@ -1,8 +1,8 @@
-"""What the GPUs of a node do, as NVIDIA's management library says it.
+"""What the GPUs of a node do, from NVIDIA's management library.
 
-`pynvml` is not ours to require in the ranks' Python: without it, or without a driver, there are no
-GPUs to speak of, and everything else is told all the same. Each question is asked by itself, for
-not every GPU answers every one.
+The ranks' Python need not have `pynvml`: without it, or without a driver, there are no figures of
+GPUs, and everything else is still measured. Each value is queried separately, because not every GPU
+supports all of them.
 """
 
 import contextlib
@@ -14,55 +14,47 @@ from typing import Any
 
 _KIB = 1024.0
 _ALL = 2**32 - 1
-"""All links of a GPU together."""
+"""Selects the sum over all links of a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One, at a moment. Numbers by name; one that it does not tell is missing."""
+    """One GPU at one moment. Values that it does not support are missing."""
 
-    uuid: str
     numbers: dict[str, float] = field(default_factory=dict)
     """util (a share), mem, mem_size (bytes), power, power_limit (W), temperature (°C), clock,
     clock_most (MHz), rx, tx (bytes/s over PCIe), ecc (uncorrected errors)."""
-    throttled: tuple[str, ...] = ()
-    """Why it runs slower than it could."""
+    throttled: bool = False
+    """Whether it runs slower than it could, other than by choice or when idle."""
     processes: dict[int, float] = field(default_factory=dict)
     """Bytes of its memory, by pid."""
     counters: dict[str, float] = field(default_factory=dict)
-    """What only grows: bytes over NVLink, received and sent on all links."""
+    """Cumulative: bytes over NVLink, received and sent on all links."""
 
 
 class Gpus:
-    """Those of this node; none where nobody can tell."""
+    """The GPUs of this node; none without the library or a driver."""
 
     def __init__(self, nvml: ModuleType | Any | None) -> None:
         self._nvml = nvml
         self._handles: list[Any] = []
-        self.reason = "" if nvml else "nvidia-ml-py is not installed"
-        """Why there are none, if there are none."""
-        if nvml is not None:
-            self._begin(nvml)
-
-    def _begin(self, nvml: Any) -> None:
+        if nvml is None:
+            return
         try:
             nvml.nvmlInit()
             count = nvml.nvmlDeviceGetCount()
-        except nvml.NVMLError as error:
-            self.reason = str(error)
+        except nvml.NVMLError:
             return
         for index in range(count):
             try:
                 self._handles.append(nvml.nvmlDeviceGetHandleByIndex(index))
-            except nvml.NVMLError as error:
-                self._handles.append(None)  # one that is broken; the others keep their numbers
-                self.reason = str(error)
+            except nvml.NVMLError:
+                self._handles.append(None)  # a broken GPU; the others keep their indices
 
     def look(self, *, thorough: bool = True) -> list[Gpu]:
-        """Return how they are now; thorough is also what takes the driver a while to answer."""
+        """Return their current state; `thorough` includes values that are slow to query."""
         return [
-            Gpu(uuid="") if handle is None else self._look_at(handle, thorough)
-            for handle in self._handles
+            Gpu() if handle is None else self._look_at(handle, thorough) for handle in self._handles
         ]
 
     def _look_at(self, handle: Any, thorough: bool) -> Gpu:
@@ -90,23 +82,14 @@ class Gpus:
         counters: dict[str, float] = {}
         with self._answering():
             counters = self._nvlink(handle)
-        throttled: tuple[str, ...] = ()
+        throttled = False
         with self._answering():
-            throttled = _reasons(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+            throttled = _is_throttled(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         processes: dict[int, float] = {}
         with self._answering():
             for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle):
                 processes[process.pid] = float(process.usedGpuMemory or 0)
-        uuid = ""
-        with self._answering():
-            uuid = str(nvml.nvmlDeviceGetUUID(handle))
-        return Gpu(
-            uuid=uuid,
-            numbers=numbers,
-            throttled=throttled,
-            processes=processes,
-            counters=counters,
-        )
+        return Gpu(numbers=numbers, throttled=throttled, processes=processes, counters=counters)
 
     def _nvlink(self, handle: Any) -> dict[str, float]:
         nvml: Any = self._nvml
@@ -135,7 +118,7 @@ class Gpus:
 
     @contextlib.contextmanager
     def _answering(self) -> Iterator[None]:
-        """Do without an answer that this GPU, or this driver, does not have."""
+        """Skip a value that this GPU or this driver does not support."""
         nvml: Any = self._nvml
         with contextlib.suppress(nvml.NVMLError, AttributeError, TypeError, ValueError):
             yield
@@ -144,16 +127,13 @@ class Gpus:
 _HARMLESS = {"GpuIdle", "None", "ApplicationsClocksSetting", "All"}
 
 
-def _reasons(nvml: Any, bits: int) -> tuple[str, ...]:
-    """Return the names of reasons that are set; a clock that a user has chosen is none."""
+def _is_throttled(nvml: Any, bits: int) -> bool:
+    """Tell whether a reason is set, other than idleness and a clock that a user has chosen."""
     prefix = "nvmlClocksThrottleReason"
-    known = {
-        name.removeprefix(prefix): bit
+    return any(
+        bits & bit
         for name, bit in vars(nvml).items()
-        if name.startswith(prefix)
-    }
-    return tuple(
-        sorted(name for name, bit in known.items() if bits & bit and name not in _HARMLESS)
+        if name.startswith(prefix) and name.removeprefix(prefix) not in _HARMLESS
     )
 
 
@@ -162,8 +142,8 @@ def _memory(info: Any) -> tuple[float, float]:
 
 
 def find_nvml() -> ModuleType | None:
-    """Return the library, if it is installed here."""
+    """Return the library, or None if it cannot be imported."""
     try:
         return importlib.import_module("pynvml")
-    except Exception:  # noqa: BLE001  whatever is wrong with it costs the run nothing
+    except Exception:  # noqa: BLE001  must not affect the run
         return None

@@ -1,6 +1,6 @@
-"""How busy a node is, from the kernel's own tables: processors, memory, disks, network, /dev/shm.
+"""How busy a node is, from the kernel's tables: CPUs, memory, disks, network, /dev/shm.
 
-Counters only grow: what is told are the differences between two looks, per second.
+Counters are cumulative: samples contain the difference between two readings, per second.
 """
 
 import os
@@ -14,11 +14,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What the kernel has counted since it began; bytes, but for the processors' ticks."""
+    """The kernel's counters since boot; in bytes, except for CPU ticks."""
 
     busy: int = 0
     ticks: int = 0
-    """Of all processors, busy or not."""
+    """Of all CPUs, busy or not."""
     disk_read: int = 0
     disk_written: int = 0
     received: int = 0
@@ -26,9 +26,9 @@ class Counters:
 
 
 def read_counters(proc: Path = Path("/proc"), blocks: Path = Path("/sys/block")) -> Counters:
-    """Look once; what cannot be read counts nothing."""
+    """Read all counters once; those that cannot be read are 0."""
     busy, ticks = parse_processors(_read(proc / "stat"))
-    # Partitions, and what is made of disks, count the same again: only these are devices.
+    # Partitions and volumes count the same bytes again: only these entries are devices.
     disks = {path.parent.name for path in blocks.glob("*/device")}
     disk_read, disk_written = parse_disks(_read(proc / "diskstats"), disks)
     received, sent = parse_network(_read(proc / "net" / "dev"))
@@ -43,7 +43,7 @@ def read_counters(proc: Path = Path("/proc"), blocks: Path = Path("/sys/block"))
 
 
 def rates(before: Counters, after: Counters, elapsed_s: float) -> dict[str, float]:
-    """Return what went on between two looks: a share of all processors, and bytes per second."""
+    """Return the rates between two readings: a share of all CPUs, and bytes per second."""
     ticks = after.ticks - before.ticks
     return {
         "cpu": max(0.0, (after.busy - before.busy) / ticks) if ticks > 0 else 0.0,
@@ -55,12 +55,12 @@ def rates(before: Counters, after: Counters, elapsed_s: float) -> dict[str, floa
 
 
 def _rate(before: int, after: int, elapsed_s: float) -> float:
-    """Return a counter's rate; one that was set back has begun anew."""
+    """Return a counter's rate; 0 if the counter was reset."""
     return max(0, after - before) / elapsed_s if elapsed_s > 0 else 0.0
 
 
 def read_memory(proc: Path = Path("/proc"), shared: Path = Path("/dev/shm")) -> dict[str, float]:  # noqa: S108
-    """Return memory in use and in all, and the same of /dev/shm, in bytes."""
+    """Return used and total memory, and the same for /dev/shm, in bytes."""
     found = parse_memory(_read(proc / "meminfo"))
     try:
         there = os.statvfs(shared)
@@ -74,15 +74,15 @@ def read_memory(proc: Path = Path("/proc"), shared: Path = Path("/dev/shm")) -> 
 
 
 def parse_processors(text: str) -> tuple[int, int]:
-    """Return busy and all ticks of `/proc/stat`."""
+    """Return busy and total ticks from `/proc/stat`."""
     words = next((line.split()[1:] for line in text.splitlines() if line.startswith("cpu ")), [])
-    # The first eight; time of guests is in them already. Idle, and waiting for disks, is not busy.
+    # The first eight: guest time is already included in them. Idle and iowait are not busy.
     ticks = [int(word) for word in words[:8]]
     return sum(ticks) - sum(ticks[3:5]), sum(ticks)
 
 
 def parse_memory(text: str) -> dict[str, float]:
-    """Return used and all memory of `/proc/meminfo`, in bytes: what could be had is not used."""
+    """Return used and total memory from `/proc/meminfo`, in bytes; available counts as unused."""
     fields = {
         name: int(rest.split()[0]) * 1024
         for name, _, rest in (line.partition(":") for line in text.splitlines())
@@ -93,7 +93,7 @@ def parse_memory(text: str) -> dict[str, float]:
 
 
 def parse_disks(text: str, disks: Collection[str]) -> tuple[int, int]:
-    """Return bytes read and written by these disks, of `/proc/diskstats`."""
+    """Return bytes read from and written to these disks, from `/proc/diskstats`."""
     read = written = 0
     for words in map(str.split, text.splitlines()):
         if len(words) >= 10 and words[2] in disks:
@@ -103,7 +103,7 @@ def parse_disks(text: str, disks: Collection[str]) -> tuple[int, int]:
 
 
 def parse_network(text: str) -> tuple[int, int]:
-    """Return bytes received and sent of `/proc/net/dev`, by all but the loopback."""
+    """Return bytes received and sent on all interfaces but the loopback, from `/proc/net/dev`."""
     received = sent = 0
     for line in text.splitlines():
         name, colon, rest = line.partition(":")
@@ -116,16 +116,16 @@ def parse_network(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Burned:
-    """What a process has used of the processors."""
+    """CPU time and memory of a process."""
 
     group: int
     ticks: int
     mem: float
-    """Bytes that it holds; pages that it shares with others count for each."""
+    """Resident bytes; shared pages count for each process."""
 
 
 def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int, Burned]:
-    """Return what the processes of these groups have used, by pid. It takes a while."""
+    """Return the use of each process in these process groups, by pid. Slow."""
     found = {}
     for entry in proc.iterdir():
         if entry.name.isdecimal():
@@ -139,7 +139,7 @@ def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int
 def cores_by_group(
     before: Mapping[int, Burned], after: Mapping[int, Burned], elapsed_s: float
 ) -> dict[int, float]:
-    """Return how many processors each group kept busy; one that is new counts from its start."""
+    """Return how many CPUs each group kept busy; a new process counts from its start."""
     used: dict[int, float] = {}
     for pid, now in after.items():
         ticks = now.ticks - (before[pid].ticks if pid in before else 0)
@@ -148,7 +148,7 @@ def cores_by_group(
 
 
 def memory_by_group(burned: Mapping[int, Burned]) -> dict[int, float]:
-    """Return what each group holds: with loaders, much more than the rank itself."""
+    """Return the memory of each group: with data loaders, much more than the rank's own."""
     held: dict[int, float] = {}
     for one in burned.values():
         held[one.group] = held.get(one.group, 0.0) + one.mem
@@ -163,6 +163,6 @@ def _read(path: Path) -> str:
 
 
 def process_memory(pid: int, proc: Path = Path("/proc")) -> float:
-    """Return what a process holds of the memory, in bytes; 0 when it is gone."""
+    """Return a process's resident memory in bytes; 0 if it has exited."""
     words = _read(proc / str(pid) / "statm").split()
     return float(int(words[1]) * os.sysconf("SC_PAGE_SIZE")) if len(words) > 1 else 0.0

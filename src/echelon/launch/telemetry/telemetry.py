@@ -1,7 +1,7 @@
-"""A process beside each agent that measures the node once a second: `telemetry RUN ATTEMPT NODE`.
+"""A process beside each agent that measures the node once a second.
 
-It is a process of its own so that a driver that hangs, or a library that crashes, costs the run
-nothing. Of the ranks it sees what they share with their agent; it asks them nothing.
+It is a separate process so that a driver that hangs, or a library that crashes, does not affect the
+run. About ranks it reads what they share with their agent; it does not involve them.
 """
 
 import contextlib
@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, TELEMETRY_NOTES
 from echelon.launch.protocol.rank_shm import RankShm
-from echelon.launch.protocol.telemetry_files import CLOCK, SAID
 from echelon.launch.telemetry.gpu_stats import Gpu, Gpus, find_nvml
-from echelon.launch.telemetry.idle_gpus import IdleGpus
 from echelon.launch.telemetry.node_stats import (
     Burned,
     Counters,
@@ -31,14 +30,18 @@ from echelon.run.series import Sample, SeriesWriter
 
 EVERY_S = 1.0
 _SELDOM = 10
-"""What takes long to ask is asked every so many times."""
+"""Slow queries are made once in so many samples."""
 _NICE = 10
 _PEAKS = ("mem", "shm")
+IDLE_S = 300.0
+"""How long a rank's GPU may be idle before users are told."""
+_IDLE_SHARE = 0.02
+"""Utilization up to which a GPU counts as idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLook:
-    """What a rank's beacon, and the kernel, say of it."""
+    """A rank, from its shared memory and the kernel."""
 
     rank: int
     pid: int
@@ -52,7 +55,7 @@ class RankLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """All that is seen at one moment."""
+    """Everything that is read at one moment."""
 
     time_s: float
     """Since the epoch."""
@@ -62,35 +65,35 @@ class Look:
     gpus: Sequence[Gpu] = ()
     ranks: Sequence[RankLook] = ()
     cores: Mapping[int, float] = field(default_factory=dict)
-    """By pid of a rank: how many processors it and its children keep busy; looked for seldom."""
+    """By pid of a rank: how many CPUs it and its children keep busy; sampled rarely."""
     held: Mapping[int, float] = field(default_factory=dict)
-    """By pid of a rank: bytes that it and its children hold; likewise."""
+    """By pid of a rank: bytes of memory of it and its children; sampled rarely."""
 
 
 class Waits:
-    """Turns waits into shares of the time in which they were.
+    """Converts waiting times into shares of elapsed time.
 
-    A wait is told when it is over, so more than a second of it may be told in one second: what does
-    not fit is told with the next.
+    A rank reports a wait when it is over, so a sample of one second may contain a longer wait: the
+    excess is carried over to the next samples.
     """
 
     def __init__(self) -> None:
-        self._untold_s: dict[tuple[int, int, str], float] = {}
+        self._carried_s: dict[tuple[int, int, str], float] = {}
 
     def share(
         self, rank: "RankLook", name: str, before_us: int, after_us: int, elapsed_s: float
     ) -> float:
         key = rank.rank, rank.pid, name
-        waited_s = self._untold_s.pop(key, 0.0)
+        waited_s = self._carried_s.pop(key, 0.0)
         waited_s += max(0, after_us - max(0, before_us)) / 1e6
-        told_s = min(waited_s, elapsed_s)
-        if waited_s > told_s:
-            self._untold_s[key] = waited_s - told_s
-        return told_s / elapsed_s
+        shown_s = min(waited_s, elapsed_s)
+        if waited_s > shown_s:
+            self._carried_s[key] = waited_s - shown_s
+        return shown_s / elapsed_s
 
 
 def measure(before: Look, after: Look, waits: Waits) -> Sample:
-    """Return what went on between two looks.
+    """Return the sample for the time between two looks.
 
     Names are `cpu`, `gpu0.util`, `rank3.step_s`: docs/telemetry.md lists them.
     """
@@ -102,7 +105,7 @@ def measure(before: Look, after: Look, waits: Waits) -> Sample:
         for name, value in gpu.numbers.items():
             kept = lasts if name in ("mem_size", "power_limit", "clock_most", "ecc") else means
             (peaks if name == "mem" else kept)[f"gpu{index}.{name}"] = value
-        means[f"gpu{index}.throttled"] = float(bool(gpu.throttled))
+        means[f"gpu{index}.throttled"] = float(gpu.throttled)
         for name, value in gpu.counters.items():
             known_value = _counters_of(before, index).get(name)
             if known_value is not None and elapsed_s > 0:
@@ -131,9 +134,9 @@ def _counters_of(look: Look, gpu: int) -> Mapping[str, float]:
 
 
 def _pace(before: RankLook, after: RankLook, elapsed_s: float, waits: Waits) -> dict[str, float]:
-    """Return steps per second, and the shares of the time that were spent waiting."""
+    """Return steps per second, and the shares of time spent waiting."""
     if elapsed_s <= 0 or after.step < 0 or before.step < 0:
-        return {}  # its first word may be of a step that was taken long before it came
+        return {}  # its first report may be of a step that was completed long before
     shares = {
         name: waits.share(
             after, name, getattr(before, f"{name}_us"), getattr(after, f"{name}_us"), elapsed_s
@@ -147,8 +150,38 @@ def _pace(before: RankLook, after: RankLook, elapsed_s: float, waits: Waits) -> 
     }
 
 
+class IdleGpus:
+    """Detects GPUs that ranks hold and do not use, from samples once a second. Pure."""
+
+    def __init__(self) -> None:
+        self._since_s: dict[tuple[str, float], float] = {}
+        """By rank and generation: since when its GPU is idle."""
+        self._told: set[tuple[str, float]] = set()
+
+    def feed(self, sample: Sample) -> list[str]:
+        """Return notes for users, one per rank and generation."""
+        found = []
+        for name, gpu in sample.lasts.items():
+            rank, _, what = name.partition(".")
+            if what != "gpu" or not rank.startswith("rank"):
+                continue
+            who = rank, sample.lasts.get(f"{rank}.generation", 0.0)
+            if sample.means.get(f"gpu{int(gpu)}.util", 1.0) > _IDLE_SHARE:
+                self._since_s.pop(who, None)
+            elif (
+                sample.time_s - self._since_s.setdefault(who, sample.time_s) >= IDLE_S
+                and who not in self._told
+            ):
+                self._told.add(who)
+                found.append(
+                    f"GPU {int(gpu)} of rank {rank.removeprefix('rank')} has been idle for "
+                    f"{IDLE_S / 60:.0f} minutes: see echelon watch"
+                )
+        return found
+
+
 class Watcher:
-    """Looks, with the kernel's and the driver's eyes."""
+    """Reads the kernel's tables, the GPU driver and the ranks' shared memory."""
 
     def __init__(self, scratch: Path, gpus: Gpus) -> None:
         self._scratch, self._gpus = scratch, gpus
@@ -180,15 +213,15 @@ class Watcher:
 
 
 def read_clock(scratch: Path, now_s: float) -> float:
-    """Return the controller's time: nodes' own may be minutes apart, or be set."""
+    """Return the controller's time of day: clocks of nodes differ, and may be changed."""
     try:
-        return float((scratch / CLOCK).read_text()) + now_s
+        return float((scratch / CONTROLLER_CLOCK).read_text()) + now_s
     except (OSError, ValueError):
         return time.time()
 
 
 def read_ranks(scratch: Path) -> list[RankLook]:
-    """Return the ranks that an agent has in its folder, and that live."""
+    """Return the running ranks whose shared memory is in an agent's scratch folder."""
     found = []
     for path in sorted(scratch.glob("beacon-*")):
         with contextlib.suppress(OSError, ValueError):
@@ -215,24 +248,24 @@ def _read_rank(rank: int, beacon: RankShm) -> RankLook:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure until the agent is gone: `telemetry RUN ATTEMPT NODE SCRATCH AGENT`."""
+    """Run `telemetry RUN ATTEMPT NODE SCRATCH AGENT`: measure until the agent exits."""
     path, attempt, node, scratch, agent = arguments
     run = RunDir.open(Path(path))
     os.nice(_NICE)
     watcher = Watcher(Path(scratch), Gpus(find_nvml()))
     run.telemetry(int(attempt), int(node), 0).parent.mkdir(mode=0o700, exist_ok=True)
     writer = SeriesWriter(lambda level: run.telemetry(int(attempt), int(node), level))
-    idle, said = IdleGpus(), Path(scratch) / SAID
+    idle, notes = IdleGpus(), Path(scratch) / TELEMETRY_NOTES
     before, due_s, waits = watcher.look(), time.monotonic(), Waits()
     while True:
-        due_s = max(due_s + EVERY_S, time.monotonic())  # what was missed stays missed
+        due_s = max(due_s + EVERY_S, time.monotonic())  # missed samples are not made up for
         time.sleep(max(0.0, due_s - time.monotonic()))
-        if os.getppid() != int(agent):  # it may have gone before we began
+        if os.getppid() != int(agent):  # it may have exited before we started
             return 0
         after = watcher.look()
-        with contextlib.suppress(OSError):  # storage that is away, or full, costs samples
+        with contextlib.suppress(OSError):  # samples are lost while storage is unavailable or full
             writer.append(sample := measure(before, after, waits))
             for text in idle.feed(sample):
-                with said.open("a") as file:
+                with notes.open("a") as file:
                     file.write(f"{text}\n")
         before = after

@@ -1,7 +1,7 @@
-"""The training library as the ranks will find it, imported once for all of a node's ranks.
+"""The training library as ranks will find it, imported once for all ranks of a node.
 
-The zygote's own modules have the same name, and are another copy. A rank looks for the library
-itself, where its own path leads it: it gets these modules when it finds the same files, unchanged.
+The zygote's own modules have the same names, but are another copy. A rank searches for the library
+on its own path, and gets these modules if it finds the same, unchanged files.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ PACKAGE = "echelon"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Library:
-    """One that was imported."""
+    """An imported copy of the package."""
 
     modules: Mapping[str, ModuleType]
     files: Mapping[str, tuple[int, int]]
-    """What they were made of → its size, and when it was changed."""
+    """Their files, each with size and modification time."""
 
     def is_at(self, spec: ModuleSpec | None) -> bool:
-        """Tell whether this is what a search has found, and nobody has changed it since."""
+        """Tell whether a search found this copy, and its files are unchanged."""
         here = self.modules[PACKAGE].__file__
         try:
             return spec is not None and spec.origin == here and self.files == _stamp(self.files)
@@ -36,7 +36,7 @@ class Library:
             return False
 
     def offer(self) -> None:
-        """Be what the first import of the package gives, if it would give the same."""
+        """Use these modules for the first import of the package, if it would find the same."""
         sys.meta_path.insert(0, _Finder(self))
 
 
@@ -65,40 +65,40 @@ class _Loader(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:  # noqa: ARG002
-        # An import gives what then has the name: the modules, each with its true loader.
+        # The import returns what is in sys.modules afterwards: modules with their real loaders.
         sys.modules.update(self._library.modules)
-        # Whoever removes them to import them anew means it.
+        # A program that removes the modules and imports them again gets a new copy.
         with contextlib.suppress(ValueError):
             sys.meta_path.remove(self._finder)
 
 
 def import_library(words: Iterable[str], folder: str) -> Library | None:
-    """Import what the ranks' library has by these names; None where there is none to be had.
+    """Import what the ranks' library exports under these names; None if there is no library.
 
     Args:
         words: names that a program uses.
-        folder: where its own modules are.
+        folder: the first entry of its `sys.path`.
     """
     with _another_copy(), _leading(folder):
         try:
             package = importlib.import_module(PACKAGE)
             for name in sorted(set(words) & set(package.__all__)):
-                getattr(package, name)  # which imports it
+                getattr(package, name)  # imports it lazily
             modules = {name: sys.modules[name] for name in own_modules()}
             files = _stamp(str(module.__file__) for module in modules.values())
-        except Exception:  # noqa: BLE001  the ranks will say it better
+        except Exception:  # noqa: BLE001  the ranks will report it
             return None
     return Library(modules=modules, files=files)
 
 
 def own_modules() -> tuple[str, ...]:
-    """Return which modules of the package there are."""
+    """Return the names of the package's loaded modules."""
     return tuple(name for name in sys.modules if name.partition(".")[0] == PACKAGE)
 
 
 @contextlib.contextmanager
 def _another_copy() -> Iterator[None]:
-    """Have no module of the package at first, and in the end those of before alone."""
+    """Remove the package's modules, and restore exactly those at the end."""
     archive = hide_launcher()
     before = {name: sys.modules.pop(name) for name in own_modules()}
     try:
@@ -113,7 +113,7 @@ def _another_copy() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _leading(folder: str) -> Iterator[None]:
-    """Look for modules as the ranks will."""
+    """Search for modules like the ranks will."""
     before = list(sys.path)
     lead_path(folder)
     try:

@@ -1,7 +1,7 @@
-"""What ranks will import, by the text of their program: their zygote imports it once for all.
+"""Guess from the text of a program what its ranks will import; the zygote imports it once.
 
-It is a guess. One that misses costs each rank its own import, as ever; one too many costs the first
-start a second.
+A module that is missed costs each rank its own import, as without a guess; one too many costs the
+first start a second.
 """
 
 import ast
@@ -13,30 +13,30 @@ from pathlib import Path
 from echelon.launch.protocol.program import Program
 
 OPTIMIZING = ("torch._dynamo",)
-"""What torch imports when an optimiser or DDP is first made: a second of each rank's time."""
+"""What torch imports when the first optimizer or DDP is created; takes a second."""
 _OPTIMIZERS = frozenset({"optim", "DistributedDataParallel", "Trainer"})
-"""A program that has one of these names will make one."""
+"""Names in a program that will create an optimizer or DDP."""
 
 
 def foresee_modules(words: frozenset[str]) -> tuple[str, ...]:
-    """Return which of torch's own later imports a program with these names will cause."""
+    """Return the later imports of torch that a program with these names will cause."""
     return OPTIMIZING if words & _OPTIMIZERS else ()
 
 
 def read_words(program: Program) -> frozenset[str]:
-    """Return the names that a program uses; none where its text is not to be had."""
+    """Return the names that a program uses; none if its text cannot be read."""
     try:
         path = Path(program.argv[0]) if program.kind == "script" else _find_module(program)
         return find_words(path.read_bytes()) if path else frozenset()
     except (OSError, ImportError, KeyError):
-        return frozenset()  # the ranks will say it better
+        return frozenset()  # the ranks will report it
 
 
 def find_words(text: bytes) -> frozenset[str]:
     """Return the names that Python text uses, of variables, attributes and modules."""
     found: set[str] = set()
     try:
-        with warnings.catch_warnings(action="ignore"):  # they are the ranks' to show
+        with warnings.catch_warnings(action="ignore"):  # the ranks will show them
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
@@ -50,7 +50,7 @@ def find_words(text: bytes) -> frozenset[str]:
 
 
 def _find_module(program: Program) -> Path | None:
-    """Return where a module's text is, without importing the packages that it lies in."""
+    """Return a module's file, without importing the packages that contain it."""
     places = [program.folder(), *sys.path[1:]]
     name = ""
     for part in (*program.argv[0].split("."), "__main__"):

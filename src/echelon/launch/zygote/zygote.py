@@ -1,12 +1,11 @@
-"""One process per node that has imported torch, and forks ranks: the reason why starts are fast.
+"""One process per node that has imported torch and forks ranks, so that they start fast.
 
-It stays single-threaded, opens no CUDA context, and does one thing at a time: an order of its agent
-(a message on a socket) or a dead child. A rank whose program is not Python, or that cannot be
-forked safely, is executed plainly instead.
+It stays single-threaded, creates no CUDA context, and handles one thing at a time: an order of its
+agent (a message on a socket) or a dead child. A rank whose program is not Python, or that cannot be
+forked safely, is started with exec instead.
 """
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -15,11 +14,13 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from echelon.core.proc import die_with
 from echelon.launch.protocol.leftovers import Groups, end_group, list_groups, remove_files
 from echelon.launch.protocol.messages import (
     ZYGOTE_PACKET,
@@ -38,20 +39,19 @@ from echelon.launch.zygote.preload_guess import OPTIMIZING, foresee_modules, rea
 from echelon.launch.zygote.rank import PATIENCE_S, keep_sockets_in, restore_fresh_state, run_program
 from echelon.run.background_writer import persist
 
-_PR_SET_PDEATHSIG = 1
-_DEAF_TO = (
+_IGNORED = (
     *(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
 _LATER_S = 5.0
-"""What most programs of torch come to import is imported when their ranks have been at work for so
-long: it would be a second of the first start of those that do not."""
+"""Delay after which modules that most programs with torch import are imported for later ranks: at
+the start they would cost a second, for nothing if the program does not need them."""
 
 
 @dataclass(slots=True)
 class _Child:
     rank: int
-    """-1 for the process that serves the ranks' store."""
+    """-1 for the process that serves the store."""
     generation: int
     ended: bool = False
     """Whether its group has been killed."""
@@ -59,31 +59,31 @@ class _Child:
 
 @dataclass(slots=True)
 class Zygote:
-    """Forks ranks on its agent's orders until the agent is gone."""
+    """Forks ranks on its agent's orders until the agent exits."""
 
     agent: socket.socket
     program: Program
     children: dict[int, _Child] = field(default_factory=dict)
     warm: bool = False
     reason: str = ""
-    """Why ranks are started cold, if they are."""
+    """Why ranks start cold; empty if they start warm."""
     later: tuple[str, ...] = ()
-    """What to import when there is nothing else to do."""
+    """Modules to import when there is nothing else to do."""
     library: Library | None = None
-    """The ranks' own, if they have one."""
+    """The ranks' own copy of the package, if they have one."""
     modules: tuple[str, ...] = ()
     """Names of the launcher's modules."""
     wakeup: tuple[int, ...] = ()
-    """The ends of the pipe by which signals wake us; no fork is to have them."""
+    """Both ends of the pipe through which signals wake us; forks close them."""
 
     def preload(self, modules: list[str]) -> None:
-        """Import what ranks will want, unless that spoils forking."""
+        """Import what ranks need, unless that makes forking unsafe."""
         if self.program.kind == "binary":
             self.reason = "it is not a Python program"
             return
         self.reason = _import_all(modules)
         if not self.reason and "torch" in sys.modules:
-            self._foresee()
+            self._preload_guessed()
         self.modules = own_modules()
         if (threads := _count_threads()) > 1:
             self.reason = f"importing {', '.join(modules)} started {threads - 1} threads"
@@ -91,20 +91,20 @@ class Zygote:
         if self.warm and "torch" in sys.modules:
             self.later = tuple(name for name in OPTIMIZING if name not in sys.modules)
 
-    def _foresee(self) -> None:
-        """Import what this program will, as far as its text says so."""
+    def _preload_guessed(self) -> None:
+        """Import what the program's text suggests that it needs."""
         words = read_words(self.program)
         _import_all(foresee_modules(words))
         if PACKAGE in words:
             with _importing():
                 self.library = import_library(words, self.program.folder())
 
-    def serve(self) -> "_Become":
-        """Obey until one of our forks is to become something else: then return what, in it."""
+    def serve(self) -> Callable[[], NoReturn]:
+        """Follow orders; in each fork, return the function that it continues with."""
         self.wakeup = read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in _DEAF_TO:
-            # Slurm signals every process of a step. Ours goes when its agent does; a handler,
-            # unlike SIG_IGN, is not handed on to what a rank executes.
+        for number in _IGNORED:
+            # Slurm signals every process of a step, but the zygote ends with its agent. A handler,
+            # unlike SIG_IGN, is not inherited by a program that a rank executes.
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         self._send(ZygoteReady(serves_store="torch" in sys.modules, cold_reason=self.reason))
@@ -120,47 +120,48 @@ class Zygote:
             if self.agent.fileno() in ready and (become := self._obey()) is not None:
                 return become
 
-    def _obey(self) -> "_Become | None":
+    def _obey(self) -> Callable[[], NoReturn] | None:
         data, handles, _, _ = socket.recv_fds(self.agent, ZYGOTE_PACKET, 1)
         if not data:
             self._end_all()
         match decode(json.loads(data)):
             case ForkRank() as order:
-                return self._fork(order, rank=order.rank)
-            case ServeStore() as order:
-                return self._fork(order, rank=-1, handle=handles[0])
+                # Threads that a preloaded library has started would be missing in the fork.
+                warm = self.warm and _count_threads() == 1
+                if (pid := self._fork(order.generation, order.rank)) == 0:
+                    return partial(self._become_rank, order, warm)
+                self._send(RankForked(rank=order.rank, pid=pid, warm=warm))
+            case ServeStore(generation=generation):
+                if self._fork(generation, -1) == 0:
+                    return partial(_serve_store, handles[0])
+                os.close(handles[0])
             case SignalRanks(generation=generation, signal=number):
                 self._signal(generation, number)
         return None
 
-    def _fork(
-        self, order: ForkRank | ServeStore, *, rank: int, handle: int = -1
-    ) -> "_Become | None":
+    def _fork(self, generation: int, rank: int) -> int:
         parent = os.getpid()
-        # Threads started meanwhile, by some preloaded library, would be lost in the fork.
-        warm = self.warm and _count_threads() == 1
-        pid = os.fork()
-        if pid == 0:
-            self.agent.close()
-            signal.set_wakeup_fd(-1)
-            for end in self.wakeup:
-                os.close(end)
-            _die_with(parent)
-            os.setsid()
-            return _Become(
-                order=order,
-                program=self.program,
-                modules=self.modules,
-                library=self.library,
-                warm=warm,
-                handle=handle,
-            )
-        if handle >= 0:
-            os.close(handle)
-        self.children[pid] = _Child(rank=rank, generation=order.generation)
-        if rank >= 0:
-            self._send(RankForked(rank=rank, pid=pid, warm=warm))
-        return None
+        if pid := os.fork():
+            self.children[pid] = _Child(rank=rank, generation=generation)
+            return pid
+        self.agent.close()
+        signal.set_wakeup_fd(-1)
+        for end in self.wakeup:
+            os.close(end)
+        die_with(parent, signal.SIGKILL)  # the guard ends our own children
+        os.setsid()
+        return 0
+
+    def _become_rank(self, order: ForkRank, warm: bool) -> NoReturn:
+        os.environ.update(order.env)
+        _open_output(Path(order.log))
+        if not warm:
+            _execute(self.program)
+        restore_fresh_state(Path(order.stacks), self.modules)
+        keep_sockets_in(order.temp)
+        if self.library is not None:
+            self.library.offer()
+        run_program(self.program, Path(order.error))
 
     def _signal(self, generation: int, number: int) -> None:
         groups = list_groups() if number == signal.SIGKILL else {}
@@ -170,7 +171,7 @@ class Zygote:
             if number == signal.SIGKILL:
                 _end_group(pid, groups)
                 child.ended = True
-            elif child.rank >= 0:  # asked politely, the store stays until its ranks are gone
+            elif child.rank >= 0:  # the store stays until its ranks have exited
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
 
@@ -183,10 +184,10 @@ class Zygote:
                 return
             if gone is None:
                 return
-            # Its group is ended before its number can be another's.
+            # Kill its group before its pid can be reused.
             child = self.children.pop(gone.si_pid, None)
             if child is None or not child.ended:
-                groups = groups or list_groups()  # one look for all that end together
+                groups = groups or list_groups()  # listed once for all that exit together
                 _end_group(gone.si_pid, groups)
             _, status = os.waitpid(gone.si_pid, 0)
             if child is not None and child.rank >= 0:
@@ -194,7 +195,7 @@ class Zygote:
                 self._send(RankReaped(rank=child.rank, status=code))
 
     def _end_all(self) -> NoReturn:
-        """Without an agent nobody watches the ranks: they end, and so do we."""
+        """Kill all ranks and exit: nothing watches them without an agent."""
         groups = list_groups()
         for pid in self.children:
             _end_group(pid, groups)
@@ -208,58 +209,31 @@ class Zygote:
             self._end_all()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Become:
-    """What a fork of the zygote is to be."""
-
-    order: ForkRank | ServeStore
-    program: Program
-    modules: tuple[str, ...]
-    library: Library | None
-    warm: bool
-    handle: int
-
-    def become(self) -> NoReturn:
-        order = self.order
-        if isinstance(order, ServeStore):
-            _serve_store(self.handle)
-        os.environ.update(order.env)
-        _open_output(Path(order.log))
-        if not self.warm:
-            _execute(self.program)
-        restore_fresh_state(Path(order.stacks), self.modules)
-        keep_sockets_in(order.temp)
-        if self.library is not None:
-            self.library.offer()
-        run_program(self.program, Path(order.error))
-
-
 def _import_all(modules: Iterable[str]) -> str:
-    """Import modules for all forks; return why one could not be, if so."""
+    """Import modules for all forks; return why one failed, or ''."""
     with _importing():
         return next(filter(None, map(_import, modules)), "")
 
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Import for all forks."""
-    # Nothing that a module makes is garbage: to look for some, time and again, is an eighth of what
-    # importing torch takes.
+    """Prepare imports that all forks share."""
+    # Imports create no garbage, and searching for it takes an eighth of an import of torch.
     gc.disable()
     with _forkable_imports():
         yield
-    sys.stdout.flush()  # else every fork would write what an import has printed
+    sys.stdout.flush()  # otherwise every fork would write what an import has printed
     gc.freeze()
     gc.enable()
 
 
 @contextlib.contextmanager
 def _forkable_imports() -> Iterator[None]:
-    """Set what keeps imports from spoiling forks; the ranks do not see it."""
+    """Set variables that keep imports safe to fork; the ranks do not see them."""
     ours = {
-        # OpenBLAS would start threads, and a process with threads cannot be forked safely.
+        # OpenBLAS would start threads, which makes forking unsafe.
         "OPENBLAS_NUM_THREADS": os.environ.get("OPENBLAS_NUM_THREADS", "1"),
-        # Else a library that asks for CUDA while it is imported spoils it for the ranks.
+        # Otherwise a library that queries CUDA during its import makes it unusable in forks.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     before = {name: os.environ.get(name) for name in ours}
@@ -273,24 +247,24 @@ def _forkable_imports() -> Iterator[None]:
 
 
 def _import(name: str) -> str:
-    """Import a module if there is one; return what is wrong with it, if anything."""
+    """Import a module if it exists; return why it failed, or ''."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # One that is not there is no loss; one that is there, and broken, is the ranks' to meet.
+        # A missing module is fine; a broken one makes ranks start cold, and fail there.
         return "" if error.name == name else f"'import {name}' failed: {error}"
-    except Exception as error:  # noqa: BLE001  the ranks will say it better
+    except Exception as error:  # noqa: BLE001  the ranks will report it
         return f"'import {name}' failed: {type(error).__name__}: {error}"
     return ""
 
 
 def _serve_store(handle: int) -> NoReturn:
-    """Serve the ranks' store on a socket that is bound already, until killed."""
+    """Serve the ranks' store on a bound socket until killed."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
     with socket.socket(fileno=handle) as listener:
         address, port = listener.getsockname()[:2]
-        _store = TCPStore(  # serves for as long as there is a reference to it
+        _store = TCPStore(  # serves for as long as it is referenced
             address,
             port,
             is_master=True,
@@ -314,29 +288,22 @@ def _open_output(log: Path) -> None:
 
 def _execute(program: Program) -> NoReturn:
     command = program.command(sys.executable)
-    for number in (*_DEAF_TO, signal.SIGPIPE, signal.SIGXFSZ):
+    for number in (*_IGNORED, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
         with contextlib.suppress(FileNotFoundError):
-            os.execvp(command[0], command)  # noqa: S606  that there is no shell is the point
-        # No command is called so; but a file beside us may be.
+            os.execvp(command[0], command)  # noqa: S606  without a shell on purpose
+        # There is no such command, but there may be such a file in the current folder.
         os.execv(os.path.abspath(command[0]), command)  # noqa: PTH100, S606
     except OSError as error:
         os.write(2, f"cannot start {command[0]}: {error.strerror}\n".encode())
         os._exit(126 if isinstance(error, PermissionError) else 127)
 
 
-def _die_with(parent: int) -> None:
-    """Have the kernel kill us when our parent goes; what we start ourselves, the guard ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
 def _end_group(pid: int, groups: Groups) -> None:
     end_group(pid, groups)
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # it may not have made its group yet
+        os.kill(pid, signal.SIGKILL)  # it may not have created its group yet
 
 
 def _count_threads() -> int:
@@ -344,13 +311,11 @@ def _count_threads() -> int:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """`zygote FD KIND MODULE,MODULE PROGRAM…`: obey the agent at the other end of the socket."""
+    """Run `zygote FD KIND MODULE,MODULE PROGRAM…`: follow orders from the socket FD."""
     handle, kind, modules, *argv = arguments
     agent = socket.socket(fileno=int(handle))
     agent.set_inheritable(False)
     zygote = Zygote(agent=agent, program=Program(argv=tuple(argv), kind=kind))
     zygote.preload([name for name in modules.split(",") if name])
-    become = zygote.serve()
-    # Here only forks arrive, with nothing of the zygote's loop on their stack.
-    del zygote
-    become.become()
+    # Only forks return from `serve`; so nothing of its loop is on their stack.
+    zygote.serve()()

@@ -20,7 +20,7 @@ def gate():
     gate.set()
 
 
-def carry(work, gate):
+def run_with_files(work, gate):
     """Run something with an agent's files, and close them."""
 
     async def go():
@@ -43,7 +43,7 @@ def test_a_loop_goes_on_while_storage_hangs(gate):
         gate.set()
         return await asked
 
-    assert carry(work, gate)
+    assert run_with_files(work, gate)
 
 
 def test_an_error_is_told_to_whoever_asked(gate, tmp_path):
@@ -52,7 +52,7 @@ def test_an_error_is_told_to_whoever_asked(gate, tmp_path):
             await files.insist((tmp_path / "no").read_text)
         return await files.ask(lambda: 7)
 
-    assert carry(work, gate) == 7
+    assert run_with_files(work, gate) == 7
 
 
 def test_insisting_outlasts_storage_that_fails(gate):
@@ -63,25 +63,25 @@ def test_insisting_outlasts_storage_that_fails(gate):
             raise errors.pop()
         return 7
 
-    assert carry(lambda files: files.insist(task), gate) == 7
+    assert run_with_files(lambda files: files.insist(task), gate) == 7
 
 
-def test_last_words_and_stacks_are_not_waited_for_without_end(gate, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_READ_S", 0.01)
+def test_waiting_for_logs_and_stacks_is_limited(gate, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "READ_S", 0.01)
     own = rank_files(tmp_path / "rank-00000.log", tmp_path, 0)
 
     async def work(files):
         hung = asyncio.ensure_future(files.ask(gate.wait))
         await asyncio.sleep(0)  # now it has been asked
         asked = {3: Dumper(pid=os.getpid(), warm=False, stacks=own.stacks)}
-        found = await files.last_words(own), await files.dump(asked)
+        found = await files.read_end(own), await files.dump(asked)
         gate.set()
         await hung
         return found
 
-    (error, tail), stacks = carry(work, gate)
+    (error, tail), stacks = run_with_files(work, gate)
     assert error == {}
-    assert "storage did not answer" in tail
+    assert "storage did not respond" in tail
     assert stacks["3"].startswith(f"process {os.getpid()} is ")
 
 
@@ -96,7 +96,7 @@ def test_lines_are_timed_by_the_controllers_clock(gate, tmp_path):
         files.finish(log)
 
     began_s = time.monotonic()
-    carry(work, gate)
+    run_with_files(work, gate)
     time_s, size = (tmp_path / "rank-00000.times").read_text().split()
     assert 5000 <= float(time_s) <= 5001 + time.monotonic() - began_s
     assert int(size) == 7

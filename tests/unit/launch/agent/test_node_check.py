@@ -90,9 +90,9 @@ def test_a_command_sees_its_variables_and_its_output_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("echo hello; echo no such disk >&2; exit 3", "ended with code 3: no such disk"),
-        ("exit 1", "ended with code 1, and said nothing"),
-        ("kill -9 $$", "was killed by signal 9, and said nothing"),
+        ("echo hello; echo no such disk >&2; exit 3", "exited with code 3: no such disk"),
+        ("exit 1", "exited with code 1, without output"),
+        ("kill -9 $$", "was killed by signal 9, without output"),
     ],
 )
 def test_a_command_that_fails_says_why(tmp_path, command, reason):
@@ -102,7 +102,7 @@ def test_a_command_that_fails_says_why(tmp_path, command, reason):
 def test_a_command_that_hangs_is_given_up_with_all_that_it_started(tmp_path, monkeypatch):
     monkeypatch.setattr(nodecheck, "COMMAND_S", 5.0)
     found = run_check(tmp_path, command="sleep 600 & echo $!; wait")
-    assert found == Fault(reason="node_check did not end within 5 s")
+    assert found == Fault(reason="node_check did not finish within 5 s")
     pid = int((tmp_path / "check.log").read_text())
     assert wait_until(lambda: not _lives(pid), timeout_s=30)
 
@@ -118,7 +118,7 @@ def test_gpus_that_do_not_answer_are_the_nodes_own_fault(tmp_path):
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     make_nvidia_smi(tmp_path, f'echo "{said}"; [ "$*$LD_LIBRARY_PATH" = -L ] || exit 0; exit 9')
     found = run_check(tmp_path, gpus=4, command="exit 1", LD_LIBRARY_PATH="/cuda/stubs")
-    assert found == Fault(reason=f"nvidia-smi -L ended with code 9: {said}", own=True)
+    assert found == Fault(reason=f"nvidia-smi -L exited with code 9: {said}", own=True)
     make_nvidia_smi(tmp_path, "exit 0")
     assert run_check(tmp_path, gpus=4) is None
 
@@ -138,7 +138,7 @@ def test_where_ranks_write(tmp_path, monkeypatch):
 # --- what it means ------------------------------------------------------------------------------
 
 
-def hello(name, fault="node_check ended with code 1", *, own=False):
+def hello(name, fault="node_check exited with code 1", *, own=False):
     return Hello(node=0, name=name, host="h", addresses=[], fault=fault, fault_own=own)
 
 
@@ -149,14 +149,14 @@ def judged(unfit, passed):
 def test_a_node_is_to_blame_where_another_passed():
     assert judged([hello("node3"), hello("node4")], 1) == [("start", "node3"), ("start", "node4")]
     failure = judge_checks([hello("node3")], passed=1)[0]
-    assert failure.message == "it failed its check: node_check ended with code 1"
+    assert failure.message == "it failed its check: node_check exited with code 1"
 
 
 def test_a_check_that_nobody_passed_may_be_wrong_itself():
     unfit = [hello("node3"), hello("node4", own=True)]
     assert judged(unfit, 0) == [("start", "")]
     assert judge_checks(unfit, passed=0)[0].message == (
-        "no node passed its check (node[3-4]); node3: node_check ended with code 1"
+        "no node passed its check (node[3-4]); node3: node_check exited with code 1"
     )
     assert judged([hello("node3")], 0) == [("start", "")]
 

@@ -18,7 +18,9 @@ waited = []
 """How long each pause of the last call was."""
 
 
-def end(tmp_path, *states, environ=JOB, mode="auto", lost=(), nodes="node[1-3]", answers=True):
+def end_after_states(
+    tmp_path, *states, environ=JOB, mode="auto", lost=(), nodes="node[1-3]", answers=True
+):
     """Return what was done to the job, and whether the attempt is marked."""
     run = RunDir.create(tmp_path, "r-1")
     run.claim_attempt()
@@ -45,27 +47,27 @@ def end(tmp_path, *states, environ=JOB, mode="auto", lost=(), nodes="node[1-3]",
 
 
 def test_a_job_that_stays_is_ended_and_marked(tmp_path):
-    assert end(tmp_path, "RUNNING") == ([("scancel", "7")], True)
+    assert end_after_states(tmp_path, "RUNNING") == ([("scancel", "7")], True)
 
 
 def test_one_whose_host_does_not_answer_is_ended_at_once(tmp_path):
-    assert end(tmp_path, "RUNNING", answers=False) == ([("scancel", "7")], True)
+    assert end_after_states(tmp_path, "RUNNING", answers=False) == ([("scancel", "7")], True)
     assert waited == []
 
 
 def test_one_whose_host_answers_has_time_to_end_by_itself(tmp_path):
-    assert end(tmp_path, "RUNNING", answers=True) == ([("scancel", "7")], True)
+    assert end_after_states(tmp_path, "RUNNING", answers=True) == ([("scancel", "7")], True)
     assert sum(waited) == 8
 
 
 def test_where_slurm_does_not_answer_either_it_may_be_we_who_are_cut_off(tmp_path):
-    assert end(tmp_path, "", answers=False) == ([("scancel", "7")], True)
+    assert end_after_states(tmp_path, "", answers=False) == ([("scancel", "7")], True)
     assert sum(waited) == 8
 
 
 def test_where_the_host_does_not_answer_us_its_controller_may_still_have_seen_us_go(tmp_path):
     gone = {"node": 1, "name": "node2", "pid": PID}
-    assert end(tmp_path, "RUNNING", lost=[gone], answers=False) == ([], False)
+    assert end_after_states(tmp_path, "RUNNING", lost=[gone], answers=False) == ([], False)
 
 
 @pytest.mark.parametrize("listens", [True, False])
@@ -83,31 +85,34 @@ def test_a_host_without_a_way_to_it_does_not_answer(monkeypatch):
 
 
 def test_or_queued_again(tmp_path):
-    assert end(tmp_path, "RUNNING", mode="requeue") == ([("scontrol", "requeue", "7")], True)
+    assert end_after_states(tmp_path, "RUNNING", mode="requeue") == (
+        [("scontrol", "requeue", "7")],
+        True,
+    )
 
 
 @pytest.mark.parametrize("state", ["COMPLETING", "FAILED", "CANCELLED"])
 def test_one_that_slurm_ends_is_left_to_it(tmp_path, state):
-    assert end(tmp_path, "RUNNING", state) == ([], False)
+    assert end_after_states(tmp_path, "RUNNING", state) == ([], False)
 
 
 @pytest.mark.parametrize("environ", [{}, {**JOB, HERE: "1"}])
 def test_nobody_elses_job_is_touched(tmp_path, environ):
-    assert end(tmp_path, "RUNNING", environ=environ) == ([], False)
+    assert end_after_states(tmp_path, "RUNNING", environ=environ) == ([], False)
 
 
 def test_a_controller_that_has_seen_us_go_has_its_job_in_hand(tmp_path):
     gone = {"node": 1, "name": "node2", "pid": PID}
-    assert end(tmp_path, "RUNNING", lost=[gone]) == ([], False)
+    assert end_after_states(tmp_path, "RUNNING", lost=[gone]) == ([], False)
 
 
 def test_but_not_if_slurm_has_taken_its_host_out_of_the_job(tmp_path):
     """Nobody else would ever end it: the batch script is forgotten."""
     gone = {"node": 1, "name": "node2", "pid": PID}
-    ended = end(tmp_path, "RUNNING", lost=[gone], nodes="node[2-3]")
+    ended = end_after_states(tmp_path, "RUNNING", lost=[gone], nodes="node[2-3]")
     assert ended == ([("scancel", "7")], True)
 
 
 def test_the_loss_of_another_says_nothing(tmp_path):
     others = [{"node": 1, "name": "node2", "pid": 40}, {"node": 2, "name": "node3", "pid": PID}]
-    assert end(tmp_path, "RUNNING", lost=others) == ([("scancel", "7")], True)
+    assert end_after_states(tmp_path, "RUNNING", lost=others) == ([("scancel", "7")], True)

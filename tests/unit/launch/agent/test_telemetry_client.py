@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.launch.agent.telemetry_client import TelemetryClient
-from echelon.launch.protocol.telemetry_files import SAID
+from echelon.launch.protocol.leftovers import TELEMETRY_NOTES
 from echelon.run.directory import RunDir
 
 
@@ -63,13 +63,13 @@ def make(tmp_path, guard, shell=None):
 
 def test_lines_are_read_once_and_only_when_complete(tmp_path, guard):
     meter = make(tmp_path, guard)
-    assert meter.said() == []
-    said = tmp_path / SAID
+    assert meter.read_notes() == []
+    said = tmp_path / TELEMETRY_NOTES
     said.write_text("one\ntwo\nthr")
-    assert meter.said() == ["one", "two"]
-    assert meter.said() == []
+    assert meter.read_notes() == ["one", "two"]
+    assert meter.read_notes() == []
     said.write_text("one\ntwo\nthree\n")
-    assert meter.said() == ["three"]
+    assert meter.read_notes() == ["three"]
 
 
 LINES = st.lists(st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=2000))
@@ -80,9 +80,9 @@ def test_all_lines_are_read_in_order_whatever_follows_them(tmp_path_factory, lin
     scratch = tmp_path_factory.mktemp("node")
     meter = make(scratch, RecordingGuard())
     written = "".join(f"{line}\n" for line in lines).encode() + rest.replace(b"\n", b"")
-    (scratch / SAID).write_bytes(written)
+    (scratch / TELEMETRY_NOTES).write_bytes(written)
     read = []
-    while found := meter.said():
+    while found := meter.read_notes():
         read += found
     assert read == lines
 

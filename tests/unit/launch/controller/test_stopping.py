@@ -7,7 +7,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.launch.agent.stop_place import await_place
+from echelon.launch.agent.local_workers import await_place
 from echelon.launch.controller.stopping import StopConsensus
 from echelon.launch.protocol.messages import Commit, Place, Propose
 from echelon.launch.protocol.rank_shm import VARIABLE, RankShm

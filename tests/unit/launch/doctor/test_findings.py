@@ -203,15 +203,15 @@ def test_what_is_wrong_with_a_single_node_is_its_own():
     assert one.node == "n"
 
 
-def ill(**changes):
+def node_with_bad_gpu(**changes):
     """A node with a third GPU, which is not as it should be."""
     bad = replace(GPU, index=2, ecc_errors=3, throttle=("power brake",), tflops=0.0, memory_gbs=0.0)
     return node("odd", facts__gpus=[*FACTS.gpus, bad], **changes)
 
 
 def test_gpus_of_other_jobs_are_not_ours_to_judge():
-    assert findings(ill()) == []
-    found = findings(ill(facts__ours=[0, 2]))
+    assert findings(node_with_bad_gpu()) == []
+    found = findings(node_with_bad_gpu(facts__ours=[0, 2]))
     assert [(one.check, one.severity) for one in found] == [
         ("ecc", "error"),
         ("throttle", "warning"),
@@ -219,7 +219,7 @@ def test_gpus_of_other_jobs_are_not_ours_to_judge():
 
 
 def test_gpus_that_may_be_others_are_a_remark():
-    found = findings(ill(facts__ours=None))
+    found = findings(node_with_bad_gpu(facts__ours=None))
     assert [(one.check, one.severity) for one in found] == [
         *(("ecc", "warning"), ("throttle", "warning"))
     ]
@@ -229,7 +229,7 @@ def test_gpus_that_may_be_others_are_a_remark():
 @pytest.mark.parametrize("ours", [[], None])
 def test_a_job_without_gpus_has_none_to_be_blamed_for(ours):
     alike = {"facts__granted": 0, "facts__ours": ours, "torch__devices": 0}
-    hidden = [ill(**alike), node("b", **alike)]
+    hidden = [node_with_bad_gpu(**alike), node("b", **alike)]
     assert findings(*hidden, others=0) == []
 
 

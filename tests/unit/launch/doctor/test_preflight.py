@@ -126,7 +126,7 @@ def test_a_doctor_that_does_not_end_is_killed_with_all_that_it_has_started(
 ):
     """Its sruns are in sessions of their own: nobody else would know of them."""
     monkeypatch.setattr(preflight, "GRACE_S", 0.1)
-    monkeypatch.setattr(preflight, "_LONGER_S", 0.1)
+    monkeypatch.setattr(preflight, "LONGER_S", 0.1)
     monkeypatch.setattr(preflight, "LIMIT_S", 1.0)
     line = f"""\
 trap '' TERM; mkdir {run.doctor(1)}; echo "$3" > {tmp_path}/scratch

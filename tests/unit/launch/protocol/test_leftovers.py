@@ -25,7 +25,7 @@ time.sleep(600)
 def places(tmp_path, monkeypatch):
     """Folders in place of /dev/shm and /tmp."""
     shared, maps = tmp_path / "shm", tmp_path / "maps"
-    for name, folder in (("SHARED", shared), ("_MAPS", maps)):
+    for name, folder in (("SHARED", shared), ("MAPS", maps)):
         folder.mkdir()
         monkeypatch.setattr(leftovers, name, folder)
     return shared, maps

@@ -32,13 +32,13 @@ START = Start(
 )
 
 
-def common(*, cpus=0, **environ):
+def common_variables(*, cpus=0, **environ):
     return common_environment(
         environ, run_id="x", run_dir=Path("/runs/x"), threads=2, cpus=cpus, restarts=3
     )
 
 
-def own(start=START, interface="eth0", **environ):
+def rank_variables(start=START, interface="eth0", **environ):
     return rank_environment(start, 1, FILES, interface=interface, environ=environ)
 
 
@@ -49,7 +49,7 @@ def test_the_files_of_a_rank_lie_beside_its_log():
 
 
 def test_what_all_ranks_of_a_node_share():
-    assert common(HOME="/root") == {
+    assert common_variables(HOME="/root") == {
         "HOME": "/root",
         "OMP_NUM_THREADS": "2",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
@@ -62,12 +62,12 @@ def test_what_all_ranks_of_a_node_share():
 
 
 def test_the_users_own_choice_stands_where_it_is_his():
-    assert common(OMP_NUM_THREADS="9")["OMP_NUM_THREADS"] == "9"
-    assert common(ROLE_NAME="mine", ECHELON_RUN_DIR="/else")["ROLE_NAME"] == "default"
+    assert common_variables(OMP_NUM_THREADS="9")["OMP_NUM_THREADS"] == "9"
+    assert common_variables(ROLE_NAME="mine", ECHELON_RUN_DIR="/else")["ROLE_NAME"] == "default"
 
 
 def test_no_rank_sees_what_is_between_our_own_processes():
-    found = common(**dict.fromkeys(PRIVATE, "secret"))
+    found = common_variables(**dict.fromkeys(PRIVATE, "secret"))
     assert "secret" not in found.values()
 
 
@@ -85,7 +85,7 @@ def test_a_key_is_read_and_nothing_beyond_it():
 
 
 def test_what_is_a_ranks_own():
-    assert own() == {
+    assert rank_variables() == {
         "RANK": "5",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "8",
@@ -107,17 +107,17 @@ def test_what_is_a_ranks_own():
 
 
 def test_where_no_store_is_served_the_first_rank_opens_its_own():
-    assert own(replace(START, served=False))["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert rank_variables(replace(START, served=False))["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
 def test_interfaces_are_the_users_if_he_named_one_and_nobodys_if_none_is_known():
-    assert own(NCCL_SOCKET_IFNAME="ib0")["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert own(NCCL_SOCKET_IFNAME="ib0")["GLOO_SOCKET_IFNAME"] == "eth0"
-    assert "GLOO_SOCKET_IFNAME" not in own(interface="")
+    assert rank_variables(NCCL_SOCKET_IFNAME="ib0")["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert rank_variables(NCCL_SOCKET_IFNAME="ib0")["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert "GLOO_SOCKET_IFNAME" not in rank_variables(interface="")
 
 
 def test_in_a_job_slurms_variables_are_the_ranks_own():
-    found = own(SLURM_JOB_ID="42", SLURM_PROCID="1", SLURM_NTASKS="2")
+    found = rank_variables(SLURM_JOB_ID="42", SLURM_PROCID="1", SLURM_NTASKS="2")
     slurms = {name: value for name, value in found.items() if name.startswith("SLURM")}
     assert slurms == {
         "SLURM_PROCID": "5",
@@ -136,6 +136,6 @@ def test_in_a_job_slurms_variables_are_the_ranks_own():
 
 def test_in_a_job_a_rank_knows_how_many_cpus_were_asked_for_it():
     """Scripts size their loaders by it, and without it end with a KeyError."""
-    assert common(cpus=4, SLURM_JOB_ID="42")["SLURM_CPUS_PER_TASK"] == "4"
-    assert "SLURM_CPUS_PER_TASK" not in common(SLURM_JOB_ID="42")
-    assert "SLURM_CPUS_PER_TASK" not in common(cpus=4)
+    assert common_variables(cpus=4, SLURM_JOB_ID="42")["SLURM_CPUS_PER_TASK"] == "4"
+    assert "SLURM_CPUS_PER_TASK" not in common_variables(SLURM_JOB_ID="42")
+    assert "SLURM_CPUS_PER_TASK" not in common_variables(cpus=4)

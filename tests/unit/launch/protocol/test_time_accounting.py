@@ -28,7 +28,7 @@ TRAINED = {
 }
 
 
-def gone(rank=0, *, step=-1, code=0, **spent):
+def rank_exited(rank=0, *, step=-1, code=0, **spent):
     return RankExited(generation=0, rank=rank, step=step, code=code, spent=spent)
 
 
@@ -40,7 +40,7 @@ def found(exited):
 
 
 def test_the_time_of_a_rank_that_trains():
-    assert found(gone(step=40, **TRAINED)) == {
+    assert found(rank_exited(step=40, **TRAINED)) == {
         "rendezvous": 10,
         "warm-up": 5,
         "data wait": 5,
@@ -51,16 +51,16 @@ def test_the_time_of_a_rank_that_trains():
 
 def test_one_that_died_had_a_step_under_way_and_then_did_nothing():
     """20 s without a move, at 2 s for a step."""
-    told = found(gone(step=40, code=1, **TRAINED))
+    told = found(rank_exited(step=40, code=1, **TRAINED))
     assert (told["productive"], told["redone work"], told["restart"]) == (40, 2, 18)
 
 
 def test_one_that_knows_nothing_of_the_library_is_productive():
-    assert found(gone(ran_us=7 * S, met_us=-1, began_us=-1, first=-1)) == {"productive": 7}
+    assert found(rank_exited(ran_us=7 * S, met_us=-1, began_us=-1, first=-1)) == {"productive": 7}
 
 
 def test_one_that_writes_its_own_loop_is_productive_once_it_has_met():
-    told = found(gone(ran_us=7 * S, met_us=2 * S, began_us=-1, first=-1, stall_us=S))
+    told = found(rank_exited(ran_us=7 * S, met_us=2 * S, began_us=-1, first=-1, stall_us=S))
     assert told == {"rendezvous": 2, "checkpoint stall": 1, "productive": 4}
 
 
@@ -69,7 +69,7 @@ def test_one_that_writes_its_own_loop_is_productive_once_it_has_met():
     [(0, -1, {"rendezvous": 7}), (2 * S, 0, {"rendezvous": 2, "warm-up": 5})],
 )
 def test_one_that_did_not_get_far_was_still_at_it(met, began, phases):
-    assert found(gone(code=1, ran_us=7 * S, met_us=met, began_us=began)) == phases
+    assert found(rank_exited(code=1, ran_us=7 * S, met_us=met, began_us=began)) == phases
 
 
 @given(
@@ -79,7 +79,7 @@ def test_one_that_did_not_get_far_was_still_at_it(met, began, phases):
 )
 def test_every_microsecond_goes_to_one_phase(spent, step, code):
     ran_us = max(0, spent.pop("ran_us", 0))
-    told = split(gone(step=step, code=code, ran_us=ran_us, **spent))
+    told = split(rank_exited(step=step, code=code, ran_us=ran_us, **spent))
     assert tuple(told) == PHASES
     assert min(told.values()) >= 0
     assert sum(told.values()) == ran_us
@@ -146,8 +146,8 @@ def test_a_rank_is_seen_to_stand_still(tmp_path):
 def test_the_account_of_a_generation():
     spending = Spending()
     spending.begin(range(2), 1000.0)
-    spending.leave(gone(0, step=40, **TRAINED), 1100.0)
-    spending.leave(gone(1, step=40, **TRAINED), 1110.0)
+    spending.leave(rank_exited(0, step=40, **TRAINED), 1100.0)
+    spending.leave(rank_exited(1, step=40, **TRAINED), 1110.0)
     told = spending.record(1112.0, again=False)
     assert told["seconds"] == {
         "rendezvous": 20,
@@ -172,9 +172,9 @@ def test_the_account_of_a_generation():
 def test_who_was_lost_did_as_the_others_did_until_then():
     spending = Spending()
     spending.begin(range(3), 0.0)
-    spending.leave(gone(0, ran_us=5 * S, met_us=-1), 5.0)
+    spending.leave(rank_exited(0, ran_us=5 * S, met_us=-1), 5.0)
     spending.lose(1, 10.0)
-    spending.leave(gone(2, step=4, ran_us=9 * S, met_us=9 * S, first=4), 10.0)
+    spending.leave(rank_exited(2, step=4, ran_us=9 * S, met_us=9 * S, first=4), 10.0)
     record = spending.record(11.0, again=True)
     assert (record["ranks"], record["known"]) == (3, 2)
     told = record["seconds"]

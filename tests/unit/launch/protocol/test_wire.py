@@ -1,5 +1,6 @@
-"""Channels, byte by byte: what a peer says arrives, and whatever else comes is a `WireError`."""
+"""Channels, byte by byte: messages of a peer arrive, and all other input is a `WireError`."""
 
+import hmac
 import json
 import random
 import struct
@@ -60,11 +61,36 @@ def frame(sender, message):
     return sender.take_outgoing()
 
 
-def sealed(sender, payload):
-    """Return a frame with a payload that `send` would not make."""
-    mac = sender._mac(sender._role, sender._sent, payload)
-    sender._sent += 1
-    return struct.pack(">I", len(payload)) + mac + payload
+class HandmadeController:
+    """A second implementation of the controller's end, from the description in wire.py.
+
+    It sends what `Channel` would not: proofs under another key, and frames with any payload.
+    """
+
+    def __init__(self, key=KEY):
+        self.key, self.nonce = key, b"n" * 32
+        self.greeting = GREETING + self.nonce
+        self.session, self.sent = b"", 0
+
+    def prove(self, knock):
+        """Return the proof for an agent that knocked; its own proof is not checked."""
+        nonces = self.nonce + knock[len(GREETING) :][:32]
+        self.session = hmac.digest(self.key, b"session" + nonces, "sha256")
+        return hmac.digest(self.key, b"controller" + nonces, "sha256")
+
+    def seal(self, payload):
+        """Return a frame."""
+        counter = struct.pack(">Q", self.sent)
+        self.sent += 1
+        mac = hmac.digest(self.session, b"controller" + counter + payload, "sha256")
+        return struct.pack(">I", len(payload)) + mac + payload
+
+
+def agent_of(controller):
+    """Return an agent that has shaken hands with a handmade controller."""
+    agent = channel("agent")
+    agent.receive(controller.greeting + controller.prove(agent.take_outgoing()))
+    return agent
 
 
 # --- what is meant to happen ----------------------------------------------------------------------
@@ -141,14 +167,17 @@ def test_an_agent_without_the_key_is_turned_away():
 
 
 def test_a_controller_without_the_key_is_not_obeyed():
-    """It cannot check the agent's answer, and goes on as if it were right."""
-    controller, agent = channel("controller", OTHER_KEY), channel("agent")
-    agent.receive(controller.take_outgoing())
-    nonce = agent._nonce
-    proof = controller._sign(b"controller" + controller._nonce + nonce)
-    with pytest.raises(WireError, match="the controller does not know the run's key"):
-        agent.receive(proof)
-    assert not agent.open
+    """It cannot check the agent's proof, and continues as if it were valid."""
+    for key, knows in ((KEY, True), (OTHER_KEY, False)):
+        controller, agent = HandmadeController(key), channel("agent")
+        agent.receive(controller.greeting)
+        proof = controller.prove(agent.take_outgoing())
+        if knows:
+            agent.receive(proof)
+        else:
+            with pytest.raises(WireError, match="the controller does not know the run's key"):
+                agent.receive(proof)
+        assert agent.open == knows
 
 
 def test_what_a_controller_sent_is_no_answer_to_it():
@@ -160,7 +189,7 @@ def test_what_a_controller_sent_is_no_answer_to_it():
 
 def test_an_agent_s_own_knock_is_no_controller_s_greeting():
     agent = channel("agent")
-    with pytest.raises(WireError, match="sends back what it was sent"):
+    with pytest.raises(WireError, match="returned our own nonce"):
         agent.receive(agent.take_outgoing())
 
 
@@ -175,9 +204,9 @@ def test_what_an_agent_sent_is_no_answer_to_it():
 
 def test_two_controllers_cannot_be_made_to_answer_each_other():
     first, second = channel("controller"), channel("controller")
-    greeting = second.take_outgoing()
+    own, greeting = first.take_outgoing(), second.take_outgoing()
     with pytest.raises(WireError, match="does not know the run's key"):
-        first.receive(greeting + first._nonce)
+        first.receive(greeting + own[len(GREETING) :])
 
 
 def test_a_replayed_knock_does_not_open_a_channel():
@@ -224,13 +253,13 @@ def test_a_replayed_handshake_is_worthless():
     "other", [b"echelon wire 1\n", b"echelon wire 10\n", b"echelon wire \xff\n"]
 )
 def test_another_version_is_named(role, other):
-    with pytest.raises(WireError, match=r"another version: 'echelon wire .*we 'echelon wire 2"):
+    with pytest.raises(WireError, match=r"version 'echelon wire .*expected 'echelon wire 2"):
         channel(role).receive(other + bytes(64))
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0", b"SSH-2.0-x\r\n", b"echelon!"])
 def test_another_protocol_is_known_from_its_first_bytes(data):
-    with pytest.raises(WireError, match="does not speak our protocol"):
+    with pytest.raises(WireError, match="does not use our protocol"):
         channel("controller").receive(data)
 
 
@@ -242,21 +271,21 @@ def test_a_replayed_frame_is_refused(sender):
     first, second = session()[:: 1 if sender == "controller" else -1]
     data = frame(first, {"order": "end"})
     assert second.receive(data) == [{"order": "end"}]
-    with pytest.raises(WireError, match="altered, repeated or left out"):
+    with pytest.raises(WireError, match="altered, repeated or dropped"):
         second.receive(data)
 
 
 def test_reordered_frames_are_refused():
     controller, agent = session()
     first, second = frame(controller, {"n": 1}), frame(controller, {"n": 2})
-    with pytest.raises(WireError, match="altered, repeated or left out"):
+    with pytest.raises(WireError, match="altered, repeated or dropped"):
         agent.receive(second + first)
 
 
 def test_a_dropped_frame_is_noticed():
     controller, agent = session()
     frame(controller, {"n": 1})
-    with pytest.raises(WireError, match="altered, repeated or left out"):
+    with pytest.raises(WireError, match="altered, repeated or dropped"):
         agent.receive(frame(controller, {"n": 2}))
 
 
@@ -266,22 +295,22 @@ def test_every_altered_bit_is_noticed():
         controller, agent = session()
         data = bytearray(frame(controller, {"n": 1}))
         data[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(WireError, match="altered, repeated or left out"):
+        with pytest.raises(WireError, match="altered, repeated or dropped"):
             agent.receive(bytes(data))
 
 
 def test_a_frame_of_ones_own_is_not_taken_back():
     controller, agent = session()
-    with pytest.raises(WireError, match="altered, repeated or left out"):
+    with pytest.raises(WireError, match="altered, repeated or dropped"):
         agent.receive(frame(agent, {"n": 1}))
-    with pytest.raises(WireError, match="altered, repeated or left out"):
+    with pytest.raises(WireError, match="altered, repeated or dropped"):
         controller.receive(frame(controller, {"n": 1}))
 
 
 def test_frames_of_one_session_are_worthless_in_another():
     controller, _ = session()
     _, agent = session()
-    with pytest.raises(WireError, match="altered, repeated or left out"):
+    with pytest.raises(WireError, match="altered, repeated or dropped"):
         agent.receive(frame(controller, {"n": 1}))
 
 
@@ -292,9 +321,9 @@ def test_after_a_forged_frame_a_good_one_counts_no_more():
     with pytest.raises(WireError):
         agent.receive(forged)
     for data in (good, b""):
-        with pytest.raises(WireError, match="of no more use"):
+        with pytest.raises(WireError, match="closed after an error"):
             agent.receive(data)
-    assert not agent._incoming
+    assert not agent.pending
 
 
 @pytest.mark.parametrize("size", [MAX_PAYLOAD + 1, 0x7FFFFFFF, 0xFFFFFFFF])
@@ -307,26 +336,28 @@ def test_a_frame_that_is_too_long_is_refused_by_its_length(size):
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
-        (b"[]", "no message but a list"),
-        (b'"text"', "no message but a str"),
-        (b"null", "no message but a NoneType"),
-        (b"", "no JSON"),
-        (b"{", "no JSON"),
-        (b'{"a":1}{"b":2}', "no JSON"),
-        (b'{"a":"\xff\xfe"}', "no JSON: UnicodeDecodeError"),
-        ('{"a":1}'.encode("utf-16"), "no JSON: UnicodeDecodeError"),
-        ('{"a":1}'.encode("utf-32-le"), "no JSON"),
-        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "no JSON: RecursionError"),
-        (b'{"a":' * 100_000, "no JSON: RecursionError"),
-        (b'{"a":' + b"9" * 100_000 + b"}", "no JSON: ValueError"),
+        (b"[]", "contains a list"),
+        (b'"text"', "contains a str"),
+        (b"null", "contains a NoneType"),
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"a":1}{"b":2}', "not valid JSON"),
+        (b'{"a":"\xff\xfe"}', "not valid JSON: UnicodeDecodeError"),
+        ('{"a":1}'.encode("utf-16"), "not valid JSON: UnicodeDecodeError"),
+        ('{"a":1}'.encode("utf-32-le"), "not valid JSON"),
+        (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "not valid JSON: RecursionError"),
+        (b'{"a":' * 100_000, "not valid JSON: RecursionError"),
+        (b'{"a":' + b"9" * 100_000 + b"}", "not valid JSON: ValueError"),
     ],
     ids=lambda value: repr(value[:12]),
 )
 def test_a_payload_that_is_no_message_is_refused(payload, said):
-    """From a peer that knows the key, even."""
-    controller, agent = session()
+    """Even from a peer that knows the key."""
+    controller = HandmadeController()
+    agent = agent_of(controller)
+    assert agent.receive(controller.seal(b'{"a":1}')) == [{"a": 1}]
     with pytest.raises(WireError, match=said):
-        agent.receive(sealed(controller, payload))
+        agent.receive(controller.seal(payload))
 
 
 # --- anything at all ------------------------------------------------------------------------------
@@ -359,9 +390,9 @@ def _feed(rng, receiver, data, bound):
         try:
             found += receiver.receive(data[:size])
         except WireError:
-            assert not receiver._incoming
+            assert not receiver.pending
             return found
-        assert len(receiver._incoming) <= bound
+        assert receiver.pending <= bound
         data = data[size:]
     return found
 
@@ -409,10 +440,10 @@ def test_a_stranger_cannot_make_us_keep_much():
     data = GREETING + bytes(HANDSHAKE - len(GREETING) - 1)
     for start in range(len(data)):
         receiver.receive(data[start : start + 1])
-        assert len(receiver._incoming) < HANDSHAKE
+        assert receiver.pending < HANDSHAKE
     with pytest.raises(WireError):
         receiver.receive(bytes(1 << 20))
-    assert not receiver._incoming
+    assert not receiver.pending
 
 
 def test_a_payload_is_plain_json():

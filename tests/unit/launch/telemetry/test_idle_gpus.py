@@ -1,6 +1,6 @@
 """GPUs that ranks have and do not use."""
 
-from echelon.launch.telemetry.idle_gpus import IDLE_S, IdleGpus
+from echelon.launch.telemetry.telemetry import IDLE_S, IdleGpus
 from echelon.run.series import Sample
 
 
@@ -17,7 +17,7 @@ def test_one_that_does_nothing_for_minutes_is_told_once():
     assert watch.feed(sample(0, util=0.0)) == []
     assert watch.feed(sample(IDLE_S - 1, util=0.01)) == []
     (told,) = watch.feed(sample(IDLE_S, util=0.0))
-    assert told.startswith("GPU 1, which rank 3 has, has done nothing for 5 minutes")
+    assert told.startswith("GPU 1 of rank 3 has been idle for 5 minutes")
     assert watch.feed(sample(3 * IDLE_S, util=0.0)) == []
     assert watch.feed(sample(4 * IDLE_S, util=0.0, generation=1.0)) == []
     assert watch.feed(sample(5 * IDLE_S, util=0.0, generation=1.0))

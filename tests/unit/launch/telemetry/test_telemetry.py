@@ -105,11 +105,9 @@ def test_a_rank_that_speaks_of_no_steps_has_none():
 def test_a_rank_is_known_by_its_process_on_a_gpu():
     numbers = {"util": 0.9, "mem": 7.0, "mem_size": 80.0, "power": 300.0}
     counters = {"nvlink_rx": 140.0, "nvlink_tx": 8.0}
-    busy = Gpu(
-        uuid="b", numbers=numbers, processes={10: 6.0}, throttled=("Heat",), counters=counters
-    )
-    gpus = [Gpu(uuid="a"), busy]
-    before = look(0, gpus=[Gpu(uuid="a"), Gpu(uuid="b", counters={"nvlink_rx": 100.0})])
+    busy = Gpu(numbers=numbers, processes={10: 6.0}, throttled=True, counters=counters)
+    gpus = [Gpu(), busy]
+    before = look(0, gpus=[Gpu(), Gpu(counters={"nvlink_rx": 100.0})])
     sample = measure_once(before, look(2, gpus=gpus, ranks=[rank(3)]))
     assert sample.means["gpu1.nvlink_rx"] == 20
     assert "gpu1.nvlink_tx" not in sample.means  # of which nobody knows what it was before

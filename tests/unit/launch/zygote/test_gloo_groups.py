@@ -12,7 +12,7 @@ import gc, sys, torch
 from pathlib import Path
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from echelon.launch.zygote.gloo_groups import keep_gloo_groups
+from echelon.launch.zygote.rank import keep_gloo_groups
 
 def threads():
     gc.collect()
