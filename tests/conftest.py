@@ -1,6 +1,7 @@
 """What all tests share: nothing may be skipped in CI, and nothing may leak."""
 
 import os
+import signal
 import threading
 
 import hypothesis
@@ -12,6 +13,9 @@ hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
+
+# What a shell starts in the background ignores Ctrl-C, and so would every command that a test runs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,9 +1,13 @@
-"""Reads a damaged run with every command, as a process of its own: its memory is limited.
+"""Reads damaged files with every command, as a process of its own: its memory is limited.
 
-`python tests/damage_cases.py PLACE FIRST COUNT SECONDS` prints how many cases there were and what
-went wrong, as JSON. Each case has a number, which is its seed.
+`python tests/damage_cases.py PLACE FIRST COUNT SECONDS` prints the number of each case when it
+begins, and at the end how many there were and what went wrong, as JSON. The number of a case is its
+seed. Nothing leaves the process: an audit hook refuses programs, connections and writing to runs.
 """
 
+import asyncio
+import faulthandler
+import gc
 import io
 import json
 import os
@@ -13,77 +17,131 @@ import sys
 import time
 import traceback
 import warnings
+from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import torch
 import typer.main
 
-from damage import damaged, generators, list_files
+from damage import CONTENT, damaged, generator, list_files
 from echelon.cli import main as cli
-from echelon.monitor.logbook import Wanted
-from echelon.monitor.overview import Overview
-from echelon.monitor.watched import Watched
+from echelon.monitor.gate import Gate
+from echelon.monitor.server import make_app
 from echelon.run.directory import RunDir
+from echelon.run.history import read_history
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import CheckpointError
 
+DAMAGED, WHOLE = "train-abcd", "good-abcd"
 OUR_FAULT = 70
-CASE_S = 120
-"""A case that takes longer waits for something: most take less than a second."""
+CASE_S = 60
+"""A case that takes longer waits for something: a vast file takes seconds, all else far less."""
 MEMORY = 2 << 30
 """What the child may take besides what it begins with."""
 COMMANDS = [
-    *("ps", "status", "why", "report", "logs", "watch --once", "nodes"),
-    *("status --json", "why --json", "report --json", "report --html page.html"),
-    *("export --csv --force last csv", "logs --rank 0"),
+    *("ps", "ps --json", "status", f"status --json {DAMAGED}", "why", f"why --json {DAMAGED}"),
+    *("report", f"report --json {DAMAGED}", "report --html page.html", "watch --once"),
+    *("logs", f"logs --rank 0 {DAMAGED}", "export --csv --force last csv"),
+    *("nodes", "nodes --json", f"resume {DAMAGED}"),
+    *("config", "config --all --json", "config --from job.sh", "script train.py", "lint job.sh"),
 ]
+COLOURED = ("logs", "watch")
+"""Commands that let a script's colours pass."""
+GATE = Gate(token="secret", port=1)  # noqa: S106
+HEADERS = [(b"host", b"127.0.0.1:1"), (b"authorization", b"Bearer secret")]
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Stuck(BaseException):
     """A case takes too long."""
 
 
-def check_case(place, seed):
-    """Damage one file, and have everything read it; return what went wrong."""
-    ((_, rng),) = generators(seed, 1)
-    run = RunDir(path=place / "runs" / "train-abcd")
-    files = [*list_files(run.path), *list_files(place / ".local")]
-    path = rng.choice([one for one in files if one.name != "job.sbatch"])
-    with damaged(path, rng) as what:
-        wrong = _read_checkpoints(run) if "checkpoints" in path.parts else ""
-        wrong = wrong or _read_page(place, run) or _read_commands(place)
-    return f"SEED={seed} {what}\n{wrong}" if wrong else ""
+class Wrong(Exception):  # noqa: N818  a finding
+    """What was read is not what it should be."""
 
 
-def _read_commands(place):
-    for call in COMMANDS:
-        said = io.StringIO()
-        with redirect_stdout(io.StringIO()), redirect_stderr(said):
-            code = cli.run(["--debug", *call.split()])
-        if code == OUR_FAULT:
-            return f"echelon {call}\n{said.getvalue()}"
-        if call == "ps" and code != 0:
-            return f"ps fails for all runs: {said.getvalue()}"
-    return ""
+class Observer:
+    """Sees what the process opens, and keeps it from doing what a reader has no business doing."""
+
+    def __init__(self, place):
+        self._runs = f"{place}/runs/"
+        self.active = False
+        self.opened, self.refused = set(), []
+
+    def __call__(self, event, arguments):
+        if not self.active:
+            return
+        if event == "open" and not isinstance(arguments[0], int):
+            path = os.path.abspath(os.fsdecode(arguments[0]))  # noqa: PTH100  links stay as they are
+            self.opened.add(path)
+            probe = os.path.basename(path).startswith(".probe-")  # noqa: PTH119  a Checkpointer's
+            if path.startswith(self._runs) and arguments[2] & WRITING and not probe:
+                self.refused.append(f"writes to {path}")
+        elif event in ("subprocess.Popen", "os.posix_spawn", "os.exec"):
+            words = [os.fsdecode(word) for word in arguments[1]]
+            if not all(word.isprintable() for word in words):
+                self.refused.append(f"starts {words}")
+            raise FileNotFoundError(2, "not here", words[0])
+        elif event in ("socket.connect", "os.kill", "os.killpg", "signal.pidfd_send_signal"):
+            self.refused.append(f"{event} {arguments[1:]}")
+            raise PermissionError(1, "not here")
 
 
-def _read_page(place, run):
-    rows = Overview(place / "runs").rows()
-    if {row["run"] for row in rows} < {"good-abcd"}:
-        return "the overview has lost the other run"
-    json.dumps(rows, allow_nan=False)
-    watched = Watched(run)
+# --- readers: each raises what is wrong ---------------------------------------------------------
+
+
+def _read_command(call):
+    code, shown, said = _call(call)
+    if code == OUR_FAULT:
+        raise Wrong(_call(f"--debug {call}")[2])
+    if call == "ps" and code != 0:
+        raise Wrong(f"ps fails for all runs: {said}")
+    if "--json" in call and code == 0:
+        json.loads(shown, parse_constant=_refuse)
+    text = shown + said
+    if not call.startswith(COLOURED) and any(c < " " and c not in "\n\t" for c in text):
+        raise Wrong(f"control characters pass: {text!r}")
+
+
+def _call(call):
+    """Return a command's exit code, its output and its errors."""
+    shown, said = io.StringIO(), io.StringIO()
+    with redirect_stdout(shown), redirect_stderr(said):
+        code = cli.run(call.split())
+    return code, shown.getvalue(), said.getvalue()
+
+
+def _read_page(place, loop):
+    app = make_app(place / "runs", GATE)
+    rows = json.loads(_ask(loop, app, "/api/runs"), parse_constant=_refuse)
+    if WHOLE not in {row["run"] for row in rows}:
+        raise Wrong("the overview has lost the other run")
+    for query in ("", "/logs", "/logs?search=bang"):
+        if answer := _ask(loop, app, f"/api/runs/{DAMAGED}{query}"):
+            json.loads(answer, parse_constant=_refuse)
+
+
+def _ask(loop, app, address):
+    """Return the answer to a request; empty where a file of this one run cannot be read."""
+    path, _, query = address.partition("?")
+    status, body = [], []
+    scope = {"type": "http", "method": "GET", "path": path, "headers": HEADERS}
+    scope["query_string"] = query.encode()
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        status.append(message.get("status"))
+        body.append(message.get("body", b""))
+
     try:
-        _, text = watched.news(0)
-        json.loads(text, parse_constant=_refuse)
-        watched.recall()
-        watched.news(0)
-        for wanted in (Wanted(), Wanted(text="bang")):
-            json.dumps(watched.logs(None, wanted), allow_nan=False)
+        loop.run_until_complete(app(scope, receive, send))
     except OSError:
-        return ""  # a 500 for this one run
-    return ""
+        return b""
+    return b"".join(body) if status[0] == 200 else b""
 
 
 def _refuse(name):
@@ -96,18 +154,77 @@ def _read_checkpoints(run):
         warnings.simplefilter("always")
         loaded = checkpointer.load()
     if loaded is None:
-        return "no checkpoint was loaded, and one is whole"
+        raise Wrong("no checkpoint was loaded, and one is whole")
     if loaded.step == 1 and len(told) != 1:
-        return f"passed over with {len(told)} warnings"
+        raise Wrong(f"passed over with {len(told)} warnings")
     weight = loaded.state["model"]["weight"] if loaded.state else None
     if weight is None or not torch.equal(weight, torch.full((4,), float(loaded.step))):
-        return f"something else was loaded: {loaded.state}"
+        raise Wrong(f"something else was loaded: {loaded.state}")
+    checkpointer.best_step()
     for step in (1, 2):
         try:
             checkpointer.load(step=step)
         except CheckpointError:
             continue
-    return ""
+
+
+# --- cases ----------------------------------------------------------------------------------------
+
+
+class Cases:
+    """All readers of a place, and the files that each of them opens."""
+
+    def __init__(self, place):
+        self._run = RunDir(path=place / "runs" / DAMAGED)
+        loop = asyncio.new_event_loop()
+        self._readers = {f"echelon {call}": partial(_read_command, call) for call in COMMANDS}
+        self._readers |= {
+            "page": partial(_read_page, place, loop),
+            "history": partial(read_history, self._run, 3),
+            "checkpoints": partial(_read_checkpoints, self._run),
+        }
+        folders = (self._run.path, place / ".local", place / ".config")
+        files = [path for folder in folders for path in list_files(folder)]
+        files += [place / name for name in ("echelon.toml", "job.sh", "train.py")]
+        self._named = (place / "job.sh",)
+        self._observer = Observer(place)
+        sys.addaudithook(self._observer)
+        self.of = {path: [] for path in files}
+        for name in self._readers:
+            self._read(name)  # a library that is imported opens files, too
+            self._observer.opened.clear()
+            self._read(name)
+            for path in files:
+                if str(path) in self._observer.opened:
+                    self.of[path].append(name)
+
+    def check(self, seed):
+        """Damage one or two files, and have all read them that may notice."""
+        rng = generator(seed)
+        files = [path for path, names in self.of.items() if names]
+        paths = rng.sample(files, 2 if rng.random() < 0.1 else 1)
+        with damaged(paths, rng, named=self._named) as told:
+            content = all(one.partition(" ")[0] in CONTENT for one in told)
+            names = {name for path in paths for name in self.of[path]} if content else None
+            for name in self._readers:
+                if names is None or name in names:
+                    try:
+                        self._read(name)
+                    except Stuck:
+                        raise Stuck(f"{told}: {name}") from None
+                    except Exception as error:
+                        raise Wrong(f"{told}: {name}") from error
+            return told[0].partition(" ")[0]
+
+    def _read(self, name):
+        self._observer.active = True
+        try:
+            self._readers[name]()
+        finally:
+            self._observer.active = False
+            refused, self._observer.refused = self._observer.refused, []
+        if refused:
+            raise Wrong("; ".join(refused))
 
 
 def main(place, seed, count, within_s):
@@ -121,23 +238,28 @@ def main(place, seed, count, within_s):
     os.environ.update(HOME=str(place), COLUMNS="100", LINES="40")
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "ECHELON_RUNS_DIR", "SLURM_JOB_ID"):
         os.environ.pop(name, None)
+    cases = Cases(place)
+    gc.freeze()  # torch's half a million objects are not looked at again and again
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
     signal.signal(signal.SIGALRM, stuck)
-    done, wrong, deadline_s = 0, [], time.monotonic() + within_s
-    for one, _ in generators(seed, count):
+    done, wrong, deadline_s = Counter(), [], time.monotonic() + within_s
+    for one in range(seed, seed + count):
         if time.monotonic() > deadline_s or len(wrong) >= 10:
             break
+        print(one, flush=True)  # noqa: T201
+        # A thread, or a loop in C, hears no signal: it is shown and ended from outside.
+        faulthandler.dump_traceback_later(CASE_S + 30, exit=True)
         signal.alarm(CASE_S)
         try:
-            if found := check_case(place, one):
-                wrong.append(found)
+            done[cases.check(one)] += 1
         except (Exception, Stuck):  # noqa: BLE001  each is a finding
-            wrong.append(f"SEED={one}\n{traceback.format_exc()[-2500:]}")
+            wrong.append(f"SEED={one}\n{traceback.format_exc()[-4000:]}")
         finally:
             signal.alarm(0)
-        done += 1
-    print(json.dumps([done, wrong]))  # noqa: T201
+            faulthandler.cancel_dump_traceback_later()
+    print(json.dumps([done.total() + len(wrong), done, wrong]), flush=True)  # noqa: T201
+    os._exit(0)  # a thread that is stuck would keep it
 
 
 if __name__ == "__main__":

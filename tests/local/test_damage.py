@@ -1,48 +1,96 @@
 """Damaged and hostile files: reading ends soon, in bounded memory, with an error of its own.
 
-A finding names its case: `SEED=n`. To repeat it alone, run that one case with `run_cases`.
+A finding names its case: `SEED=n`. To repeat that one: `DAMAGE_SEED=n pytest` with this file.
 """
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 import damage_cases
+from echelon.api.runs import prepare_run
 from echelon.run.node_record import Entry, append_entries, record_path
+from echelon.spec.job_spec import JobSpec
 from echelon.train.checkpoint import Checkpointer
 from recorded import record_run
 
+CONFIG = '[clusters.alps]\npartition = "gpu"\naccount = "us"\n'
+PROJECT = """\
+cluster = "alps"
+nodes = 2
+time = "1h"
+env = { A = "1" }
 
-@pytest.fixture(scope="session")
-def place(tmp_path_factory):
-    """A home with two runs, one of them with checkpoints, and a cluster with a bad node."""
-    place = tmp_path_factory.mktemp("damage")
-    record_run(place / "runs", "good-abcd")
-    run = record_run(place / "runs", "train-abcd")
-    checkpointer = Checkpointer(run.checkpoints, rank=0, world_size=1)
+[slurm]
+batch = { hold = true }
+"""
+JOB = """\
+#!/bin/bash
+#SBATCH --nodes=2 --gpus-per-node=4
+#SBATCH --time=01:00:00
+srun torchrun --nnodes=2 --nproc-per-node=4 train.py
+"""
+
+
+@pytest.fixture(scope="module")
+def place():
+    """A home with two runs, one of them with checkpoints, a project and a cluster's bad node."""
+    memory = "/dev/shm"  # noqa: S108  commands that write would wait for a disk
+    folder = tempfile.mkdtemp(dir=memory if os.access(memory, os.W_OK) else None)
+    place = Path(folder).resolve()
+    try:
+        _furnish(place)
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def _furnish(place):
+    (place / "train.py").write_text("import torch\n")
+    record_run(place / "runs", damage_cases.WHOLE)
+    run = record_run(place / "runs", damage_cases.DAMAGED)
+    # Script and launcher as they are submitted: `resume` compares one with the other.
+    prepared, _ = prepare_run(JobSpec(script="train.py"), place / "others", place)
+    script = prepared.script.read_text().replace(str(prepared.path), str(run.path))
+    run.script.write_text(script)
+    run.launcher.rmdir()
+    prepared.launcher.rename(run.launcher)
+    checkpointer = Checkpointer(run.checkpoints, rank=0, world_size=1, best="loss")
     for step in (1, 2):
         state = {"model": {"weight": torch.full((4,), float(step))}, "step": step}
         checkpointer.save(state, step=step, own={"seed": step}, metrics={"loss": 1.0}, wait=True)
     path = record_path("cluster", {"HOME": str(place)})
     append_entries(path, [Entry(kind="excluded", node="n1", run="r", reason="bang")])
-    return place
+    state = place / ".local" / "state" / "echelon"
+    (state / "submitted").write_text(f"{'0' * 64}\n")
+    (place / ".config" / "echelon").mkdir(parents=True)
+    (place / ".config" / "echelon" / "config.toml").write_text(CONFIG)
+    (place / "echelon.toml").write_text(PROJECT)
+    (place / "job.sh").write_text(JOB)
 
 
 def run_cases(place, seed, count, within_s):
     """Run cases in a process of their own; return how many there were, and what is wrong."""
     argv = [sys.executable, damage_cases.__file__, str(place), *map(str, (seed, count, within_s))]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=Path.cwd())
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    *_, last = ["", *done.stdout.splitlines()]
+    assert done.returncode == 0, f"SEED={last}: {done.stderr[-3000:]}"
+    count, kinds, wrong = json.loads(last)
+    sys.stdout.write(f"{count} cases: {kinds}\n")
+    return count, wrong
 
 
 def test_any_damage_to_a_run_is_an_error_of_its_own_at_most(place):
-    done, wrong = run_cases(place, seed=0, count=1500, within_s=30)
-    sys.stdout.write(f"{done} cases\n")
+    only = os.environ.get("DAMAGE_SEED")
+    seed, count = (int(only), 1) if only else (0, 1500)
+    done, wrong = run_cases(place, seed=seed, count=count, within_s=60)
     assert not wrong, "\n\n".join(wrong)
     assert done
 

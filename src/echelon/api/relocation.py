@@ -14,6 +14,7 @@ from pathlib import Path
 from echelon.api.runs import check_files, may_be_named
 from echelon.api.trust import seal_script
 from echelon.core.atomic_file import encode, write_atomic
+from echelon.core.records import read_bytes
 from echelon.errors import ConflictError, UsageError
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
@@ -27,7 +28,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9._/+,@=-]+")
 def find_home(run: RunDir) -> Path:
     """Return the run directory according to the run's own files."""
     try:
-        found = _START.search(run.script.read_text("utf-8", "surrogateescape"))
+        found = _START.search(read_bytes(run.script).decode("utf-8", "surrogateescape"))
         if found:
             return Path(shlex.split(found[1])[0])
     except (OSError, ValueError):
@@ -95,7 +96,7 @@ def settle_run(run: RunDir, script: bytes) -> tuple[bytes, Path | None]:
             f"the run was moved from {home}: {'; '.join(problems)}",
             hint="restore the missing files, or start a new run: echelon submit",
         )
-    request = run.spec.read_text("utf-8", "surrogateescape")
+    request = read_bytes(run.spec).decode("utf-8", "surrogateescape")
     write_atomic(run.spec, old.sub(str(here), request))
     script = encode(old.sub(str(here), script.decode("utf-8", "surrogateescape")))
     script = seal_script(script, run)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.records import read_bytes
 from echelon.core.userstate import state_folder
 from echelon.errors import NotFoundError, NotPermittedError
 from echelon.run.directory import RunDir
@@ -31,7 +32,7 @@ def remember_script(script: bytes, environ: Mapping[str, str]) -> str:
         return "no home directory"
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
         try:
             os.write(handle, f"{_digest(script)}\n".encode())
         finally:
@@ -56,7 +57,7 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
         NotFoundError: the script is missing.
     """
     try:
-        script = run.script.read_bytes()
+        script = read_bytes(run.script)
     except OSError as error:
         raise NotFoundError(
             f"cannot read the script of the run '{run.run_id}': {error}",
@@ -92,7 +93,7 @@ def seal_script(script: bytes, run: RunDir) -> bytes:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError:
         return b""  # differs from what was submitted
 

@@ -99,6 +99,7 @@ class Part:
             "world_size": self.world_size,
             "shards": [json.loads(record.read_text()) for record in records],
         }
+        manifest["sha256"] = _digest(manifest)
         write_atomic(self.temporary / "manifest.json", dumps(manifest) + "\n")
         final = checkpoint_path(self.folder, int(self.manifest["step"]))
         # Written before, by a generation that got further than its successor: never half deleted.
@@ -199,12 +200,19 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"the checkpoint {path} is of version {version}, and this is version {VERSION}",
             hint="load it with the Echelon that wrote it",
         )
+    # Earlier checkpoints have no digest of the manifest itself.
+    if (digest := manifest.pop("sha256", None)) is not None and digest != _digest(manifest):
+        raise _damaged(path, "its manifest is not what was written")
     match manifest:
         case {"shards": [*shards], "metrics": dict(), "world_size": int(), "step": int(step)}:
             plain = "state" in manifest and all(isinstance(shard, dict) for shard in shards)
             if (form, version) == (FORMAT, VERSION) and plain and step == step_of(path):
                 return manifest
     raise _damaged(path, "its manifest is not whole, or of another step")
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(dumps(manifest).encode()).hexdigest()
 
 
 def _damaged(path: Path, why: str) -> CheckpointError:

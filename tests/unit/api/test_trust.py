@@ -7,7 +7,7 @@ import pytest
 
 from echelon.api.runs import prepare_run
 from echelon.api.trust import read_script, remember_script, seal_script
-from echelon.errors import NotFoundError, NotPermittedError
+from echelon.errors import EchelonError, NotFoundError, NotPermittedError
 from echelon.spec.merging import Layer, merge
 
 
@@ -86,3 +86,20 @@ def test_a_run_without_a_script_is_none(run, environ):
     os.remove(run.script)  # noqa: PTH107
     with pytest.raises(NotFoundError, match="cannot read the script"):
         read_script(run, environ)
+
+
+@pytest.mark.parametrize("name", ["job.sbatch", "spec.toml", "launcher", "submitted"])
+@pytest.mark.timeout(60)
+def test_a_pipe_in_a_files_place_is_not_waited_for(run, environ, tmp_path, name):
+    remember_script(run.script.read_bytes(), environ)
+    folder = tmp_path / "home/.local/state/echelon" if name == "submitted" else run.path
+    plain = name in ("spec.toml", "launcher") and not run.launcher.exists()
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    if plain:
+        assert read_script(run, environ)  # it starts nothing in there
+        return
+    with pytest.raises(EchelonError):
+        read_script(run, environ)
+    if name == "submitted":
+        assert remember_script(b"x", environ)

@@ -21,10 +21,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def change_manifest(folder, change):
+def change_manifest(folder, change, *, fits=True):
+    """Change fields of the manifest; with `fits`, its checksum does not tell."""
     path = checkpoint_path(folder, 2) / "manifest.json"
     record = json.loads(path.read_text())
     change(record)
+    if fits:
+        del record["sha256"]
     path.write_text(json.dumps(record))
 
 
@@ -90,6 +93,12 @@ HARMS = {
     "an unknown tensor": lambda f: change_manifest(
         f, lambda m: m.update(state={"$tensor": "state/other"})
     ),
+    "a state that is another": lambda f: change_manifest(
+        f, lambda m: m.update(state={"step": 7}), fits=False
+    ),
+    "a digest that is no text": lambda f: change_manifest(
+        f, lambda m: m.update(sha256=[]), fits=False
+    ),
     "a tensor whose name is a list": lambda f: change_manifest(
         f, lambda m: m.update(state={"$tensor": []})
     ),
@@ -108,6 +117,11 @@ def test_it_is_passed_over_with_one_line_that_says_why(folder, harm):
     with pytest.raises(CheckpointError, match="step-000000002"):
         checkpointer.load(step=2)
     assert Checkpointer(folder, rank=0, world_size=1).best_step() is None
+
+
+def test_a_manifest_of_an_earlier_version_has_no_digest(folder):
+    change_manifest(folder, lambda _: None)
+    assert Checkpointer(folder, rank=0, world_size=1).load().step == 2
 
 
 def test_a_folder_whose_name_is_no_step_is_none(folder):
