@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from echelon.core.units import parse_duration
-from echelon.monitor.accounting import Accounts, account, read_attempts
+from echelon.monitor.accounting import Accounts, account
 from echelon.monitor.advice import Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import RunState, headline, split_name
@@ -49,7 +49,7 @@ class Report:
 def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
     """Read all that a run has written; telemetry of some nodes alone, if it has to be quick."""
     state = RunReader(run).read()
-    accounts = account(read_attempts(run), state.seen_s)
+    accounts = account(state)
     attempt = state.attempt.number if state.attempt else 0
     generations = state.attempt.generations if state.attempt else []
     generation = generations[-1].number if generations else 0

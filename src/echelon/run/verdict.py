@@ -6,10 +6,12 @@ causes, the one that reached the controller first.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
+from echelon.core.codec import Read, Texts, decode, encode
 from echelon.core.nodes import compress
 from echelon.core.records import MOST_RANKS, to_count
 
@@ -47,33 +49,39 @@ _VICTIMS = ("lost peer", "collective time-out", "ended")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One thing that went wrong: of a rank, or of a node."""
+    """One failure, of a rank or of a node."""
 
     cause: str
     message: str
-    rank: int | None = None
+    rank: Annotated[int | None, Read(partial(to_count, below=MOST_RANKS), None)] = None
     node: str = ""
     step: int | None = None
-    exit_code: int = 1
+    exit_code: Annotated[int, Read(partial(to_count, below=256), 1)] = 1
     """What a shell would see: 128 + the number of a signal."""
     error_type: str = ""
     traceback: str = ""
     log: str = ""
-    """The rank's log, seen from the run's directory."""
+    """The rank's log file, relative to the run directory."""
     generation: int = 0
+
+
+_FAILURE = ", ".join(f"`{field.name}`" for field in fields(Failure))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Why a run ended."""
 
-    failure: Failure
-    victims: tuple[Failure, ...] = ()
-    not_retried: str = ""
-    """Why it was not tried again."""
-    advice: str = ""
-    stacks: Mapping[str, str] = field(default_factory=dict)
-    """Of a hang: each rank's."""
+    failure: Annotated[Failure, f"the first failure, an object: {_FAILURE}"]
+    victims: Annotated[tuple[Failure, ...], "failures that the first one caused"] = ()
+    not_retried: Annotated[str, "why the ranks were not started again"] = ""
+    advice: Annotated[str, "what to do about it"] = ""
+    stacks: Annotated[Texts, "for a hang: rank → its Python stack"] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, verdict: "Verdict") -> Self:
+        """Return the same verdict as this class, which may be an event."""
+        return cls(**encode(verdict))
 
 
 # --- judging ----------------------------------------------------------------------------------
@@ -140,31 +148,7 @@ def from_record(record: Any) -> Verdict:
     """
     if not isinstance(record, Mapping):
         raise ValueError("a verdict is an object")  # noqa: TRY004  damaged content
-    victims, stacks = record.get("victims"), record.get("stacks")
-    hurt = victims if isinstance(victims, list) else []
-    return Verdict(
-        failure=_failure_from(record.get("failure")),
-        victims=tuple(_failure_from(one) for one in hurt if isinstance(one, Mapping)),
-        not_retried=str(record.get("not_retried", "")),
-        advice=str(record.get("advice", "")),
-        stacks={key: str(stack) for key, stack in stacks.items()}
-        if isinstance(stacks, Mapping)
-        else {},
-    )
-
-
-def _failure_from(record: Any) -> Failure:
-    if not isinstance(record, Mapping):
-        raise ValueError("a failure is an object")  # noqa: TRY004  damaged content
-    texts = ("cause", "message", "node", "error_type", "traceback", "log")
-    code = to_count(record.get("exit_code"), below=256)
-    return Failure(
-        **{name: str(record.get(name, "")) for name in texts},
-        rank=to_count(record.get("rank"), below=MOST_RANKS),
-        step=to_count(record.get("step")),
-        exit_code=1 if code is None else code,
-        generation=to_count(record.get("generation")) or 0,
-    )
+    return decode(Verdict, record)
 
 
 def headline(failure: Failure) -> str:

@@ -4,9 +4,9 @@ from echelon.monitor.accounting import account
 from echelon.monitor.report import _newest, _rank_figures, failures, gather, make_report
 from echelon.monitor.state import AttemptState, RunState
 from echelon.run.directory import RunDir
-from echelon.run.event_log import Event
 from echelon.run.series import Sample
 from echelon.spec.job_spec import JobSpec
+from eventlines import at
 
 
 def sample(at_s, **lasts):
@@ -45,14 +45,14 @@ def test_of_a_run_that_has_not_begun_there_is_little_to_say(tmp_path):
 def test_without_a_job_the_nodes_are_ones_own_machine():
     for job, cluster in (("42", True), ("", False)):
         state = RunState(run_id="r", attempts={1: AttemptState(number=1, job_id=job)})
-        assert gather(state, account([]), {}, JobSpec()).cluster is cluster
+        assert gather(state, account(state), {}, JobSpec()).cluster is cluster
 
 
 def test_each_job_of_a_run_says_why_it_was_not_the_last():
     state = RunState(run_id="r")
 
     def feed(number, kind, **data):
-        state.feed_event(number, Event(time_s=1.0, kind=kind, data=data))
+        state.feed_event(number, at(1.0, kind, **data))
 
     feed(1, "attempt", job="7")
     feed(1, "generation", generation=0, world_size=2, nodes=1)

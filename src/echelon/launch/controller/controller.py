@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from echelon.errors import EchelonError
 from echelon.launch.agent.node_check import COMMAND_S
@@ -28,12 +28,13 @@ from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.rank_environment import job_in
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.launch.roles import role_command
+from echelon.run import events
 from echelon.run.attempts import is_left_behind, is_superseded
 from echelon.run.directory import RunDir
 from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.journal import Journal
 from echelon.run.node_record import NodeRecord, cluster_name, record_path
-from echelon.run.verdict import Failure, Verdict, judge, render, to_record
+from echelon.run.verdict import Failure, Verdict, judge, render
 from echelon.spec.job_spec import JobSpec
 
 _FENCE_S = 5.0
@@ -103,12 +104,13 @@ class Controller:
         """Carry the attempt to its end and return the exit code for the job."""
         journal = self._journal
         journal.note(
-            "attempt",
-            attempt=self._attempt,
-            pid=os.getpid(),
-            job=job_in(self._environ),
-            saved=self._saved,
-            slots=self._slots(),
+            events.AttemptStarted(
+                attempt=self._attempt,
+                pid=os.getpid(),
+                job=job_in(self._environ),
+                saved=self._saved,
+                slots=self._slots(),
+            )
         )
         with contextlib.suppress(OSError):
             self._run.verdict.unlink()  # why an earlier attempt has failed
@@ -140,7 +142,7 @@ class Controller:
             progress=saved > self._saved,
         )
         self._conclusion.promise(outcome, verdict)
-        journal.leave_outcome(asdict(outcome))
+        journal.leave_outcome(outcome)
         self._conclusion.notify(outcome, verdict)
         journal.close()
         await self._succession.leave()
@@ -237,7 +239,7 @@ class Controller:
         except EchelonError as error:  # Slurm does not answer, say
             failures = [Failure(cause="start", message=error.message, exit_code=69)]
         finally:
-            self._journal.note("slots", slots=self._slots())
+            self._journal.note(events.SlotsCounted(slots=self._slots()))
         return judge(failures) if failures else None
 
     async def _fly(self) -> None:
@@ -273,7 +275,7 @@ class Controller:
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
             number += 1
             self._failures.append(verdict.failure)
-            self._journal.note("restart", generation=number, verdict=to_record(verdict))
+            self._journal.note(events.RestartDecided(generation=number, verdict=verdict))
             told = render(verdict, run=self._run.path)
             used = f"restart {len(self._failures)} of {self._request.restarts}"
             self._journal.report(f"{used}: {told}")
@@ -333,7 +335,7 @@ class Controller:
         return self._request.procs or self._request.gpus or gpus or self._starter.ranks(node)
 
     def _note_departed(self, node: int) -> None:
-        self._journal.note("departed", node=node, slots=self._slots())
+        self._journal.note(events.NodeDeparted(node=node, slots=self._slots()))
 
     def _slots(self) -> int:
         """Return for how many ranks there is room; a node that has not come is like the others."""

@@ -15,10 +15,11 @@ from echelon.launch.controller.standby import PLANNED, RESUMABLE, decide_hand_ov
 from echelon.launch.controller.succession import Succession
 from echelon.run.attempts import Outcome
 from echelon.run.directory import RunDir
+from echelon.run.events import NotifyCommandRun, RestartDecided
 from echelon.run.history import History
 from echelon.run.journal import Journal
 from echelon.run.node_record import cluster_name, exclusions
-from echelon.run.verdict import Failure, Verdict, headline, render, to_record
+from echelon.run.verdict import Failure, Verdict, headline, render
 from echelon.spec.job_spec import JobSpec
 
 _GOES_ON = {
@@ -135,7 +136,7 @@ class Conclusion:
             return
         self._journal.settle()
         wrong = self._notifier.tell(self._journal.attempt, outcome.state, _reason(verdict))
-        self._journal.note("notified", state=outcome.state, wrong=wrong)
+        self._journal.note(NotifyCommandRun(state=outcome.state, wrong=wrong))
         if wrong:
             self._journal.report(f"{self._run.run_id}: the command of --notify: {wrong}")
 
@@ -147,7 +148,7 @@ class Conclusion:
         if verdict.failure.cause in PLANNED:
             self._journal.report(f"{name}: {verdict.failure.message}; {goes_on}")
             return
-        self._journal.note("restart", verdict=to_record(verdict))
+        self._journal.note(RestartDecided(verdict=verdict))
         self._journal.report(f"{name}: {goes_on}\n{render(verdict, run=self._run.path)}")
 
     def _tell_end(self, verdict: Verdict, why_not: str, saved: int) -> None:

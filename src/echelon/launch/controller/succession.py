@@ -15,6 +15,7 @@ from echelon.launch.backends.base import ANSWER_S
 from echelon.launch.controller.standby import Standby
 from echelon.launch.protocol.rank_environment import ON_RAY
 from echelon.run.directory import RunDir
+from echelon.run.events import MailRefused, StandbySubmitted
 from echelon.run.journal import Journal
 
 AGAIN_S = 60.0
@@ -90,9 +91,9 @@ class Mail:
             async with asyncio.timeout(ANSWER_S):
                 await asyncio.to_thread(self._slurm.set_mail, self._job_id, types)
         except EchelonError as error:
-            self._journal.note("mail", types=types, refused=error.message)
+            self._journal.note(MailRefused(types=types, refused=error.message))
         except TimeoutError:
-            self._journal.note("mail", types=types, refused="slurmctld did not answer")
+            self._journal.note(MailRefused(types=types, refused="slurmctld did not answer"))
 
 
 class NoSuccession:
@@ -154,14 +155,14 @@ class StandbySuccession:
             try:
                 attempt = await asyncio.to_thread(self._standby.submit, self._excluded)
             except UnavailableError as error:
-                self._journal.note("standby", refused=error.message)
+                self._journal.note(StandbySubmitted(refused=error.message))
                 await asyncio.sleep(AGAIN_S)
             except EchelonError as error:  # a limit on jobs, say: it will be so the next time too
-                self._journal.note("standby", refused=error.message)
+                self._journal.note(StandbySubmitted(refused=error.message))
                 self._journal.report(f"no job waits to take over from this one: {error.message}")
                 return
             else:
-                self._journal.note("standby", job=attempt.job_id, attempt=attempt.number)
+                self._journal.note(StandbySubmitted(job=attempt.job_id, attempt=attempt.number))
                 return
 
     def assured(self) -> bool:

@@ -6,7 +6,7 @@ of its time counts as productive.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from echelon.launch.protocol.messages import RankExited
 from echelon.launch.protocol.rank_shm import RankShm
@@ -97,6 +97,18 @@ def steps_of(gone: RankExited) -> int:
     return max(0, gone.step - first) if first >= 0 else 0
 
 
+class Spent(TypedDict):
+    """The fields of the event `GenerationEnded`, but for its number."""
+
+    ranks: int
+    known: int
+    again: bool
+    seconds: dict[str, float]
+    first: NotRequired[int]
+    last: NotRequired[int]
+    steps_s: NotRequired[float]
+
+
 class Spending:
     """What the ranks of one generation did with their time. Pure: it is told when what happens."""
 
@@ -128,12 +140,11 @@ class Spending:
             self._lost_s.append(now_s - self._began_s)
             self._failed_s = min(self._failed_s, now_s)
 
-    def record(self, now_s: float, *, again: bool) -> dict[str, Any]:
-        """Return it for an event, once all are gone: seconds by phase, over all ranks.
+    def record(self, now_s: float, *, again: bool) -> Spent:
+        """Return the sums over all ranks, once all are gone.
 
-        Whether ranks are to be started `again` says what the time is that the first to go waited.
-
-        What is missing from ranks times duration is from one's exit to the end of all.
+        What is missing from ranks times duration is the time from a rank's exit to the end of the
+        last one. `again`, whether ranks are started again, says what that time counts as.
         """
         for rank in sorted(self._here):
             self.lose(rank, now_s)
@@ -145,8 +156,14 @@ class Spending:
         until_s = min(now_s, self._failed_s)
         total[IDLE] = sum(max(0.0, until_s - left_s) for left_s, _ in self._left)
         seconds = {phase: round(spent_s, 6) for phase, spent_s in total.items()}
-        counts = {"ranks": self._count, "known": len(self._left)}
-        return {**counts, "again": again, "seconds": seconds, **self._steps()}
+        spent = Spent(ranks=self._count, known=len(self._left), again=again, seconds=seconds)
+        if trained := [gone for _, gone in self._left if gone.spent.get("first", -1) >= 0]:
+            steps = sum(steps_of(gone) for gone in trained)
+            productive_us = sum(split(gone)[PRODUCTIVE] for gone in trained)
+            spent["first"] = max(gone.spent["first"] for gone in trained)
+            spent["last"] = max(spent["first"], min(gone.step for gone in trained))
+            spent["steps_s"] = round(productive_us / 1e6 / steps, 6) if steps else 0.0
+        return spent
 
     def _add_lost(self, total: dict[str, float]) -> None:
         """Let the lost have done as the others did; of a lost generation nothing is known."""
@@ -154,15 +171,3 @@ class Spending:
         whole, lost_s = sum(known.values()), sum(self._lost_s)
         for phase, spent_s in known.items():
             total[phase] += lost_s * spent_s / whole
-
-    def _steps(self) -> dict[str, Any]:
-        """Return from which step to which all ranks came, and seconds of a rank for each."""
-        trained = [gone for _, gone in self._left if gone.spent.get("first", -1) >= 0]
-        if not trained:
-            return {}
-        first = max(gone.spent["first"] for gone in trained)
-        last = max(first, min(gone.step for gone in trained))
-        steps = sum(steps_of(gone) for gone in trained)
-        productive_us = sum(split(gone)[PRODUCTIVE] for gone in trained)
-        steps_s = round(productive_us / 1e6 / steps, 6) if steps else 0.0
-        return {"first": first, "last": last, "steps_s": steps_s}

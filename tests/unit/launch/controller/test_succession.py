@@ -15,8 +15,8 @@ class _Journal:
     def __init__(self):
         self.noted = []
 
-    def note(self, kind, **data):
-        self.noted.append((kind, data))
+    def note(self, event):
+        self.noted.append(event)
 
     def report(self, text):
         pass
@@ -94,7 +94,7 @@ def test_where_slurm_refuses_mail_the_run_goes_on(tmp_path):
     succession, _ = make(tmp_path, "standby", update=refused)
     journal = _Journal()
     carry(succession, wanted=True, journal=journal)
-    assert [data["types"] for kind, data in journal.noted if kind == "mail"] == ["END,FAIL", "NONE"]
+    assert [event.types for event in journal.noted if event.kind == "mail"] == ["END,FAIL", "NONE"]
 
 
 def test_where_slurm_does_not_queue_the_job_again_its_end_is_told(tmp_path):

@@ -9,6 +9,7 @@ from echelon.launch.pool import agent_pool as module
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Hello, Note, Pulse
+from echelon.run.events import AgentNote, Heartbeat
 
 HELLO = Hello(node=0, name="n", host="h", addresses=[])
 
@@ -20,13 +21,10 @@ def noted():
 
 @pytest.fixture
 def crew(noted):
-    def note(kind, **data):
-        noted.append({"kind": kind, **data})
-
     def report(text):
         noted.append(text)
 
-    return AgentPool(LocalStarter(None, 1), HangWatch(0), note, report)
+    return AgentPool(LocalStarter(None, 1), HangWatch(0), noted.append, report)
 
 
 async def join(crew):
@@ -65,7 +63,7 @@ def test_it_is_written_down_that_the_run_goes_on(crew, noted, monkeypatch):
             await crew._keep_pulse()
 
     asyncio.run(scenario())
-    assert noted[1:] == [{"kind": "alive", "generation": 1, "step": 25}] * 2
+    assert noted[1:] == [Heartbeat(generation=1, step=25)] * 2
 
 
 def test_what_a_node_has_to_say_is_written_down_and_told_at_once(crew, noted):
@@ -76,6 +74,6 @@ def test_what_a_node_has_to_say_is_written_down_and_told_at_once(crew, noted):
 
     asyncio.run(scenario())
     assert noted[1:] == [
-        {"kind": "note", "node": 0, "text": "its GPU does nothing"},
+        AgentNote(node=0, text="its GPU does nothing"),
         "n: its GPU does nothing",
     ]
