@@ -10,7 +10,7 @@ import os
 import random
 
 from echelon.run.directory import RunDir
-from echelon.run.event_log import Event, render_event
+from echelon.run.event_log import Unknown, render_event
 from echelon.run.series import Sample, render_sample
 
 SLOW = 413
@@ -42,7 +42,7 @@ class SimulatedRun:
     # --- what its processes write ---------------------------------------------------------------
 
     def _event(self, at_s, kind, **data):
-        return f"{render_event(Event(time_s=at_s, kind=kind, data=data))}\n"
+        return f"{render_event(at_s, Unknown(kind=kind, data=data))}\n"
 
     def _write_events(self):
         began_s, ranks = self._began_s, self.ranks

@@ -7,14 +7,16 @@ from echelon.api.runs import render_spec
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
 from echelon.launch.backends.ray.status import NODES, Place, Status
-from echelon.run.attempts import own_attempt, submit_attempt
+from echelon.run import events
+from echelon.run.attempts import Outcome, own_attempt, submit_attempt
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 from echelon.run.journal import Journal
 from echelon.run.rank_logs import LogClock
 from echelon.run.series import Sample, SeriesWriter
-from echelon.run.verdict import Failure, Verdict, to_record
+from echelon.run.verdict import Failure, Verdict
 from echelon.spec.job_spec import JobSpec
+from eventlines import raw
 
 BEGAN_S = 1_700_000_000.0
 RANKS = 2
@@ -55,33 +57,32 @@ def _write_attempt(run, number, text):
     verdict = Verdict(failure=failure, victims=(victim,), not_retried=text, stacks={"0": text})
     journal = Journal(run, number, lambda _: None)
     note = journal.note
-    note("attempt", attempt=number, pid=1, job="", saved=-1, slots=RANKS)
-    note("joined", node=0, name="node0", pid=2, gpus=0)
-    note("slots", slots=RANKS)
-    note("note", node=0, text=text)
+    note(events.AttemptStarted(attempt=number, pid=1, job="", saved=-1, slots=RANKS))
+    note(events.AgentJoined(node=0, name="node0", pid=2, gpus=0))
+    note(events.SlotsCounted(slots=RANKS))
+    note(events.AgentNote(node=0, text=text))
     for generation in (0, 1):
-        note("generation", generation=generation, world_size=RANKS, nodes=1)
+        note(events.GenerationStarted(generation=generation, world_size=RANKS, nodes=1))
         for rank in range(RANKS):
-            note("rank", rank=rank, generation=generation, pid=3 + rank, warm=False)
-        note("alive", generation=generation, step=5)
-        note("exited", rank=1, generation=generation, code=1, signal=0, step=7)
-        seconds = {"productive": 3.0, "data": 1.0}
+            note(events.RankStarted(rank=rank, generation=generation, pid=3 + rank, warm=False))
+        note(events.Heartbeat(generation=generation, step=5))
+        note(events.RankExited(rank=1, generation=generation, code=1, signal=0, step=7))
         note(
-            "spent",
-            generation=generation,
-            ranks=RANKS,
-            known=RANKS,
-            again=not generation,
-            seconds=seconds,
-            first=0,
-            last=7,
-            steps_s=0.5,
+            events.GenerationEnded(
+                generation=generation,
+                ranks=RANKS,
+                known=RANKS,
+                again=not generation,
+                seconds={"productive": 3.0, "data": 1.0},
+                first=0,
+                last=7,
+                steps_s=0.5,
+            )
         )
         if not generation:
-            note("restart", verdict=to_record(verdict), generation=1)
+            note(events.RestartDecided(verdict=verdict, generation=1))
     journal.leave_verdict(verdict)
-    outcome = {"state": "FAILED", "exit_code": 1, "next": "", "why": failure.message}
-    journal.leave_outcome(outcome)
+    journal.leave_outcome(Outcome(state="FAILED", exit_code=1, why=failure.message))
     journal.close()
     place = Place(id="a", name="node0", address="127.0.0.1")
     write_atomic(run.attempt(number) / NODES, Status(pid=1, places={0: place}).render())
@@ -98,7 +99,7 @@ def _measure(run, text):
     with EventWriter(run.metrics, clock=lambda: BEGAN_S) as metrics:
         for step in range(3):
             values = {"loss": 1.0 / (step + 1), "rate": 5.0, text[:20]: float("nan")}
-            metrics.write("step", step=step, epoch=0, epochs=1, done=step, length=3, metrics=values)
+            metrics.write(raw("step", step=step, epochs=1, done=step, length=3, metrics=values))
     (run.path / "telemetry").mkdir()
     writer = SeriesWriter(partial(run.telemetry, 2, 0), lines=6)
     for second in range(20):

@@ -10,8 +10,6 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from echelon.run.event_kinds import CONTROLLER, find_fault
-
 TIMEOUT_S = 120.0
 _NOT_OURS = (
     *("SLURM", "PYTEST", "ECHELON", "TORCHELASTIC", "VIRTUAL_ENV"),
@@ -115,11 +113,7 @@ def read_events(run: Path) -> list[dict]:
         lines = (run / "events" / "controller-1.jsonl").read_text().splitlines()
     except FileNotFoundError:
         return []
-    events = [json.loads(line) for line in lines]
-    for event in events:
-        fault = find_fault(CONTROLLER, event["kind"], frozenset(event) - {"time", "kind"})
-        assert not fault, f"not as run/event_kinds.py has it: {fault}"
-    return events
+    return [json.loads(line) for line in lines]
 
 
 def _comparable(text: str, folder: Path) -> str:

@@ -18,8 +18,11 @@ import variables
 
 from echelon.cli.main import app
 from echelon.cli.options import GROUPS, POSITIONAL, SPELLING
+from echelon.core.codec import describe
 from echelon.launch.protocol.rank_environment import PRIVATE
-from echelon.run.event_kinds import CONTROLLER, METRICS, Kind
+from echelon.run.event_log import Event
+from echelon.run.events import ControllerEvent
+from echelon.run.metrics import MetricEvent
 from echelon.spec.job_spec import KEYS, JobSpec, show_value
 from echelon.spec.readers import OneOf
 
@@ -222,10 +225,11 @@ _EVENTS = """\
 # Events
 {made}
 
-A run's directory holds what happened, one JSON object per line, each file with one writer that only
-appends ([the other files](../control-plane.md)). Each has `time` (seconds since the epoch, by its
-writer's clock) and `kind`; the last line of a file may be unfinished while it is written. What is
-measured of nodes, GPUs and ranks is in `telemetry/`: [telemetry](../telemetry.md).
+These files of a run directory hold one JSON object per line. Each file has one writer, which only
+appends ([the other files](../control-plane.md)). Every object has `time` (seconds since the epoch,
+by its writer's clock) and `kind`. The last line of a file may be incomplete while it is being
+written. Skip kinds and fields that you do not know: later versions may add some. Measurements of
+nodes, GPUs and ranks are in `telemetry/`: [telemetry](../telemetry.md).
 
 ## `events/controller-<attempt>.jsonl`
 Written by the controller of each attempt.
@@ -241,17 +245,19 @@ Written by rank 0 of a script that uses the Trainer.
 
 def render_events() -> str:
     """Return the page of events."""
-    return _EVENTS.format(made=_MADE, controller=_kinds(CONTROLLER), metrics=_kinds(METRICS))
+    return _EVENTS.format(
+        made=_MADE, controller=_kinds(ControllerEvent), metrics=_kinds(MetricEvent)
+    )
 
 
-def _kinds(kinds: Mapping[str, Kind]) -> str:
+def _kinds(events: type[Event]) -> str:
     parts = []
-    for name, kind in kinds.items():
+    for kind, event in events.kinds.items():
         rows = [
-            [f"`{field}`" + (" (not always)" if field in kind.sometimes else ""), _cell(about)]
-            for field, about in kind.fields.items()
+            [f"`{field.name}`" + (" (optional)" if field.optional else ""), _cell(field.about)]
+            for field in describe(event)
         ]
-        parts.append(f"### {name}\n{kind.about}\n\n{_table(['field', 'meaning'], rows)}")
+        parts.append(f"### {kind}\n{event.__doc__}\n\n{_table(['field', 'meaning'], rows)}")
     return "\n\n".join(parts)
 
 

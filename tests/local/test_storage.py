@@ -17,6 +17,7 @@ from echelon.core.waiting import wait_until
 from echelon.launch.controller.generation import END_S
 from echelon.launch.protocol.link import SILENCE_S
 from echelon.run.event_log import EventReader
+from echelon.run.events import ControllerEvent
 from local.liverun import live_run
 from rig import SBIN, do_without, require, require_root
 
@@ -95,11 +96,11 @@ def disk(tmp_path):
 
 
 def events(run):
-    return EventReader(run.path / "events" / "controller-1.jsonl").read()
+    return EventReader(run.path / "events" / "controller-1.jsonl", ControllerEvent).read()
 
 
 def kinds(run):
-    return [event.kind for event in events(run)]
+    return [record.event.kind for record in events(run)]
 
 
 def outcome(run):

@@ -10,20 +10,20 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from echelon.cli import console
 from echelon.core.jobs import describe_job, is_job_id
 from echelon.core.progressbar import Standing, render_standing
-from echelon.core.records import to_count, to_number
 from echelon.core.visible import settled
 from echelon.errors import EchelonError, NotFoundError, UnavailableError
 from echelon.run.background_writer import AWAY
 from echelon.run.event_log import EventReader
+from echelon.run.metrics import MetricEvent, StepLogged
 from echelon.run.rank_logs import RunLogs, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from echelon.clusters.base import Cluster
     from echelon.core.jobs import Job
@@ -307,7 +307,7 @@ class _Bar:
 
     def __init__(self, run: "RunDir") -> None:
         watched = sys.stderr and sys.stderr.isatty()
-        self._metrics = EventReader(run.metrics) if watched else None
+        self._metrics = EventReader(run.metrics, MetricEvent) if watched else None
         self._text, self._drawn = "", False
 
     def hide(self) -> None:
@@ -319,9 +319,9 @@ class _Bar:
     def draw(self) -> None:
         if self._metrics is None:
             return
-        for event in self._metrics.read():
-            if event.kind == "step":
-                self._text, self._drawn = render_standing(_standing(event.data), bar=True), False
+        for record in self._metrics.read():
+            if isinstance(record.event, StepLogged):
+                self._text, self._drawn = render_standing(_standing(record.event), bar=True), False
         if self._text and not self._drawn:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r{self._text[:width]}\x1b[K")
@@ -329,17 +329,15 @@ class _Bar:
             self._drawn = True
 
 
-def _standing(data: "Mapping[str, Any]") -> Standing:
-    """Return the last reported progress; records of other versions may lack fields."""
-    told = data.get("metrics")
-    metrics = told if isinstance(told, dict) else {}
+def _standing(event: StepLogged) -> Standing:
+    """Return how far a training is; events of other versions may lack fields."""
     return Standing(
-        epoch=(to_count(data.get("epoch")) or 0) + 1,
-        epochs=to_count(data.get("epochs")) or 1,
-        done=to_count(data.get("done")) or 0,
-        length=to_count(data.get("length")) or 1,
-        rate=to_number(metrics.get("rate"), 0.0),
-        left_s=to_number(data.get("left_s"), 0.0),
-        loss=to_number(metrics.get("loss"), float("nan")),
-        unit="batches" if data.get("unit") == "batches" else "samples",
+        epoch=event.epoch + 1,
+        epochs=event.epochs or 1,
+        done=event.done,
+        length=event.length or 1,
+        rate=event.metrics.get("rate", 0.0),
+        left_s=event.left_s,
+        loss=event.metrics.get("loss", math.nan),
+        unit="batches" if event.unit == "batches" else "samples",
     )

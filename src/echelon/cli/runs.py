@@ -221,7 +221,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     """
     from echelon.api.runs import current_job  # noqa: PLC0415
     from echelon.cli.following import MOST_NODES  # noqa: PLC0415
-    from echelon.monitor.accounting import account, read_attempts  # noqa: PLC0415
+    from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import RunReader  # noqa: PLC0415
     from echelon.run.attempts import attempts, is_of_use  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
@@ -240,7 +240,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
         "directory": str(found.path.absolute()),
     }
-    accounts = account(read_attempts(found), seen.seen_s)
+    accounts = account(seen)
     if as_json:
         effective = None if accounts.effective is None else round(accounts.effective, 4)
         console.print_json({**facts, "effective": effective, "time": accounts.seconds})

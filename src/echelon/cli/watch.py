@@ -53,11 +53,10 @@ class _Screen:
     """Collects what is shown of a run."""
 
     def __init__(self, run: "RunDir") -> None:
-        from echelon.monitor.accounting import AttemptsReader  # noqa: PLC0415
         from echelon.monitor.reading import RunReader  # noqa: PLC0415
         from echelon.run.rank_logs import RunLogs  # noqa: PLC0415
 
-        self._reader, self._events = RunReader(run), AttemptsReader(run)
+        self._reader = RunReader(run)
         self._logs = RunLogs(run.logs, recent=_RECENT)
         self._lines = deque[str](maxlen=_LOGS)
 
@@ -68,11 +67,10 @@ class _Screen:
         state = self._reader.read()
         for line in self._logs.read(over=False, now_s=time.time()):
             self._lines.append(f"{line.rank}: {settled(line.text)}")
-        self._events.read()
         return View(
             state=state,
             history=self._reader.history,
-            effective=account(self._events.attempts(), state.seen_s).render(),
+            effective=account(state).render(),
             logs=tuple(self._lines),
             now_s=time.time(),
         )

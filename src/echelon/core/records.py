@@ -113,8 +113,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def to_count(value: Any, *, below: int = MOST_COUNT) -> int | None:
     """Return a whole number that is not negative and not absurd; None for anything else."""
-    plain = isinstance(value, int) and not isinstance(value, bool)
-    return value if plain and 0 <= value < below else None
+    return value if type(value) is int and 0 <= value < below else None  # a bool is none
 
 
 def to_number(value: Any, default: float) -> float:

@@ -1,43 +1,30 @@
-"""Where the time of a run went: each second of each slot of a rank has one purpose.
+"""Where the time of a run went: each second of each slot counts towards one category.
 
-A slot is a GPU, or a CPU rank where there is none, from the start of an attempt's controller to its
-end. It all comes from the controllers' events. Times are compared within one controller's file
-only, with the exception of the queue, whose beginning nobody there has seen.
+A slot is a GPU, or a CPU rank if there are no GPUs, from the start of an attempt's controller to
+its end. Times are compared within one controller only. The exception is the queue: its start is
+known from the submission.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from echelon.core.records import MOST_COUNT, MOST_RANKS, read_record, to_count
 from echelon.launch.protocol.time_accounting import IDLE, PHASES, PRODUCTIVE, REDONE, RESTART
-from echelon.run.directory import RunDir
-from echelon.run.event_log import Event, EventReader
+from echelon.monitor.state import GenerationState, RunState, TimedEvent, Timeline
+from echelon.run.events import AttemptStarted, GenerationEnded, NodeDeparted, SlotsCounted
 
 QUEUE, LAUNCH = "queue", "launch"
 CATEGORIES = (QUEUE, LAUNCH, *PHASES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptEvents:
-    """What is known of one attempt."""
-
-    submitted_s: float | None = None
-    """When it was queued, in seconds since the epoch; None when nobody wrote it down."""
-    events: Sequence[Event] = ()
-    """Of its controller."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Accounts:
-    """Where the time went. Whole microseconds, so that nothing is lost in adding up."""
+    """Where the time went. In whole microseconds, so that sums are exact."""
 
     spent_us: Mapping[str, int]
-    """By category. All but the queue are times of slots, and add up to what was allocated; the
-    queue is the time on the clock."""
+    """By category. The queue is wall-clock time; the others are times of slots, and add up to what
+    was allocated."""
     allocated_us: int
-    """Slots, times how long they were there."""
+    """The sum of the slots' lifetimes."""
     gpus: bool = False
     """Whether slots are GPUs."""
 
@@ -47,121 +34,87 @@ class Accounts:
 
     @property
     def effective(self) -> float | None:
-        """Share of the allocated time that was productive; None when nothing was allocated."""
+        """Share of the allocated time that was productive; None if nothing was allocated."""
         return self.spent_us[PRODUCTIVE] / self.allocated_us if self.allocated_us else None
 
     def render(self) -> str:
-        """Return a line for people; empty when there is nothing to say."""
+        """Return a line for people; empty if nothing was allocated."""
         if self.effective is None:
             return ""
         unit = "GPU" if self.gpus else "rank"
         return f"{100 * self.effective:.0f} % of {self.allocated_us / 1e6:,.0f} {unit}-seconds"
 
 
-@dataclass(slots=True, kw_only=True)
-class _Generation:
-    """One set of ranks, while it is read."""
-
-    number: int
-    began_us: int
-    ranks: int
-    steps: list[tuple[int, int]] = field(default_factory=list)
-    """When it was at which step."""
-    spent_us: dict[str, int] = field(default_factory=dict)
-    first: int | None = None
-    last: int = 0
-    step_us: float = 0.0
-    """Of one rank."""
-
-    def end(self, now_us: int, spent: Mapping[str, Any] | None) -> None:
-        """Account for all of it; by what its ranks said, if that is known."""
-        whole = self.ranks * (now_us - self.began_us)
-        if spent is None:
-            self.spent_us = {PRODUCTIVE: whole}
-            self._guess_pace()
-            return
-        self.spent_us = _fit(_phases(spent), whole)
-        rest = RESTART if spent.get("again") is True else IDLE
-        self.spent_us[rest] += whole - sum(self.spent_us.values())
-        first, last = to_count(spent.get("first")), to_count(spent.get("last"))
-        if first is not None and last is not None:
-            self.first, self.last = first, last
-            self.step_us = 1e6 * _number(spent.get("steps_s"))
-
-    def _guess_pace(self) -> None:
-        """Take the steps of one that vanished from what was written down while it lived."""
-        if self.steps:
-            (from_us, self.first), (to_us, self.last) = self.steps[0], self.steps[-1]
-            self.step_us = (to_us - from_us) / max(1, self.last - self.first)
-
-    def redo_from(self, step: int) -> None:
-        """Take back steps that were done again, because the ranks after it began at this one."""
-        if self.first is None:
-            return
-        lost = max(0, self.last - max(self.first, step))
-        redone = min(self.spent_us[PRODUCTIVE], round(lost * self.step_us * self.ranks))
-        self.spent_us[PRODUCTIVE] -= redone
-        self.spent_us[REDONE] = self.spent_us.get(REDONE, 0) + redone
-
-
-@dataclass(slots=True, kw_only=True)
-class _Session:
-    """One life of a controller; a job that was queued again has several in one file."""
-
-    began_us: int
-    ended_us: int
-    allocated_us: int
-    generations: list[_Generation]
-    spent_us: dict[str, int]
-    """What is no rank's."""
-
-
-def account(attempts: Sequence[AttemptEvents], seen_s: float = 0.0) -> Accounts:
+def account(state: RunState) -> Accounts:
     """Return where the time of a run went, over all its attempts.
 
-    A controller that vanished is counted until its last event, and what its last ranks did, which
-    nobody has said, as productive; but the steps that had to be done again are not.
-
-    Args:
-        attempts: the first one first.
-        seen_s: when a run that goes on was last seen alive, by its controller's clock: its time
-            counts until then.
+    An attempt whose controller vanished counts until its last event, or until its nodes were last
+    measured if it is the newest. Nobody reported what its last ranks did: that counts as
+    productive, except for the steps that were done again.
     """
     total = dict.fromkeys(CATEGORIES, 0)
     generations: list[_Generation] = []
     allocated_us, before_us = 0, 0
-    for attempt in _prolong(attempts, seen_s):
-        submitted_us = _micros(attempt.submitted_s)
-        for session in map(_read_session, _sessions(attempt.events)):
+    for _, attempt in sorted(state.attempts.items()):
+        submitted_us = _micros(attempt.submitted_s or 0.0)
+        goes_on = attempt is state.attempt and attempt.ended_s is None
+        for timeline in attempt.timelines:
+            last = goes_on and timeline is attempt.timelines[-1]
+            session = _Session(timeline, state.seen_s if last else 0.0)
             # The next attempt may be in the queue while the last one still runs.
             if waits_us := max(submitted_us, before_us):
                 total[QUEUE] += max(0, session.began_us - waits_us)
-            before_us = session.ended_us
+            before_us = session.now_us
             allocated_us += session.allocated_us
             _add(total, session.spent_us)
             generations += session.generations
     _find_redone(generations)
     for generation in generations:
         _add(total, generation.spent_us)
-    joined = [event for attempt in attempts for event in attempt.events if event.kind == "joined"]
-    gpus = any(event.data.get("gpus") for event in joined)
+    gpus = any(attempt.gpus for attempt in state.attempts.values())
     return Accounts(spent_us=total, allocated_us=allocated_us, gpus=gpus)
 
 
-def _prolong(attempts: Sequence[AttemptEvents], seen_s: float) -> Sequence[AttemptEvents]:
-    """Let the last attempt, if nobody has ended it, last until it was seen."""
-    if not attempts or not attempts[-1].events:
-        return attempts
-    *earlier, newest = attempts
-    last = newest.events[-1]
-    if last.kind == "ended" or last.time_s >= seen_s:
-        return attempts
-    events = [*newest.events, Event(time_s=seen_s, kind="seen", data={})]
-    return [*earlier, replace(newest, events=events)]
+@dataclass(slots=True, kw_only=True)
+class _Generation:
+    """The account of one generation of ranks."""
+
+    state: GenerationState
+    began_us: int
+    spent_us: dict[str, int] = field(default_factory=dict)
+    first: int | None = None
+    last: int = 0
+    step_us: float = 0.0
+    """Time of one rank for one step."""
+
+    def end(self, now_us: int, ended: GenerationEnded | None) -> None:
+        """Account for all its time, by what its ranks reported if that is known."""
+        whole = self.state.ranks * (now_us - self.began_us)
+        if ended is None:
+            self.spent_us = {PRODUCTIVE: whole}
+            if beats := self.state.beats:  # of a generation that vanished
+                (from_s, self.first), (to_s, self.last) = beats[0], beats[-1]
+                self.step_us = _micros(to_s - from_s) / max(1, self.last - self.first)
+            return
+        phases = {phase: _micros(ended.seconds.get(phase, 0.0)) for phase in PHASES}
+        self.spent_us = _fit(phases, whole)
+        self.spent_us[RESTART if ended.again else IDLE] += whole - sum(self.spent_us.values())
+        if ended.first is not None and ended.last is not None:
+            self.first, self.last = ended.first, ended.last
+            self.step_us = 1e6 * (ended.steps_s or 0.0)
+
+    def redo_from(self, step: int) -> None:
+        """Take back the steps that were done again, because later ranks started at this one."""
+        if self.first is None:
+            return
+        lost = max(0, self.last - max(self.first, step))
+        redone = min(self.spent_us[PRODUCTIVE], round(lost * self.step_us * self.state.ranks))
+        self.spent_us[PRODUCTIVE] -= redone
+        self.spent_us[REDONE] = self.spent_us.get(REDONE, 0) + redone
 
 
 def _find_redone(generations: Sequence[_Generation]) -> None:
-    """Let each step count once: what a later generation went back behind was done in vain."""
+    """Count each step once: what a later generation did again was done in vain before."""
     resumed: int | None = None
     for generation in reversed(generations):
         if resumed is not None:
@@ -170,117 +123,74 @@ def _find_redone(generations: Sequence[_Generation]) -> None:
             resumed = generation.first if resumed is None else min(resumed, generation.first)
 
 
-def _sessions(events: Sequence[Event]) -> Iterator[list[Event]]:
-    """Divide a file where a controller begins."""
-    session: list[Event] = []
-    for event in events:
-        if event.kind == "attempt" and session:
-            yield session
-            session = []
-        session.append(event)
-    if session:
-        yield session
+class _Session:
+    """The account of one controller process, apart from its generations' own."""
 
-
-class _Reader:
-    """Reads one life of a controller, event by event."""
-
-    def __init__(self, began_us: int, slots: int) -> None:
-        self._now_us, self._slots = began_us, slots
+    def __init__(self, timeline: Timeline, seen_s: float) -> None:
+        self.began_us = self.now_us = _micros(timeline.began_s)
+        self.allocated_us = 0
+        self.generations: list[_Generation] = []
+        self.spent_us = {LAUNCH: 0, RESTART: 0, IDLE: 0}
+        self._slots = _first_slots(timeline)
         self._running: _Generation | None = None
-        self._session = _Session(
-            began_us=began_us,
-            ended_us=began_us,
-            allocated_us=0,
-            generations=[],
-            spent_us={LAUNCH: 0, RESTART: 0, IDLE: 0},
-        )
-        self._between = LAUNCH
-        """What the time is in which no ranks are there."""
         self._held_us = 0
-        """The same time, of all slots, since there were ranks."""
-
-    def read(self, event: Event) -> None:
-        self._pass_time(_micros(event.time_s))
-        number = to_count(event.data.get("generation")) or 0
-        if event.kind in ("slots", "departed"):
-            told = to_count(event.data.get("slots"))
-            self._slots = self._slots if told is None else told
-        elif event.kind == "generation":
-            self._end_ranks(None)
-            self._spend(self._between, self._held_us)
-            self._between, self._held_us = RESTART, 0
-            ranks = to_count(event.data.get("world_size"), below=MOST_RANKS) or 0
-            self._running = _Generation(number=number, began_us=self._now_us, ranks=ranks)
-            self._session.generations.append(self._running)
-        elif self._running is None or number != self._running.number:
-            return
-        elif event.kind == "spent":
-            self._end_ranks(event.data)
-        elif event.kind == "alive" and (step := to_count(event.data.get("step"))) is not None:
-            self._running.steps.append((self._now_us, step))
-
-    def end(self) -> _Session:
+        """Time of all slots since there were ranks."""
+        for time_s, event in timeline.events:
+            self._pass_time(time_s)
+            self._read(event)
+        self._pass_time(max(timeline.seen_s, seen_s))
         self._end_ranks(None)
-        self._spend(IDLE if self._session.generations else LAUNCH, self._held_us)
-        self._session.ended_us = self._now_us
-        return self._session
+        self.spent_us[IDLE if self.generations else LAUNCH] += self._held_us
 
-    def _pass_time(self, now_us: int) -> None:
-        passed_us = max(0, now_us - self._now_us)  # a clock may have been set back
-        self._now_us += passed_us
-        ranks = self._running.ranks if self._running else 0
+    def _read(self, event: TimedEvent) -> None:
+        match event:
+            case SlotsCounted(slots=slots) | NodeDeparted(slots=slots) if slots >= 0:
+                self._slots = slots
+            case GenerationState():
+                self._end_ranks(None)
+                self.spent_us[RESTART if self.generations else LAUNCH] += self._held_us
+                self._held_us = 0
+                self._running = _Generation(state=event, began_us=self.now_us)
+                self.generations.append(self._running)
+            case GenerationEnded(generation=number):
+                if self._running and self._running.state.number == number:
+                    self._end_ranks(event)
+
+    def _pass_time(self, time_s: float) -> None:
+        passed_us = _micros(time_s) - self.now_us
+        self.now_us += passed_us
+        ranks = self._running.state.ranks if self._running else 0
         slots = max(self._slots, ranks)  # ranks are there until their end is known
-        self._session.allocated_us += slots * passed_us
+        self.allocated_us += slots * passed_us
         if self._running:
-            self._spend(IDLE, (slots - ranks) * passed_us)
+            self.spent_us[IDLE] += (slots - ranks) * passed_us
         else:
             self._held_us += slots * passed_us
 
-    def _end_ranks(self, spent: Mapping[str, Any] | None) -> None:
+    def _end_ranks(self, ended: GenerationEnded | None) -> None:
         if self._running:
-            self._running.end(self._now_us, spent)
+            self._running.end(self.now_us, ended)
             self._running = None
 
-    def _spend(self, category: str, us: int) -> None:
-        self._session.spent_us[category] += us
 
-
-def _read_session(events: Sequence[Event]) -> _Session:
-    reader = _Reader(_micros(events[0].time_s), _first_slots(events))
-    for event in events:
-        reader.read(event)
-    return reader.end()
-
-
-def _first_slots(events: Sequence[Event]) -> int:
-    """Return how many there were at first; it is known for sure when the nodes have come."""
-    guess, used = 0, 0
-    for event in events:
-        slots = to_count(event.data.get("slots")) or 0
-        if event.kind == "attempt":
-            guess = left = slots
-        elif event.kind == "departed" and guess:
-            left = slots
-        elif event.kind == "slots":
-            return slots + (max(0, guess - left) if guess else 0)
-        elif event.kind == "generation":
-            used = to_count(event.data.get("world_size"), below=MOST_RANKS) or 0
-            break
-    return max(guess, used)
-
-
-# --- numbers that somebody has written --------------------------------------------------------
-
-
-def _phases(spent: Mapping[str, Any]) -> dict[str, int]:
-    told = spent.get("seconds")
-    known = told if isinstance(told, Mapping) else {}
-    return {phase: _micros(known.get(phase)) for phase in PHASES}
+def _first_slots(timeline: Timeline) -> int:
+    """Return how many slots there were at first; that is certain once all agents have joined."""
+    guess = left = 0
+    for _, event in timeline.events:
+        match event:
+            case AttemptStarted(slots=slots):
+                guess = left = max(0, slots)
+            case NodeDeparted(slots=slots):
+                left = max(0, slots)
+            case SlotsCounted(slots=slots):
+                return max(0, slots) + (max(0, guess - left) if guess else 0)
+            case GenerationState(ranks=ranks):
+                return max(guess, ranks)
+    return guess
 
 
 def _fit(spent_us: dict[str, int], whole: int) -> dict[str, int]:
-    """Shrink times that are more than there was: clocks of two machines differ a little."""
+    """Shrink times whose sum exceeds the whole: the clocks of two machines differ a little."""
     found = sum(spent_us.values())
     if found <= whole:
         return spent_us
@@ -292,54 +202,5 @@ def _add(total: dict[str, int], spent_us: Mapping[str, int]) -> None:
         total[category] += us
 
 
-def _number(value: Any) -> float:
-    """Return a time that was written down; 0 when it is none."""
-    return float(value) if isinstance(value, int | float) and 0 < value < MOST_COUNT else 0.0
-
-
-def _micros(seconds: Any) -> int:
-    return round(_number(seconds) * 1e6)
-
-
-# --- from files -------------------------------------------------------------------------------
-
-
-class AttemptsReader:
-    """Follows what a run's controllers write: each file is read once."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
-        self._readers: dict[int, EventReader] = {}
-        self._events: dict[int, list[Event]] = {}
-
-    def read(self) -> bool:
-        """Take in what is new; tell whether there was anything."""
-        found = False
-        for number in self._run.begun_numbers():
-            path = self._run.events_of(f"controller-{number}")
-            new = self._readers.setdefault(number, EventReader(path)).read()
-            self._events.setdefault(number, []).extend(new)
-            found = found or bool(new)
-        return found
-
-    def attempts(self) -> list[AttemptEvents]:
-        """Return all of it, the first attempt first."""
-        return [
-            AttemptEvents(submitted_s=_submitted(self._run, number), events=events)
-            for number, events in sorted(self._events.items())
-        ]
-
-
-def read_attempts(run: RunDir) -> list[AttemptEvents]:
-    """Return what a run's controllers have written, the first attempt first."""
-    reader = AttemptsReader(run)
-    reader.read()
-    return reader.attempts()
-
-
-def _submitted(run: RunDir, attempt: int) -> float | None:
-    try:
-        record = read_record(run.attempt(attempt) / "job.json")
-        return datetime.fromisoformat(record["submitted"]).timestamp()
-    except (OSError, ValueError, TypeError, KeyError, OverflowError):
-        return None
+def _micros(seconds: float) -> int:
+    return round(seconds * 1e6)

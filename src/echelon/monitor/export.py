@@ -1,7 +1,7 @@
-"""A run as tables, for spreadsheets and pandas: what it measured, its attempts, where time went.
+"""A run as tables, for spreadsheets and pandas: its metrics, telemetry, attempts and time.
 
-Names in it are a script's own, and a spreadsheet takes a text that begins with `=` for a formula:
-such a text gets an apostrophe in front, which says that it is none.
+A script chooses the names of its metrics, and a spreadsheet takes text that begins with `=` for a
+formula. Such text gets a leading apostrophe, which marks it as text.
 """
 
 import csv
@@ -13,16 +13,16 @@ from functools import partial
 from pathlib import Path
 
 from echelon.core.atomic_file import replacing
-from echelon.core.records import to_count
-from echelon.monitor.accounting import QUEUE, Accounts, account, read_attempts
+from echelon.monitor.accounting import QUEUE, Accounts, account
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import AttemptState, RunState
 from echelon.run.directory import RunDir
-from echelon.run.event_log import Event, EventReader
+from echelon.run.event_log import EventReader, Record
+from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
 from echelon.run.series import Sample, read_series
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001  they count too
-"""What a spreadsheet may take for the beginning of a formula."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001  wide forms
+"""What a spreadsheet may take for the start of a formula."""
 
 Cell = str | float | None
 Row = Sequence[Cell]
@@ -30,7 +30,7 @@ Row = Sequence[Cell]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One file. Its rows can be gone through once: there may be millions."""
+    """One file. Its rows can be iterated once: there may be millions."""
 
     name: str
     columns: Sequence[str]
@@ -38,43 +38,43 @@ class Table:
 
 
 def make_tables(run: RunDir) -> list[Table]:
-    """Read all that a run has written; of telemetry, only when its rows are asked for."""
+    """Read a run's files; telemetry only when its rows are iterated."""
     state = RunReader(run).read()
     return [
-        tabulate_metrics(EventReader(run.metrics).read()),
+        tabulate_metrics(EventReader(run.metrics, MetricEvent).read()),
         _tabulate_telemetry(run, state),
         tabulate_attempts(state),
-        tabulate_time(account(read_attempts(run))),
+        tabulate_time(account(state)),
     ]
 
 
 def is_empty(run: RunDir) -> bool:
-    """Tell whether there is nothing to make tables of."""
-    begun = any(run.events.glob("controller-*.jsonl"))
-    return not begun and not run.measured() and not EventReader(run.metrics).read()
+    """Tell whether a run has written nothing that a table could show."""
+    if run.begun_numbers() or run.measured():
+        return False
+    return not EventReader(run.metrics, MetricEvent).read()
 
 
 # --- tables: pure -----------------------------------------------------------------------------
 
 
-def tabulate_metrics(events: Sequence[Event]) -> Table:
-    """Return what the training measured, a row for each step that counts.
+def tabulate_metrics(records: Iterable[Record[MetricEvent]]) -> Table:
+    """Return what the training measured, one row per step.
 
-    Ranks that start anew go back to what was saved: what was told of later steps is void then.
+    Ranks that restart go back to the last checkpoint: metrics of later steps are dropped then.
     """
-    kept: dict[tuple[int, str], tuple[float, Mapping[str, object]]] = {}
-    for event in events:
-        step, told = event.data.get("step"), event.data.get("metrics")
-        if not isinstance(step, int) or not isinstance(told, Mapping):
+    kept: dict[tuple[int, str], tuple[float, Mapping[str, float]]] = {}
+    for time_s, event, _ in records:
+        if not isinstance(event, StepLogged | ValidationLogged) or event.step < 0:
             continue
-        while kept and next(reversed(kept))[0] > step:
+        while kept and next(reversed(kept))[0] > event.step:
             kept.popitem()
-        kept.pop((step, event.kind), None)
-        kept[step, event.kind] = event.time_s, told
-    names = list(dict.fromkeys(str(name) for _, told in kept.values() for name in told))
+        kept.pop((event.step, event.kind), None)
+        kept[event.step, event.kind] = time_s, event.metrics
+    names = list(dict.fromkeys(name for _, metrics in kept.values() for name in metrics))
     rows = [
-        [format_time(time_s), kind, step, *(_number(told.get(name)) for name in names)]
-        for (step, kind), (time_s, told) in kept.items()
+        [format_time(time_s), kind, step, *map(metrics.get, names)]
+        for (step, kind), (time_s, metrics) in kept.items()
     ]
     return Table(name="metrics.csv", columns=_distinct(["time", "kind", "step"], names), rows=rows)
 
@@ -82,10 +82,10 @@ def tabulate_metrics(events: Sequence[Event]) -> Table:
 def tabulate_samples(
     places: Iterable[tuple[int, int, str, Sequence[Sample]]],
 ) -> Table:
-    """Return measurements, a row for each value.
+    """Return the telemetry, one row per value.
 
     Args:
-        places: attempt, node, the node's name, and what was measured there.
+        places: attempt, node, the node's name, and its samples.
     """
 
     def rows() -> Iterator[Row]:
@@ -102,7 +102,7 @@ def tabulate_samples(
 
 
 def tabulate_attempts(state: RunState) -> Table:
-    """Return a row for each generation of ranks, and one for an attempt that had none."""
+    """Return one row per generation of ranks, and one for an attempt that had none."""
     columns = ("attempt", "generation", "job", "began", "ended", "ranks", "nodes", "outcome", "why")
     rows = [row for number in sorted(state.attempts) for row in _rows_of(state.attempts[number])]
     return Table(name="attempts.csv", columns=columns, rows=rows)
@@ -123,7 +123,7 @@ def _rows_of(attempt: AttemptState) -> Iterator[Row]:
 
 
 def tabulate_time(accounts: Accounts) -> Table:
-    """Return where the time went: seconds of all slots, and the share of what was allocated."""
+    """Return where the time went: seconds of all slots, and their share of the allocated time."""
     whole = accounts.allocated_us / 1e6
     rows = [
         [phase, seconds, round(seconds / whole, 6) if whole and phase != QUEUE else None]
@@ -134,27 +134,23 @@ def tabulate_time(accounts: Accounts) -> Table:
 
 
 def format_time(time_s: float | None) -> str:
-    """Return a time as spreadsheets and pandas read it, UTC; empty for none."""
+    """Return a time in UTC, as spreadsheets and pandas read it; empty for None."""
     try:
         when = datetime.fromtimestamp(time_s or 0.0, tz=UTC)
     except (ValueError, OverflowError, OSError):
-        return ""  # somebody wrote what is no time
+        return ""  # not a possible time
     return when.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if time_s else ""
 
 
 def neutralise(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula, and that any reader can read."""
+    """Return text that no spreadsheet takes for a formula, and that any program can read."""
     clean = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
     clean = clean.encode(errors="replace").decode()
     return f"'{clean}" if clean.startswith(_FORMULA) else clean
 
 
-def _number(value: object) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _distinct(own: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the heads of columns, of which no two are the same: a metric may be called `step`."""
+    """Return distinct column names: a metric may be called `step`."""
     found = list(own)
     for name in map(neutralise, names):
         head = name
@@ -168,20 +164,18 @@ def _distinct(own: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def _tabulate_telemetry(run: RunDir, state: RunState) -> Table:
-    hosts = {
-        (number, to_count(event.data.get("node"))): str(event.data.get("name", ""))
-        for number in state.attempts
-        for event in EventReader(run.events_of(f"controller-{number}")).read()
-        if event.kind == "joined"
-    }
+    def find_host(attempt: int, node: int) -> str:
+        known = state.attempts.get(attempt)
+        return known.hosts.get(node, "") if known else ""
+
     return tabulate_samples(
-        (*place, hosts.get(place, ""), read_series(partial(run.telemetry, *place)))
+        (*place, find_host(*place), read_series(partial(run.telemetry, *place)))
         for place in run.measured()
     )
 
 
 def write_csv(table: Table, path: Path) -> int:
-    """Put a table under a path, all of it or nothing; return how many rows it has."""
+    """Write a table to a file, all of it or nothing; return the number of rows."""
     count = 0
     with replacing(path, mode=0o666) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)

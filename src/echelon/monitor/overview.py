@@ -1,4 +1,4 @@
-"""All runs of a folder, in a line each: what their controllers wrote, read once."""
+"""All runs of a folder, one row each, from the events of their controllers."""
 
 import threading
 import time
@@ -6,54 +6,46 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from echelon.core.records import to_count
 from echelon.monitor.state import RunState
 from echelon.run.directory import RunDir
-from echelon.run.event_log import EventReader
+from echelon.run.events import RunEvents
 from echelon.run.listing import list_runs
 
 MOST = 200
-"""How many are shown, the newest."""
+"""How many of the newest runs are shown."""
 _AT_ONCE_S = 0.3
-"""For how long files are read before an answer is given; the rest comes with the next."""
+"""How long files are read for one answer; the rest follows with the next."""
 _PATIENCE = 10
-"""Looking takes at most so small a part of the time."""
+"""Reading takes at most one part in this many of the time."""
 
 
 class _Line:
     """One run."""
 
     def __init__(self, run: RunDir) -> None:
-        self._run = run
         self._state = RunState(run_id=run.run_id)
-        self._readers: dict[int, EventReader] = {}
-        self._step, self._read = -1, False
+        self._events, self._read = RunEvents(run), False
 
     def read(self) -> None:
-        for number in self._run.begun_numbers():
-            path = self._run.events_of(f"controller-{number}")
-            for event in self._readers.setdefault(number, EventReader(path)).read():
-                self._state.feed_event(number, event)
-                step = to_count(event.data.get("step" if event.kind != "spent" else "last"))
-                if event.kind in ("alive", "spent", "stopped") and step is not None:
-                    self._step = step
+        for number, record in self._events.read():
+            self._state.feed_event(number, record)
         self._read = True
 
     def tell(self) -> dict[str, Any]:
         attempt = self._state.attempt
         return {
-            "run": self._run.run_id,
+            "run": self._state.run_id,
             "phase": self._state.phase if self._read else None,
             "began": attempt.began_s if attempt else None,
             "ended": attempt.ended_s if attempt else None,
             "attempts": len(self._state.attempts),
             "ranks": len(self._state.ranks),
-            "step": self._step,
+            "step": self._state.reported_step,
         }
 
 
 class Overview:
-    """See the module."""
+    """Reads all runs of a folder when it is asked for, and keeps what it has read."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs
@@ -76,6 +68,6 @@ class Overview:
         self._lines = {run.run_id: self._lines.get(run.run_id) or _Line(run) for run in runs}
         for line in self._lines.values():
             if time.monotonic() - began_s < _AT_ONCE_S:
-                with suppress(OSError):  # a run that cannot be read hides no other
+                with suppress(OSError):  # one unreadable run must not hide the others
                     line.read()
         self._rows = [line.tell() for line in self._lines.values()]

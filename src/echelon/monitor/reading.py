@@ -1,23 +1,26 @@
-"""Follows a run's files: each `read` takes in what was written since the last."""
+"""Follows the files of a run and feeds its state: each `read` takes in what is new."""
 
 from collections import deque
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
-from echelon.core.records import open_regular
+from echelon.core.records import open_regular, read_record
 from echelon.monitor.state import RunState
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
+from echelon.run.events import RunEvents
+from echelon.run.metrics import MetricEvent
 from echelon.run.series import MOST_TAIL, Sample, parse_sample, read_last_lines
 
 HISTORY = 120
-"""How many samples of a node are kept for drawing: two minutes."""
+"""How many samples of a node are kept for charts: two minutes."""
 _AT_LEAST = 3
-"""How many may have come while a file was shortened."""
+"""How many samples may be added while a file is shortened."""
 
 
 class _SampleTail:
-    """Follows a file of samples, which is shortened now and then."""
+    """Follows a file of samples, which is shortened from time to time."""
 
     def __init__(self, path: Path, first: int) -> None:
         self._path, self._first = path, first
@@ -28,7 +31,7 @@ class _SampleTail:
         return max(self._first, _AT_LEAST) if self._newest_s else self._first
 
     def read(self) -> list[Sample]:
-        """Return those that are newer than the last; at first, the newest few."""
+        """Return samples newer than the last one; the first call returns the newest few."""
         try:
             with open_regular(self._path) as file:
                 size = file.seek(0, 2)
@@ -50,8 +53,16 @@ class _SampleTail:
         return found
 
 
+def _submitted(run: RunDir, attempt: int) -> float | None:
+    try:
+        record = read_record(run.attempt(attempt) / "job.json")
+        return datetime.fromisoformat(record["submitted"]).timestamp()
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
+        return None
+
+
 class RunReader:
-    """See the module."""
+    """Follows the events, metrics and telemetry of a run."""
 
     def __init__(
         self,
@@ -65,31 +76,30 @@ class RunReader:
         """Follow a run.
 
         Args:
-            run: which.
-            seen: hears of each sample.
-            first: of each node, how many of the newest samples are read at first, and kept.
-            most_nodes: of how many nodes samples are read; None for all.
-            metrics: whether what the training measured is read; of a long run that is much.
+            run: the run.
+            seen: called with each sample.
+            first: how many of the newest samples of each node are read at first, and kept.
+            most_nodes: for how many nodes samples are read; None for all.
+            metrics: whether to read the training's metrics, a large file in a long run.
         """
         self._run, self._tell_seen, self._first = run, seen, first
         self._most_nodes, self._wants_metrics = most_nodes, metrics
         self.state = RunState(run_id=run.run_id)
         self.history: dict[int, deque[Sample]] = {}
-        """By node of the newest attempt: its last samples."""
-        self._events: dict[int, EventReader] = {}
-        self._metrics = EventReader(run.metrics)
+        """By node of the newest attempt: its newest samples."""
+        self._events = RunEvents(run)
+        self._metrics = EventReader(run.metrics, MetricEvent)
         self._samples: dict[tuple[int, int], _SampleTail] = {}
 
     def read(self) -> RunState:
         """Take in what is new."""
-        for number in self._run.begun_numbers():
-            reader = self._events.setdefault(
-                number, EventReader(self._run.events_of(f"controller-{number}"))
-            )
-            for event in reader.read():
-                self.state.feed_event(number, event)
-        for event in self._metrics.read() if self._wants_metrics else ():
-            self.state.feed_metric(event)
+        for number, record in self._events.read():
+            self.state.feed_event(number, record)
+        for attempt in self.state.attempts.values():
+            if attempt.submitted_s is None:
+                attempt.submitted_s = _submitted(self._run, attempt.number)
+        for metric in self._metrics.read() if self._wants_metrics else ():
+            self.state.feed_metric(metric)
         self._read_samples()
         return self.state
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from echelon.core.units import parse_duration
 from echelon.launch.protocol.time_accounting import DATA_WAIT, PRODUCTIVE, REDONE, STALL
-from echelon.monitor.accounting import Accounts, account, read_attempts
+from echelon.monitor.accounting import Accounts, account
 from echelon.monitor.advice import LEAST_TRAINED_S, Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import RunState, headline, split_name
@@ -51,16 +51,14 @@ class Report:
 def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
     """Read a run directory; `most_nodes` limits how much telemetry is read."""
     state = RunReader(run).read()
-    accounts = account(read_attempts(run), state.seen_s)
+    accounts = account(state)
     attempt = state.attempt.number if state.attempt else 0
     generations = state.attempt.generations if state.attempt else []
     number = generations[-1].number if generations else 0
     totals = {
         node: summarise(samples)
         for node in list(state.nodes)[:most_nodes]
-        if (
-            samples := of_generation(read_series(partial(run.telemetry, attempt, node)), generation)
-        )
+        if (samples := of_generation(read_series(partial(run.telemetry, attempt, node)), number))
     }
     facts = gather(state, accounts, totals, read_spec(run))
     return Report(state=state, accounts=accounts, facts=facts, findings=advise(facts))

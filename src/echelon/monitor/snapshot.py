@@ -8,7 +8,7 @@ from typing import Any
 from echelon.monitor.accounting import Accounts
 from echelon.monitor.frame import thin
 from echelon.monitor.state import RunState
-from echelon.run.verdict import from_record
+from echelon.run.verdict import Verdict
 
 RANK_FIELDS = (
     "rank",
@@ -116,17 +116,13 @@ def _ranks(state: RunState) -> Iterable[list[Any]]:
         ]
 
 
-def _verdict(verdict: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _verdict(verdict: Verdict | None) -> Mapping[str, Any] | None:
     """Shorten a verdict: victims as rank numbers, and only some stacks."""
     if verdict is None:
         return None
-    try:
-        told = from_record(verdict)
-    except ValueError:
-        return None
-    shown = asdict(told)
-    hurt = [one.rank for one in told.victims if one.rank is not None]
-    return {**shown, "victims": hurt, "stacks": dict(list(told.stacks.items())[:_STACKS])}
+    hurt = [one.rank for one in verdict.victims if one.rank is not None]
+    stacks = dict(list(verdict.stacks.items())[:_STACKS])
+    return {**asdict(verdict), "victims": hurt, "stacks": stacks}
 
 
 def shorten(value: float | None) -> float | None:

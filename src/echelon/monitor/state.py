@@ -1,19 +1,35 @@
-"""What a run is like now, and was: all that its processes have written, folded into one value.
+"""The state of a run: everything that its processes wrote, folded into one value.
 
-The terminal's view, the web page and the report draw this value, and nothing else. It grows with
-what is read: whoever follows a run feeds what is new.
+The terminal view, the web page, the report, accounting and export all start from this value.
+`RunReader` feeds it with what is new.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
-from echelon.core.records import MOST_RANKS, to_count
-from echelon.run.event_log import Event
+from echelon.run.event_log import Record
+from echelon.run.events import (
+    AgentJoined,
+    AgentLost,
+    AgentNote,
+    AttemptEnded,
+    AttemptStarted,
+    ControllerEvent,
+    GenerationEnded,
+    GenerationStarted,
+    HangDetected,
+    Heartbeat,
+    NodeDeparted,
+    RankExited,
+    RanksStopped,
+    RestartDecided,
+    SlotsCounted,
+    VerdictReached,
+)
+from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
 from echelon.run.series import Sample
+from echelon.run.verdict import Verdict
 
 _MOST_POINTS = 20_000
 """Of one curve."""
@@ -26,7 +42,7 @@ class RankState:
 
     rank: int
     node: int = -1
-    """Where it is: its place among the nodes of the attempt."""
+    """Index of its node; -1 if it is not known."""
     generation: int = 0
     alive: bool = True
     failed: bool = False
@@ -49,7 +65,7 @@ class NodeState:
 
 @dataclass(slots=True, kw_only=True)
 class GenerationState:
-    """One set of ranks, from its start to its end."""
+    """One generation of ranks, from its start to its end."""
 
     number: int
     began_s: float
@@ -57,7 +73,30 @@ class GenerationState:
     nodes: int
     ended_s: float | None = None
     why: str = ""
-    """Why another followed; empty when it was the last, or had to make room."""
+    """The failure after which another followed; empty for the last, and if it made room."""
+    beats: tuple[tuple[float, int], ...] = ()
+    """The first and the last heartbeat: time and step."""
+
+    def beat(self, time_s: float, step: int) -> None:
+        if self.ended_s is None:
+            self.beats = (*self.beats[:1], (time_s, step))
+
+
+TimedEvent = AttemptStarted | SlotsCounted | NodeDeparted | GenerationState | GenerationEnded
+
+
+@dataclass(slots=True, kw_only=True)
+class Timeline:
+    """One controller process, for accounting. A job that Slurm requeues has several."""
+
+    began_s: float
+    seen_s: float
+    """Time of the last event. It never goes back, even if the clock was set back."""
+    events: list[tuple[float, TimedEvent]] = field(default_factory=list)
+    """What changed the number of slots or ranks, and when."""
+
+    def add(self, event: TimedEvent) -> None:
+        self.events.append((self.seen_s, event))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,30 +105,47 @@ class AttemptState:
 
     number: int
     job_id: str = ""
+    submitted_s: float | None = None
+    """When it was submitted; None if that is not recorded. Not from an event: see reading.py."""
     began_s: float = 0.0
     ended_s: float | None = None
     outcome: str = ""
-    """COMPLETED, FAILED, TIMEOUT, …; empty as long as it lasts, or when nobody has said."""
+    """COMPLETED, FAILED, TIMEOUT, …; empty while it runs, or if none was recorded."""
     why: str = ""
     """What ended it, unless it was the end of the script."""
+    hosts: dict[int, str] = field(default_factory=dict)
+    """By index: names of the nodes whose agents ever joined."""
+    gpus: bool = False
+    """Whether any of them had GPUs."""
     generations: list[GenerationState] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)
+
+    def keep_time(self, record: Record[ControllerEvent]) -> Timeline:
+        """Return the timeline that an event belongs to, after moving its clock forward."""
+        if not self.timelines or isinstance(record.event, AttemptStarted):
+            self.timelines.append(Timeline(began_s=record.time_s, seen_s=record.time_s))
+        timeline = self.timelines[-1]
+        timeline.seen_s = max(timeline.seen_s, record.time_s)
+        return timeline
 
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """See the module."""
+    """What is known of a run."""
 
     run_id: str
     attempts: dict[int, AttemptState] = field(default_factory=dict)
     nodes: dict[int, NodeState] = field(default_factory=dict)
     ranks: dict[int, RankState] = field(default_factory=dict)
     """Of the newest generation."""
-    verdict: Mapping[str, Any] | None = None
-    """Why it failed, or hangs, if it does."""
+    reported_step: int = -1
+    """The newest step in the controllers' events; -1 if there is none."""
+    verdict: Verdict | None = None
+    """Why the newest attempt failed or hangs, if it does."""
     metrics: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     """By name: step and value."""
     said: list[tuple[float, str]] = field(default_factory=list)
-    """What nodes had to say, and when."""
+    """Messages from agents, with their times."""
 
     @property
     def attempt(self) -> AttemptState | None:
@@ -98,7 +154,7 @@ class RunState:
 
     @property
     def phase(self) -> str:
-        """In one word: QUEUED, STARTING, RUNNING, RESTARTING, or how it ended."""
+        """QUEUED, STARTING, RUNNING, RESTARTING, or how the run ended."""
         attempt = self.attempt
         if attempt is None:
             return QUEUED
@@ -111,7 +167,7 @@ class RunState:
 
     @property
     def step(self) -> int:
-        """How far all ranks are; -1 where none speaks of steps."""
+        """The step that all ranks have reached; -1 if none reports steps."""
         steps = [
             int(rank.numbers["step"]) for rank in self.ranks.values() if "step" in rank.numbers
         ]
@@ -119,66 +175,77 @@ class RunState:
 
     @property
     def seen_s(self) -> float:
-        """When it was last measured, by its controller's clock; 0 where nobody measures."""
+        """When a node was last measured, by the controller's clock; 0 if none was."""
         return max((node.seen_s for node in self.nodes.values()), default=0.0)
 
     # --- what is fed ----------------------------------------------------------------------------
 
-    def feed_event(self, number: int, event: Event) -> None:
-        """Take in what an attempt's controller wrote."""
+    def feed_event(  # noqa: C901, PLR0912  one case for each event
+        self, number: int, record: Record[ControllerEvent]
+    ) -> None:
+        """Take in an event of an attempt's controller."""
         attempt = self.attempts.setdefault(number, AttemptState(number=number))
-        if take := _TAKES.get(event.kind):
-            take(self, attempt, event)
+        timeline = attempt.keep_time(record)
+        match record.event:
+            case RankExited() as event:
+                if rank := self.ranks.get(event.rank):
+                    rank.alive = False
+                    rank.failed = bool(event.code or event.signal)
+                    if event.step >= 0:
+                        rank.numbers["step"] = max(event.step, rank.numbers.get("step", -1))
+            case AttemptStarted() as event:
+                attempt.job_id, attempt.began_s = event.job, record.time_s
+                # A job may have been requeued.
+                attempt.ended_s, attempt.outcome, attempt.why = None, "", ""
+                self.nodes, self.ranks, self.verdict = {}, {}, None
+                timeline.add(event)
+            case AgentJoined() as event:
+                self.nodes[event.node] = NodeState(node=event.node, name=event.name)
+                attempt.hosts[event.node] = event.name
+                attempt.gpus |= event.gpus > 0
+            case AgentLost(node=node):
+                self._lose(node)
+            case NodeDeparted(node=node) as event:
+                self._lose(node)
+                timeline.add(event)
+            case SlotsCounted() as event:
+                timeline.add(event)
+            case GenerationStarted() as event:
+                attempt.generations.append(self._start_generation(record.time_s, event))
+                timeline.add(attempt.generations[-1])
+            case Heartbeat() as event if event.step >= 0:
+                self.reported_step = event.step
+                if attempt.generations and attempt.generations[-1].number == event.generation:
+                    attempt.generations[-1].beat(timeline.seen_s, event.step)
+            case RanksStopped() as event if event.step >= 0:
+                self.reported_step = event.step
+            case GenerationEnded() as event:
+                if attempt.generations:
+                    attempt.generations[-1].ended_s = record.time_s
+                if event.last is not None:
+                    self.reported_step = event.last
+                timeline.add(event)
+            case RestartDecided() as event if attempt.generations:
+                attempt.generations[-1].why = headline(event.verdict)
+            case VerdictReached() | HangDetected() as event:
+                self.verdict = event
+            case AgentNote() as event:
+                self.said.append((record.time_s, event.text))
+            case AttemptEnded() as event:
+                attempt.ended_s, attempt.outcome = record.time_s, event.state
+                attempt.why = event.why
 
-    def _take_attempt(self, attempt: AttemptState, event: Event) -> None:
-        attempt.job_id, attempt.began_s = str(event.data.get("job", "")), event.time_s
-        # A job may have been queued again.
-        attempt.ended_s, attempt.outcome, attempt.why = None, "", ""
-        self.nodes, self.ranks, self.verdict = {}, {}, None
+    def _start_generation(self, now_s: float, event: GenerationStarted) -> GenerationState:
+        number, count = event.generation, event.world_size
+        self.ranks = {rank: RankState(rank=rank, generation=number) for rank in range(count)}
+        return GenerationState(number=number, began_s=now_s, ranks=count, nodes=event.nodes)
 
-    def _take_joined(self, _attempt: AttemptState, event: Event) -> None:
-        node = _int(event.data, "node")
-        self.nodes[node] = NodeState(node=node, name=str(event.data.get("name", "")))
-
-    def _take_lost(self, _attempt: AttemptState, event: Event) -> None:
-        if known := self.nodes.get(_int(event.data, "node")):
+    def _lose(self, node: int) -> None:
+        if known := self.nodes.get(node):
             known.here = False
 
-    def _take_exited(self, _attempt: AttemptState, event: Event) -> None:
-        if rank := self.ranks.get(_int(event.data, "rank")):
-            rank.alive = False
-            if (step := _int(event.data, "step")) >= 0:
-                rank.numbers["step"] = max(step, rank.numbers.get("step", -1))
-            rank.failed = bool(event.data.get("code") or event.data.get("signal"))
-
-    def _take_spent(self, attempt: AttemptState, event: Event) -> None:
-        if attempt.generations:
-            attempt.generations[-1].ended_s = event.time_s
-
-    def _take_restart(self, attempt: AttemptState, event: Event) -> None:
-        if attempt.generations:
-            attempt.generations[-1].why = headline(event.data.get("verdict"))
-
-    def _take_verdict(self, _attempt: AttemptState, event: Event) -> None:
-        self.verdict = event.data
-
-    def _take_note(self, _attempt: AttemptState, event: Event) -> None:
-        self.said.append((event.time_s, str(event.data.get("text", ""))))
-
-    def _take_ended(self, attempt: AttemptState, event: Event) -> None:
-        attempt.ended_s, attempt.outcome = event.time_s, str(event.data.get("state", ""))
-        attempt.why = str(event.data.get("why", ""))
-
-    def _take_generation(self, attempt: AttemptState, event: Event) -> None:
-        number, nodes = _int(event.data, "generation"), _int(event.data, "nodes")
-        ranks = to_count(event.data.get("world_size"), below=MOST_RANKS) or 0
-        attempt.generations.append(
-            GenerationState(number=number, began_s=event.time_s, ranks=ranks, nodes=nodes)
-        )
-        self.ranks = {rank: RankState(rank=rank, generation=number) for rank in range(ranks)}
-
     def feed_sample(self, number: int, node: int, sample: Sample) -> None:
-        """Take in what was measured on a node; of earlier attempts nothing is shown here."""
+        """Take in a measurement of a node; those of earlier attempts are ignored."""
         if not self.attempt or number != self.attempt.number:
             return
         known = self.nodes.setdefault(node, NodeState(node=node))
@@ -194,46 +261,32 @@ class RunState:
 
     def _see(self, number: int, node: int, what: str, value: float, sample: Sample) -> None:
         rank = self.ranks.get(number)
-        # The file may be behind the controller's, and speak of ranks that were before.
+        # Telemetry may lag behind the events, and describe ranks of an earlier generation.
         if rank and sample.lasts.get(f"rank{number}.generation") == rank.generation:
             rank.node = node
             if what != "step":
                 rank.numbers[what] = value
-            elif value >= 0:  # a script that uses no library speaks of no steps
-                # What was measured last may be older than what the rank said when it went.
+            elif value >= 0:  # a script that does not use the library reports no steps
+                # The last sample may be older than the step that the rank reported when it exited.
                 rank.numbers[what] = max(value, rank.numbers.get(what, value))
 
-    def feed_metric(self, event: Event) -> None:
+    def feed_metric(self, record: Record[MetricEvent]) -> None:
         """Take in a line of what the training measured."""
-        step, told = _int(event.data, "step"), event.data.get("metrics")
-        # What a validation calls `loss` is another curve than that of the steps.
-        kind = "" if event.kind == "step" else f"{event.kind} "
-        for name, value in told.items() if isinstance(told, Mapping) else ():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                with suppress(OverflowError):  # an integer of any length
-                    self._add_point(f"{kind}{name}", step, float(value))
+        match record.event:
+            case StepLogged(step=step, metrics=metrics):
+                prefix = ""
+            case ValidationLogged(step=step, metrics=metrics):
+                prefix = "validation "  # its `loss` is another curve than that of the steps
+            case _:
+                return
+        for name, value in metrics.items():
+            self._add_point(f"{prefix}{name}", step, float(value))
 
     def _add_point(self, name: str, step: int, value: float) -> None:
         points = self.metrics.setdefault(name, [])
         points.append((step, value))
-        if len(points) > _MOST_POINTS:  # a run of weeks: every other of the older ones will do
+        if len(points) > _MOST_POINTS:  # a run of weeks: thin out the older half
             del points[: _MOST_POINTS // 2 : 2]
-
-
-_TAKES: Mapping[str, Callable[[RunState, AttemptState, Event], None]] = {
-    "attempt": RunState._take_attempt,  # noqa: SLF001  of this very module
-    "joined": RunState._take_joined,  # noqa: SLF001
-    "lost": RunState._take_lost,  # noqa: SLF001
-    "departed": RunState._take_lost,  # noqa: SLF001
-    "generation": RunState._take_generation,  # noqa: SLF001
-    "exited": RunState._take_exited,  # noqa: SLF001
-    "spent": RunState._take_spent,  # noqa: SLF001
-    "restart": RunState._take_restart,  # noqa: SLF001
-    "verdict": RunState._take_verdict,  # noqa: SLF001
-    "hang": RunState._take_verdict,  # noqa: SLF001
-    "note": RunState._take_note,  # noqa: SLF001
-    "ended": RunState._take_ended,  # noqa: SLF001
-}
 
 
 _OWNED = re.compile(r"(gpu|rank)([0-9]{1,6})\.(.*)", re.DOTALL)
@@ -241,25 +294,19 @@ _OWNED = re.compile(r"(gpu|rank)([0-9]{1,6})\.(.*)", re.DOTALL)
 
 @lru_cache(maxsize=1 << 16)
 def split_name(name: str) -> tuple[str, int, str]:
-    """Return whose a value is and which it is: `rank3.step`. Names come again every second."""
+    """Split `rank3.step` into owner, number and name. Cached: names recur every second."""
     if found := _OWNED.fullmatch(name):
         return found[1], int(found[2]), found[3]
     _, dot, what = name.partition(".")
     return ("?" if dot else ""), -1, what
 
 
-def _int(data: Mapping[str, Any], name: str) -> int:
-    value = to_count(data.get(name))
-    return -1 if value is None else value
-
-
-def headline(verdict: Any) -> str:
-    """Return why ranks failed, in a line: of a verdict's record; empty without one."""
-    failure = verdict.get("failure") if isinstance(verdict, Mapping) else None
-    if not isinstance(failure, Mapping):
+def headline(verdict: Verdict | None) -> str:
+    """Return why ranks failed, in one line; empty without a verdict."""
+    if verdict is None:
         return ""
-    rank = _int(failure, "rank")
-    who = f"rank {rank}" if rank >= 0 else ""
-    where = f"on {failure['node']}" if failure.get("node") else ""
+    failure = verdict.failure
+    who = "" if failure.rank is None else f"rank {failure.rank}"
+    where = f"on {failure.node}" if failure.node else ""
     place = " ".join(part for part in (who, where) if part)
-    return f"{place}: {failure.get('message', '')}" if place else str(failure.get("message", ""))
+    return f"{place}: {failure.message}" if place else failure.message

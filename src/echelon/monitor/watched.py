@@ -11,7 +11,7 @@ from typing import Any
 
 from echelon.core.jobs import short_id
 from echelon.core.records import render_json
-from echelon.monitor.accounting import AttemptsReader, account
+from echelon.monitor.accounting import account
 from echelon.monitor.heat import HeatMap, recall
 from echelon.monitor.logbook import LogBook, Wanted
 from echelon.monitor.reading import RunReader
@@ -42,7 +42,6 @@ class Watched:
         self._heat = HeatMap(_COLUMNS)
         # The newest sample shows the current state; `recall` reads older ones in a faster way.
         self._reader = RunReader(run, seen=self._heat.feed, first=1)
-        self._events, self._accounts = AttemptsReader(run), account([])
         self._saves, self._curves, self._logs = Saves(run.checkpoints), Curves(), LogBook(run.logs)
         self._parts: dict[str, tuple[int, str]] = {}
         self._version = self._ranks = 0
@@ -91,12 +90,10 @@ class Watched:
         self._heat.version = self._version
         state = self._reader.read()
         version = self._version = self._heat.version + 1
-        if self._events.read():
-            self._accounts = account(self._events.attempts(), state.seen_s)
         self._saves.read()
         self._curves.feed(state.metrics, version)
         self._ranks = len(state.ranks)
-        told = describe(state, self._accounts)
+        told = describe(state, account(state))
         told["head"] |= {"waiting": self._waiting(), "silent": self._silence()}
         told["checkpoints"] = self._saves.rows
         for name, value in told.items():

@@ -1,8 +1,7 @@
-"""Events: one JSON object per line, appended by one writer per file, read by anyone at any time.
+"""Event files: one JSON object per line, appended by one writer per file, read by anyone.
 
-A reader may come while a line is being written, or after its writer was killed in the middle of
-one: an unfinished last line is left for the next read, and a line that is no JSON object with a
-kind and a possible time is passed over.
+A reader may read while a line is being written, or after its writer was killed in the middle of
+one. It leaves an unfinished last line for the next read, and skips lines that are not events.
 """
 
 import errno
@@ -10,47 +9,84 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
+from echelon.core.codec import decode, encode
 from echelon.core.records import UnreadableError, is_time, open_regular, parse_json
 from echelon.run.background_writer import BackgroundWriter
 
 MOST_READ = 256 << 20
-"""How many bytes of a file are read at once, at most."""
+"""The most bytes of a file that one `read` returns."""
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
-"""Made once: `json.dumps` would make one for every event."""
+# Made once: `json.dumps` would make one for every event.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), default=asdict)
+
+
+class Event:
+    """The base of all events, which are frozen dataclasses.
+
+    A direct subclass stands for one kind of file; its subclasses are the events in there.
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    """What an event is called in the file."""
+    kinds: ClassVar[dict[str, type[Any]]] = {}
+    """By name: the events of a file."""
+
+    def __init_subclass__(cls) -> None:
+        if Event in cls.__bases__:
+            cls.kinds = {}
+        else:
+            cls.kinds[cls.kind] = cls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Something that happened in a run."""
+class Unknown:
+    """An event without a class: of another version, or damaged."""
 
-    time_s: float
-    """Seconds since the epoch, by the writer's clock: compare times of one writer only."""
     kind: str
     data: Mapping[str, Any]
 
 
-def render_event(event: Event) -> str:
-    """Return its line, without a line end."""
-    return _ENCODER.encode({"time": event.time_s, "kind": event.kind, **event.data})
+E = TypeVar("E", bound=Event)
 
 
-def parse_event(line: str) -> Event | None:
-    """Return the event, or None for a line that is none."""
+class Record(NamedTuple, Generic[E]):
+    """One line of an event file."""
+
+    time_s: float
+    """Seconds since the epoch, by the writer's clock: compare times of one writer only."""
+    event: E | Unknown
+    data: Mapping[str, Any]
+    """Its fields as they were written, with those of other versions."""
+
+
+def render_event(time_s: float, event: Event | Unknown) -> str:
+    """Return the line of an event, without a line end."""
+    told = event.data if isinstance(event, Unknown) else encode(event)
+    return _ENCODER.encode({"time": time_s, "kind": event.kind, **told})
+
+
+def parse_event(line: str, events: type[E]) -> Record[E] | None:
+    """Return what a line of a file of these events says; None if it is not an event."""
     try:
         record = parse_json(line)
-        time_s = float(record.pop("time"))
-        if not is_time(time_s):
-            return None
-        return Event(time_s=time_s, kind=str(record.pop("kind")), data=dict(record))
+        time_s, kind = float(record.pop("time")), record.pop("kind")
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
+    if not is_time(time_s) or not isinstance(kind, str):
+        return None
+    if cls := events.kinds.get(kind):
+        try:
+            return Record(time_s, decode(cls, record), record)
+        except ValueError:
+            pass
+    return Record(time_s, Unknown(kind=kind, data=record), record)
 
 
 class EventWriter:
@@ -60,8 +96,8 @@ class EventWriter:
         self._clock = clock
         self._file = _open_at_line_start(path)
 
-    def write(self, kind: str, **data: Any) -> None:
-        os.write(self._file, _line(self._clock(), kind, data))
+    def write(self, event: Event | Unknown) -> None:
+        os.write(self._file, _line(self._clock(), event))
 
     def close(self) -> None:
         os.close(self._file)
@@ -79,22 +115,34 @@ class EventWriter:
 
 
 class EventLog:
-    """Appends to one file by a scribe: `write` never waits, and never fails.
+    """Appends to one file in the background: `write` neither blocks nor fails."""
 
-    What storage that was away for long has cost is an event too: `lost events`, with their count.
-    """
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float],
+        tell_lost: Callable[[int], Event | Unknown],
+        room: int = 10_000,
+    ) -> None:
+        """Open nothing yet: the first event does.
 
-    def __init__(self, path: Path, *, clock: Callable[[], float], room: int = 10_000) -> None:
-        self._path, self._clock = path, clock
+        Args:
+            path: the file.
+            clock: the time of day.
+            tell_lost: makes an event of the number of events that storage was away too long for.
+            room: how many events wait for storage at most.
+        """
+        self._path, self._clock, self._make_lost = path, clock, tell_lost
         self._file = -1
         self.scribe = BackgroundWriter("events", tell_lost=self._tell_lost, room=room)
-        """For what else has to be written in this order."""
+        """For other records that have to be written in the same order."""
 
-    def write(self, kind: str, **data: Any) -> None:
-        self.scribe.post(partial(self._append, _line(self._clock(), kind, data)))
+    def write(self, event: Event | Unknown) -> None:
+        self.scribe.post(partial(self._append, _line(self._clock(), event)))
 
     def close(self, within_s: float) -> bool:
-        """Write what is left; return whether that could be done in time."""
+        """Write what is left; return whether storage took it in time."""
         if not self.scribe.close(within_s):
             return False
         if self._file >= 0:
@@ -103,7 +151,7 @@ class EventLog:
         return True
 
     def _tell_lost(self, count: int) -> None:
-        self._append(_line(self._clock(), "lost events", {"count": count}))
+        self._append(_line(self._clock(), self._make_lost(count)))
 
     def _append(self, line: bytes) -> None:
         if self._file < 0:
@@ -111,16 +159,15 @@ class EventLog:
         try:
             _write_whole(self._file, line)
         except OSError:
-            # A handle that has become stale stays so; and part of a line may have been written.
+            # A stale handle stays stale, and part of a line may have been written.
             file, self._file = self._file, -1
             with suppress(OSError):
                 os.close(file)
             raise
 
 
-def _line(time_s: float, kind: str, data: Mapping[str, Any]) -> bytes:
-    assert "time" not in data, "an event's time is the writer's clock"
-    return f"{render_event(Event(time_s=time_s, kind=kind, data=data))}\n".encode()
+def _line(time_s: float, event: Event | Unknown) -> bytes:
+    return f"{render_event(time_s, event)}\n".encode()
 
 
 def _write_whole(file: int, line: bytes) -> None:
@@ -129,7 +176,7 @@ def _write_whole(file: int, line: bytes) -> None:
 
 
 def _open_at_line_start(path: Path) -> int:
-    """Open a file to append lines: one that a predecessor did not finish must not swallow ours."""
+    """Open a file for appending; end a line that the previous writer did not finish."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(file).st_size
@@ -141,15 +188,15 @@ def _open_at_line_start(path: Path) -> int:
     return file
 
 
-class EventReader:
+class EventReader(Generic[E]):
     """Follows one file: each `read` returns what was added since the last."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, events: type[E]) -> None:
+        self._path, self._events = path, events
         self._offset = 0
 
-    def read(self) -> list[Event]:
-        """Return what was added, up to `MOST_READ` bytes of it; what is no file has nothing."""
+    def read(self) -> list[Record[E]]:
+        """Return what was added, at most `MOST_READ` bytes of it; nothing if there is no file."""
         try:
             with open_regular(self._path) as file:
                 file.seek(self._offset)
@@ -161,4 +208,4 @@ class EventReader:
             whole = added  # no line of ours is so long
         self._offset += len(whole)
         lines = whole.decode(errors="replace").split("\n")
-        return [event for line in lines if (event := parse_event(line)) is not None]
+        return [found for line in lines if (found := parse_event(line, self._events)) is not None]

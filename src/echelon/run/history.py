@@ -1,17 +1,16 @@
-"""What a run has been through: the failures of all its attempts, and how far they have got.
+"""The history of a run: the failures of its attempts, and whether they made progress.
 
-Read from the events of its controllers, which are there whatever became of the processes.
+Read from the events of its controllers, which remain even if the controllers were killed.
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from echelon.core.records import to_count
 from echelon.run.attempts import outcome
 from echelon.run.directory import RunDir
-from echelon.run.event_log import Event, EventReader
-from echelon.run.verdict import Failure, from_record
+from echelon.run.events import AttemptStarted, RestartDecided, RunEvents
+from echelon.run.verdict import Failure, Verdict
 
 _NOTHING = -1
 _STEP = re.compile(r"[0-9]{9,18}")
@@ -19,45 +18,39 @@ _STEP = re.compile(r"[0-9]{9,18}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Of the attempts before one's own."""
+    """The history of the attempts before one's own."""
 
     failures: tuple[Failure, ...] = ()
-    """Those for which ranks were started anew, in their order; and hosts of controllers lost."""
+    """In order: failures after which ranks were started again, and controllers that vanished.
+    Planned stops are not failures."""
     stalled: int = 0
-    """How many attempts in a row, up to the last one, have saved nothing new."""
+    """How many attempts in a row, up to the last one, saved nothing new."""
 
 
 def read_history(run: RunDir, attempt: int) -> History:
-    """Return what came before an attempt."""
-    failures: list[Failure] = []
+    """Return the history before an attempt."""
+    failures: dict[int, list[Failure]] = {}
     began: list[int] = []
-    for number in (one for one in run.begun_numbers() if one < attempt):
-        events = EventReader(run.events_of(f"controller-{number}")).read()
-        failures += _failures(events)
-        if events and outcome(run, number) is None:
-            message = f"attempt {number} exited without reporting an outcome"
-            failures.append(Failure(cause="lost node", message=message))
-        saved = [event.data.get("saved") for event in events if event.kind == "attempt"]
-        began += [_NOTHING if (step := to_count(one)) is None else step for one in saved]
+    for number, record in RunEvents(run).read():
+        if number >= attempt:
+            continue
+        found = failures.setdefault(number, [])
+        match record.event:
+            case AttemptStarted(saved=step):
+                began.append(step)
+            case RestartDecided(verdict=Verdict() as verdict):
+                found.append(verdict.failure)
+    for number, found in failures.items():
+        if outcome(run, number) is None:
+            message = f"attempt {number} ended without recording an outcome"
+            found.append(Failure(cause="lost node", message=message))
     began.append(newest_checkpoint(run))
     stalled = 0
     for earlier, later in zip(reversed(began[:-1]), reversed(began), strict=False):
         if later > earlier:
             break
         stalled += 1
-    return History(failures=tuple(failures), stalled=stalled)
-
-
-def _failures(events: Sequence[Event]) -> list[Failure]:
-    """Return the failures that cost a restart, or a hand-over: planned stops cost nothing."""
-    found = []
-    for event in events:
-        if event.kind == "restart":
-            try:
-                found.append(from_record(event.data["verdict"]).failure)
-            except (KeyError, TypeError, ValueError):
-                continue  # of another version
-    return found
+    return History(failures=tuple(chain(*failures.values())), stalled=stalled)
 
 
 def newest_checkpoint(run: RunDir) -> int:

@@ -1,7 +1,7 @@
-"""What an attempt leaves behind: its events, its verdict, how it ended, and words for people.
+"""What an attempt writes: its events, verdict and outcome, and messages for people.
 
-Nothing here can end a run or hold it up, whatever storage does: threads write, and only at the
-very end is storage waited for, a while.
+Storage that fails or hangs neither ends nor blocks a run: threads write. Only at the very end does
+an attempt wait for storage, for a limited time.
 """
 
 import atexit
@@ -10,74 +10,78 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 from echelon.core.atomic_file import write_atomic
+from echelon.run.attempts import Outcome
 from echelon.run.background_writer import AWAY, FULL, BackgroundWriter
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventLog
+from echelon.run.events import AttemptEnded, ControllerEvent, EventsLost, VerdictReached
 from echelon.run.verdict import Verdict, to_record
 
 PATIENCE_S = 60.0
-"""How long an attempt that is over waits for storage to take its last words."""
+"""How long an attempt that is over waits for storage to take its last records."""
 _SOON_S = 3.0
-"""After how much of that it says that it waits."""
+"""After how much of that time it reports that it waits."""
 _FIRST_S = 1.0
-"""How long words for people wait for what they are about."""
+"""How long a message waits for the records that it is about."""
 _SAY_S = 5.0
-"""How long whoever reads the job's output may keep us."""
+"""How long a slow reader of the job's output may block us."""
 
 
-class NoteTaker(Protocol):
-    """Writes an event down."""
-
-    def __call__(self, kind: str, **data: Any) -> None: ...
+NoteTaker = Callable[[ControllerEvent], None]
+"""Records an event."""
 
 
 class Journal:
-    """See the module. One per controller: events have one writer."""
+    """Writes the files of one attempt. One per controller: an event file has one writer."""
 
     def __init__(self, run: RunDir, attempt: int, say: Callable[[str], None]) -> None:
         self.run, self.attempt = run, attempt
         self._say = say
-        self._events = EventLog(run.events_of(f"controller-{attempt}"), clock=time.time)
-        # The job's output may be where the run is, or elsewhere: neither waits for the other.
+        self._events = EventLog(
+            run.events_of(f"controller-{attempt}"),
+            clock=time.time,
+            tell_lost=lambda count: EventsLost(count=count),
+        )
+        # The job's output may be on other storage than the run: neither waits for the other.
         self._speaker = BackgroundWriter("speaker")
         atexit.register(self._hurry)
 
-    def note(self, kind: str, **data: Any) -> None:
-        """Write an event down."""
-        self._events.write(kind, **data)
+    def note(self, event: ControllerEvent) -> None:
+        """Record an event."""
+        self._events.write(event)
 
     def report(self, text: str) -> None:
-        """Say something to whoever reads the job's output."""
+        """Write a message to the job's output."""
         self._speaker.post(partial(self._speak, text))
 
     def _speak(self, text: str) -> None:
-        # Whoever reads of a verdict may look for it: it is there by then, if storage is.
+        # A reader of this message may look for the records: write them first, if storage allows.
         self._events.scribe.settle(_FIRST_S)
         with suppress(OSError):
             self._say(text)
 
     def leave_verdict(self, verdict: Verdict) -> None:
-        record = to_record(verdict)
-        self.note("verdict", **record)
-        self._leave(self.run.verdict, json.dumps(record, indent=1), "why it failed")
+        self.note(VerdictReached.of(verdict))
+        self._leave(self.run.verdict, json.dumps(to_record(verdict), indent=1), "the verdict")
 
-    def leave_outcome(self, outcome: dict[str, Any]) -> None:
-        """Say how it ended. Who waits for that reads no more output: it has to be there by then."""
+    def leave_outcome(self, outcome: Outcome) -> None:
+        """Record how the attempt ended, after its output: followers stop reading at the outcome."""
         self._speaker.settle(_SAY_S)
-        self.note("ended", **outcome)
-        self._leave(self.run.outcome(self.attempt), json.dumps(outcome), "how it ended")
+        record = asdict(outcome)
+        self.note(AttemptEnded(**record))
+        self._leave(self.run.outcome(self.attempt), json.dumps(record), "the outcome")
 
     def leave_notice(self, write: Callable[[], None]) -> None:
-        """Have a notification recorded before what is left next."""
+        """Record a notification, before the records that are left next."""
         self._events.scribe.post(write)
 
     def settle(self) -> None:
-        """Give storage a moment, for somebody who will look at what is written."""
+        """Wait a moment for storage, on behalf of a program that reads the records next."""
         self._events.scribe.settle(_SOON_S)
 
     def _leave(self, path: Path, content: str, what: str) -> None:
@@ -86,13 +90,13 @@ class Journal:
                 write_atomic(path, f"{content}\n")
             except OSError as error:
                 if error.errno in AWAY | FULL:
-                    raise  # to try again
+                    raise  # it is tried again
                 self.report(f"cannot write {what}: {error}")
 
         self._events.scribe.post(write)
 
     def close(self) -> None:
-        """Wait until all is written; no longer than that makes sense, and then say what is not."""
+        """Wait until everything is written, for a limited time; then report what is not."""
         scribe = self._events.scribe
         if not scribe.settle(_SOON_S):
             wrong = scribe.trouble or "it does not answer"
@@ -104,15 +108,15 @@ class Journal:
         atexit.unregister(self._hurry)
 
     def _hurry(self) -> None:
-        """Write what can be written while a controller with a fault of its own falls."""
+        """Write what can be written when the controller ends by an exception."""
         for scribe in (self._events.scribe, self._speaker):
             scribe.settle(1.0)
 
 
 def write_error(text: str) -> None:
-    """Write a line to where errors go.
+    """Write a line to stderr.
 
-    Past Python's own buffer: a thread that storage holds in there would make Python abort at exit.
+    Not through Python's buffer: a thread that blocks in there would make Python abort at exit.
     """
     left = f"{text}\n".encode(errors="backslashreplace")
     while left:

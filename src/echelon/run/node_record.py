@@ -1,8 +1,8 @@
-"""Which nodes of a cluster are not to be used: what happened to them, kept over runs.
+"""Which nodes of a cluster to avoid: a record of their failures, kept across runs.
 
-One file per cluster in the user's own state folder. Jobs and commands append lines to it, several
-at once; what follows from the lines is worked out anew by whoever reads them. The verdict decides
-who is blamed: what a program can do to itself is no node's fault.
+One file per cluster in the user's state folder. Jobs and commands append lines to it, several at
+once; each reader derives the bad nodes from the lines. The verdict decides whom a failure is blamed
+on: what a program can do to itself is not the node's fault.
 """
 
 import re
@@ -12,28 +12,34 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+from echelon.core.codec import Read, Seconds, decode, encode
 from echelon.core.nodes import compress, expand
 from echelon.core.userstate import state_folder
-from echelon.run.event_log import EventReader, EventWriter
+from echelon.run.event_log import Event, EventReader, EventWriter, Unknown
 from echelon.run.verdict import OUR_PAUSE, Failure
 from echelon.spec.job_spec import JobSpec
 
 KEEP_S = JobSpec().forgive_after_s
-"""For how long a bad node is left out, unless the request says otherwise."""
+"""How long a bad node is avoided, unless the request says otherwise."""
 ENOUGH = 2
-"""Mishaps of a node within one run that make it a bad one."""
+"""How many mishaps within one run make a node a bad one."""
 WRITE_S = 2.0
-"""How long the end of a run waits for a home that does not answer."""
+"""How long the end of a run waits for a home directory that does not respond."""
 _KINDS = ("mishap", "excluded", "forgiven")
 _FROM_OUTSIDE = (128 + signal.SIGKILL, 128 + signal.SIGBUS)
-"""SIGSEGV, SIGABRT and SIGTERM are a program's own doing, or its user's."""
+"""Exit codes by signals that come from outside. A program or its user causes the others."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _LONGEST = 500
 _LATEST_S = 1e11
-"""Beyond it no calendar goes."""
+"""The last time that `datetime` can show, roughly."""
+
+
+def _read_keep_s(raw: object) -> float | None:
+    return min(raw, _LATEST_S) if isinstance(raw, int | float) and raw >= 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +52,15 @@ class Entry:
     run: str = ""
     cause: str = ""
     reason: str = ""
-    time_s: float = 0.0
-    """Seconds since the epoch, by the writer's clock. The order is the lines'."""
-    keep_s: float = KEEP_S
-    """For how long it counts against the node, in seconds: as the run's request said."""
+    time_s: Seconds = 0.0
+    """Seconds since the epoch, by the writer's clock. The lines' order counts, not their times."""
+    keep_s: Annotated[float, Read(_read_keep_s, KEEP_S)] = KEEP_S
+    """For how long it counts against the node, in seconds, as the run requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadNode:
-    """One that is left out."""
+    """A node to avoid."""
 
     node: str
     since_s: float
@@ -68,7 +74,7 @@ class BadNode:
 
 
 def blames_node(failure: Failure) -> bool:
-    """Tell whether a failure is the node's, and neither the program's nor our own."""
+    """Tell whether the node caused a failure, and neither the program nor Echelon."""
     match failure.cause:
         case _ if not failure.node:
             return False
@@ -77,17 +83,17 @@ def blames_node(failure: Failure) -> bool:
         case "signal":
             return failure.exit_code in _FROM_OUTSIDE
         case _:
-            # Of failures at the start only those of a node's own check name a node.
+            # Among start failures, only those of a node's check name a node.
             return failure.cause in ("gpu fault", "start")
 
 
 def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
-    """Return the nodes to leave out, by name.
+    """Return the nodes to avoid, by name.
 
-    One failed start check is enough; so are two mishaps in one run, for a node that died twice in
-    different weeks may be as good as any. Ranks that are killed everywhere are killed by something
-    else: such a node has to stand out from the others of its run. A node whose time is over begins
-    anew, as one that was forgiven does.
+    One failed start check is enough, and so are two mishaps in one run. Mishaps of different runs
+    do not add up: a node that died twice in different weeks may be as good as any. If ranks are
+    killed on all nodes, the nodes are not the cause: a node has to stand out from the others of
+    its run. A node starts over when its time has passed or it was forgiven.
     """
     harm: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for entry in entries:
@@ -117,11 +123,11 @@ def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
 
 
 def _condemn(own: Sequence[Entry], others: int) -> str:
-    """Return why a node's last entry, after all before it, makes it a bad one; or nothing.
+    """Return why a node's entries make it a bad one; empty if they do not.
 
     Args:
-        own: what is known of the node.
-        others: the most mishaps that another node had in the same run.
+        own: the node's entries.
+        others: the highest number of mishaps of another node in the same run.
     """
     last = own[-1]
     if last.kind == "excluded":
@@ -134,10 +140,7 @@ def _condemn(own: Sequence[Entry], others: int) -> str:
 
 
 def add_bad(nodelist: str, exclude: str, bad: Iterable[str]) -> str:
-    """Return what a request excludes, and these nodes besides.
-
-    A bad node that the request names in its `nodelist` is wanted all the same.
-    """
+    """Add bad nodes to those that a request excludes, unless its `nodelist` names them."""
     wanted = set(expand(nodelist))
     added = sorted(node for node in bad if node not in wanted)
     return compress(dict.fromkeys([*expand(exclude), *added]))
@@ -147,28 +150,28 @@ def add_bad(nodelist: str, exclude: str, bad: Iterable[str]) -> str:
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    """Return the name of the cluster that we are a job of; empty on a machine of one's own.
+    """Return the name of the cluster that runs this job; empty on the local machine.
 
-    There nodes are only played, and nobody could leave one out.
+    There, nodes are only simulated, and none can be avoided.
     """
     return environ.get("SLURM_CLUSTER_NAME", "")
 
 
 def records_folder(environ: Mapping[str, str]) -> Path | None:
-    """Return where the files are; None for a user without a home."""
+    """Return the folder of the files; None for a user without a home directory."""
     folder = state_folder(environ)
     return folder / "nodes" if folder else None
 
 
 def record_path(cluster: str, environ: Mapping[str, str]) -> Path | None:
-    """Return a cluster's file; None where nothing can be kept."""
+    """Return a cluster's file; None if there is no place for it."""
     folder = records_folder(environ)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", cluster).strip(".-")
     return folder / f"{name}.jsonl" if folder and name else None
 
 
 def known_clusters(environ: Mapping[str, str]) -> list[str]:
-    """Return the clusters of which there is a file."""
+    """Return the clusters that have a file."""
     folder = records_folder(environ)
     try:
         return sorted(path.stem for path in folder.glob("*.jsonl")) if folder else []
@@ -177,25 +180,14 @@ def known_clusters(environ: Mapping[str, str]) -> list[str]:
 
 
 def read_entries(path: Path | None) -> list[Entry]:
-    """Return what a file says; lines that are torn or somebody else's are passed over."""
+    """Return a file's entries; lines that are damaged or of other programs are skipped."""
     found = []
     with suppress(OSError):
-        for event in EventReader(path).read() if path else ():
-            facts = {
-                key: str(event.data.get(key, "")) for key in ("node", "run", "cause", "reason")
-            }
-            known = event.kind in _KINDS and 0 <= event.time_s < _LATEST_S
-            if known and _NAME.fullmatch(facts["node"]):
-                keep_s = _read_keep_s(event.data.get("keep_s"))
-                found.append(Entry(kind=event.kind, time_s=event.time_s, keep_s=keep_s, **facts))
+        for time_s, event, data in EventReader(path, Event).read() if path else ():
+            entry = decode(Entry, {**data, "kind": event.kind, "time_s": time_s})
+            if entry.kind in _KINDS and _NAME.fullmatch(entry.node):
+                found.append(entry)
     return found
-
-
-def _read_keep_s(raw: object) -> float:
-    """Return how long an entry counts; older versions wrote nothing about it."""
-    if isinstance(raw, int | float) and raw >= 0:
-        return min(raw, _LATEST_S)
-    return KEEP_S
 
 
 def append_entries(path: Path, entries: Iterable[Entry]) -> None:
@@ -207,28 +199,23 @@ def append_entries(path: Path, entries: Iterable[Entry]) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with EventWriter(path, clock=time.time) as lines:
         for entry in entries:
-            lines.write(
-                entry.kind,
-                node=entry.node,
-                run=entry.run,
-                cause=entry.cause,
-                reason=entry.reason[:_LONGEST],
-                keep_s=entry.keep_s,
-            )
+            data = encode(replace(entry, reason=entry.reason[:_LONGEST]))
+            del data["kind"], data["time_s"]  # the writer's
+            lines.write(Unknown(kind=entry.kind, data=data))
 
 
 def exclusions(
     cluster: str, environ: Mapping[str, str], *, nodelist: str, exclude: str, now_s: float
 ) -> str:
-    """Return the host list that a job on a cluster is not to get, by what is known of it now."""
+    """Return the host list that a job on a cluster has to exclude."""
     entries = read_entries(record_path(cluster, environ))
     return add_bad(nodelist, exclude, bad_nodes(entries, now_s=now_s))
 
 
 class NodeRecord:
-    """What a controller writes down of its nodes.
+    """Records the failures of a controller's nodes.
 
-    A home may be slow or away: a thread writes, for which nobody waits but the end, a moment.
+    Threads write, because a home directory may be slow or away. Only `close` waits for them.
     """
 
     def __init__(self, path: Path | None, run_id: str, *, keep_s: float = KEEP_S) -> None:
@@ -237,7 +224,7 @@ class NodeRecord:
         self._trouble = ""
 
     def blame(self, failure: Failure) -> None:
-        """Write a failure down where it is the node's."""
+        """Record a failure if the node caused it."""
         if not self._path or not blames_node(failure):
             return
         kind = "excluded" if failure.cause == "start" else "mishap"
@@ -260,7 +247,7 @@ class NodeRecord:
             self._trouble = str(error)
 
     def close(self) -> str:
-        """Return what was not kept, in a sentence; empty when all is well."""
+        """Wait a moment for the threads; return an error message, empty if all was written."""
         deadline_s = time.monotonic() + WRITE_S
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))

@@ -6,10 +6,12 @@ the one that reached the controller first counts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
+from echelon.core.codec import Read, Texts, decode, encode
 from echelon.core.nodes import compress
 from echelon.core.records import MOST_RANKS, to_count
 
@@ -51,10 +53,10 @@ class Failure:
 
     cause: str
     message: str
-    rank: int | None = None
+    rank: Annotated[int | None, Read(partial(to_count, below=MOST_RANKS), None)] = None
     node: str = ""
     step: int | None = None
-    exit_code: int = 1
+    exit_code: Annotated[int, Read(partial(to_count, below=256), 1)] = 1
     """As in a shell: 128 + the number of a signal."""
     error_type: str = ""
     traceback: str = ""
@@ -63,17 +65,23 @@ class Failure:
     generation: int = 0
 
 
+_FAILURE = ", ".join(f"`{field.name}`" for field in fields(Failure))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """Why a run ended."""
 
-    failure: Failure
-    victims: tuple[Failure, ...] = ()
-    not_retried: str = ""
-    """Why it was not retried."""
-    advice: str = ""
-    stacks: Mapping[str, str] = field(default_factory=dict)
-    """Stack of each rank, for a hang."""
+    failure: Annotated[Failure, f"the first failure, an object: {_FAILURE}"]
+    victims: Annotated[tuple[Failure, ...], "failures that the first one caused"] = ()
+    not_retried: Annotated[str, "why the ranks were not started again"] = ""
+    advice: Annotated[str, "what to do about it"] = ""
+    stacks: Annotated[Texts, "for a hang: rank → its Python stack"] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, verdict: "Verdict") -> Self:
+        """Return the same verdict as this class, which may be an event."""
+        return cls(**encode(verdict))
 
 
 # --- judging ----------------------------------------------------------------------------------
@@ -141,31 +149,7 @@ def from_record(record: Any) -> Verdict:
     """
     if not isinstance(record, Mapping):
         raise ValueError("a verdict must be an object")  # noqa: TRY004  damaged content
-    victims, stacks = record.get("victims"), record.get("stacks")
-    hurt = victims if isinstance(victims, list) else []
-    return Verdict(
-        failure=_failure_from(record.get("failure")),
-        victims=tuple(_failure_from(one) for one in hurt if isinstance(one, Mapping)),
-        not_retried=str(record.get("not_retried", "")),
-        advice=str(record.get("advice", "")),
-        stacks={key: str(stack) for key, stack in stacks.items()}
-        if isinstance(stacks, Mapping)
-        else {},
-    )
-
-
-def _failure_from(record: Any) -> Failure:
-    if not isinstance(record, Mapping):
-        raise ValueError("a failure must be an object")  # noqa: TRY004  damaged content
-    texts = ("cause", "message", "node", "error_type", "traceback", "log")
-    code = to_count(record.get("exit_code"), below=256)
-    return Failure(
-        **{name: str(record.get(name, "")) for name in texts},
-        rank=to_count(record.get("rank"), below=MOST_RANKS),
-        step=to_count(record.get("step")),
-        exit_code=1 if code is None else code,
-        generation=to_count(record.get("generation")) or 0,
-    )
+    return decode(Verdict, record)
 
 
 def headline(failure: Failure) -> str:

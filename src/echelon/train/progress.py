@@ -15,6 +15,7 @@ from pathlib import Path
 from echelon.core.progressbar import Standing, render_standing
 from echelon.run.background_writer import persist
 from echelon.run.event_log import EventWriter
+from echelon.run.metrics import StepLogged, ValidationLogged
 from echelon.train.tensorboard import ScalarWriter
 
 _LINE_S = 10.0
@@ -106,12 +107,17 @@ class Progress:
         )
         shown = {"rate": round(rate, 1), "data_wait": round(data_wait, 4)}
         self._record(
-            "step",
-            step,
-            {**means, **shown},
-            {"epoch": epoch, "epochs": self._epochs, "done": done, "length": self._length,
-             "left_s": round(standing.left_s, 1), "unit": self._unit},
-        )  # fmt: skip
+            StepLogged(
+                step=step,
+                epoch=epoch,
+                epochs=self._epochs,
+                done=done,
+                length=self._length,
+                left_s=round(standing.left_s, 1),
+                unit=self._unit,
+                metrics={**means, **shown},
+            )
+        )
         last = done >= self._length
         if self._quiet:
             return
@@ -123,15 +129,13 @@ class Progress:
         """Report the results of a validation."""
         if not metrics or not self._speaks:
             return
-        self._record("validation", step, metrics, {"epoch": epoch})
+        self._record(ValidationLogged(step=step, epoch=epoch, metrics=dict(metrics)))
         if self._quiet:
             return
         shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         self.tell(f"epoch {epoch}/{self._epochs}: {shown}")
 
-    def _record(
-        self, kind: str, step: int, values: Mapping[str, float], more: Mapping[str, float | str]
-    ) -> None:
+    def _record(self, event: StepLogged | ValidationLogged) -> None:
         if not self._folder:
             return
         if self._missed and time.monotonic() < self._again_s:
@@ -141,11 +145,11 @@ class Progress:
             if self._metrics is None:
                 self._open(self._folder)
             if self._metrics:
-                self._metrics.write(kind, step=step, **more, metrics=dict(values))
+                self._metrics.write(event)
             if self._scalars:
-                prefix = "train" if kind == "step" else "validation"
-                scalars = {f"{prefix}/{name}": value for name, value in values.items()}
-                self._scalars.write(scalars, step=step, now_s=self._clock())
+                prefix = "train" if isinstance(event, StepLogged) else "validation"
+                scalars = {f"{prefix}/{name}": value for name, value in event.metrics.items()}
+                self._scalars.write(scalars, step=event.step, now_s=self._clock())
         except OSError as error:  # a full disk must not end a training
             self.close()
             self._again_s = time.monotonic() + _AGAIN_S

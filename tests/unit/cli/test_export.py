@@ -9,6 +9,7 @@ from echelon.cli import main
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 from echelon.run.series import Sample, SeriesWriter
+from eventlines import raw
 
 FILES = ["attempts.csv", "metrics.csv", "telemetry.csv", "time.csv"]
 
@@ -27,14 +28,14 @@ def begun(run):
     """The same after two attempts."""
     for attempt in (1, 2):
         with EventWriter(run.events_of(f"controller-{attempt}"), clock=time.time) as events:
-            events.write("attempt", job=str(attempt))
-            events.write("joined", node=0, name=f"node{attempt}")
-            events.write("generation", generation=0, world_size=1, nodes=1)
+            events.write(raw("attempt", job=str(attempt)))
+            events.write(raw("joined", node=0, name=f"node{attempt}"))
+            events.write(raw("generation", generation=0, world_size=1, nodes=1))
         run.telemetry(attempt, 0, 0).parent.mkdir(exist_ok=True)
         series = SeriesWriter(lambda level, attempt=attempt: run.telemetry(attempt, 0, level))
         series.append(Sample(time_s=attempt, means={"rank0.data": 0.25}))
     with EventWriter(run.metrics, clock=time.time) as metrics:
-        metrics.write("step", step=5, metrics={"=loss": 0.5})
+        metrics.write(raw("step", step=5, metrics={"=loss": 0.5}))
     return run
 
 

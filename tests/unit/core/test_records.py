@@ -21,6 +21,7 @@ from echelon.core.records import (
 )
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader, parse_event
+from echelon.run.events import ControllerEvent
 from echelon.run.series import parse_sample, read_file
 
 
@@ -41,7 +42,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
     for read in (open_regular, read_bytes, read_record):
         with pytest.raises(UnreadableError, match="not a regular file"):
             read(path)
-    assert EventReader(path).read() == []
+    assert EventReader(path, ControllerEvent).read() == []
     assert read_file(path) == []
 
 
@@ -57,8 +58,8 @@ def test_a_folder_with_a_file_that_never_ends_its_line(tmp_path, monkeypatch):
     monkeypatch.setattr("echelon.run.event_log.MOST_READ", 100)
     path = tmp_path / "events.jsonl"
     path.write_bytes(b"x" * 250 + b'\n{"time":1,"kind":"after"}\n')
-    reader = EventReader(path)
-    found = [event.kind for _ in range(4) for event in reader.read()]
+    reader = EventReader(path, ControllerEvent)
+    found = [one.event.kind for _ in range(4) for one in reader.read()]
     assert found == ["after"]
 
 
@@ -88,7 +89,7 @@ def test_a_record_is_an_object(tmp_path, text):
 
 @pytest.mark.parametrize("time", ["NaN", "Infinity", "1e300", "-5", "1e999", "1" * 400, "null"])
 def test_an_event_of_an_impossible_time_is_passed_over(time):
-    assert parse_event(f'{{"time":{time},"kind":"note"}}') is None
+    assert parse_event(f'{{"time":{time},"kind":"note"}}', ControllerEvent) is None
     assert parse_sample(f'{{"time":{time},"count":1}}') is None
 
 
@@ -117,7 +118,7 @@ def test_json_for_others_has_neither_nan_nor_control_characters():
 @settings(deadline=None)
 @given(st.text())
 def test_any_line_is_an_event_or_none(line):
-    parse_event(line)
+    parse_event(line, ControllerEvent)
     parse_sample(line)
 
 

@@ -113,8 +113,8 @@ class FakeJournal:
     def report(self, text):
         self.reports.append(text)
 
-    def note(self, kind, **data):
-        self.notes.append((kind, data))
+    def note(self, event):
+        self.notes.append(event)
 
 
 class FakeRecovery:

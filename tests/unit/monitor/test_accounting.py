@@ -1,19 +1,14 @@
 """Where the time of a run went: every second of every slot is found once, whatever was written."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.launch.protocol.time_accounting import PHASES
-from echelon.monitor.accounting import CATEGORIES, AttemptEvents, account, read_attempts
-from echelon.run.directory import RunDir
-from echelon.run.event_log import Event, EventWriter
-
-
-def at(time_s, kind, **data):
-    return Event(time_s=time_s, kind=kind, data=data)
+from echelon.monitor.accounting import CATEGORIES, account
+from echelon.monitor.state import RunState
+from echelon.run.series import Sample
+from eventlines import at
 
 
 def generation(time_s, number=0, ranks=2):
@@ -27,14 +22,20 @@ def spent(time_s, number=0, *, again=False, steps=None, **seconds):
     return at(time_s, "spent", generation=number, again=again, seconds=told, **facts)
 
 
+def fold(*files, submitted=()):
+    """Return the state of a run whose controllers have written these events."""
+    state = RunState(run_id="r")
+    for number, records in enumerate(files, 1):
+        for record in records:
+            state.feed_event(number, record)
+    for number, submitted_s in enumerate(submitted, 1):
+        if number in state.attempts:
+            state.attempts[number].submitted_s = submitted_s
+    return state
+
+
 def accounts(*files, submitted=()):
-    times = [*submitted, *[None] * len(files)]
-    return account(
-        [
-            AttemptEvents(submitted_s=submitted_s, events=events)
-            for submitted_s, events in zip(times, files, strict=False)
-        ]
-    )
+    return account(fold(*files, submitted=submitted))
 
 
 def found(*files, submitted=()):
@@ -169,12 +170,15 @@ def test_one_that_vanished_is_counted_until_its_last_event():
 
 def test_one_that_goes_on_counts_until_it_was_last_seen():
     events = [at(100, "attempt", attempt=1, slots=2), generation(110, ranks=2)]
-    going_on = [AttemptEvents(events=events)]
+    going_on = fold(events)
     assert account(going_on).effective == 0
-    told = account(going_on, seen_s=140)
+    going_on.feed_sample(1, 0, Sample(time_s=140))
+    told = account(going_on)
     assert (told.seconds["launch"], told.seconds["productive"]) == (20, 60)
-    over = [AttemptEvents(events=[*events, at(120, "ended", state="FAILED")])]
-    assert account(over, seen_s=140) == account(over)
+    over = fold([*events, at(120, "ended", state="FAILED")])
+    before = account(over)
+    over.feed_sample(1, 0, Sample(time_s=140))
+    assert account(over) == before
 
 
 def test_a_job_that_was_queued_again_waits_again():
@@ -205,25 +209,6 @@ def test_of_nothing_there_is_nothing_to_say():
     told = accounts([], [at(5, "attempt")])
     assert told.effective is None
     assert told.render() == ""
-
-
-def test_it_is_read_from_the_run(tmp_path):
-    run = RunDir.create(tmp_path, "run")
-    assert read_attempts(run) == []
-    clock = iter([1000.0, 2000.0])
-    for attempt in (2, 10):
-        with EventWriter(
-            run.events_of(f"controller-{attempt}"), clock=lambda: next(clock)
-        ) as events:
-            events.write("attempt", attempt=attempt)
-    (run.events / "controller-x.jsonl").touch()
-    run.attempt(2).mkdir()
-    (run.attempt(2) / "job.json").write_text(
-        json.dumps({"job_id": "7", "submitted": "1970-01-01T00:10:00+00:00"})
-    )
-    first, second = read_attempts(run)
-    assert (first.submitted_s, first.events[0].time_s) == (600, 1000)
-    assert (second.submitted_s, second.events[0].data) == (None, {"attempt": 10})
 
 
 # --- anything that may have been written ------------------------------------------------------
@@ -263,21 +248,17 @@ events = st.one_of(
     st.tuples(st.sampled_from(["ended", "rank", "joined"]), st.just({})),
 )
 """Mostly what a controller writes, in any order, and sometimes what none would."""
-attempts = st.builds(
-    AttemptEvents,
-    submitted_s=st.none() | times,
-    events=st.lists(
-        st.tuples(times | st.sampled_from([-1.0, float("nan"), 1e308]), events).map(
-            lambda it: at(it[0], it[1][0], **it[1][1])
-        ),
-        max_size=12,
+files = st.lists(
+    st.tuples(times | st.sampled_from([-1.0, float("nan"), 1e308]), events).map(
+        lambda it: at(it[0], it[1][0], **it[1][1])
     ),
-)
+    max_size=12,
+).map(lambda records: [record for record in records if record])
 
 
-@given(st.lists(attempts, max_size=4))
-def test_every_second_of_every_slot_has_one_purpose(files):
-    told = account(files)
+@given(st.lists(files, max_size=4), st.lists(st.none() | times, max_size=4))
+def test_every_second_of_every_slot_has_one_purpose(files, submitted):
+    told = accounts(*files, submitted=submitted)
     assert min(told.spent_us.values()) >= 0
     used = {category: us for category, us in told.spent_us.items() if category != "queue"}
     assert sum(used.values()) == told.allocated_us

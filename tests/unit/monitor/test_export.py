@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from echelon.monitor.accounting import AttemptEvents, account
+from echelon.monitor.accounting import account
 from echelon.monitor.export import (
     Table,
     format_time,
@@ -16,14 +16,15 @@ from echelon.monitor.export import (
     write_csv,
 )
 from echelon.monitor.state import RunState
-from echelon.run.event_log import Event
+from echelon.run.metrics import MetricEvent
 from echelon.run.series import Sample
+from eventlines import at
 
 BEGAN_S = 1_700_000_000.0
 
 
 def metric(step, kind="step", /, **metrics):
-    return Event(time_s=BEGAN_S, kind=kind, data={"step": step, "metrics": metrics})
+    return at(BEGAN_S, kind, MetricEvent, step=step, metrics=metrics)
 
 
 def read(path):
@@ -61,12 +62,14 @@ def test_what_was_told_of_steps_that_were_taken_back_is_void():
 
 def test_what_is_no_metric_is_left_out():
     odd = [
-        Event(time_s=1.0, kind="step", data={"step": "x", "metrics": {}}),
-        Event(time_s=1.0, kind="step", data={"step": 1, "metrics": [1]}),
-        Event(time_s=float("inf"), kind="step", data={"step": 2, "metrics": {"a": "b", "c": True}}),
+        at(1.0, "other", MetricEvent, step=1, metrics={"a": 1}),
+        at(1.0, "step", MetricEvent, step="x", metrics={"a": 1}),
+        at(0.0, "step", MetricEvent, step=1, metrics=[1]),
+        at(0.0, "step", MetricEvent, step=2, metrics={"a": "b", "c": True, "d": 1}),
     ]
     table = tabulate_metrics(odd)
-    assert table.rows == [["", "step", 2, None, None]]
+    assert table.columns[3:] == ["d"]
+    assert table.rows == [["", "step", 1, None], ["", "step", 2, 1]]
 
 
 def test_a_metric_may_be_called_like_a_column_of_ours():
@@ -114,7 +117,7 @@ def test_attempts_are_a_row_for_each_set_of_ranks():
         (2, "verdict", VERDICT),
         (2, "ended", {"state": "FAILED", "why": "rank 1 on node1: ValueError: =x"}),
     ]:
-        state.feed_event(number, Event(time_s=BEGAN_S, kind=kind, data=data))
+        state.feed_event(number, at(BEGAN_S, kind, **data))
     when, why = "2023-11-14 22:13:20.000", "rank 1 on node1: ValueError: =x"
     assert tabulate_attempts(state).rows == [
         [1, 0, "7", when, when, 4, 2, "", why],
@@ -124,18 +127,21 @@ def test_attempts_are_a_row_for_each_set_of_ranks():
 
 
 def test_time_adds_up_to_what_was_allocated():
-    events = [
-        Event(time_s=BEGAN_S, kind="attempt", data={"slots": 2}),
-        Event(time_s=BEGAN_S + 10, kind="generation", data={"generation": 0, "world_size": 2}),
-        Event(time_s=BEGAN_S + 40, kind="ended", data={}),
-    ]
-    accounts = account([AttemptEvents(submitted_s=BEGAN_S - 5, events=events)])
+    state = RunState(run_id="r-1")
+    for record in (
+        at(BEGAN_S, "attempt", slots=2),
+        at(BEGAN_S + 10, "generation", generation=0, world_size=2),
+        at(BEGAN_S + 40, "ended"),
+    ):
+        state.feed_event(1, record)
+    state.attempts[1].submitted_s = BEGAN_S - 5
+    accounts = account(state)
     rows = {phase: (seconds, share) for phase, seconds, share in tabulate_time(accounts).rows}
     assert rows["queue"] == (5, None)
     assert rows["launch"] == (20, 0.25)
     assert rows["productive"] == (60, 0.75)
     assert sum(share for _, share in rows.values() if share) == 1
-    assert tabulate_time(account([])).rows == []
+    assert tabulate_time(account(RunState(run_id="r-1"))).rows == []
 
 
 def test_a_table_that_cannot_be_finished_leaves_what_was_there(tmp_path):

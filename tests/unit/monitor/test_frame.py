@@ -6,15 +6,16 @@ from hypothesis import strategies as st
 
 from echelon.monitor.frame import View, draw, sparkline, thin
 from echelon.monitor.state import RunState
-from echelon.run.event_log import Event
 from echelon.run.series import Sample
+from eventlines import at
 
 
 def make_state(ranks=4, nodes=2):
     state = RunState(run_id="train-ab12")
-    feed = lambda at_s, kind, **data: state.feed_event(  # noqa: E731
-        1, Event(time_s=at_s, kind=kind, data=data)
-    )
+
+    def feed(at_s, kind, **data):
+        state.feed_event(1, at(at_s, kind, **data))
+
     feed(10, "attempt", job="42")
     for node in range(nodes):
         feed(11, "joined", node=node, name=f"node{node + 1}")
@@ -43,9 +44,7 @@ def test_a_run_that_trains():
 
 def test_a_script_that_tells_no_steps_has_a_dash_for_them():
     state = make_state(ranks=1, nodes=1)
-    state.feed_event(
-        1, Event(time_s=30, kind="generation", data={"generation": 1, "world_size": 1})
-    )
+    state.feed_event(1, at(30, "generation", generation=1, world_size=1))
     lasts = {"rank0.step": -1, "rank0.generation": 1}
     state.feed_sample(1, 0, Sample(time_s=31, lasts=lasts, peaks={"rank0.mem": 2**30}))
     lines = frame(state)
@@ -59,7 +58,7 @@ def test_one_that_waits_in_the_queue():
 
 def test_of_a_thousand_ranks_the_worst_are_shown():
     state = make_state(ranks=1000, nodes=4)
-    state.feed_event(1, Event(time_s=30, kind="exited", data={"rank": 77, "signal": 9}))
+    state.feed_event(1, at(30, "exited", rank=77, signal=9))
     lines = frame(state)
     shown = [line.split()[0] for line in lines if line[:5].strip().isdecimal()]
     assert shown[:3] == ["77", "0", "1"]  # the failed, then the slowest
@@ -78,7 +77,7 @@ def test_gpus_stand_beside_their_ranks():
 
 def test_a_lost_node_is_said_to_be():
     state = make_state()
-    state.feed_event(1, Event(time_s=30, kind="lost", data={"node": 1}))
+    state.feed_event(1, at(30, "lost", node=1))
     assert "node2        lost" in frame(state)
 
 

@@ -6,6 +6,7 @@ from echelon.monitor import overview
 from echelon.monitor.overview import Overview
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
+from eventlines import raw
 
 
 def make(runs, name, *events):
@@ -13,7 +14,7 @@ def make(runs, name, *events):
     run.spec.write_text("")
     with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
         for kind, data in events:
-            writer.write(kind, **data)
+            writer.write(raw(kind, **data))
     return run
 
 
@@ -31,7 +32,7 @@ def test_each_run_in_a_line_the_newest_first(tmp_path):
     told = [(one["run"], one["phase"], one["ranks"], one["step"]) for one in seen.rows()]
     assert told == [("r-2", "RUNNING", 4, 30), ("r-1", "COMPLETED", 4, 30)]
     with EventWriter(run.events_of("controller-1"), clock=time.time) as writer:
-        writer.write("alive", generation=0, step=40)
+        writer.write(raw("alive", generation=0, step=40))
     seen._due_s = 0.0
     assert seen.rows()[0]["step"] == 40
 

@@ -8,28 +8,25 @@ from echelon.monitor.charts import bars, curve
 from echelon.monitor.page_report import render_page
 from echelon.monitor.report import Report, render, render_short
 from echelon.monitor.state import RunState
-from echelon.run.event_log import Event
+from echelon.run.metrics import MetricEvent
+from eventlines import at
 
 EVIL = "</title><script>alert(1)</script>"
 
 
-def event(kind, at_s, **data):
-    return Event(time_s=at_s, kind=kind, data=data)
-
-
 def make(*, text="train"):
     state = RunState(run_id=text)
-    state.feed_event(1, event("attempt", 10, job=text))
-    state.feed_event(1, event("joined", 11, node=0, name=text))
-    state.feed_event(1, event("generation", 12, generation=0, world_size=2, nodes=1))
+    state.feed_event(1, at(10, "attempt", job=text))
+    state.feed_event(1, at(11, "joined", node=0, name=text))
+    state.feed_event(1, at(12, "generation", generation=0, world_size=2, nodes=1))
     why = {"failure": {"rank": 1, "node": text, "message": text, "cause": "user"}}
-    state.feed_event(1, event("restart", 15, verdict=why))
-    state.feed_event(1, event("generation", 16, generation=1, world_size=2, nodes=1))
-    state.feed_event(1, event("exited", 30, rank=0, generation=1, code=1, signal=0, step=41))
-    state.feed_event(1, event("verdict", 30, **why))
-    state.feed_event(1, event("ended", 31, state=text, why=f"rank 1 on {text}: {text}"))
+    state.feed_event(1, at(15, "restart", verdict=why))
+    state.feed_event(1, at(16, "generation", generation=1, world_size=2, nodes=1))
+    state.feed_event(1, at(30, "exited", rank=0, generation=1, code=1, signal=0, step=41))
+    state.feed_event(1, at(30, "verdict", **why))
+    state.feed_event(1, at(31, "ended", state=text, why=f"rank 1 on {text}: {text}"))
     for step in range(3):
-        state.feed_metric(event("step", 20, step=step, metrics={text: 1.0 / (1 + step)}))
+        state.feed_metric(at(20, "step", MetricEvent, step=step, metrics={text: 1.0 / (1 + step)}))
     ranks = [
         RankFigures(rank=0, node=text, data=0.1, comm=0.5, gpu_util=0.9),
         RankFigures(rank=1, node=text, gpu_util=0.25),

@@ -1,11 +1,13 @@
 """Following the files of a run."""
 
+import json
 import time
 
 from echelon.monitor.reading import HISTORY, RunReader
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 from echelon.run.series import Sample, SeriesWriter
+from eventlines import raw
 
 
 def sample(at_s, step):
@@ -17,9 +19,9 @@ def test_a_run_is_followed(tmp_path):
     reader = RunReader(run)
     assert reader.read().phase == "QUEUED"
     with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
-        events.write("attempt", job="7")
-        events.write("joined", node=0, name="node1")
-        events.write("generation", generation=0, world_size=1, nodes=1)
+        events.write(raw("attempt", job="7"))
+        events.write(raw("joined", node=0, name="node1"))
+        events.write(raw("generation", generation=0, world_size=1, nodes=1))
         assert reader.read().phase == "RUNNING"
         run.telemetry(1, 0, 0).parent.mkdir()
         writer = SeriesWriter(lambda level: run.telemetry(1, 0, level), lines=100)
@@ -30,9 +32,9 @@ def test_a_run_is_followed(tmp_path):
         assert reader.read().step == 149
         times = [one.time_s for one in reader.history[0]]
         assert times == [float(at) for at in range(151 - HISTORY, 151)]
-        events.write("ended", state="COMPLETED")
+        events.write(raw("ended", state="COMPLETED"))
     with EventWriter(run.metrics, clock=time.time) as metrics:
-        metrics.write("step", step=5, metrics={"loss": 0.5})
+        metrics.write(raw("step", step=5, metrics={"loss": 0.5}))
     state = reader.read()
     assert (state.phase, state.metrics) == ("COMPLETED", {"loss": [(5, 0.5)]})
 
@@ -40,9 +42,9 @@ def test_a_run_is_followed(tmp_path):
 def test_a_sample_that_is_half_written_is_left_for_the_next_look(tmp_path):
     run = RunDir.create(tmp_path, "r-1")
     with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
-        events.write("attempt", job="7")
-        events.write("joined", node=0, name="node1")
-        events.write("generation", generation=0, world_size=1, nodes=1)
+        events.write(raw("attempt", job="7"))
+        events.write(raw("joined", node=0, name="node1"))
+        events.write(raw("generation", generation=0, world_size=1, nodes=1))
     path = run.telemetry(1, 0, 0)
     path.parent.mkdir()
     reader = RunReader(run)
@@ -51,3 +53,19 @@ def test_a_sample_that_is_half_written_is_left_for_the_next_look(tmp_path):
     assert reader.read().step == -1
     path.write_text(whole)
     assert reader.read().step == 3
+
+
+def test_when_attempts_were_submitted_is_read_too(tmp_path):
+    run = RunDir.create(tmp_path, "run")
+    for attempt in (2, 10):
+        with EventWriter(run.events_of(f"controller-{attempt}"), clock=time.time) as events:
+            events.write(raw("attempt", attempt=attempt))
+    (run.events / "controller-x.jsonl").touch()
+    reader = RunReader(run)
+    reader.read()
+    run.attempt(2).mkdir()
+    (run.attempt(2) / "job.json").write_text(
+        json.dumps({"job_id": "7", "submitted": "1970-01-01T00:10:00+00:00"})
+    )
+    attempts = reader.read().attempts
+    assert {number: one.submitted_s for number, one in attempts.items()} == {2: 600, 10: None}

@@ -4,9 +4,9 @@ from echelon.monitor.accounting import Accounts, account
 from echelon.monitor.report import failures, gather, make_report, of_generation
 from echelon.monitor.state import AttemptState, RunState
 from echelon.run.directory import RunDir
-from echelon.run.event_log import Event
 from echelon.run.series import Sample
 from echelon.spec.job_spec import JobSpec
+from eventlines import at
 
 
 def sample(at_s, **lasts):
@@ -45,14 +45,13 @@ def test_of_a_run_that_has_not_begun_there_is_little_to_say(tmp_path):
 def test_without_a_job_the_nodes_are_ones_own_machine():
     for job, cluster in (("42", True), ("", False)):
         state = RunState(run_id="r", attempts={1: AttemptState(number=1, job_id=job)})
-        assert gather(state, account([]), {}, JobSpec()).cluster is cluster
+        assert gather(state, account(state), {}, JobSpec()).cluster is cluster
 
 
 def test_training_time_is_that_of_one_rank():
     state = RunState(run_id="r")
-    state.feed_event(1, Event(time_s=1.0, kind="attempt", data={}))
-    ranks = {"generation": 0, "world_size": 4, "nodes": 1}
-    state.feed_event(1, Event(time_s=1.0, kind="generation", data=ranks))
+    state.feed_event(1, at(1.0, "attempt"))
+    state.feed_event(1, at(1.0, "generation", generation=0, world_size=4, nodes=1))
     spent_us = {"launch": 10**9, "productive": 30_000_000, "data wait": 10_000_000}
     accounts = Accounts(spent_us=spent_us, allocated_us=sum(spent_us.values()))
     assert gather(state, accounts, {}, JobSpec()).trained_s == 10.0
@@ -62,7 +61,7 @@ def test_each_job_of_a_run_says_why_it_was_not_the_last():
     state = RunState(run_id="r")
 
     def feed(number, kind, **data):
-        state.feed_event(number, Event(time_s=1.0, kind=kind, data=data))
+        state.feed_event(number, at(1.0, kind, **data))
 
     feed(1, "attempt", job="7")
     feed(1, "generation", generation=0, world_size=2, nodes=1)

@@ -11,6 +11,7 @@ import pytest
 from echelon.monitor.server import Gate, Pages, make_app
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
+from eventlines import raw
 
 TOKEN = "s3cret"  # noqa: S105
 GATE = Gate(token=TOKEN, port=8090)
@@ -22,9 +23,9 @@ def runs(tmp_path):
     run = RunDir.create(tmp_path / "runs", "train-ab12")
     run.spec.write_text("")
     with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
-        events.write("attempt", job="7")
-        events.write("joined", node=0, name="node1")
-        events.write("generation", generation=0, world_size=2, nodes=1)
+        events.write(raw("attempt", job="7"))
+        events.write(raw("joined", node=0, name="node1"))
+        events.write(raw("generation", generation=0, world_size=2, nodes=1))
     log = run.rank_log(attempt=1, generation=0, rank=0)
     log.parent.mkdir()
     log.write_text(f"hello\n{HOSTILE}\n")

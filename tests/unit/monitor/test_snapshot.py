@@ -4,8 +4,8 @@ from echelon.core.records import render_json
 from echelon.monitor.accounting import account
 from echelon.monitor.snapshot import RANK_FIELDS, Curves, describe, draw_curve, shorten
 from echelon.monitor.state import RunState
-from echelon.run.event_log import Event
 from echelon.run.series import Sample
+from eventlines import at
 
 
 def test_no_more_digits_than_are_seen():
@@ -52,15 +52,15 @@ def test_what_a_browser_cannot_read_is_cleaned():
 
 
 def test_of_a_script_that_tells_no_steps_none_are_sent():
-    state, at = RunState(run_id="r"), iter(range(10))
+    state, now = RunState(run_id="r"), iter(range(10))
     for kind, data in (
         ("attempt", {"job": "7"}),
         ("generation", {"generation": 0, "world_size": 2, "nodes": 1}),
         ("exited", {"rank": 1, "code": 0, "step": -1}),
     ):
-        state.feed_event(1, Event(time_s=next(at), kind=kind, data=data))
+        state.feed_event(1, at(next(now), kind, **data))
     lasts = {"rank0.step": -1, "rank0.generation": 0}
-    state.feed_sample(1, 0, Sample(time_s=next(at), lasts=lasts))
-    sent = describe(state, account([]))
+    state.feed_sample(1, 0, Sample(time_s=next(now), lasts=lasts))
+    sent = describe(state, account(state))
     assert sent["head"]["step"] == -1
     assert [rank[RANK_FIELDS.index("step")] for rank in sent["ranks"]] == [None, None]

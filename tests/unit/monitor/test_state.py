@@ -1,13 +1,9 @@
 """All that a run's processes have written, as one value."""
 
 from echelon.monitor.state import RunState
-from echelon.run.event_log import Event
+from echelon.run.metrics import MetricEvent
 from echelon.run.series import Sample
-
-
-def at(time_s, kind, **data):
-    return Event(time_s=time_s, kind=kind, data=data)
-
+from eventlines import at
 
 BEGUN = [
     at(10, "attempt", attempt=1, job="7"),
@@ -54,7 +50,7 @@ def test_why_ranks_were_started_again():
 def test_what_a_validation_measures_is_a_curve_of_its_own():
     one = state()
     for kind, value in (("step", 0.5), ("validation", 0.75), ("step", 10**400)):
-        one.feed_metric(at(20, kind, step=3, metrics={"loss": value}))
+        one.feed_metric(at(20, kind, MetricEvent, step=3, metrics={"loss": value}))
     assert one.metrics == {"loss": [(3, 0.5)], "validation loss": [(3, 0.75)]}
 
 
@@ -83,9 +79,11 @@ def test_a_rank_that_died_and_a_node_that_was_lost():
 
 def test_metrics_by_their_names():
     one = state(*RUNNING)
-    one.feed_metric(at(13, "step", step=5, metrics={"loss": 1.5, "note": "x", "ok": True}))
-    one.feed_metric(at(14, "step", step=10, metrics={"loss": 1}))
-    one.feed_metric(at(15, "other"))
+    one.feed_metric(
+        at(13, "step", MetricEvent, step=5, metrics={"loss": 1.5, "note": "x", "ok": True})
+    )
+    one.feed_metric(at(14, "step", MetricEvent, step=10, metrics={"loss": 1}))
+    one.feed_metric(at(15, "other", MetricEvent))
     assert one.metrics == {"loss": [(5, 1.5), (10, 1.0)]}
 
 
@@ -101,7 +99,7 @@ def test_a_sample_that_is_older_than_a_ranks_last_word_takes_nothing_back():
         ("generation", {"generation": 0, "world_size": 1, "nodes": 1}),
         ("exited", {"rank": 0, "generation": 0, "code": 0, "signal": 0, "step": 469}),
     ]:
-        state.feed_event(1, Event(time_s=1.0, kind=kind, data=data))
+        state.feed_event(1, at(1.0, kind, **data))
     lasts = {"rank0.generation": 0, "rank0.step": 428}
     state.feed_sample(1, 0, Sample(time_s=0.5, lasts=lasts))
     assert state.step == 469

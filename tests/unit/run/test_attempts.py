@@ -24,6 +24,7 @@ from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.verdict import Failure, judge, to_record
+from eventlines import raw
 
 
 @pytest.fixture
@@ -185,7 +186,7 @@ def events(run, number, *records, ended=True):
         run.outcome(number).write_text('{"state": "FAILED", "exit_code": 3}')
     with EventWriter(run.events_of(f"controller-{number}"), clock=lambda: 0.0) as writer:
         for kind, data in records:
-            writer.write(kind, **data)
+            writer.write(raw(kind, **data))
 
 
 def checkpoint(run, step, *, whole=True):

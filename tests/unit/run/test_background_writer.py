@@ -9,6 +9,8 @@ import pytest
 
 from echelon.run.background_writer import AWAY, BackgroundWriter, persist
 from echelon.run.event_log import EventLog, EventReader
+from echelon.run.events import ControllerEvent, EventsLost
+from eventlines import raw
 
 
 @pytest.fixture
@@ -38,8 +40,17 @@ def fail_with(number, *, times):
     return task, done
 
 
+def read(path):
+    return EventReader(path, ControllerEvent).read()
+
+
+def open_log(path, **more):
+    tell_lost = lambda count: EventsLost(count=count)  # noqa: E731
+    return EventLog(path, clock=lambda: 1.0, tell_lost=tell_lost, **more)
+
+
 def numbers(path):
-    return [event.data.get("n", event.data.get("count")) for event in EventReader(path).read()]
+    return [record.data.get("n", record.data.get("count")) for record in read(path)]
 
 
 def test_a_post_does_not_wait_and_keeps_order(gate):
@@ -96,17 +107,17 @@ def test_events_come_in_order_past_a_failure(tmp_path, monkeypatch):
         return real(file, data)
 
     monkeypatch.setattr("echelon.run.event_log.os.write", write)
-    log = EventLog(path, clock=lambda: 1.0)
+    log = open_log(path)
     for number in range(3):
-        log.write("tick", n=number)
+        log.write(raw("tick", n=number))
     assert log.close(10)
     assert numbers(path) == [0, 1, 2]
 
 
 def test_what_there_was_no_room_for_is_counted_where_it_is_missing(tmp_path, gate):
     path = tmp_path / "a.jsonl"
-    log = EventLog(path, clock=lambda: 1.0, room=3)
-    log.write("tick", n=0)
+    log = open_log(path, room=3)
+    log.write(raw("tick", n=0))
     assert log.scribe.settle(10)
     entered = threading.Event()
 
@@ -117,18 +128,23 @@ def test_what_there_was_no_room_for_is_counted_where_it_is_missing(tmp_path, gat
     log.scribe.post(hang)
     assert entered.wait(10)
     for number in range(1, 8):
-        log.write("tick", n=number)
+        log.write(raw("tick", n=number))
     gate.set()
     assert log.close(10)
-    found = EventReader(path).read()
-    assert [event.kind for event in found] == ["tick", "lost events", "tick", "tick", "tick"]
+    assert [record.event.kind for record in read(path)] == [
+        "tick",
+        "lost events",
+        "tick",
+        "tick",
+        "tick",
+    ]
     assert numbers(path) == [0, 4, 5, 6, 7]
     assert log.scribe.lost == 4
 
 
 def test_events_without_a_folder_are_lost_and_counted(tmp_path):
-    log = EventLog(tmp_path / "gone" / "a.jsonl", clock=lambda: 1.0)
-    log.write("tick")
+    log = open_log(tmp_path / "gone" / "a.jsonl")
+    log.write(raw("tick"))
     assert log.close(10)
     assert log.scribe.lost == 1
     assert "No such file" in log.scribe.trouble

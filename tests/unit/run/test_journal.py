@@ -8,10 +8,14 @@ import pytest
 
 from echelon.core.atomic_file import write_atomic
 from echelon.run import journal as journals
+from echelon.run.attempts import Outcome
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
+from echelon.run.events import AttemptEnded, ControllerEvent, SlotsCounted
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure, judge
+
+DONE = Outcome(state="COMPLETED", exit_code=0)
 
 
 @pytest.fixture
@@ -27,13 +31,14 @@ def journal(tmp_path, said):
 
 
 def test_all_is_written_when_it_is_closed(journal, said):
-    journal.note("attempt", attempt=1)
+    journal.note(SlotsCounted(slots=1))
     journal.report("something for people")
-    journal.leave_outcome({"state": "COMPLETED"})
+    journal.leave_outcome(DONE)
     journal.close()
-    events = EventReader(journal.run.events_of("controller-1")).read()
-    assert [event.kind for event in events] == ["attempt", "ended"]
-    assert json.loads(journal.run.outcome(1).read_text()) == {"state": "COMPLETED"}
+    events = EventReader(journal.run.events_of("controller-1"), ControllerEvent).read()
+    ended = {"state": "COMPLETED", "exit_code": 0, "next": "", "why": ""}
+    assert [record.event for record in events] == [SlotsCounted(slots=1), AttemptEnded(**ended)]
+    assert json.loads(journal.run.outcome(1).read_text()) == ended
     assert said == ["something for people"]
 
 
@@ -43,7 +48,7 @@ def test_words_for_people_come_before_the_outcome(journal):
     journal._say = lambda _text: before.append(not journal.run.outcome(1).exists())
     for _ in range(100):
         journal.report("a line")
-    journal.leave_outcome({})
+    journal.leave_outcome(DONE)
     journal.close()
     assert before == [True] * 100
 
@@ -53,7 +58,7 @@ def test_files_come_before_the_words_about_them(journal):
     journal._say = lambda _text: there.append(journal.run.verdict.exists())
     journal.leave_verdict(judge([Failure(cause="hang", message="nothing moves")]))
     journal.report("it hangs")
-    journal.leave_outcome({})
+    journal.leave_outcome(DONE)
     journal.close()
     assert there == [True]
 
@@ -67,9 +72,9 @@ def test_a_failing_write_is_tried_again(journal, said, monkeypatch):
         write_atomic(path, content)
 
     monkeypatch.setattr(journals, "write_atomic", write)
-    journal.leave_outcome({"state": "FAILED"})
+    journal.leave_outcome(Outcome(state="FAILED", exit_code=1))
     journal.close()
-    assert json.loads(journal.run.outcome(1).read_text()) == {"state": "FAILED"}
+    assert json.loads(journal.run.outcome(1).read_text())["state"] == "FAILED"
     assert said == []
 
 
@@ -78,7 +83,7 @@ def test_a_journal_gives_storage_up_and_says_so(journal, said, monkeypatch):
     monkeypatch.setattr(journals, "write_atomic", lambda *_: gate.wait())
     monkeypatch.setattr(journals, "PATIENCE_S", 0.2)
     monkeypatch.setattr(journals, "_SOON_S", 0.1)
-    journal.leave_outcome({"state": "FAILED"})
+    journal.leave_outcome(Outcome(state="FAILED", exit_code=1))
     journal.close()
     place = journal.run.path
     assert said == [

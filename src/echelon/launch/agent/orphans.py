@@ -106,6 +106,9 @@ def _is_without_its_host(shown: str) -> bool:
 
 def _is_missed(run: RunDir, attempt: int, *, name: str, pid: int) -> bool:
     """Tell whether the controller has recorded our loss: then it is alive and handles the job."""
-    events = EventReader(run.events_of(f"controller-{attempt}")).read()
-    ours = {"name": name, "pid": pid}
-    return any(event.kind == "lost" and ours.items() <= event.data.items() for event in events)
+    # Every agent loads this module at its start, and few need the events.
+    from echelon.run.events import AgentLost, ControllerEvent  # noqa: PLC0415
+
+    records = EventReader(run.events_of(f"controller-{attempt}"), ControllerEvent).read()
+    lost = (one.event for one in records if isinstance(one.event, AgentLost))
+    return any((one.name, one.pid) == (name, pid) for one in lost)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import Allocation, Starter
 from echelon.launch.pool.agent_pool import AgentPool
+from echelon.run.events import NodeDeparted
 from echelon.run.journal import Journal
 
 PAUSES_S = (0.0, 5.0, 15.0, 30.0)
@@ -89,7 +90,7 @@ class AgentRecovery:
         """Record that these nodes no longer belong to the job."""
         for node in sorted(set(nodes) - self.departed):
             self.departed.add(node)
-            self._journal.note("departed", node=node, slots=self._count_slots(self.departed))
+            self._journal.note(NodeDeparted(node=node, slots=self._count_slots(self.departed)))
 
     async def wait(self) -> None:
         """Wait until no agent is being restarted."""

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import RESERVE_S, SUPERSEDED, Backend, lead_from
@@ -25,11 +25,12 @@ from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.rank_environment import job_in
 from echelon.launch.protocol.stop import Stop, StopError
+from echelon.run import events
 from echelon.run.attempts import is_superseded
 from echelon.run.history import History, newest_checkpoint
 from echelon.run.journal import Journal
 from echelon.run.node_record import NodeRecord
-from echelon.run.verdict import Failure, Verdict, judge, render, to_record
+from echelon.run.verdict import Failure, Verdict, judge, render
 from echelon.spec.job_spec import JobSpec
 
 _FENCE_S = 5.0
@@ -70,12 +71,13 @@ class Controller:
         """Carry out the attempt and return the exit code of the job."""
         journal, saved_before = self._journal, newest_checkpoint(self._run)
         journal.note(
-            "attempt",
-            attempt=self._attempt,
-            pid=os.getpid(),
-            job=job_in(self._environ),
-            saved=saved_before,
-            slots=self._count_slots(),
+            events.AttemptStarted(
+                attempt=self._attempt,
+                pid=os.getpid(),
+                job=job_in(self._environ),
+                saved=saved_before,
+                slots=self._count_slots(),
+            )
         )
         with contextlib.suppress(OSError):
             self._run.verdict.unlink()  # of an earlier attempt
@@ -106,7 +108,7 @@ class Controller:
             progress=saved > saved_before,
         )
         self._conclusion.promise(outcome, verdict)
-        journal.leave_outcome(asdict(outcome))
+        journal.leave_outcome(outcome)
         self._conclusion.notify(outcome, verdict)
         journal.close()
         await self._backend.standby.leave()
@@ -189,7 +191,7 @@ class Controller:
         except EchelonError as error:  # Slurm does not answer, say
             failures = [Failure(cause="start", message=error.message, exit_code=69)]
         finally:
-            self._journal.note("slots", slots=self._count_slots())
+            self._journal.note(events.SlotsCounted(slots=self._count_slots()))
         return judge(failures) if failures else None
 
     async def _fly(self) -> None:
@@ -229,7 +231,7 @@ class Controller:
                 return replace(verdict, not_retried=why_not, stacks=generation.stacks)
             number += 1
             self._failures.append(verdict.failure)
-            self._journal.note("restart", generation=number, verdict=to_record(verdict))
+            self._journal.note(events.RestartDecided(generation=number, verdict=verdict))
             told = render(verdict, run=self._run.path)
             used = f"restart {len(self._failures)} of {self._request.restarts}"
             self._journal.report(f"{used}: {told}")

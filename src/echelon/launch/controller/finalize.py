@@ -14,10 +14,11 @@ from echelon.launch.controller.notify import Notifier
 from echelon.launch.controller.standby import PLANNED, RESUMABLE, decide_hand_over
 from echelon.launch.protocol.stop import Stop
 from echelon.run.attempts import Outcome, is_left_behind
+from echelon.run.events import NotifyCommandRun, RestartDecided
 from echelon.run.history import History
 from echelon.run.journal import Journal
 from echelon.run.node_record import cluster_name, exclusions
-from echelon.run.verdict import Failure, Verdict, headline, render, to_record
+from echelon.run.verdict import Failure, Verdict, headline, render
 from echelon.spec.job_spec import JobSpec
 
 _CONTINUES = {
@@ -143,7 +144,7 @@ class Conclusion:
             return
         self._journal.settle()
         wrong = self._notifier.tell(self._journal.attempt, outcome.state, _reason(verdict))
-        self._journal.note("notified", state=outcome.state, wrong=wrong)
+        self._journal.note(NotifyCommandRun(state=outcome.state, wrong=wrong))
         if wrong:
             self._journal.report(f"{self._run.run_id}: --notify command: {wrong}")
 
@@ -155,7 +156,7 @@ class Conclusion:
         if verdict.failure.cause in PLANNED:
             self._journal.report(f"{name}: {verdict.failure.message}; {continues}")
             return
-        self._journal.note("restart", verdict=to_record(verdict))
+        self._journal.note(RestartDecided(verdict=verdict))
         self._journal.report(f"{name}: {continues}\n{render(verdict, run=self._run.path)}")
 
     def _tell_end(self, verdict: Verdict, why_not: str, saved: int) -> None:

@@ -40,8 +40,9 @@ from echelon.launch.protocol.messages import (
 from echelon.launch.protocol.messages import Stacks as StacksOfNode
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.launch.protocol.time_accounting import Spending
+from echelon.run import events
 from echelon.run.journal import Journal
-from echelon.run.verdict import Failure, is_victim, judge, render, to_record
+from echelon.run.verdict import Failure, is_victim, judge, render
 from echelon.spec.job_spec import JobSpec
 
 CONFESS_S = 2.0
@@ -120,7 +121,7 @@ class Generation:
             self.stop = replace(stop, message=f"{stop.message}{self._halted}")
         again = (self.made_room or bool(self.failures)) and not self.stop
         spent = self._spending.record(time.monotonic(), again=again)
-        self._journal.note("spent", generation=self.number, **spent)
+        self._journal.note(events.GenerationEnded(generation=self.number, **spent))
 
     def _start(self, endpoint: Endpoint, counts: Sequence[int]) -> None:
         orders = place_ranks(counts, endpoint, generation=self.number, now_s=time.time())
@@ -129,7 +130,9 @@ class Generation:
             self._ranks |= dict.fromkeys(ranks, agent)
             agent.link.say(order)
         self._journal.note(
-            "generation", generation=self.number, world_size=sum(counts), nodes=len(self.agents)
+            events.GenerationStarted(
+                generation=self.number, world_size=sum(counts), nodes=len(self.agents)
+            )
         )
         self._watch.begin(self.number)
         self._spending.begin(self._ranks, time.monotonic())
@@ -160,15 +163,24 @@ class Generation:
         match entry:
             case (AgentHandle(), RankStarted() as rank):
                 self._journal.note(
-                    "rank", rank=rank.rank, generation=rank.generation, pid=rank.pid, warm=rank.warm
+                    events.RankStarted(
+                        rank=rank.rank, generation=rank.generation, pid=rank.pid, warm=rank.warm
+                    )
                 )
             case (AgentHandle() as agent, RankExited() as gone) if gone.generation == self.number:
                 self._ranks.pop(gone.rank, None)
                 self._last_step = max(self._last_step, gone.step)
                 self._spending.leave(gone, time.monotonic())
                 self._watch.forget(gone.rank)
-                told = ("rank", "generation", "code", "signal", "step")
-                self._journal.note("exited", **{name: getattr(gone, name) for name in told})
+                self._journal.note(
+                    events.RankExited(
+                        rank=gone.rank,
+                        generation=gone.generation,
+                        code=gone.code,
+                        signal=gone.signal,
+                        step=gone.step,
+                    )
+                )
                 if gone.code or gone.signal:
                     log = self._log(gone.rank)
                     self.failures.append(from_exit(gone, node=agent.name, log=log))
@@ -289,7 +301,7 @@ class Generation:
 
     def _halt(self) -> None:
         """Record where all ranks stopped, now that all have exited and none has failed."""
-        self._journal.note("stopped", generation=self.number, step=self._last_step)
+        self._journal.note(events.RanksStopped(generation=self.number, step=self._last_step))
         self._halted = f"; all ranks saved and stopped after step {self._last_step}"
 
     def _begin_consensus(self) -> StopConsensus:
@@ -393,7 +405,7 @@ class Generation:
         owner = self._ranks.get(hang.rank)
         failure = from_hang(hang, node=owner.name if owner else "", stacks=stacks)
         verdict = replace(judge([failure]), stacks=stacks)
-        self._journal.note("hang", **to_record(verdict))
+        self._journal.note(events.HangDetected.of(verdict))
         self._journal.leave_verdict(verdict)
         self._journal.report(f"{self._journal.run.run_id} hangs\n{render(verdict)}")
         if self._request.on_hang != "report":

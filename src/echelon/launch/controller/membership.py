@@ -16,6 +16,7 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
 from echelon.launch.protocol.messages import Hello
 from echelon.launch.protocol.stop import Stop, StopError
+from echelon.run.events import NodesAwaited
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure
 from echelon.spec.job_spec import JobSpec
@@ -145,7 +146,7 @@ class Membership:
     def _heed(self, outlook: Outlook, awaited: set[int]) -> set[int]:
         """Report what the run waits for; return nodes that will not connect soon, if ever."""
         if outlook.waits and outlook.waits != self._awaited:
-            self._journal.note("waiting", reason=outlook.waits)
+            self._journal.note(NodesAwaited(reason=outlook.waits))
             self._journal.report(f"{self._journal.run.run_id}: {outlook.waits}")
         self._awaited = outlook.waits
         self._recovery.part_with(outlook.absent)

@@ -22,6 +22,7 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.protocol.messages import Hello
 from echelon.launch.roles import role_command
 from echelon.run.background_writer import BackgroundWriter
+from echelon.run.events import NodesExamined
 from echelon.run.journal import Journal
 
 LIMIT_S = 600.0
@@ -86,7 +87,7 @@ async def fly(
         why = _tell_cut(limit_s, left_s) if code is None else _last_line(said)
         journal.report(f"preflight skipped: {why}")
         return
-    journal.note("preflight", seconds=seconds, findings=findings)
+    journal.note(NodesExamined(seconds=seconds, findings=findings))
     for one in findings:
         if not one["node"] or one["severity"] != "error":
             about = f"{one['node']}: " if one["node"] else ""

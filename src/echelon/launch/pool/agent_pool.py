@@ -24,6 +24,7 @@ from echelon.launch.protocol.link import PULSE_S, SILENCE_S, sleep_a_pulse
 from echelon.launch.protocol.messages import Hello, Leave, Message, Note, Pulse, Signalled
 from echelon.launch.protocol.rank_environment import CONTROLLER, FILES, REPLACES
 from echelon.launch.protocol.stop import Stop
+from echelon.run import events
 from echelon.run.journal import NoteTaker
 from echelon.run.verdict import OUR_PAUSE
 
@@ -81,7 +82,9 @@ class AgentPool:
             loop.add_signal_handler(number, self._be_signalled, number)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # A warning that the user's own `--signal=B:` asks for. We know the limit ourselves.
-            loop.add_signal_handler(number, partial(self._note, "warned", signal=int(number)))
+            loop.add_signal_handler(
+                number, partial(self._note, events.SignalIgnored(signal=int(number)))
+            )
 
     async def start(self, argv: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
         """Listen where agents can reach us, and start them on all nodes that are not excluded.
@@ -139,9 +142,11 @@ class AgentPool:
                 self._lost.add(agent.node)
                 del self.agents[agent.node]
                 pid = agent.hello.pid
-                self._note("lost", node=agent.node, name=agent.name, pid=pid, reason=what.reason)
+                self._note(
+                    events.AgentLost(node=agent.node, name=agent.name, pid=pid, reason=what.reason)
+                )
             case Note() if agent:
-                self._note("note", node=agent.node, text=what.text)
+                self._note(events.AgentNote(node=agent.node, text=what.text))
                 self._report(f"{agent.name}: {what.text}")
             case Signalled(signal=signal.SIGTERM) if agent:
                 # On preemption, Slurm signals all processes of a job except its batch script.
@@ -155,7 +160,7 @@ class AgentPool:
         self.homes[node] = Home(agent.link.peer_address, hello.pid, hello.gpus)
         self._lost.discard(node)
         self._launcher.welcome(node)
-        self._note("joined", node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus)
+        self._note(events.AgentJoined(node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus))
 
     async def _take(self, deadline_s: float | None) -> Entry:
         if not self._queue.empty():  # no timer for each of thousands of entries
@@ -169,7 +174,7 @@ class AgentPool:
     def reject(self, hello: Hello) -> None:
         """Exclude a node because of its fault."""
         self.unfit[hello.node] = hello
-        self._note("bad node", node=hello.node, name=hello.name, reason=hello.fault)
+        self._note(events.NodeRejected(node=hello.node, name=hello.name, reason=hello.fault))
 
     def post(self, stop: Stop) -> None:
         """Request that the run stops."""
@@ -242,7 +247,7 @@ class AgentPool:
             now_s = time.monotonic()
             if now_s - noted_s > ALIVE_S:
                 generation, step = self._furthest
-                self._note("alive", generation=generation, step=step)
+                self._note(events.Heartbeat(generation=generation, step=step))
                 noted_s = now_s
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
@@ -262,7 +267,7 @@ class AgentPool:
 
     def _resume(self, now_s: float, paused_s: float) -> None:
         """Count no silence of agents during which we ourselves were suspended."""
-        self._note("paused", seconds=round(paused_s, 1))
+        self._note(events.ControllerPaused(seconds=round(paused_s, 1)))
         self._paused_s, self._resumed_s = paused_s, now_s
         for agent in self.agents.values():
             agent.link.heard_s = now_s

@@ -21,6 +21,7 @@ from echelon.launch.protocol.link import HANDSHAKE_S, Link
 from echelon.launch.protocol.messages import Hello, Message
 from echelon.launch.protocol.rank_environment import KEY_SIZE
 from echelon.launch.protocol.wire import KNOCK, WireError, has_knocked
+from echelon.run.events import StrangerRejected
 from echelon.run.journal import NoteTaker
 
 STRANGERS = 1024
@@ -135,7 +136,7 @@ class AgentServer:
         """Log the first stranger, then every thousandth, so that a flood does not fill a disk."""
         self._strangers += 1
         if self._strangers == 1 or self._strangers % 1000 == 0:
-            self._note("stranger", address=address, reason=reason, count=self._strangers)
+            self._note(StrangerRejected(address=address, reason=reason, count=self._strangers))
 
     # --- peers that have not knocked ------------------------------------------------------------
 

@@ -6,7 +6,7 @@ counts as productive.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from echelon.launch.protocol.messages import Pace, RankExited
 from echelon.launch.protocol.rank_shm import RankShm
@@ -101,6 +101,18 @@ def steps_of(gone: RankExited) -> int:
     return max(0, gone.step - first) if first >= 0 else 0
 
 
+class Spent(TypedDict):
+    """The fields of the event `GenerationEnded`, but for its number."""
+
+    ranks: int
+    known: int
+    again: bool
+    seconds: dict[str, float]
+    first: NotRequired[int]
+    last: NotRequired[int]
+    steps_s: NotRequired[float]
+
+
 class Spending:
     """How the ranks of one generation spent their time. Pure: the caller passes all times."""
 
@@ -132,7 +144,7 @@ class Spending:
             self._lost_s.append(now_s - self._began_s)
             self._failed_s = min(self._failed_s, now_s)
 
-    def record(self, now_s: float, *, again: bool) -> dict[str, Any]:
+    def record(self, now_s: float, *, again: bool) -> Spent:
         """Return the data of an event, once all ranks have exited: seconds by phase, of all ranks.
 
         `again` tells whether ranks will be restarted, which decides what idle time counts as. The
@@ -148,8 +160,14 @@ class Spending:
         until_s = min(now_s, self._failed_s)
         total[IDLE] = sum(max(0.0, until_s - left_s) for left_s, _ in self._left)
         seconds = {phase: round(spent_s, 6) for phase, spent_s in total.items()}
-        counts = {"ranks": self._count, "known": len(self._left)}
-        return {**counts, "again": again, "seconds": seconds, **self._steps()}
+        spent = Spent(ranks=self._count, known=len(self._left), again=again, seconds=seconds)
+        if trained := [gone for _, gone in self._left if gone.spent.get("first", -1) >= 0]:
+            steps = sum(steps_of(gone) for gone in trained)
+            productive_us = sum(split(gone)[PRODUCTIVE] for gone in trained)
+            spent["first"] = max(gone.spent["first"] for gone in trained)
+            spent["last"] = max(spent["first"], min(gone.step for gone in trained))
+            spent["steps_s"] = round(productive_us / 1e6 / steps, 6) if steps else 0.0
+        return spent
 
     def _add_lost(self, total: dict[str, float]) -> None:
         """Assume that lost ranks did what the others did; without others, that all was work."""
@@ -157,15 +175,3 @@ class Spending:
         whole, lost_s = sum(known.values()), sum(self._lost_s)
         for phase, spent_s in known.items():
             total[phase] += lost_s * spent_s / whole
-
-    def _steps(self) -> dict[str, Any]:
-        """Return the first and last step that all ranks completed, and seconds per step."""
-        trained = [gone for _, gone in self._left if gone.spent.get("first", -1) >= 0]
-        if not trained:
-            return {}
-        first = max(gone.spent["first"] for gone in trained)
-        last = max(first, min(gone.step for gone in trained))
-        steps = sum(steps_of(gone) for gone in trained)
-        productive_us = sum(split(gone)[PRODUCTIVE] for gone in trained)
-        steps_s = round(productive_us / 1e6 / steps, 6) if steps else 0.0
-        return {"first": first, "last": last, "steps_s": steps_s}

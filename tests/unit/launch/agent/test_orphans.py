@@ -11,6 +11,7 @@ from echelon.launch.protocol.rank_environment import HERE
 from echelon.run.attempts import is_orphaned
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
+from eventlines import raw
 
 JOB = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "node2"}
 PID = 41
@@ -26,7 +27,7 @@ def end_after_states(
     run.claim_attempt()
     with EventWriter(run.events_of("controller-1"), clock=time.time) as events:
         for facts in lost:
-            events.write("lost", **facts)
+            events.write(raw("lost", **facts))
     left = list(states)
     ended = []
 

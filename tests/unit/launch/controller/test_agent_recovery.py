@@ -9,6 +9,7 @@ from echelon.errors import UnavailableError
 from echelon.launch.controller import agent_recovery as module
 from echelon.launch.controller.agent_recovery import COMEBACKS, AgentRecovery
 from echelon.launch.pool.agent_pool import Home
+from echelon.run.events import NodeDeparted
 from unit.launch.fakes import FakeJournal, FakePool
 
 
@@ -44,7 +45,7 @@ def make(pool, allocation):
 
 
 def departed(journal):
-    return [data["node"] for kind, data in journal.notes if kind == "departed"]
+    return [one.node for one in journal.notes if isinstance(one, NodeDeparted)]
 
 
 def bring_back(pool, allocation):

@@ -13,6 +13,7 @@ from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Commit, Ended, Pace, Place, Propose, RankExited
 from echelon.launch.protocol.stop import Stop
+from echelon.run.events import RanksStopped
 from unit.launch.fakes import FakeJournal, FakePool
 
 LISTENS, DEAF, UNSAVED = Pace(1, 1, 5, 5), Pace(), Pace(way_us=1)
@@ -92,8 +93,8 @@ def test_ranks_that_listen_save_and_go(clock):
     assert (one.made_room, one.stop, one.failures) == (True, None, [])
     assert [order.place for order in orders(pool, Propose)] == [0, 7]
     assert [order.place for order in orders(pool, Commit)] == [7]
-    assert ("stopped", {"generation": 0, "step": 7}) in journal.notes
-    assert journal.notes[-1][1]["again"] is True
+    assert RanksStopped(generation=0, step=7) in journal.notes
+    assert journal.notes[-1].again is True
 
 
 def test_a_newcomer_that_is_gone_again_disturbs_nobody(clock):
@@ -132,14 +133,14 @@ def test_ranks_that_do_not_come_to_a_place_go_on(clock):
 def test_ranks_that_are_done_meanwhile_are_done(clock):
     one, _, journal = live(clock, None, place(0, 6), gone(), ended)
     assert (one.made_room, one.failures) == (False, [])
-    assert journal.notes[-1][1]["again"] is False
+    assert journal.notes[-1].again is False
 
 
 def test_a_rank_that_neither_saves_nor_goes_has_failed(clock):
     one, _, journal = live(clock, None, *AGREED, None, ended)
     assert not one.made_room
     assert [failure.cause for failure in one.failures] == ["hang"]
-    assert "stopped" not in dict(journal.notes)
+    assert not any(isinstance(event, RanksStopped) for event in journal.notes)
 
 
 @pytest.mark.parametrize("before", [0, 1])
@@ -164,11 +165,11 @@ def test_and_does_not_say_that_they_saved_when_the_time_was_over(clock):
     stop = (None, Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60))
     one, _, journal = live(clock, None, *AGREED, stop, None, ended)
     assert one.stop.message == "its time is over"
-    assert "stopped" not in dict(journal.notes)
+    assert not any(isinstance(event, RanksStopped) for event in journal.notes)
 
 
 def test_a_stop_at_the_very_end_is_not_forgotten(clock):
     stop = (None, Stop("cancelled", "it was cancelled", 143))
     one, _, journal = live(clock, None, *AGREED, gone(), stop, ended)
     assert one.stop.cause == "cancelled"
-    assert journal.notes[-1][1]["again"] is False
+    assert journal.notes[-1].again is False

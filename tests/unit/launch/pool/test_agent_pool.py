@@ -10,6 +10,7 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Note, Pace, Pulse
 from echelon.launch.protocol.stop import Stop
+from echelon.run.events import AgentNote, Heartbeat
 from unit.launch.fakes import make_agent
 
 
@@ -27,10 +28,7 @@ def noted():
 
 @pytest.fixture
 def pool(noted):
-    def note(kind, **data):
-        noted.append({"kind": kind, **data})
-
-    return AgentPool(Nobody(None, 1), HangWatch(0), note, noted.append)
+    return AgentPool(Nobody(None, 1), HangWatch(0), noted.append, noted.append)
 
 
 async def join(pool):
@@ -71,7 +69,7 @@ def test_it_is_written_down_that_the_run_is_alive(pool, noted, tmp_path, monkeyp
         return stop
 
     stop = asyncio.run(scenario())
-    assert noted == [{"kind": "alive", "generation": 1, "step": 25}] * 2
+    assert noted == [Heartbeat(generation=1, step=25)] * 2
     # Without a pulse agents would leave, so the run ends.
     assert isinstance(stop, Stop)
     assert (stop.exit_code, stop.at_once) == (70, True)
@@ -86,6 +84,6 @@ def test_what_a_node_has_to_say_is_written_down_and_told_at_once(pool, noted):
 
     asyncio.run(scenario())
     assert noted[1:] == [
-        {"kind": "note", "node": 0, "text": "its GPU does nothing"},
+        AgentNote(node=0, text="its GPU does nothing"),
         "node0: its GPU does nothing",
     ]

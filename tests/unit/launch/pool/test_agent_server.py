@@ -27,7 +27,7 @@ def server(told):
         1,
         received=lambda agent, message: told.append((agent.node, message)),
         lost=lambda agent, reason: told.append((agent.node, reason)),
-        note=lambda kind, **data: told.append((kind, data["count"])),
+        note=lambda event: told.append((event.kind, event.count)),
     )
 
 

@@ -15,6 +15,7 @@ from echelon.errors import EchelonError, UnavailableError, UsageError
 from echelon.launch.backends.base import ANSWER_S, NODE_CAUSES
 from echelon.run.attempts import Attempt, submit_attempt
 from echelon.run.directory import RunDir
+from echelon.run.events import MailRefused, StandbySubmitted
 from echelon.run.journal import Journal
 
 AGAIN_S = 60.0
@@ -59,9 +60,9 @@ class Mail:
             async with asyncio.timeout(ANSWER_S):
                 await asyncio.to_thread(self._slurm.set_mail, self._job_id, types)
         except EchelonError as error:
-            self._journal.note("mail", types=types, refused=error.message)
+            self._journal.note(MailRefused(types=types, refused=error.message))
         except TimeoutError:
-            self._journal.note("mail", types=types, refused="slurmctld did not answer")
+            self._journal.note(MailRefused(types=types, refused="slurmctld did not answer"))
 
 
 class WaitingStandby:
@@ -106,14 +107,14 @@ class WaitingStandby:
             try:
                 attempt = await asyncio.to_thread(self._submit)
             except UnavailableError as error:
-                journal.note("standby", refused=error.message)
+                journal.note(StandbySubmitted(refused=error.message))
                 await asyncio.sleep(AGAIN_S)
             except EchelonError as error:  # a limit on jobs, say, which stays
-                journal.note("standby", refused=error.message)
+                journal.note(StandbySubmitted(refused=error.message))
                 journal.report(f"no standby job: {error.message}")
                 return
             else:
-                journal.note("standby", job=attempt.job_id, attempt=attempt.number)
+                journal.note(StandbySubmitted(job=attempt.job_id, attempt=attempt.number))
                 return
 
     def _submit(self) -> Attempt:

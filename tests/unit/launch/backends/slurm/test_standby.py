@@ -10,6 +10,7 @@ from echelon.core.shell import FakeShell, Result
 from echelon.core.slurm import Slurm
 from echelon.launch.backends.slurm.standby import Mail, RequeueStandby, WaitingStandby
 from echelon.run.directory import RunDir
+from echelon.run.events import MailRefused, StandbySubmitted
 from unit.launch.fakes import FakeJournal
 
 WAITS = "JobId=8 JobState=PENDING Comment=echelon:r-1/2 StdOut=/x/out "
@@ -62,7 +63,7 @@ def test_a_standby_waits_for_our_end_and_is_written_down(run):
     assert (Path(submitted[-2]).name, submitted[-1]) == (run.script.name, "2")
     record = json.loads((run.attempt(2) / "job.json").read_text())
     assert (record["job_id"], record["after"], record["output"]) == ("8", "7", "/x/out")
-    assert journal.notes == [("standby", {"job": "8", "attempt": 2})]
+    assert journal.notes == [StandbySubmitted(job="8", attempt=2)]
 
 
 @pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser"])
@@ -177,7 +178,7 @@ def test_where_slurm_refuses_mail_the_run_continues(run):
     standby, _ = make(run, mail=True, scontrol_update=refused)
     journal = FakeJournal()
     assert carry(standby, wanted=True, journal=journal) == "standby"
-    told = [data["types"] for kind, data in journal.notes if kind == "mail"]
+    told = [one.types for one in journal.notes if isinstance(one, MailRefused)]
     assert told == ["END,FAIL", "NONE"]
 
 

@@ -1,0 +1,159 @@
+"""Dataclasses to JSON objects and back, for files that other versions wrote or a crash damaged.
+
+A field that is missing or has a value of the wrong type gets its default, or the neutral value of
+its type: 0, an empty text. Fields that this version does not know are ignored.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+from echelon.core.records import MOST_COUNT, MOST_NUMBER, MOST_RANKS, to_count
+
+T = TypeVar("T")
+
+
+class Read(NamedTuple):
+    """How to read a field, as part of its annotation."""
+
+    read: Callable[[Any], Any]
+    """Return the value, or None to reject it."""
+    neutral: Any
+    """What stands for a rejected value, unless the field has a default."""
+
+
+def _of(kind: type) -> Callable[[Any], Any]:
+    return lambda value: value if isinstance(value, kind) else None
+
+
+def _seconds(value: Any) -> float | None:
+    return value if type(value) in (int, float) and 0 <= value < MOST_COUNT else None
+
+
+def _measured(value: Any) -> float | None:
+    """Return a number; NaN and infinity are values that a training can measure."""
+    whole = type(value) is int and abs(value) < MOST_NUMBER
+    return value if whole or isinstance(value, float) else None
+
+
+def _mapping(read: Callable[[Any], Any], value: Any) -> Mapping[str, Any] | None:
+    if not isinstance(value, Mapping):
+        return None
+    return {name: one for name, raw in value.items() if (one := read(raw)) is not None}
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]] | None:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else None
+
+
+def _tuple(read: Callable[[Any], Any], value: Any) -> tuple[Any, ...] | None:
+    items = value if isinstance(value, list) else ()
+    return tuple(one for item in items if (one := read(item)) is not None)
+
+
+Index = Annotated[int, Read(to_count, -1)]
+"""A whole number; -1 if it is not known."""
+RankCount = Annotated[int, Read(partial(to_count, below=MOST_RANKS), 0)]
+Seconds = Annotated[float, Read(_seconds, 0.0)]
+SecondsByName = Annotated[Mapping[str, float], Read(partial(_mapping, _seconds), {})]
+Metrics = Annotated[Mapping[str, float], Read(partial(_mapping, _measured), {})]
+Texts = Annotated[Mapping[str, str], Read(partial(_mapping, _of(str)), {})]
+Objects = Annotated[Sequence[Mapping[str, Any]], Read(_objects, [])]
+
+_PLAIN = {
+    int: Read(to_count, 0),
+    str: Read(_of(str), ""),
+    bool: Read(_of(bool), False),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """What is known about a dataclass's field."""
+
+    name: str
+    read: Callable[[Any], Any]
+    neutral: Any
+    """MISSING if there is none: the field is an object without which the whole is damaged."""
+    about: str
+    """The text in its annotation."""
+    optional: bool
+    """Whether it may be None: then it is left out of the JSON object."""
+
+
+def describe(cls: type) -> tuple[Field, ...]:
+    """Return the fields of a dataclass, by their annotations."""
+    hints = get_type_hints(cls, include_extras=True)
+    found = []
+    for field in fields(cls):
+        kind, notes = _split(hints[field.name])
+        read, neutral = _reader(hints[field.name])
+        optional = NoneType in get_args(kind)
+        if field.default is not MISSING or optional:
+            neutral = None if field.default is MISSING else field.default
+        about = next((note for note in notes if isinstance(note, str)), "")
+        found.append(
+            Field(name=field.name, read=read, neutral=neutral, about=about, optional=optional)
+        )
+    return tuple(found)
+
+
+def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a type, and the notes that annotate it."""
+    kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    return kind, tuple(notes)
+
+
+def _reader(hint: Any) -> Read:
+    kind, notes = _split(hint)
+    for note in notes:
+        if isinstance(note, Read):
+            return note
+    if inner := [one for one in get_args(kind) if one not in (NoneType, ...)]:
+        read = _reader(inner[0])
+        return Read(partial(_tuple, read.read), ()) if get_origin(kind) is tuple else read
+    if is_dataclass(kind):
+        return Read(partial(_nested, kind), MISSING)
+    return _PLAIN[kind]
+
+
+def _nested(cls: Any, value: Any) -> Any:
+    try:
+        return decode(cls, value) if isinstance(value, Mapping) else None
+    except ValueError:
+        return None
+
+
+def decode(cls: type[T], record: Mapping[str, Any]) -> T:
+    """Return a dataclass from a JSON object.
+
+    Raises:
+        ValueError: an object without which it makes no sense is missing or damaged.
+    """
+    values = {}
+    for name, read, neutral in _PLANS.get(cls) or _plan(cls):
+        value = read(record.get(name))
+        if value is None:
+            if neutral is MISSING:
+                raise ValueError(f"{name} is missing or damaged")
+            value = neutral
+        values[name] = value
+    return cls(**values)
+
+
+_Plan = tuple[tuple[str, Callable[[Any], Any], Any], ...]
+_PLANS: dict[type, _Plan] = {}
+"""By class, made once: there are thousands of events of each."""
+
+
+def _plan(cls: type) -> _Plan:
+    found = tuple((field.name, field.read, field.neutral) for field in describe(cls))
+    return _PLANS.setdefault(cls, found)
+
+
+def encode(value: Any) -> dict[str, Any]:
+    """Return a dataclass's fields; those that are None are left out."""
+    plan = _PLANS.get(type(value)) or _plan(type(value))
+    return {name: one for name, _, _ in plan if (one := getattr(value, name)) is not None}
