@@ -195,7 +195,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is not valid UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
+            hint="write a new one: echelon init --force"
+            if path.name == PROJECT
+            else f"to convert it from Latin-1: iconv -f latin1 -t utf-8 {path}",
+        ) from error
+    except ValueError as error:
         raise UsageError(
             f"{path} is not valid TOML: {error}",
             hint='correct that line: KEY = 4, or KEY = "text" (see https://toml.io)',
@@ -204,11 +211,4 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} is not valid: its values are nested too deeply",
             hint="no key needs more than a list inside a table",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is not valid UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
-            hint="write a new one: echelon init --force"
-            if path.name == PROJECT
-            else f"to convert it from Latin-1: iconv -f latin1 -t utf-8 {path}",
         ) from error

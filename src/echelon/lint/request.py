@@ -87,7 +87,8 @@ def count_gpus(text: str) -> int | None:
     if not text or "," in text:
         return None
     kind, amount = split_gpus(text)
-    return int(amount) if re.fullmatch(r"[\w.:-]*", kind, re.ASCII) else None
+    plain = len(amount) < 10 and re.fullmatch(r"[\w.:-]*", kind, re.ASCII)
+    return int(amount) if plain else None
 
 
 def count_gres_gpus(text: str) -> int | None:

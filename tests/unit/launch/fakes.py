@@ -41,6 +41,8 @@ class FakePool:
         self.unfit, self.homes, self.started = {}, {}, []
         self.script, self.clock = list(script), clock
         self.restarts, self.ended, self.woken = 0, 0, 0
+        self.overlapped = False
+        """Whether a restart began before a hanging one had ended."""
         self._results, self._fails = list(restarts), fails
         for node in unfit:
             self.reject(
@@ -64,6 +66,7 @@ class FakePool:
         return entry
 
     async def restart(self, node):
+        self.overlapped |= self.restarts > self.ended
         self.restarts += 1
         result = self._results.pop(0) if len(self._results) > 1 else self._results[0]
         if isinstance(result, Exception):

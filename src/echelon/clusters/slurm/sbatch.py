@@ -146,7 +146,7 @@ def parse_directives(script: str) -> dict[str, object]:
         key: options.pop(name) for name, key in _TEXT_OPTIONS.items() if name in options
     }
     values |= _take_hand_over(options)
-    if match := re.fullmatch(r"(?:SIG)?USR1@(\d+)", options.get("signal", "")):
+    if match := re.fullmatch(r"(?:SIG)?USR1@([0-9]{1,9})", options.get("signal", "")):
         values["signal_lead"] = int(match[1])
         del options["signal"]
     if values.get("mem") == "0":  # all the memory of a node: a special value, not an amount

@@ -38,10 +38,11 @@ def _quick(monkeypatch):
     monkeypatch.setattr(module, "GLANCE_S", 0.001)
 
 
-def make(pool, allocation):
+def make(pool, allocation, **options):
     journal = FakeJournal()
     starter = SimpleNamespace(nodes=3, host="node{}".format)
-    return AgentRecovery(pool, starter, allocation, journal=journal, count_slots=len), journal
+    recovery = AgentRecovery(pool, starter, allocation, journal=journal, count_slots=len, **options)
+    return recovery, journal
 
 
 def departed(journal):
@@ -80,7 +81,21 @@ def test_a_node_that_has_left_the_job_is_not_tried():
 def test_a_try_is_given_up_when_the_node_turns_out_to_be_dead():
     pool = three("hangs")
     assert bring_back(pool, Allocation(True, True, None, False)) == [1]
-    assert pool.restarts == 1
+    assert (pool.restarts, pool.ended) == (1, 1)
+
+
+def test_the_users_check_has_its_own_time(monkeypatch):
+    monkeypatch.setattr(module, "TRY_S", 0.01)
+    pool = three("hangs", "comes")
+
+    async def scenario():
+        recovery, journal = make(pool, Allocation(True), check_s=0.02)
+        recovery.begin()
+        await recovery.wait()
+        return journal
+
+    journal = asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert journal.reports == ["node1: no agent connected within 0.03 s; trying again"]
 
 
 def test_a_try_that_hangs_is_ended_and_repeated(monkeypatch):
@@ -95,7 +110,7 @@ def test_a_try_that_hangs_is_ended_and_repeated(monkeypatch):
 
     journal = asyncio.run(asyncio.wait_for(scenario(), 10))
     assert departed(journal) == []
-    assert (pool.restarts, pool.ended) == (3, 2)
+    assert (pool.restarts, pool.ended, pool.overlapped) == (3, 2, False)
     assert journal.reports == ["node1: no agent connected within 0.01 s; trying again"] * 2
 
 
