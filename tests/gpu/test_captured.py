@@ -319,7 +319,7 @@ def test_metrics_are_those_of_all_steps(tmp_path):
     assert found[1] == pytest.approx(found[0], rel=1e-3)
 
 
-def test_ddp_can_be_inside(capsys):
+def test_a_step_with_ddp_can_be_captured(capsys):
     """On one rank: no machine with two GPUs has shown more."""
     store = dist.TCPStore("127.0.0.1", 0, 1, is_master=True)
     dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=WORLD.device)

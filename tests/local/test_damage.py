@@ -14,7 +14,7 @@ import torch
 import damage_cases
 from echelon.run.node_record import Entry, append_entries, record_path
 from echelon.train.checkpoint import Checkpointer
-from recorded import record_run
+from recorded_run import record_run
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from echelon.train.checkpoint_files import (
     load_foreign,
 )
 from echelon.train.state import assign_shards, flatten, unflatten
-from rig import do_without
+from requirements import do_without
 
 SAME = "same"
 """A token, as ranks with a process group agree on one."""
@@ -374,11 +374,11 @@ def test_a_part_is_safe_when_it_is_written_and_the_whole_when_all_are(
     assert (before, beacon.saved, first.steps()) == ([-1], 3, [3])
 
 
-@pytest.mark.parametrize("read", ["checkpoint_files._is_whole", "checkpoint_files.read_record"])
+@pytest.mark.parametrize("read", ["open_regular", "read_record"])
 def test_storage_that_is_away_for_a_moment_is_no_damage(tmp_path, monkeypatch, read):
     """Else an older one is loaded, and newer ones are removed: of a time that was gone back on."""
     checkpointer = saved(tmp_path, 10, 20)
-    fail_once(monkeypatch, f"echelon.train.{read}")
+    fail_once(monkeypatch, f"echelon.train.checkpoint_files.{read}")
     assert checkpointer.load().step == 20
 
 
@@ -387,7 +387,7 @@ def test_a_start_waits_for_storage(tmp_path, monkeypatch):
     assert Checkpointer(tmp_path).steps() == []
 
 
-@pytest.mark.parametrize("write", ["Checkpointer._clear", "Part.write_part", "Part.complete"])
+@pytest.mark.parametrize("write", ["Path.glob", "Part.write_part", "Part.complete"])
 def test_a_write_that_fails_is_told_once_and_the_next_one_works(tmp_path, monkeypatch, write):
     checkpointer = Checkpointer(tmp_path)
     fail_once(monkeypatch, f"echelon.train.checkpoint.{write}")
