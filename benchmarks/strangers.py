@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 import measuring
 from measuring import ratio, summary, workshop
 
-from flood import flood
+from connection_flood import flood
 from local.liverun import live_run
 from local.test_flood import FLOODS, OPTIONS, SCRIPT, await_listening
 

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from echelon.core.waiting import wait_until
-from kernel import all_pids, cmdline, environ_of
+from procfs import all_pids, cmdline, environ_of
 
 BIN = Path(sys.executable).parent
 TOKEN = "a" * 32

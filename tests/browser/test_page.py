@@ -12,7 +12,7 @@ import pytest
 from browser.pages import browsing, serving, watching
 from echelon.core.waiting import wait_until
 from local.liverun import live_run
-from rig import require
+from requirements import require
 
 HOSTILE = "<img src=x onerror=window.harm=1>"
 FORBIDDEN = b"forbidden (no token): open the URL that echelon dash printed\n"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.page import Page
-from rig import SBIN, do_without, require, require_root
+from requirements import SBIN, do_without, require, require_root
 from slurm.cluster import Cluster
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 
 
-def test_this_machine(tmp_path):
+def test_the_doctor_finds_no_error_on_a_machine_with_a_gpu(tmp_path):
     argv = [sys.executable, "-m", "echelon", "doctor", f"--python={sys.executable}", "--json"]
     environ = {name: v for name, v in os.environ.items() if not name.startswith("SLURM")}
     done = subprocess.run(

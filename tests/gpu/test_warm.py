@@ -51,7 +51,7 @@ with echelon.init() as world:
         optimizer=lambda p: torch.optim.SGD(p, lr=0.1), save_every=10, callbacks=[Harm()])
     data = torch.utils.data.TensorDataset(torch.rand(320, 64), torch.zeros(320, dtype=torch.long))
     assert trainer.fit(data).step == 40
-    assert trainer._learner._step._graphs
+    assert trainer.graphs
 """
 
 

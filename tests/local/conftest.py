@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from echelon.core.waiting import wait_until
-from kernel import all_pids, cmdline, environ_of, listeners
-from rig import record_key
+from procfs import all_pids, cmdline, environ_of, listeners
+from run_key import record_key
 
 SCRIPT = """\
 import json, os, pathlib, time

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from local.test_other_user import OTHER, as_other
-from rig import require_root
+from requirements import require_root
 
 KEYS = {
     "prologue": '["touch {proof}"]',

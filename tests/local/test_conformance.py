@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from started import clean_environment, run_plainly, run_warm
+from started_programs import clean_environment, run_plainly, run_warm
 
 COLD_START = "--set=preload="
 """Nothing is imported beforehand: quicker, where torch is not what a program is about."""

@@ -19,7 +19,7 @@ from echelon.api.runs import prepare_run
 from echelon.run.node_record import Entry, append_entries, record_path
 from echelon.spec.job_spec import JobSpec
 from echelon.train.checkpoint import Checkpointer
-from recorded import record_run
+from recorded_run import record_run
 
 CONFIG = '[clusters.alps]\npartition = "gpu"\naccount = "us"\n'
 PROJECT = """\

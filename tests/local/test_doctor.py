@@ -20,8 +20,8 @@ from echelon.launch.doctor.findings import judge
 from echelon.launch.doctor.first_look import DoctorPaths
 from echelon.launch.doctor.torch_client import TorchClient
 from echelon.launch.roles import launcher_command
-from kernel import all_pids, cmdline, environ_of
-from started import clean_environment
+from procfs import all_pids, cmdline, environ_of
+from started_programs import clean_environment
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def command(tmp_path, *options, **more):
     )
 
 
-def test_this_machine(tmp_path):
+def test_the_doctor_examines_this_machine(tmp_path):
     with command(tmp_path, "--json") as doctor:
         shown, told = doctor.communicate(timeout=120)
     record = json.loads(shown)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from digits import write_digits
-from started import clean_environment
+from mnist_files import write_digits
+from started_programs import clean_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RESUME = (str(EXAMPLES / "resume" / "main.py"), "-a=linear", "-j0", "-b32", "-p4")

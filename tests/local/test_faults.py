@@ -3,7 +3,7 @@
 import pytest
 
 from local.faults import FAULTS, can_limit_memory, try_fault
-from rig import do_without
+from requirements import do_without
 
 QUICK = [fault for fault in FAULTS if fault.quick]
 REST = [fault for fault in FAULTS if not fault.quick]

@@ -2,11 +2,11 @@
 
 import pytest
 
+from connection_flood import flood
 from echelon.core.waiting import wait_until
-from flood import flood
-from kernel import listeners
 from local.liverun import live_run
-from rig import require_root
+from procfs import listeners
+from requirements import require_root
 
 SCRIPT = "#!/bin/sh\nexit 0\n"
 OPTIONS = ["--nodes=4", "--procs=1", "--set=preload=", "--set=telemetry=false"]

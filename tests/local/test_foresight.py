@@ -3,7 +3,7 @@
 import pytest
 
 from local.liverun import SOURCE
-from started import clean_environment, run_warm
+from started_programs import clean_environment, run_warm
 
 LOOK = "print('dynamo' if 'torch._dynamo' in sys.modules else 'no dynamo')\n"
 TRAINS = f"""\

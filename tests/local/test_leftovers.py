@@ -38,7 +38,7 @@ def messy_run(folder, options=("--restarts=0",)):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_left(kind, tmp_path):
+def test_no_process_is_left_after_a_kill(kind, tmp_path):
     with live_run(tmp_path, SCRIPT, ["--restarts=0"]) as run:
         run.await_ranks()
         assert count_workers(run) == WORKERS

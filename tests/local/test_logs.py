@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.waiting import wait_until
-from started import TIMEOUT_S, clean_environment, run_warm, start_run
+from started_programs import TIMEOUT_S, clean_environment, run_warm, start_run
 
 NO_TORCH = "--set=preload="
 MIB = 1 << 20

@@ -9,7 +9,7 @@ import time
 
 from echelon.core.waiting import wait_until
 from local.liverun import START_S, live_run
-from started import clean_environment, run_warm
+from started_programs import clean_environment, run_warm
 
 OPTIONS = ["--set=preload=", "--restarts=1"]
 PAUSE_S = 7

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from echelon.launch.protocol.wire import Channel
-from kernel import sockets, unix_names
-from rig import require_root
+from procfs import sockets, unix_names
+from requirements import require_root
 
 OTHER = 12345
 """Nobody's number: permissions ask for no account."""

@@ -19,7 +19,7 @@ from echelon.launch.protocol.link import SILENCE_S
 from echelon.run.event_log import EventReader
 from echelon.run.events import ControllerEvent
 from local.liverun import live_run
-from rig import SBIN, do_without, require, require_root
+from requirements import SBIN, do_without, require, require_root
 
 OPTIONS = ["--set=preload=", "--procs=1", "--restarts=1"]
 SCRIPT = """\

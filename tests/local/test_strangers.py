@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from echelon.launch.protocol.wire import GREETING, Channel
-from kernel import cmdline, environ_of, listeners
-from rig import recorded_key
+from procfs import cmdline, environ_of, listeners
+from run_key import recorded_key
 
 VERSION = b"echelon wire 1\n"
 OVERSIZED = GREETING + bytes(64) + struct.pack(">I", 0xFFFFFFFF)

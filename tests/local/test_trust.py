@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from started import clean_environment
+from started_programs import clean_environment
 
 
 @pytest.fixture

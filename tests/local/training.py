@@ -103,9 +103,21 @@ class Watch:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Consumption:
+    """Writes down the samples of each step, before a checkpoint of that step is written."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def step_ended(self, trainer):
+        with self.path.open("a") as file:
+            print(json.dumps([trainer.step, trainer.indices]), file=file)
+
+
 def train(world, plan, folder):
     """Train, and leave everything in a folder."""
     watch = Watch(plan)
+    consumption = Consumption(folder / f"consumed-{plan.leg}-{watch.generation}-{world.rank}")
     trainer = echelon.Trainer(
         world,
         make_model(plan),
@@ -121,18 +133,9 @@ def train(world, plan, folder):
         log_every=plan.log_every,
         log_dir=folder,
         checkpoints=folder / "checkpoints",
-        callbacks=[watch],
+        callbacks=[consumption, watch],
     )
-    name = f"consumed-{plan.leg}-{watch.generation}-{world.rank}"
-    with (folder / name).open("w", buffering=1) as consumed:
-        take = trainer._learner._step.take
-
-        def noted(portion, tally):
-            print(json.dumps([trainer.step + 1, portion.indices[: portion.size]]), file=consumed)
-            take(portion, tally)
-
-        trainer._learner._step.take = noted
-        trainer.fit(Data(plan, augment=plan.augment), Data(plan, augment=False))
+    trainer.fit(Data(plan, augment=plan.augment), Data(plan, augment=False))
     if world.is_main:
         torch.save(trainer.module.state_dict(), folder / "weights.pt")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from raycluster import RayNodes
-from rig import do_without
+from requirements import do_without
 
 NODES = ("alpha", "beta")
 

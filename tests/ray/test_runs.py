@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from digits import write_digits
 from echelon.clusters.ray.cluster import render_entrypoint
 from echelon.core.waiting import wait_until
-from kernel import cmdline, environ_of
+from mnist_files import write_digits
+from procfs import cmdline, environ_of
 from raycluster import START_S, TOKEN, events
-from rig import record_key, recorded_key, require, require_root
+from requirements import require, require_root
+from run_key import record_key, recorded_key
 from slurm.survival import SURVIVOR, Chain, check_samples
 
 MNIST = Path(__file__).parents[2] / "examples" / "mnist" / "train.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.sandbox.lifecycle import open_sandbox
-from rig import SBIN
+from requirements import SBIN
 
 BIN = Path(sys.executable).parent
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rig import require, require_root
+from requirements import require, require_root
 from slurm.cluster import Cluster
 
 

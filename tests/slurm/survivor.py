@@ -45,12 +45,25 @@ class Points(torch.utils.data.Dataset):
         return self.x[wanted], self.y[wanted]
 
 
+class Consumption:
+    """Writes down the samples of each step, before a checkpoint of that step is written."""
+
+    def __init__(self, path, turn, pace_s):
+        self.path, self.turn, self.pace_s = path, turn, pace_s
+
+    def step_ended(self, trainer):
+        with self.path.open("a") as file:
+            print(json.dumps([time.time(), self.turn, trainer.step, trainer.indices]), file=file)
+        time.sleep(self.pace_s)
+
+
 def main():
     asked = parse_arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3))
     with echelon.init() as world:
+        turn = f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
         trainer = echelon.Trainer(
             world,
             model,
@@ -60,21 +73,11 @@ def main():
             epochs=-(-asked.steps * BATCH // asked.samples),
             max_steps=asked.steps,
             save_every=asked.save_every,
+            callbacks=[Consumption(Path(f"consumed-{world.rank}"), turn, asked.pace_s)],
         )
-        take = trainer._learner._step.take
-        turn = f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
         where = {"turn": turn, "host": os.uname().nodename, "pid": os.getpid()}
         Path(f"where-{world.rank}").write_text(json.dumps(where))
-        with Path(f"consumed-{world.rank}").open("a", buffering=1) as consumed:
-
-            def noted(portion, tally):
-                record = [time.time(), turn, trainer.step + 1, portion.indices[: portion.size]]
-                print(json.dumps(record), file=consumed)
-                take(portion, tally)
-                time.sleep(asked.pace_s)
-
-            trainer._learner._step.take = noted
-            trainer.fit(Points(asked.samples))
+        trainer.fit(Points(asked.samples))
         if world.is_main:
             weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
             Path("weights").write_text(hashlib.sha256(weights).hexdigest())

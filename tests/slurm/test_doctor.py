@@ -13,8 +13,8 @@ import pytest
 
 from echelon.core.nodes import expand
 from echelon.core.waiting import wait_until
-from kernel import all_pids, cmdline
-from rig import require, require_root
+from procfs import all_pids, cmdline
+from requirements import require, require_root
 from slurm.cluster import Cluster
 
 NODES = 7

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from digits import write_digits
 from echelon.clusters.slurm.styles import PLACEHOLDER, render_script
 from echelon.spec.job_spec import STYLES
 from echelon.spec.merging import Layer, merge
+from mnist_files import write_digits
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NODES, PROCS = 2, 2
@@ -130,7 +130,7 @@ def write_data(folder, name):
         for name in TABLE
     ],
 )
-def test_an_example_runs(full, tmp_path, style, name):
+def test_an_example_completes_with_every_style(full, tmp_path, style, name):
     example = TABLE[name]
     write_data(tmp_path, name)
     values = {

@@ -12,7 +12,7 @@ if __name__ == "__main__":
 """
 
 
-def test_init_then_submit(cluster, tmp_path):
+def test_a_project_file_from_init_can_be_submitted(cluster, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     environ = {
         **cluster.environ,

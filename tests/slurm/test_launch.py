@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 from echelon.core.waiting import wait_until
-from kernel import all_pids, cmdline, environ_of, listeners
-from rig import record_key, recorded_key
+from procfs import all_pids, cmdline, environ_of, listeners
+from run_key import record_key, recorded_key
 
 WAIT = """\
 import os, pathlib, time

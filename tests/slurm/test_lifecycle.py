@@ -15,7 +15,7 @@ import pytest
 from echelon.core.waiting import wait_until
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes
-from rig import require
+from requirements import require
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_another_user_is_told_that_he_may_not(full):
     assert full.nodes()["node1"].running
 
 
-def test_up_twice_says_so(full):
+def test_a_second_up_is_refused_and_leaves_the_cluster_alone(full):
     done = full("up", check=False)
     assert done.returncode == 73
     assert done.stderr == (
@@ -287,7 +287,7 @@ def test_a_reader_of_the_status_may_leave(cluster):
     assert (done.returncode, done.stderr) in ((0, ""), (141, ""))
 
 
-def test_status_for_people(cluster):
+def test_status_has_a_line_for_each_node(cluster):
     lines = cluster("status").stdout.splitlines()
     assert lines[0].split() == ["node", "address", "state", "slurmd", "network"]
     assert len(lines) == 5

@@ -12,8 +12,8 @@ import pytest
 from echelon.clusters.slurm.styles import render_script
 from echelon.core.waiting import wait_until
 from echelon.spec.merging import Layer, merge
-from kernel import all_pids, cmdline, environ_of
-from rig import do_without
+from procfs import all_pids, cmdline, environ_of
+from requirements import do_without
 
 ALONE = """\
 import json, os, subprocess, sys, time

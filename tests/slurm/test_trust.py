@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rig import require_root
+from requirements import require_root
 
 OTHER, SHARED = 12345, 12346
 """Nobody's numbers: permissions ask for no account."""

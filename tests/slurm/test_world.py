@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rig import require
+from requirements import require
 
 SHOW = (
     "import json, os; from dataclasses import asdict; from echelon.world import detect; "

@@ -28,11 +28,11 @@ TORCHRUN = {
 }
 
 
-def test_nobody_started_it():
+def test_without_a_launcher_there_is_one_rank():
     assert detect({}) == World()
 
 
-def test_torchrun():
+def test_the_place_of_a_rank_under_torchrun_is_read_from_its_variables():
     assert detect(TORCHRUN) == World(
         rank=5,
         local_rank=1,
@@ -44,7 +44,7 @@ def test_torchrun():
     )
 
 
-def test_an_srun_task():
+def test_the_place_of_an_srun_task_is_read_from_slurms_variables():
     assert detect(SRUN) == World(
         rank=3,
         local_rank=1,

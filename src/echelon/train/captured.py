@@ -79,6 +79,11 @@ class CapturedStep:
         """Why steps are not captured; empty if they are."""
         self._give_up(eager.why_not_captured())
 
+    @property
+    def graphs(self) -> int:
+        """Number of recorded steps: one for each form of batches."""
+        return len(self._graphs)
+
     def _give_up(self, reason: str) -> None:
         # All ranks decide alike: a replaying rank would not match one that does not replay.
         if least_over_ranks(int(not reason)):

@@ -52,6 +52,7 @@ class Checkpointer:
         keep: int = 3,
         best: str = "",
         larger_is_better: bool = False,
+        token: str = "",
     ) -> None:
         """Prepare the folder.
 
@@ -62,6 +63,8 @@ class Checkpointer:
             keep: how many of the newest stay; the best one stays besides.
             best: the metric that decides which is best; none when empty.
             larger_is_better: whether more of it is better, as with accuracy.
+            token: marks unfinished files of ranks that save together. Ranks with a process group
+                agree on one; without a group, give all ranks the same, and each start another.
 
         Raises:
             NotPermittedError: nothing can be written there.
@@ -79,7 +82,7 @@ class Checkpointer:
         self.last_stall_s = 0.0
         """How long the last `save` kept the loop waiting."""
         self._beacon = find_rank_shm(os.environ)
-        self._token = f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
+        self._token = token or f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
         self._prepare()
 
     def _prepare(self) -> None:

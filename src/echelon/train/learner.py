@@ -136,6 +136,16 @@ class Learner:
             )
 
     @property
+    def graphs(self) -> int:
+        """Number of CUDA graphs in use; 0 without capture."""
+        return self._step.graphs if isinstance(self._step, CapturedStep) else 0
+
+    @property
+    def why_not_captured(self) -> str:
+        """Why steps are not captured although they should be, or ''."""
+        return self._step.why_not if isinstance(self._step, CapturedStep) else ""
+
+    @property
     def draws_by_sample(self) -> bool:
         """Whether anything uses random numbers keyed by sample."""
         return self._current is not None or self.transform is not None

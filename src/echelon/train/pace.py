@@ -64,21 +64,22 @@ class PeerWait:
     nothing is measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = 0.0
         """Estimated from the passes that were measured."""
-        self._passes, self._ready_s, self._measured_s = 0, 0.0, 0.0
+        self._clock = clock
+        self._passes, self._ready_s, self._measured_s = 0, 0.0, -EVERY_S
 
     def backward(self, loss: torch.Tensor) -> None:
         self._passes += 1
-        began_s = time.perf_counter()
+        began_s = self._clock()
         if began_s - self._measured_s < EVERY_S:
             loss.backward()  # type: ignore[no-untyped-call]
             return
         loss.register_hook(self._queue_callback)  # type: ignore[no-untyped-call]
         self._ready_s = began_s
         loss.backward()  # type: ignore[no-untyped-call]
-        self._measured_s = time.perf_counter()
+        self._measured_s = self._clock()
         self.seconds += self._passes * (self._measured_s - self._ready_s)
         self._passes = 0
 
@@ -87,4 +88,4 @@ class PeerWait:
         engine.queue_callback(self._note_ready)
 
     def _note_ready(self) -> None:
-        self._ready_s = time.perf_counter()
+        self._ready_s = self._clock()

@@ -22,7 +22,7 @@ _LINE_S = 10.0
 """Interval between lines, if there is no terminal for a bar."""
 _BAR_S = 0.1
 """Interval between updates of the bar."""
-_AGAIN_S = 30.0
+RETRY_S = 30.0
 """Interval between attempts to write files after a failure."""
 
 
@@ -39,6 +39,7 @@ class Progress:
         unit: str,
         quiet: bool = False,
         clock: Callable[[], float] = time.time,
+        retry_s: float = RETRY_S,
     ) -> None:
         """Open the files, if there is a directory for them.
 
@@ -50,10 +51,11 @@ class Progress:
             unit: unit of the length.
             quiet: write only files, and print nothing about steps and validations.
             clock: the time of day.
+            retry_s: interval between attempts to write files after a failure.
         """
         self._speaks, self._quiet = speaks, quiet
         self._epochs, self._length, self._unit = epochs, length, unit
-        self._clock = clock
+        self._clock, self._retry_s = clock, retry_s
         self._terminal = sys.stderr.isatty()
         # Draw a bar immediately, but the first line only after the interval.
         self._told_s = -math.inf if self._terminal else time.monotonic()
@@ -63,7 +65,7 @@ class Progress:
         self._scalars: ScalarWriter | None = None
         self._missed, self._again_s = 0, 0.0
         if self._folder:
-            persist(partial(self._open, self._folder), within_s=_AGAIN_S)
+            persist(partial(self._open, self._folder), within_s=retry_s)
 
     def _open(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -152,9 +154,9 @@ class Progress:
                 self._scalars.write(scalars, step=event.step, now_s=self._clock())
         except OSError as error:  # a full disk must not end a training
             self.close()
-            self._again_s = time.monotonic() + _AGAIN_S
+            self._again_s = time.monotonic() + self._retry_s
             if not self._missed:
-                self.tell(f"cannot write metrics, retrying every {_AGAIN_S:g} s: {error}")
+                self.tell(f"cannot write metrics, retrying every {self._retry_s:g} s: {error}")
             self._missed += 1
         else:
             if self._missed:

@@ -214,6 +214,8 @@ class Trainer:
         """The one that is under way, from 0."""
         self._told: dict[str, float] = {}
         self._samples = 0
+        self.indices: Sequence[int] | None = None
+        """Indices of this rank's samples in the last step; None with a loader of your own."""
 
     @property
     def step(self) -> int:
@@ -234,6 +236,16 @@ class Trainer:
     def step_s(self) -> float:
         """Seconds of a step up to then, its wait for data included."""
         return self._pace.step_s
+
+    @property
+    def graphs(self) -> int:
+        """Number of CUDA graphs in use, one per shape of the batch; 0 without capture."""
+        return self._learner.graphs
+
+    @property
+    def why_not_captured(self) -> str:
+        """Why steps are not captured as CUDA graphs although they should be, or ''."""
+        return self._learner.why_not_captured
 
     # --- what to override -----------------------------------------------------------------------
 
@@ -344,6 +356,7 @@ class Trainer:
             self._pace.have_data(asked_s)
             self._learner.take_step(portion)
             self._samples += portion.total or 0
+            self.indices = None if portion.indices is None else portion.indices[: portion.size]
             source.order.advance()
             self._after_step()
             over = source.order.cursor >= source.order.usable

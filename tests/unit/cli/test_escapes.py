@@ -10,7 +10,7 @@ from echelon.cli import main
 from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
 from echelon.run.node_record import Entry, append_entries, record_path
-from recorded import record_run
+from recorded_run import record_run
 
 EVIL = "x\x1b]0;title\x07\x1b[2J\x1b[1A\x9b2J\x08\u202egnp\x1bP1q\x1b\\"
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")

@@ -14,7 +14,7 @@ from echelon.cli import main
 from echelon.cli.pack import ProgressLines, name_targets, parse_size
 from echelon.errors import UsageError
 from echelon.train.images import packfile
-from pictures import class_folders, save
+from image_folders import class_folders, save
 
 ECHELON = [sys.executable, "-m", "echelon"]
 

@@ -10,7 +10,7 @@ from echelon.cli import main
 from echelon.cli.options import read_request
 from echelon.cli.project_file import list_places
 from echelon.errors import NotPermittedError, UsageError
-from rig import do_without, require_root
+from requirements import do_without, require_root
 
 STRANGER = 12002
 DEEP = "x = " + "[" * 100_000

@@ -58,7 +58,7 @@ def test_lists_expand_in_their_order(text, hosts):
     assert expand(text) == hosts
 
 
-def test_the_long_example():
+def test_a_list_with_two_ranges_expands_in_order_and_compresses_back():
     hosts = expand("rack[1-2]n[01-16],gpu7")
     assert len(hosts) == 33
     assert hosts[0] == "rack1n01"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.ownership import User, find_intruder
-from rig import require_root
+from requirements import require_root
 
 ME, STRANGER, SHARED = 12001, 12002, 12003
 USER = User(uid=ME, private_gid=ME)

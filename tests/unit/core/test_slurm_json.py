@@ -191,7 +191,7 @@ def test_no_value_is_too_strange(job):
 
 
 @pytest.mark.parametrize("text", ["", "JobId=1 JobState=RUNNING", "[]", "{}", '{"jobs": {}}'])
-def test_what_is_no_answer(text):
+def test_text_without_jobs_has_no_job_and_no_comment(text):
     assert read_jobs(text) is None
     assert parse_job_json(text) is None
     assert parse_comment_json(text) == ""

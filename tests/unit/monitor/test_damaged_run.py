@@ -10,7 +10,7 @@ from echelon.monitor.overview import Overview
 from echelon.monitor.reading import RunReader
 from echelon.monitor.report import make_report, render
 from echelon.monitor.watched import Watched
-from recorded import record_run
+from recorded_run import record_run
 
 ODD = [
     {"time": float("nan"), "kind": "attempt", "job": "1"},

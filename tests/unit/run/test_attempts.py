@@ -47,7 +47,7 @@ def test_a_job_that_is_queued_again_begins_the_next_attempt(run):
     assert begin_attempt(run, "", "8.0") == 3
 
 
-def test_an_owner_stays(run):
+def test_an_attempt_keeps_its_first_owner(run):
     run.claim_attempt()
     assert own_attempt(run, 1, "7.0") == "7.0"
     assert own_attempt(run, 1, "8.0") == "7.0"

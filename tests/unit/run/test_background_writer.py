@@ -150,7 +150,7 @@ def test_events_without_a_folder_are_lost_and_counted(tmp_path):
     assert "No such file" in log.scribe.trouble
 
 
-def test_persisting_ends(monkeypatch):
+def test_persist_gives_up_after_its_time_and_at_errors_that_stay(monkeypatch):
     now = iter(range(100))
     monkeypatch.setattr("echelon.run.background_writer.time.monotonic", lambda: next(now))
     assert persist(fail_with(errno.EIO, times=3)[0], within_s=30) == "done"

@@ -115,7 +115,7 @@ def test_a_rank_that_comes_later_is_read_too(logs):
         assert texts(reader) == ["here"]
 
 
-def test_one_rank_alone(logs):
+def test_the_output_of_one_rank_can_be_read_alone(logs):
     for rank in (3, 30):
         write(logs / "1.0" / f"rank-{rank:05}.log", f"{rank}\n".encode())
     assert texts(RunLogs(logs, rank=3)) == ["3"]

@@ -81,11 +81,17 @@ def test_files_stay_small_and_nothing_is_lost(level, tmp_path, written):
 
 
 def test_after_many_years_the_oldest_goes(level):
-    writer = SeriesWriter(level, lines=2 * FOLD)
-    last = level(4)
-    last.write_text("".join(f"{render_sample(Sample(time_s=n))}\n" for n in range(2 * FOLD)))
-    writer._append(4, [Sample(time_s=100.0)])
-    assert [one.time_s for one in read_file(last)] == [*map(float, range(FOLD, 2 * FOLD)), 100.0]
+    full = 2 * FOLD
+    times = iter(range(10**6))
+    for number in (4, 3, 2, 1, 0):  # each level is full, and older than the one before it
+        lines = [render_sample(Sample(time_s=next(times))) for _ in range(full)]
+        level(number).write_text("".join(f"{line}\n" for line in lines))
+    SeriesWriter(level, lines=full).append(Sample(time_s=next(times)))
+    oldest = [one.time_s for one in read_file(level(4))]
+    # The older half of the oldest level is gone; the older half of the next is one sample now.
+    assert oldest == [*map(float, range(FOLD, full)), full + FOLD - 1]
+    assert [len(read_file(level(number))) for number in range(5)] == [FOLD + 1] * 5
+    assert not level(5).exists()
 
 
 def test_a_writer_goes_on_with_what_is_there(level):

@@ -269,7 +269,7 @@ def test_an_exception_that_was_dealt_with_is_not_why_a_rank_exits():
     assert classify(code=1, kind="SystemExit", tail=tail)[0] == "exit"
 
 
-def test_a_signal():
+def test_a_rank_killed_by_a_signal_is_classified_with_its_name():
     assert classify(number=9) == ("signal", "killed by SIGKILL")
     assert classify(number=11) == ("signal", "killed by SIGSEGV")
     assert classify(number=63) == ("signal", "killed by signal 63")

@@ -24,7 +24,10 @@ from echelon.train.checkpoint_files import (
     load_foreign,
 )
 from echelon.train.state import assign_shards, flatten, unflatten
-from rig import do_without
+from requirements import do_without
+
+SAME = "same"
+"""A token, as ranks with a process group agree on one."""
 
 
 def state(step=1):
@@ -97,9 +100,7 @@ def test_the_loop_may_change_its_tensors_at_once(tmp_path):
 
 
 def test_ranks_write_their_parts_and_any_number_of_ranks_reads_them(tmp_path):
-    ranks = [Checkpointer(tmp_path, rank=rank, world_size=3) for rank in range(3)]
-    for checkpointer in ranks:  # without a process group each has a token of its own
-        checkpointer._token = "same"  # noqa: S105
+    ranks = [Checkpointer(tmp_path, rank=rank, world_size=3, token=SAME) for rank in range(3)]
     for rank, checkpointer in enumerate(ranks):
         checkpointer.save(state(), step=1, own={"rank": rank})
     for checkpointer in ranks:
@@ -275,9 +276,9 @@ def test_a_foreign_file_is_loaded_as_data_alone(tmp_path):
 
 
 def test_who_only_reads_takes_nothing_away_from_one_that_writes(tmp_path):
-    writes = Checkpointer(tmp_path)
+    writes = Checkpointer(tmp_path, token=SAME)
     writes.save({"w": torch.zeros(1)}, step=1, wait=True)
-    unfinished = tmp_path / f".step-000000002-{writes._token}"
+    unfinished = tmp_path / f".step-000000002-{SAME}"
     unfinished.mkdir()
     left = tmp_path / ".step-000000001-of-one-that-was-killed"
     left.mkdir()
@@ -290,9 +291,7 @@ def test_who_only_reads_takes_nothing_away_from_one_that_writes(tmp_path):
 
 
 def test_a_rank_that_cannot_write_does_not_keep_the_others(tmp_path, monkeypatch):
-    ranks = [Checkpointer(tmp_path, rank=rank, world_size=2) for rank in range(2)]
-    for checkpointer in ranks:
-        checkpointer._token = "same"  # noqa: S105
+    ranks = [Checkpointer(tmp_path, rank=rank, world_size=2, token=SAME) for rank in range(2)]
 
     def fail(*_):
         raise OSError(28, "No space left on device")
@@ -359,8 +358,9 @@ def test_what_could_not_be_written_is_not_safe(full_disk, beacon):
 def test_a_part_is_safe_when_it_is_written_and_the_whole_when_all_are(
     tmp_path, beacon, monkeypatch
 ):
-    first, second = (Checkpointer(tmp_path / "c", rank=rank, world_size=2) for rank in (0, 1))
-    first._token = second._token
+    first, second = (
+        Checkpointer(tmp_path / "c", rank=rank, world_size=2, token=SAME) for rank in (0, 1)
+    )
     second.save({"w": torch.zeros(10)}, step=3, wait=True)
     assert beacon.saved == 3
     beacon.saved, complete, before = -1, Part.complete, []
@@ -370,16 +370,15 @@ def test_a_part_is_safe_when_it_is_written_and_the_whole_when_all_are(
         return complete(part)
 
     monkeypatch.setattr(Part, "complete", noted)
-    first._cleared = True  # two of one process are no two generations
     first.save({"w": torch.zeros(10)}, step=3, wait=True)
     assert (before, beacon.saved, first.steps()) == ([-1], 3, [3])
 
 
-@pytest.mark.parametrize("read", ["checkpoint_files._is_whole", "checkpoint_files.read_record"])
+@pytest.mark.parametrize("read", ["open_regular", "read_record"])
 def test_storage_that_is_away_for_a_moment_is_no_damage(tmp_path, monkeypatch, read):
     """Else an older one is loaded, and newer ones are removed: of a time that was gone back on."""
     checkpointer = saved(tmp_path, 10, 20)
-    fail_once(monkeypatch, f"echelon.train.{read}")
+    fail_once(monkeypatch, f"echelon.train.checkpoint_files.{read}")
     assert checkpointer.load().step == 20
 
 
@@ -388,7 +387,7 @@ def test_a_start_waits_for_storage(tmp_path, monkeypatch):
     assert Checkpointer(tmp_path).steps() == []
 
 
-@pytest.mark.parametrize("write", ["Checkpointer._clear", "Part.write_part", "Part.complete"])
+@pytest.mark.parametrize("write", ["Path.glob", "Part.write_part", "Part.complete"])
 def test_a_write_that_fails_is_told_once_and_the_next_one_works(tmp_path, monkeypatch, write):
     checkpointer = Checkpointer(tmp_path)
     fail_once(monkeypatch, f"echelon.train.checkpoint.{write}")

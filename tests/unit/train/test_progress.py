@@ -9,11 +9,10 @@ from echelon.train.progress import Progress
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    def begin(folder=None, *, speaks=True, terminal=False):
+    def begin(folder=None, *, speaks=True, terminal=False, **more):
         monkeypatch.setattr(module.sys.stderr, "isatty", lambda: terminal, raising=False)
-        return Progress(
-            folder, speaks=speaks, epochs=2, length=100, unit="samples", clock=lambda: 5.0
-        )
+        usual = {"epochs": 2, "length": 100, "unit": "samples", "clock": lambda: 5.0}
+        return Progress(folder, speaks=speaks, **usual, **more)
 
     return begin
 
@@ -71,17 +70,16 @@ def test_a_terminal_gets_a_bar_in_one_line(make, capsys):
 def test_a_disk_that_fills_up_interrupts_the_writing_not_the_training(
     tmp_path, make, capsys, monkeypatch
 ):
-    progress = make(tmp_path)
+    progress = make(tmp_path, retry_s=0)
 
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
-    progress._metrics.write = fail
-    update(progress, 50)
-    update(progress, 60)
+    with monkeypatch.context() as full:
+        full.setattr("echelon.train.progress.EventWriter.write", fail)
+        update(progress, 50)
+        update(progress, 60)
     assert capsys.readouterr().err.count("cannot write metrics") == 1
-    monkeypatch.setattr("echelon.train.progress._AGAIN_S", 0)
-    progress._again_s = 0
     with monkeypatch.context() as full:
         full.setattr("echelon.train.progress.EventWriter", fail)
         update(progress, 70)
@@ -90,6 +88,22 @@ def test_a_disk_that_fills_up_interrupts_the_writing_not_the_training(
     assert "writing metrics again; 3 records are missing" in capsys.readouterr().err
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["done"] for line in lines] == [80]
+
+
+def test_a_full_disk_is_not_tried_again_before_the_interval_is_over(
+    tmp_path, make, capsys, monkeypatch
+):
+    progress, tries = make(tmp_path, retry_s=3600), []
+
+    def fail(*_, **__):
+        tries.append(1)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("echelon.train.progress.EventWriter.write", fail)
+    for done in (50, 60, 70):
+        update(progress, done)
+    assert len(tries) == 1
+    assert "cannot write metrics, retrying every 3600 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,31 @@ def test_each_sample_is_seen_once_per_epoch():
     assert sorted(data.seen) == sorted(list(range(50)) * 2)
 
 
+def test_callbacks_can_see_which_samples_a_step_took():
+    class Taken:
+        def __init__(self):
+            self.indices = []
+
+        def step_ended(self, trainer):
+            self.indices += [list(trainer.indices)]
+
+    taken, data = Taken(), Points(20)
+    made = trainer(epochs=1, callbacks=[taken])
+    assert made.indices is None
+    made.fit(data)
+    assert [len(one) for one in taken.indices] == [8, 8, 4]
+    assert sorted(index for one in taken.indices for index in one) == list(range(20))
+    made = trainer(epochs=1)
+    made.fit(DataLoader(Points(20), batch_size=8))
+    assert made.indices is None
+
+
+def test_steps_on_the_cpu_are_not_captured():
+    made = trainer(epochs=1)
+    made.fit(Points(8))
+    assert (made.graphs, made.why_not_captured) == (0, "")
+
+
 def weights(model_trainer):
     return [parameter.detach().clone() for parameter in model_trainer.module.parameters()]
 

@@ -172,7 +172,7 @@ def test_what_is_waited_for_is_the_reason(api, cluster, run):
     assert cluster.job(job_id, run_id=run.run_id).reason == "waiting for 3 nodes"
 
 
-def test_stop_and_cancel(api, cluster, run):
+def test_stop_asks_ray_and_cancel_also_leaves_a_record(api, cluster, run):
     job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     wish = run.attempt(1) / "cancelled"
     cluster.stop(job_id, run_id=run.run_id)
@@ -201,7 +201,7 @@ def test_stop_and_cancel(api, cluster, run):
         ({"status": "NEW WORD"}, ("UNKNOWN", 1, "")),
     ],
 )
-def test_rays_words(record, expected):
+def test_states_of_ray_are_translated_to_those_of_jobs(record, expected):
     job = parse_job(Job(id="x", state=""), record)
     assert (job.state, job.exit_code, job.reason) == expected
 

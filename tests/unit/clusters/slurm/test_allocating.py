@@ -12,7 +12,7 @@ from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
 
 
-def test_what_is_asked_for():
+def test_salloc_gets_the_options_of_the_request():
     spec = JobSpec(
         nodes=NodeCount(4, 4),
         gpus=2,

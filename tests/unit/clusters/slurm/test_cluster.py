@@ -143,9 +143,7 @@ def test_who_waits_for_an_answer_is_told_once_while_it_does_not_come(monkeypatch
         return Result(argv=(), stdout="")
 
     slurm = SlurmCluster(FakeShell(answers={"scontrol": answer}), {}, tell=told.put)
-    with slurm._telling():  # as in what asks several times
-        for _ in range(3):
-            slurm.ask(["scontrol", "ping"])
+    slurm.job("7", run_id="train-x")  # asks several times
     assert heard == ["waiting for Slurm to respond"]
     assert told.empty()
 

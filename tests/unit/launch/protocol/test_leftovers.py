@@ -9,7 +9,7 @@ import pytest
 from echelon.core.waiting import wait_until
 from echelon.launch.protocol import leftovers
 from echelon.launch.protocol.leftovers import end_group, list_groups, make_scratch, remove_files
-from rig import require_root
+from requirements import require_root
 
 MEMORY = """\
 import os, sys, time

@@ -13,7 +13,7 @@ from echelon.errors import NotFoundError, UsageError
 from echelon.train.images import packing
 from echelon.train.images.folders import list_folder
 from echelon.train.images.packed import PackedImages
-from pictures import class_folders, pixels
+from image_folders import class_folders, pixels
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from echelon.core.waiting import wait_until
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
 from echelon.train.images import packfile, packing
 from echelon.train.images.folders import find_splits, list_folder, list_split
-from pictures import class_folders, pixels, save
+from image_folders import class_folders, pixels, save
 
 
 def make_plan(folder, target, size=None):

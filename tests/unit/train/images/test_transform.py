@@ -25,7 +25,7 @@ def test_pixels_are_scaled_to_mean_and_deviation():
     torch.testing.assert_close(found, expected)
 
 
-def test_half_are_mirrored():
+def test_flip_mirrors_about_half_of_the_images():
     found, _ = ImageTransform(**PLAIN, flip=True)((images(), 0), keys())
     before = images().float()
     mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(found, before, strict=True)]

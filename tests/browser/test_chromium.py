@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from rig import require
+from requirements import require
 
 
 @pytest.fixture
