@@ -29,7 +29,7 @@ from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.link import Link, connect
 from echelon.launch.protocol.messages import Dump, Hello, Pulse, Stacks
-from echelon.launch.protocol.rank_environment import CONTROLLER, KEY
+from echelon.launch.protocol.rank_environment import CONTROLLER, receive_key, render_key
 from echelon.run.event_log import EventWriter
 
 AGENTS = 4096
@@ -51,10 +51,11 @@ class PretendingStarter:
     def candidates(self):
         return ["127.0.0.1"]
 
-    def start(self, _nodes, _argv, env, _logs):
+    def start(self, _nodes, command):
         log = self._folder / "agents.log"
         argv = [sys.executable, __file__, "--play-agents", str(self.nodes), str(self._folder)]
-        pid = LocalShell().start(argv, log=log, env=env)
+        key = render_key(command.key)
+        pid = LocalShell().start(argv, log=log, env=command.env, stdin=key)
         return [Started(pid=pid, nodes=frozenset(range(self.nodes)), log=log)]
 
 
@@ -92,7 +93,8 @@ async def barrier(pool, generation):
 
 async def play_agents(count, folder):
     """Connect them all at once, say hello for each, and answer until the controller leaves."""
-    (address, _, port), key = os.environ[CONTROLLER].rpartition(":"), os.environ[KEY]
+    address, _, port = os.environ[CONTROLLER].rpartition(":")
+    key = receive_key(sys.stdin.buffer)
     left, all_left = count, asyncio.Event()
 
     def make(node):
@@ -112,7 +114,7 @@ async def play_agents(count, folder):
             if not left:
                 all_left.set()
 
-        return Link(bytes.fromhex(key), "agent", opened=opened, received=received, lost=lost)
+        return Link(key, "agent", opened=opened, received=received, lost=lost)
 
     (folder / "began").write_text(str(time.monotonic()))
     candidates = [(address, int(port))]

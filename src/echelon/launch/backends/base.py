@@ -32,6 +32,18 @@ _SAVE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCommand:
+    """How to start an agent."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    logs: Path
+    """Directory for the logs of the processes that start agents."""
+    key: bytes
+    """Agents read it from their input (`receive_key`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
     """A process that was started to bring up some of the agents."""
 
@@ -71,15 +83,8 @@ class Starter(Protocol):
     def candidates(self) -> list[str]:
         """Return our own addresses at which agents may reach us, the best first."""
 
-    def start(
-        self,
-        nodes: Sequence[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        logs: Path,
-        key: bytes,
-    ) -> list[Started]:
-        """Start the agents of some nodes; each reads the key from its input (`receive_key`)."""
+    def start(self, nodes: Sequence[int], command: AgentCommand) -> list[Started]:
+        """Start the agents of some nodes."""
 
     def outlook(self) -> Outlook:
         """Return what is known about nodes whose agents have not connected yet."""

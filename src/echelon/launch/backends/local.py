@@ -1,12 +1,12 @@
 """Several agents on this host, each in the role of a node. No allocation, and no next job."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
 
 from echelon.core import addresses
 from echelon.core.shell import Shell
 from echelon.launch.backends.base import (
+    AgentCommand,
     AttemptContext,
     Backend,
     NoStandby,
@@ -42,19 +42,12 @@ class LocalStarter:
     def candidates(self) -> list[str]:
         return [addresses.LOOPBACK]
 
-    def start(
-        self,
-        nodes: Sequence[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        logs: Path,
-        key: bytes,
-    ) -> list[Started]:
+    def start(self, nodes: Sequence[int], command: AgentCommand) -> list[Started]:
         found = []
         for node in nodes:
-            log = logs / f"agent-{node}.log"
-            own = {**env, NODE: str(node)}
-            pid = self._shell.start(argv, log=log, env=own, stdin=render_key(key))
+            log, own = command.logs / f"agent-{node}.log", {**command.env, NODE: str(node)}
+            key = render_key(command.key)
+            pid = self._shell.start(command.argv, log=log, env=own, stdin=key)
             found.append(Started(pid=pid, nodes=frozenset({node}), log=log))
         return found
 

@@ -8,11 +8,12 @@ import contextlib
 import os
 import re
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from echelon.launch.backends.base import CAUSE, Started, Starter
+from echelon.launch.backends.base import CAUSE, AgentCommand, Started, Starter
 
 _NOT_STARTED = re.compile(r"^srun: error: (Unable to create step|Task launch) for ", re.MULTILINE)
 END_S = 10.0
@@ -26,27 +27,16 @@ class AgentLauncher:
         self.started: list[Started] = []
         """All processes that were ever started."""
         self._starter, self._tell_gone = starter, gone
-        self._start: Callable[..., list[Started]] = lambda *_: []
+        self._command: AgentCommand | None = None
         self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
         """Running processes by pid, each with the future of the agent that somebody waits for."""
         self._awaited: dict[int, asyncio.Future[bool]] = {}
         """By node: agents that are being started again."""
 
-    def call_all(
-        self,
-        nodes: Sequence[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        logs: Path,
-        key: bytes,
-    ) -> None:
+    def call_all(self, nodes: Sequence[int], command: AgentCommand) -> None:
         """Start the agents of some nodes, for the first time."""
-
-        def start(nodes: Sequence[int], **more: str) -> list[Started]:
-            return self._starter.start(nodes, argv, {**env, **more}, logs, key)
-
-        self._start = start
-        for started in start(nodes) if nodes else ():
+        self._command = command
+        for started in self._starter.start(nodes, command) if nodes else ():
             self._add(started)
 
     async def call(self, node: int, **environ: str) -> bool:
@@ -59,9 +49,11 @@ class AgentLauncher:
         Raises:
             EchelonError, OSError: it could not be started.
         """
+        assert self._command is not None, "`call_all` comes first"
+        command = replace(self._command, env={**self._command.env, **environ})
         coming: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._awaited[node] = coming
-        starting = asyncio.ensure_future(asyncio.to_thread(self._start, [node], **environ))
+        starting = asyncio.ensure_future(asyncio.to_thread(self._starter.start, [node], command))
         # Even if this is cancelled, what was started must not be forgotten.
         starting.add_done_callback(partial(self._add_called, coming=coming))
         try:

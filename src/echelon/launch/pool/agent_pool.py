@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from echelon.launch.backends.base import Started, Starter
+from echelon.launch.backends.base import AgentCommand, Started, Starter
 from echelon.launch.pool.agent_launcher import AgentLauncher
 from echelon.launch.pool.agent_server import AgentServer
 from echelon.launch.pool.controller_events import AgentHandle, Entry, Gone, Lost
@@ -101,7 +101,9 @@ class AgentPool:
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         private = {CONTROLLER: ",".join(heard), FILES: str(few)}
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
-        self._launcher.call_all(fit, argv, {**env, **private}, folder, self._server.key)
+        own = {**env, **private}
+        command = AgentCommand(argv=argv, env=own, logs=folder, key=self._server.key)
+        self._launcher.call_all(fit, command)
         _allow_many_files()
         self._pulse = loop.create_task(self._keep_pulse())
         self._pulse.add_done_callback(self._end_with)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.shell import FakeShell
-from echelon.launch.backends.base import AttemptContext, NoStandby
+from echelon.launch.backends.base import AgentCommand, AttemptContext, NoStandby
 from echelon.launch.backends.choosing import choose_backend
 from echelon.launch.backends.local import LocalStarter, local_backend
 from echelon.launch.backends.ray.backend import RayAllocation, RayStandby, RayStarter
@@ -100,7 +100,8 @@ def test_on_one_machine_each_agent_plays_a_node():
             return FakeShell.start(self, argv, log=log, env=env, keep=keep)
 
     starter = LocalStarter(Noting(), 2)
-    started = starter.start([0, 1], ["agent"], {"HOME": "/root"}, Path("logs"), b"k" * 32)
+    command = AgentCommand(argv=["agent"], env={"HOME": "/root"}, logs=Path("logs"), key=b"k" * 32)
+    started = starter.start([0, 1], command)
     key = (b"k" * 32).hex().encode() + b"\n"
     assert seen == [
         (("agent",), Path("logs/agent-0.log"), {"HOME": "/root", "ECHELON_NODE": "0"}, key),

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from echelon.core.waiting import wait_until
-from echelon.launch.backends.base import Started
+from echelon.launch.backends.base import AgentCommand, Started
 from echelon.launch.pool.agent_launcher import AgentLauncher, read_reason
+
+COMMAND = AgentCommand(argv=["agent"], env={"A": "1"}, logs=Path("logs"), key=b"k" * 32)
 
 
 class Starter:
@@ -25,13 +27,13 @@ class Starter:
         self.go = threading.Event()
         self.go.set()
 
-    def start(self, nodes, _argv, env, logs, _key):
+    def start(self, nodes, command):
         self.go.wait(10)
-        self.environs.append(env)
+        self.environs.append(command.env)
         child = subprocess.Popen([sys.executable, "-c", self.program], start_new_session=True)
         child.returncode = 0  # the launcher collects it
         self.pids.append(child.pid)
-        return [Started(pid=child.pid, nodes=frozenset(nodes), log=logs)]
+        return [Started(pid=child.pid, nodes=frozenset(nodes), log=command.logs)]
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ async def call(launcher, then, **environ):
 
 def make(starter, gone=lambda _: None):
     launcher = AgentLauncher(starter, gone)
-    launcher.call_all(range(starter.nodes), ["agent"], {"A": "1"}, None, b"k" * 32)
+    launcher.call_all(range(starter.nodes), COMMAND)
     return launcher
 
 
@@ -161,7 +163,7 @@ def test_one_that_is_no_longer_wanted_and_does_not_end_is_killed(starter, monkey
 
     async def scenario():
         launcher = AgentLauncher(starter, lambda _: None)
-        launcher.call_all([], ["agent"], {}, None, b"k" * 32)
+        launcher.call_all([], COMMAND)
         calling = asyncio.ensure_future(launcher.call(0))
         await started(starter, 1)
         (pid,) = starter.pids

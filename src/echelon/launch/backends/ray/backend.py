@@ -11,6 +11,7 @@ from pathlib import Path
 from echelon.core import addresses
 from echelon.core.shell import Shell
 from echelon.launch.backends.base import (
+    AgentCommand,
     AttemptContext,
     Backend,
     NoStandby,
@@ -66,43 +67,29 @@ class RayStarter:
         own = [towards] if towards else [addresses.LOOPBACK]
         return list(dict.fromkeys([*own, *addresses.host_addresses()]))
 
-    def start(
-        self,
-        nodes: Sequence[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        logs: Path,
-        key: bytes,
-    ) -> list[Started]:
+    def start(self, nodes: Sequence[int], command: AgentCommand) -> list[Started]:
         if not self._driver:
-            return [self._start_driver(nodes, argv, env, logs, key)]
-        return [self._call(node, env, logs) for node in nodes]
+            return [self._start_driver(nodes, command)]
+        return [self._call(node, command) for node in nodes]
 
-    def _start_driver(
-        self,
-        nodes: Sequence[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        logs: Path,
-        key: bytes,
-    ) -> Started:
+    def _start_driver(self, nodes: Sequence[int], command: AgentCommand) -> Started:
         plan = Plan(
             run=str(self._attempt.run.path),
             attempt=self._attempt.number,
             low=self._attempt.request.nodes.low,
             high=self._attempt.request.nodes.high,
             bundle=bundle_of(self._attempt.request),
-            argv=list(argv),
+            argv=list(command.argv),
         )
-        log = logs / "ray.log"
+        log, key = command.logs / "ray.log", render_key(command.key)
         driver = role_command("ray-driver", plan.render())
-        self._driver = self._shell.start(driver, log=log, env=env, stdin=render_key(key))
+        self._driver = self._shell.start(driver, log=log, env=command.env, stdin=key)
         return Started(pid=self._driver, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
 
-    def _call(self, node: int, env: Mapping[str, str], logs: Path) -> Started:
-        log = logs / f"ray-{node}.log"
+    def _call(self, node: int, command: AgentCommand) -> Started:
+        log = command.logs / f"ray-{node}.log"
         argv = role_command("ray-call", self._folder, node, self._driver)
-        pid = self._shell.start(argv, log=log, env=env)
+        pid = self._shell.start(argv, log=log, env=command.env)
         return Started(pid=pid, nodes=frozenset({node}), log=log)
 
     def outlook(self) -> Outlook:

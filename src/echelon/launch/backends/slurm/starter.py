@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from echelon.core import addresses
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
-from echelon.launch.backends.base import Outlook, Started
+from echelon.launch.backends.base import AgentCommand, Outlook, Started
 from echelon.launch.protocol.rank_environment import NODE, render_key
 from echelon.world import parse_counts
 
@@ -45,18 +44,11 @@ class SlurmStarter:
         found = [a for a in towards if a and not a.startswith("127.")]
         return list(dict.fromkeys([*found, *addresses.host_addresses()]))
 
-    def start(
-        self,
-        nodes: Sequence[int],
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        logs: Path,
-        key: bytes,
-    ) -> list[Started]:
-        clean = without_shape(env)
+    def start(self, nodes: Sequence[int], command: AgentCommand) -> list[Started]:
+        clean, key = without_shape(command.env), render_key(command.key)
         found = []
         for group, gpus in self._steps(nodes):
-            log = logs / f"srun-{group[0]}.log"
+            log = command.logs / f"srun-{group[0]}.log"
             hosts = ",".join(self._hosts[node] for node in group)
             step = [
                 *("srun", f"--jobid={self._job}", f"--nodelist={hosts}"),
@@ -68,7 +60,7 @@ class SlurmStarter:
             # A single agent is told its node; several find their own in the job's host list.
             place = {NODE: str(group[0])} if len(group) == 1 else {}
             own = {**clean, **place}
-            pid = self._shell.start([*step, *argv], log=log, env=own, stdin=render_key(key))
+            pid = self._shell.start([*step, *command.argv], log=log, env=own, stdin=key)
             found.append(Started(pid=pid, nodes=frozenset(group), log=log))
         return found
 

@@ -12,7 +12,7 @@ import pytest
 import echelon
 from echelon.core.shell import FakeShell
 from echelon.core.waiting import wait_until
-from echelon.launch.backends.base import AttemptContext
+from echelon.launch.backends.base import AgentCommand, AttemptContext
 from echelon.launch.backends.ray.backend import RayAllocation, RayStarter
 from echelon.launch.backends.ray.driver import DriverError, load_ray
 from echelon.launch.backends.ray.orders import read_orders
@@ -192,7 +192,8 @@ def test_a_driver_is_started_with_a_plan_and_the_key_is_in_neither(run):
     shell = FakeShell()
     starter = RayStarter(shell, {}, context(run, request))
     key = b"k" * 32
-    start = lambda nodes: starter.start(nodes, ["p", "l", "agent"], {}, run.logs, key)  # noqa: E731
+    command = AgentCommand(argv=["p", "l", "agent"], env={}, logs=run.logs, key=key)
+    start = lambda nodes: starter.start(nodes, command)  # noqa: E731
     (driver,) = start([0, 1, 2])
     assert (driver.nodes, driver.dismissal) == ({0, 1, 2}, signal.SIGTERM)
     (called,) = start([1])

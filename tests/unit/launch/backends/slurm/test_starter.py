@@ -7,7 +7,7 @@ import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import CommandError
-from echelon.launch.backends.base import Started
+from echelon.launch.backends.base import AgentCommand, Started
 from echelon.launch.backends.slurm.starter import SlurmStarter, parse_granted
 
 RECORDED = Path(__file__).parents[4] / "golden" / "slurm-22.05"
@@ -59,9 +59,13 @@ def test_other_forms_of_a_grant(gres, count):
     assert parse_granted(text) == {"n01": count, "n02": count}
 
 
+def command(environ):
+    return AgentCommand(argv=AGENT, env=environ, logs=Path("logs"), key=KEY)
+
+
 def start_step(name, environ, nodes=(0, 1)):
     shell = Recorder(answers={"scontrol --details --oneliner show job 42": details(name)})
-    started = SlurmStarter(shell, JOB).start(nodes, AGENT, {**environ, **JOB}, Path("logs"), KEY)
+    started = SlurmStarter(shell, JOB).start(nodes, command({**environ, **JOB}))
     return shell, started
 
 
@@ -109,7 +113,7 @@ def test_gpus_are_not_forgotten_while_slurm_is_away():
     away = Result(argv=("scontrol",), code=1, stderr="no contact")
     shell = Recorder(answers={"scontrol --details --oneliner show job 42": away})
     with pytest.raises(CommandError):
-        SlurmStarter(shell, JOB).start([0], AGENT, JOB, Path("logs"), KEY)
+        SlurmStarter(shell, JOB).start([0], command(JOB))
 
 
 @pytest.mark.parametrize(
