@@ -32,6 +32,7 @@ _WRAPPERS = frozenset(
     }
 )
 _MPI = frozenset({"mpirun", "mpiexec", "orterun", "jsrun", "aprun", "prun"})
+_STARTERS = _SHELLS | _WRAPPERS | _MPI | {"srun", "torchrun", "deepspeed", "accelerate"}
 _ELSEWHERE = frozenset({"ssh", "pdsh", "clush", "parallel", "pssh", "xargs"})
 """Programs that run a command on other hosts, or many times."""
 _PYTHON = re.compile(r"(?:.*/)?(?:ipython|pypy|python)[0-9.]*", re.IGNORECASE)
@@ -344,13 +345,7 @@ def _skip(words: tuple[Word, ...]) -> tuple[Word, ...]:
     """Skip the options of a wrapper, up to the program that it starts."""
     for number, word in enumerate(words):
         name = PurePosixPath(word.text).name
-        starts = name in _SHELLS | _WRAPPERS | _MPI | {
-            "srun",
-            "torchrun",
-            "deepspeed",
-            "accelerate",
-        }
-        if starts or _is_python(word.text) or re.search(r"\.(py|sh)$", name):
+        if name in _STARTERS or _is_python(word.text) or re.search(r"\.(py|sh)$", name):
             return words[number:]
     return ()
 

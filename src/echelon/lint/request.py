@@ -32,11 +32,11 @@ class Directive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Directives:
-    items: tuple[Directive, ...]
+    items: tuple[Directive, ...] = ()
     """In source order."""
-    broken: tuple[tuple[int, str], ...]
+    broken: tuple[tuple[int, str], ...] = ()
     """Line numbers and error messages of malformed directives."""
-    several: bool
+    several: bool = False
     """A heterogeneous job, with a separate request for each component."""
 
     def last(self, option: str) -> Directive | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from echelon.core.shell import Shell as Programs
 from echelon.lint.bash import Assignment, Command, Shell, Where, Word
@@ -32,9 +32,9 @@ class Subject:
     files: Files
     programs: Programs
     """Runs `bash -n`."""
-    directives: Directives
+    directives: Directives = field(default_factory=Directives)
     """Empty for a Python script."""
-    job: Amounts
+    job: Amounts = field(default_factory=Amounts)
     shells: tuple[Shell, ...] = ()
     """The job script first, then the scripts it runs; empty for a Python script."""
     started: tuple[Started, ...] = ()
@@ -85,19 +85,12 @@ class Subject:
 def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> Subject:
     """Parse a job script or a Python script, and everything it starts."""
     raw_text, text = text, clean(text)
+    subject = Subject(path=path, text=text, raw_text=raw_text, files=files, programs=programs)
     if is_python(path, text):
         python = parse_python(text, path=path, files=files)
-        return Subject(
-            path=path,
-            text=text,
-            raw_text=raw_text,
-            files=files,
-            programs=programs,
-            directives=Directives(items=(), broken=(), several=False),
-            job=Amounts(),
-            pythons=(python,) if python else (),
-            unread=() if python else ((path, text),),
-        )
+        if python is None:
+            return replace(subject, unread=((path, text),))
+        return replace(subject, pythons=(python,))
     directives = read_directives(text)
     job = read_request(directives)
     known = known_variables(directives, job)
@@ -114,12 +107,8 @@ def read_subject(text: str, *, path: str, files: Files, programs: Programs) -> S
             if source and pythons[place] is None:
                 unread.append((place, source))
         started.append(Started(launch=launch, python=pythons.get(place)))
-    return Subject(
-        path=path,
-        text=text,
-        raw_text=raw_text,
-        files=files,
-        programs=programs,
+    return replace(
+        subject,
         directives=directives,
         job=job,
         shells=tuple(found.shells),

@@ -9,7 +9,7 @@
 #SBATCH --mem=64G
 #SBATCH --time=02:00:00
 #SBATCH --output=%x-%j.out
-# Without it Slurm ends the whole job when a node dies.
+# Without it, Slurm ends the whole job when a node fails.
 #SBATCH --no-kill
 
 # --- environment
@@ -20,5 +20,5 @@ export DATA_DIR='/data/tiny imagenet'
 python=python3
 
 # --- start
-# Inside an allocation `echelon run` uses all its nodes.
+# Inside an allocation, `echelon run` uses all its nodes.
 exec "$python" -m echelon run --nodes 2 --procs 4 --restarts 3 --cpus-per-task 32 train.py --epochs 14 --note 'it'"'"'s a test'

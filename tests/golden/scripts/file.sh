@@ -16,13 +16,13 @@ source /home/ada/venv/bin/activate
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
 export OMP_NUM_THREADS=16
-# Slurm 22.05 to 23.02 does not hand this on to srun.
+# Slurm 22.05 to 23.02 does not pass this to srun.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 python=python3
 
 # --- rendezvous
-# A file in the job's folder, which all nodes share; a new one for every attempt, for a stale one
-# would let ranks of an earlier attempt in.
+# A file in the directory of the job, which all nodes share. Each attempt gets a new one, because
+# ranks could join those of an earlier attempt through a stale file.
 PEER_ADDR=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)" |
     sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 MASTER_ADDR=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
@@ -31,9 +31,9 @@ DIST_FILE=$(mktemp -u "$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}-
 trap 'rm -f "$DIST_FILE"' EXIT
 export DIST_FILE ECHELON_INIT_METHOD="file://$DIST_FILE"
 
-# What every task does before it becomes a rank.
+# Every task runs this before it becomes a rank.
 task=$(cat <<'TASK'
-# gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
+# gloo and NCCL need the interface to the other nodes; host names may resolve to another one.
 if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
 interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
 if [ -n "$interface" ]; then

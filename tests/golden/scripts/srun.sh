@@ -16,17 +16,17 @@ source /home/ada/venv/bin/activate
 export NCCL_DEBUG=INFO
 export DATA_DIR='/data/tiny imagenet'
 export OMP_NUM_THREADS=16
-# Slurm 22.05 to 23.02 does not hand this on to srun.
+# Slurm 22.05 to 23.02 does not pass this to srun.
 export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
 python=python3
 
 # --- rendezvous
-# This script runs on the first node, and so will rank 0. Its address is the one by which the last
-# node is reached: host names may not resolve, and there may be several interfaces.
+# This script runs on the first node, and so will rank 0. Use the address of the interface that
+# leads to the last node: host names may not resolve, and there may be several interfaces.
 peer=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
 PEER_ADDR=$(scontrol show node "$peer" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
 if [ -z "$PEER_ADDR" ]; then
-    echo "scontrol does not say where the node '$peer' is" >&2
+    echo "scontrol shows no address for the node '$peer'" >&2
     exit 1
 fi
 address_towards() {
@@ -52,9 +52,9 @@ scratch=$(mktemp -d) || scratch=$(TMPDIR=/tmp mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT
 export PORT_TAKEN="$scratch/port-taken"
 
-# What every task does before it becomes a rank.
+# Every task runs this before it becomes a rank.
 task=$(cat <<'TASK'
-# gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
+# gloo and NCCL need the interface to the other nodes; host names may resolve to another one.
 if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
 interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
 if [ -n "$interface" ]; then
@@ -65,8 +65,8 @@ export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
 export LOCAL_WORLD_SIZE=4
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If somebody else was quicker, the batch script tries another.
-trap : USR1  # for the rank, not for this shell
+# The first task listens on the port. If it is in use by then, the batch script tries another.
+trap : USR1  # is for the rank; this shell ignores it
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
 wait
@@ -92,6 +92,6 @@ for try in 1 2 3 4 5; do
     start_ranks || code=$?
     if [ ! -e "$PORT_TAKEN" ]; then break; fi
     rm -f "$PORT_TAKEN"
-    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+    echo "port $MASTER_PORT is already in use: trying another" >&2
 done
 exit "$code"

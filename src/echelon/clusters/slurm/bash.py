@@ -1,10 +1,10 @@
-"""Bash that several styles' scripts have in common. Pure."""
+"""Bash functions that the scripts of several styles share."""
 
 PEER = """\
 peer=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
 PEER_ADDR=$(scontrol show node "$peer" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 if [ -z "$PEER_ADDR" ]; then
-    echo "scontrol does not say where the node '$peer' is" >&2
+    echo "scontrol shows no address for the node '$peer'" >&2
     exit 1
 fi
 address_towards() {
@@ -14,7 +14,7 @@ probe.connect((sys.argv[1], 9))  # sends nothing
 print(probe.getsockname()[0])' "$1"
 }
 """
-"""Where the last node is, and by which of our addresses it is reached."""
+"""The address of the last node, and a function that returns our own address towards another."""
 
 FREE_PORT = """\
 free_port() {
@@ -32,4 +32,4 @@ if [ -n "$interface" ]; then
     export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"
 fi
 """
-"""gloo and NCCL use what leads there, unless the user says otherwise."""
+"""gloo and NCCL use the interface to $towards, unless the user has chosen one."""

@@ -1,8 +1,8 @@
-"""The style `ray`: a Ray cluster that is the job's own, and the script as its driver. Pure.
+"""The style `ray`: a Ray cluster for one job, with the script as its driver. Pure.
 
-It is rendered as the other plain styles are, and needs nothing of Echelon on the nodes. Two such
-jobs may share a node, and other users are there too: so every port is one that the system gives,
-every folder has a name of its own and is closed to others, and nobody gets in without a token.
+Like the other plain styles, it does not need Echelon on the nodes. Several such jobs and other
+users may share a node. Therefore the system assigns every port, every directory is unique and
+private, and the cluster requires a token.
 """
 
 import textwrap
@@ -10,7 +10,7 @@ import textwrap
 from echelon.clusters.slurm.bash import FREE_PORT, INTERFACE, PEER
 from echelon.launch.backends.ray.version import OLDEST, PATTERN, SHOWN
 
-_VERSION = rf"""# --- is there a Ray that can keep strangers out?
+_VERSION = rf"""# --- check that ray supports tokens
 "$python" - <<'CHECK' || exit 69
 import re, sys
 from importlib.metadata import PackageNotFoundError, version
@@ -21,31 +21,31 @@ except PackageNotFoundError:
     sys.exit(f"the Python {{sys.executable}} has no ray: {{install}}")
 parts = re.match(r"{PATTERN}", found)
 if not parts or tuple(map(int, parts.groups())) < {OLDEST}:
-    sys.exit(f"ray {{found}} is too old, it takes {SHOWN}: {{install}}")
+    sys.exit(f"ray {{found}} is too old, the job needs {SHOWN}: {{install}}")
 CHECK
 """
 
 _ADDRESSES = f"""
-# --- where the nodes reach each other
-# This script runs on the first node, and so does Ray's head. Its address is the one by which the
-# last node is reached: host names may not resolve, and there may be several interfaces.
+# --- addresses of the nodes
+# This script runs on the first node, and so does Ray's head. Use the address of the interface that
+# leads to the last node: host names may not resolve, and there may be several interfaces.
 {PEER}{FREE_PORT}MASTER_ADDR=$(address_towards "$PEER_ADDR")
 export python MASTER_ADDR PEER_ADDR
 export -f address_towards free_port
 """
 
 _PRIVACY = r"""
-# --- a Ray cluster of this job's own
-# What a surrounding Ray may have left must not lead there.
+# --- a Ray cluster for this job only
+# Ignore the settings of any other Ray cluster.
 unset RAY_ADDRESS RAY_API_SERVER_ADDRESS RAY_AUTH_TOKEN_PATH RAY_NAMESPACE RAY_TMPDIR
 unset RAY_JOB_CONFIG_JSON_ENV_VAR
-# Its token is new for each job, and in no file. Whoever does not have it is refused.
+# Each job has a new token, which is not in any file. Requests without it are rejected.
 RAY_AUTH_TOKEN=$("$python" -c 'import secrets; print(secrets.token_hex(32))')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
-# On busy nodes and slow storage the thirty seconds that Ray gives a node to join may be too few.
+# On busy nodes and slow storage, Ray's default of 30 s for a node to join may be too short.
 export RAY_raylet_start_wait_time_s="${RAY_raylet_start_wait_time_s:-120}"
-# Ray opens its own folder to all users: it lies in one that is open to nobody. The names of sockets
-# in it may have 107 letters, 69 of which are Ray's: where TMPDIR is too long for that, it is /tmp.
+# All users can read Ray's own directory, so put it into a private one. Paths of sockets may have
+# 107 characters, of which Ray uses 69; use /tmp if TMPDIR is too long for that.
 make_home() {
     local name="ray-$SLURM_JOB_ID-XXXXXX" base="${TMPDIR:-/tmp}"
     if [ $((${#base} + 1 + ${#name})) -gt 38 ] || [ ! -w "$base" ]; then base=/tmp; fi
@@ -55,8 +55,8 @@ export -f make_home
 RAY_HOME=$(make_home) || exit 1
 export RAY_HOME
 tmp=$RAY_HOME
-# How long Ray stays when Slurm warns the job: its driver may have something to save. What is left
-# of the time before Slurm kills is for Ray's own end.
+# How long Ray keeps running after the warning from Slurm, so that the driver can save. The rest of
+# the time until Slurm kills the job is for Ray to shut down.
 linger=$(scontrol show config | sed -n 's/^KillWait *= *\([0-9]*\).*/\1/p')
 linger=$((${linger:-30} - 5))
 if [ $linger -lt 1 ]; then linger=1; fi
@@ -64,7 +64,7 @@ export linger
 """
 
 _NODE = rf"""
-# What a node does, until it is told to stop.
+# Runs on every node until the job ends.
 node=$(cat <<'NODE'
 role=$1
 if [ "$role" = head ]; then
@@ -74,7 +74,7 @@ else
     RAY_HOME=$(make_home) || exit 1
 fi
 if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
-    # What leads to the other nodes: a host name may lead elsewhere.
+    # The interface to the other nodes; host names may resolve to another one.
 {textwrap.indent(INTERFACE, "    ")}fi
 gpus=$(tr , '\n' <<< "${{CUDA_VISIBLE_DEVICES:-}}" | grep -c .)
 cpus=${{SLURM_CPUS_ON_NODE:-1}}
@@ -82,8 +82,8 @@ set -- --block --disable-usage-stats --temp-dir="$RAY_HOME/t" \
     --node-ip-address="$(address_towards "$towards")" \
     --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 \
     --num-cpus="$cpus" --num-gpus="$gpus"
-# Left alone, Ray would take its share of the whole machine's memory. What Slurm grants, in MiB, is
-# said in one of several ways, or by the limit of our own cgroup.
+# By default, Ray uses a share of the memory of the whole machine. The memory that Slurm allocated,
+# in MiB, is in one of these variables, or is the limit of our cgroup.
 memory=${{SLURM_MEM_PER_NODE:-0}}
 if [ "$memory" = 0 ]; then memory=$((${{SLURM_MEM_PER_CPU:-0}} * cpus)); fi
 if [ "$memory" = 0 ]; then memory=$((${{SLURM_MEM_PER_GPU:-0}} * gpus)); fi
@@ -109,12 +109,12 @@ if [ "${{memory:-0}}" -gt 0 ]; then
     set -- "$@" --memory="$((memory * 700000))" --object-store-memory="$((memory * 300000))"
 fi
 if [ "$role" = head ]; then
-    # The dashboard, which Ray Train asks how things are, is for this node alone.
+    # The dashboard, which Ray Train queries, is only accessible from this node.
     set -- "$@" --head --port=0 --dashboard-host=127.0.0.1 --dashboard-port=0
-    # These have ports of their own, which two jobs on a node would both want.
+    # Their default ports would collide if two jobs run on a node.
     AUTOSCALER_METRIC_PORT=$(free_port) DASHBOARD_METRIC_PORT=$(free_port)
     export AUTOSCALER_METRIC_PORT DASHBOARD_METRIC_PORT
-    # Ray Client is served only where there is grpc.
+    # Ray Client needs grpc.
     if "$python" -c 'import grpc' 2>/dev/null; then
         set -- "$@" --ray-client-server-port="$(free_port)"
     fi
@@ -123,17 +123,17 @@ else
 fi
 setsid "$python" -m ray.scripts.scripts start "$@" > "$RAY_HOME/log" 2>&1 < /dev/null &
 ray=$!
-# It gets two seconds to end its own processes: Slurm may not wait much longer for us.
+# Ray gets two seconds to end its processes; Slurm may not wait much longer.
 end_ray() {{
     touch "$RAY_HOME/told"
     kill -TERM $ray
     for _ in {{1..20}}; do kill -0 $ray || break; sleep 0.1; done
     kill -KILL -- -$ray
 }}
-# The batch script holds the other end of our input: when it goes, so does Ray.
+# The batch script holds the other end of our standard input. When it exits, Ray ends.
 {{ trap '' TERM INT; cat > /dev/null; end_ray; }} <&0 2>/dev/null &
 leash=$!
-# A warning: the driver has got it too, and the batch script goes with the driver.
+# Slurm warns the driver as well, and the batch script exits after the driver.
 late=''
 be_warned() {{
     if [ -n "$late" ]; then return; fi
@@ -149,10 +149,10 @@ trap be_warned TERM INT
 while kill -0 $ray 2>/dev/null; do wait $ray; done
 kill -KILL $leash 2>/dev/null
 if [ ! -e "$RAY_HOME/told" ]; then
-    echo "Ray has ended on $SLURMD_NODENAME:" >&2
+    echo "Ray exited on $SLURMD_NODENAME:" >&2
     tail -n 20 "$RAY_HOME/log" >&2
 fi
-# Some of its processes may still be about to go, and write.
+# Some of its processes may still be exiting and writing files.
 for _ in {{1..50}}; do rm -rf "$RAY_HOME" 2>/dev/null && break; sleep 0.1; done
 NODE
 )
@@ -176,7 +176,7 @@ srun --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" $one bash -c "$node" bas
     < "$tmp/leash" {leash}>&- &
 head=$!
 until [ -s "$RAY_HOME/t/ray_current_cluster" ]; do
-    kill -0 $head 2>/dev/null || exit 1  # it has said why
+    kill -0 $head 2>/dev/null || exit 1  # srun printed the reason
     sleep 0.1
 done
 RAY_ADDRESS=$(cat "$RAY_HOME/t/ray_current_cluster")
@@ -187,7 +187,7 @@ if [ $others -gt 0 ]; then
         bash -c "$node" bash worker < "$tmp/leash" {leash}>&- &
     workers=$!
 fi
-# The script shall find all of them. Many nodes take longer to come.
+# Wait until all nodes have joined; many nodes take longer.
 "$python" - "$SLURM_JOB_NUM_NODES" "${workers:-$head}" {leash}>&- <<'COUNT' || exit 1
 import os, sys, time, ray
 ray.init(logging_level="error", log_to_driver=False)
@@ -197,26 +197,22 @@ while (there := sum(node["Alive"] for node in ray.nodes())) < wanted:
     try:
         os.kill(int(sys.argv[2]), 0)
     except ProcessLookupError:
-        sys.exit(f"only {there} of {wanted} nodes have Ray: its srun has ended, and said why above")
+        sys.exit(f"only {there} of {wanted} nodes have joined: srun exited, see its output above")
     if time.monotonic() > deadline_s:
-        sys.exit(f"only {there} of {wanted} nodes have joined Ray's head")
+        sys.exit(f"only {there} of {wanted} nodes have joined in time")
     time.sleep(0.1)
 COUNT
 """
 
 CLUSTER = f"{_VERSION}{_ADDRESSES}{_PRIVACY}{_NODE}{_START}"
-"""Everything but the script itself."""
+"""Starts the cluster; only the driver is missing."""
 
 
 def render_driver(words: str) -> str:
-    """Return how the script is started.
-
-    Args:
-        words: what to run, quoted for bash.
-    """
+    """Return the lines that start the driver; `words` is its command line, quoted for bash."""
     return f"""\
 # --- start
-# The script is the driver: `ray.init()` finds the cluster by RAY_ADDRESS.
+# The script is the driver; `ray.init()` finds the cluster through RAY_ADDRESS.
 srun --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" $one {words} {{leash}}>&-
 code=$?
 exit $code

@@ -1,9 +1,9 @@
-"""A request as a whole sbatch script, one function per way of starting ranks. Pure.
+"""Renders a request as a complete sbatch script, in one of several styles. Pure.
 
-The scripts need nothing of Echelon on the nodes, and are written for people to read and keep. What
-they have in common: the batch script runs on rank 0's node, so it chooses address and port there;
-the address is the one by which the other nodes are reached, whatever names say; and a port that was
-taken meanwhile is noticed and another tried.
+The scripts are for people to read and keep, and the plain styles do not need Echelon on the nodes.
+In all of them, the batch script runs on the node of rank 0 and chooses the address and the port
+there. The address is that of the interface to the other nodes, independent of host names. If the
+port is in use by the time rank 0 listens on it, the script tries another.
 """
 
 import re
@@ -18,19 +18,19 @@ from echelon.launch.roles import BOOTSTRAP
 from echelon.spec.job_spec import JobSpec
 
 PLACEHOLDER = "{dist_file}"
-"""Stands in an argument for the rendezvous file of style `file`."""
+"""Replaced in arguments by the path of the rendezvous file, in style `file`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
-    """What a script of the style `echelon` starts: files of the run's directory, by digest."""
+    """The files of a run directory that a script of style `echelon` executes."""
 
     run: str
-    """The run's directory."""
+    """The run directory."""
     launcher: str
-    """SHA-256 of its launcher,"""
+    """SHA-256 of its launcher."""
     request: str
-    """and of its request."""
+    """SHA-256 of its request."""
 
 
 def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: str = "") -> str:
@@ -38,8 +38,8 @@ def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: s
 
     Args:
         spec: the request.
-        shipped: what the style `echelon` starts; without it, the command of that name on the nodes.
-        conda_exe: the program of the shell that asks, for jobs that have none on their PATH.
+        shipped: what style `echelon` starts; None for the `echelon` that is installed on the nodes.
+        conda_exe: the conda of the user's shell, for jobs without conda on their PATH.
     """
     if spec.style == "echelon":
         head = _head(spec, run=shipped.run if shipped else "")
@@ -52,14 +52,14 @@ def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: s
         _head(spec),
         _environment(spec, conda_exe),
         _RENDEZVOUS_FILE if spec.style == "file" else _RENDEZVOUS,
-        f"# What every task does before it becomes {_TASK_IS[spec.style]}.",
+        f"# Every task runs this before it becomes {_TASK_IS[spec.style]}.",
         f"task=$(cat <<'TASK'\n{task}TASK\n)\n",
         _launch(spec),
     ]
     return "\n".join(parts)
 
 
-# --- what all have in common ------------------------------------------------------------------
+# --- common parts -----------------------------------------------------------------------------
 
 
 def _head(spec: JobSpec, *, run: str = "") -> str:
@@ -76,42 +76,42 @@ def _head(spec: JobSpec, *, run: str = "") -> str:
 
 
 _NO_KILL = """\
-# Without it Slurm ends the whole job when a node dies.
+# Without it, Slurm ends the whole job when a node fails.
 #SBATCH --no-kill
 """
 
 _COMMENT = """\
-# Whose job it is, also when the script is submitted by hand.
+# The run of this job, even if the script is submitted by hand.
 #SBATCH --comment=echelon:{run}
 """
 _HAND_OVER = """\
-# What a job has said must not be lost when another goes on.
+# The next job of the run must not overwrite the output of this one.
 #SBATCH --open-mode=append
 """
 _NO_REQUEUE = """\
-# A job that waits for the end of this one goes on; with Slurm's own way there would be two.
+# The job that waits for this one to end continues the run. A requeued job would be a second one.
 #SBATCH --no-requeue
 """
 _ORIGINAL = """\
 
-# --- the variables and this script as they are now: a job that goes on from this one has the same
+# --- keep the environment and this script as they are now, for the job that continues the run
 exec {ECHELON_ENVIRON}< <(env -0) {ECHELON_SCRIPT}< <(cat -- "$0")
 export ECHELON_ENVIRON ECHELON_SCRIPT
 """
 
 
 _CONDA = """\
-# conda as the shell knew it that asked for this job, or else as the job does. Without it, or
-# without the environment, another Python would run.
+# Use conda from the shell that submitted the job, or else from the PATH of the job. If conda or the
+# environment is missing, stop here instead of running another Python.
 conda_exe={exe}
 if [ ! -x "$conda_exe" ]; then conda_exe=$(type -P conda); fi
 if [ -z "$conda_exe" ]; then
-    echo "there is no conda on $(hostname): load its module (--load), or name where it is" \\
+    echo "conda not found on $(hostname): load its module (--load), or set its path" \\
         "(export CONDA_EXE=/path/to/bin/conda) and submit again" >&2
     exit 1
 fi
 if ! source "$("$conda_exe" info --base)/etc/profile.d/conda.sh" || ! conda activate {name}; then
-    echo {said} "$conda_exe on $(hostname); there are: $conda_exe env list" >&2
+    echo {said} "$conda_exe on $(hostname); list environments with: $conda_exe env list" >&2
     exit 1
 fi"""
 
@@ -132,12 +132,12 @@ def _environment(spec: JobSpec, conda_exe: str = "") -> str:
         lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
     lines += spec.prologue
     lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
-    # The style `echelon` sets it for the ranks, and Ray for its workers, unless it is set already.
+    # Style `echelon` sets it for the ranks, and Ray for its workers, unless it is already set.
     if "OMP_NUM_THREADS" not in spec.env and spec.style not in ("echelon", "ray"):
         lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
     if spec.cpus_per_task and spec.style != "echelon":
         lines += [
-            "# Slurm 22.05 to 23.02 does not hand this on to srun.",
+            "# Slurm 22.05 to 23.02 does not pass this to srun.",
             'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',
         ]
     lines.append(f"python={shlex.quote(spec.python or 'python3')}")
@@ -146,8 +146,8 @@ def _environment(spec: JobSpec, conda_exe: str = "") -> str:
 
 _RENDEZVOUS = f"""\
 # --- rendezvous
-# This script runs on the first node, and so will rank 0. Its address is the one by which the last
-# node is reached: host names may not resolve, and there may be several interfaces.
+# This script runs on the first node, and so will rank 0. Use the address of the interface that
+# leads to the last node: host names may not resolve, and there may be several interfaces.
 {PEER}if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
     MASTER_ADDR=$(address_towards "$PEER_ADDR")
 else
@@ -162,8 +162,8 @@ export PORT_TAKEN="$scratch/port-taken"
 
 _RENDEZVOUS_FILE = """\
 # --- rendezvous
-# A file in the job's folder, which all nodes share; a new one for every attempt, for a stale one
-# would let ranks of an earlier attempt in.
+# A file in the directory of the job, which all nodes share. Each attempt gets a new one, because
+# ranks could join those of an earlier attempt through a stale file.
 PEER_ADDR=$(scontrol show node "$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)" |
     sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
 MASTER_ADDR=$(scontrol show node "$SLURMD_NODENAME" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')
@@ -174,14 +174,14 @@ export DIST_FILE ECHELON_INIT_METHOD="file://$DIST_FILE"
 """
 
 _INTERFACES = f"""\
-# gloo and NCCL want the interface that leads to the other nodes; a host name may lead elsewhere.
+# gloo and NCCL need the interface to the other nodes; host names may resolve to another one.
 if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
 {INTERFACE}"""
 
 _RUN_WATCHING_PORT = """\
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If somebody else was quicker, the batch script tries another.
-trap : USR1  # for the rank, not for this shell
+# The first task listens on the port. If it is in use by then, the batch script tries another.
+trap : USR1  # is for the rank; this shell ignores it
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
 wait
@@ -193,12 +193,12 @@ exit $code
 """
 
 _RUN_LAUNCHER = """\
-# The first task's launcher listens on the port. If somebody else was quicker, the batch script
+# The launcher of the first task listens on the port. If it is in use by then, the batch script
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &
 launcher=$!
-# Told to stop because another node has failed, torchrun may wait minutes for that node: it gets ten
+# If another node fails, torchrun may wait minutes for it before it stops. Kill it after ten
 # seconds.
 trap 'kill -TERM $launcher; { sleep 10; kill -KILL 0; } &' TERM
 while kill -0 $launcher 2>/dev/null; do
@@ -211,7 +211,7 @@ exit $code
 """
 
 
-# --- one style each ---------------------------------------------------------------------------
+# --- the task of each style -------------------------------------------------------------------
 
 _RANK_VARIABLES = """\
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
@@ -229,7 +229,7 @@ def _task_file(spec: JobSpec) -> str:
 
 def _task_spawn(spec: JobSpec) -> str:
     return f"""\
-# The script starts the ranks itself: it is told the node, and how many to start.
+# The script starts the ranks itself; these variables give the node and the number of ranks.
 export NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE={spec.procs_per_node}
 {_RUN_WATCHING_PORT}"""
 
@@ -245,7 +245,7 @@ set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="
 def _task_torchrun(spec: JobSpec) -> str:
     low = f"{spec.nodes.low}:" if spec.nodes.low != spec.nodes.high else ""
     return f"""\
-# Left alone, torchrun asks host names who serves the rendezvous and where ranks listen.
+# By default, torchrun uses host names to choose the rendezvous server and addresses of ranks.
 if [ "$SLURM_NODEID" = 0 ]; then
     host=1 own=$MASTER_ADDR
 else
@@ -278,17 +278,17 @@ _TASK_IS = {
 def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
     if shipped:
         run = shipped.run
-        # Slurm goes there by itself; started by hand, or here and now, nobody does.
+        # Slurm changes to it, but a script that is started by hand or by `echelon run` has to.
         folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
         return f"""\
 # --- start
-{folder}# Slurm keeps this script from submission on, but the run's folder may have changed since:
-# the launcher is read once, compared with its SHA-256, and executed from memory.
+{folder}# Slurm stores this script at submission, but the run directory may have changed since then.
+# The launcher is therefore read once, compared with its SHA-256, and executed from memory.
 start=$(cat <<'START'
 {BOOTSTRAP}START
 )
-# The controller gets an agent onto every node, and they start the ranks. $1 is the attempt; the
-# last word is the SHA-256 of spec.toml.
+# The controller starts an agent on every node, and the agents start the ranks. $1 is the attempt;
+# the last argument is the SHA-256 of spec.toml.
 exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
     controller {_quote(run)} "${{1:-}}" {shipped.request}
 """
@@ -304,13 +304,13 @@ exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
     words = " ".join(_quote(word) for word in (spec.script, *spec.args))
     return f"""\
 # --- start
-# Inside an allocation `echelon run` uses all its nodes.
+# Inside an allocation, `echelon run` uses all its nodes.
 exec "$python" -m echelon run {" ".join(options)} {words}
 """
 
 
 def _program(spec: JobSpec) -> list[str]:
-    """Return the words of what a task becomes, quoted for bash."""
+    """Return the command line of a task, each word quoted for bash."""
     program = [] if spec.style in ("static", "torchrun") else ['"$python"']
     if spec.module:
         program.append("-m")
@@ -319,7 +319,7 @@ def _program(spec: JobSpec) -> list[str]:
 
 def _launch(spec: JobSpec) -> str:
     words = " ".join(_program(spec))
-    # With --ntasks and --overlap it does the same in a job of another shape, and inside a step.
+    # With --ntasks and --overlap, it also works in a job of another size, and inside a step.
     tasks = f'--ntasks="$((SLURM_JOB_NUM_NODES * {spec.tasks_per_node}))"'
     step = f"""\
 srun --nodes="$SLURM_JOB_NUM_NODES" {tasks} \\
@@ -340,7 +340,7 @@ for try in 1 2 3 4 5; do
     start_ranks || code=$?
     if [ ! -e "$PORT_TAKEN" ]; then break; fi
     rm -f "$PORT_TAKEN"
-    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+    echo "port $MASTER_PORT is already in use: trying another" >&2
 done
 exit "$code"
 """
@@ -349,8 +349,7 @@ exit "$code"
 def _quote(word: str) -> str:
     """Quote a word for bash.
 
-    Slurm takes a carriage return before a line end for a file from Windows, and refuses it: those
-    are spelled out.
+    Carriage returns are escaped, because Slurm rejects scripts with Windows line endings.
     """
     if "\r" not in word:
         return shlex.quote(word)
@@ -359,7 +358,7 @@ def _quote(word: str) -> str:
 
 
 def _argument(word: str) -> str:
-    """Quote an argument for bash; where it holds the placeholder, the file's name goes in."""
+    """Quote an argument for bash, with the placeholder replaced by the path of the file."""
     pieces = re.split(f"({re.escape(PLACEHOLDER)})", word)
     if len(pieces) == 1:
         return _quote(word)

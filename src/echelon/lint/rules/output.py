@@ -10,6 +10,11 @@ from echelon.lint.subject import Subject
 
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
+_RESUMES = (
+    *("load_state_dict", "torch.load", "resume", "load_checkpoint", "restore", "Checkpoint"),
+    *("from_pretrained", "lightning", "Trainer("),
+)
+"""Words in scripts that can resume from a checkpoint."""
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -134,18 +139,7 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
         return
     for python in subject.pythons:
         trains = python.calls("backward") and python.calls("step")
-        words = (
-            "load_state_dict",
-            "torch.load",
-            "resume",
-            "load_checkpoint",
-            "restore",
-            "Checkpoint",
-            "from_pretrained",
-            "lightning",
-            "Trainer(",
-        )
-        if trains and "epoch" in python.text and not python.mentions(*words):
+        if trains and "epoch" in python.text and not python.mentions(*_RESUMES):
             yield Hit(
                 at=Place(subject.path, limit.line),
                 what=f"{python.path} cannot resume from a checkpoint. All progress is lost when "

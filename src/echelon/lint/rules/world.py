@@ -21,6 +21,11 @@ _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 _HARMLESS_SOURCES = re.compile(
     r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
 )
+_CLEANS = (
+    *("os.remove", "unlink", "RESTART_COUNT", "mkdtemp", "mktemp", "uuid"),
+    *("TemporaryDirectory", "NamedTemporaryFile"),
+)
+"""Words in scripts that remove the file, or use a new one every time."""
 _FROM_SLURM = {
     "RANK": "$SLURM_PROCID",
     "LOCAL_RANK": "$SLURM_LOCALID",
@@ -151,17 +156,7 @@ def find_stale_file(subject: Subject) -> Iterator[Hit]:
             method = keyword(call, "init_method", 1)
             made_of = origin(python, method) if method is not None else ""
             literal = re.search(r"file://", made_of)
-            cleans = python.mentions(
-                "os.remove",
-                "unlink",
-                "RESTART_COUNT",
-                "mkdtemp",
-                "mktemp",
-                "uuid",
-                "TemporaryDirectory",
-                "NamedTemporaryFile",
-            )
-            if literal and not cleans:
+            if literal and not python.mentions(*_CLEANS):
                 yield _stale(python.at(call))
 
 

@@ -234,7 +234,7 @@ def test_without_conda_nothing_runs_in_another_python(stubs):
     done, environ = start_with_conda("mine", stubs, exe="/gone/conda")
     assert (done.returncode, environ) == (1, None)
     (line,) = done.stderr.splitlines()
-    assert line.startswith("there is no conda on ")
+    assert line.startswith("conda not found on ")
 
 
 def test_without_the_environment_nothing_runs_in_another_python(stubs, conda):
