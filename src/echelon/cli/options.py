@@ -52,7 +52,7 @@ REPEATED = {
     "prologue": "LINE",
 }
 """Keys whose flag may be given several times, and the placeholder of each value."""
-METAVARS = {
+METAVARS: dict[object, str] = {
     readers.count: "N",
     readers.nodes: "N",
     readers.memory: "SIZE",

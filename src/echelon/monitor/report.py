@@ -58,9 +58,7 @@ def make_report(run: RunDir, *, most_nodes: int | None = None) -> Report:
     totals = {
         node: summarise(samples)
         for node in list(state.nodes)[:most_nodes]
-        if (
-            samples := of_generation(read_series(partial(run.telemetry, attempt, node)), generation)
-        )
+        if (samples := of_generation(read_series(partial(run.telemetry, attempt, node)), number))
     }
     facts = gather(state, accounts, totals, read_spec(run))
     return Report(state=state, accounts=accounts, facts=facts, findings=advise(facts))
