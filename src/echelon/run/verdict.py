@@ -1,8 +1,8 @@
-"""Why a run ended: the first failure across all nodes, told apart from those that it caused. Pure.
+"""Why a run ended: the first failure across all nodes, separated from those that it caused. Pure.
 
-When a rank dies its peers die of the broken connection, often within milliseconds and each with a
-traceback of its own. What a rank says of itself decides whether it is the cause or a victim; among
-causes, the one that reached the controller first.
+When a rank dies, its peers fail because of the broken connection, often within milliseconds and
+each with a traceback of its own. A rank's own error decides whether it is a cause or a victim.
+Among several causes, the one that reached the controller first counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ CAUSES = {
 
 
 OUR_PAUSE = "while this controller was stopped"
-"""In the message of a node that was lost by our own doing."""
+"""Part of the message about a node that was lost because the controller itself was stopped."""
 
 _VICTIMS = ("lost peer", "collective time-out", "ended")
 
@@ -88,12 +88,12 @@ class Verdict:
 
 
 def is_victim(failure: Failure) -> bool:
-    """Tell whether a failure is of the kind that another rank's death causes."""
+    """Tell whether a failure is of a kind that the death of another rank causes."""
     return failure.cause in _VICTIMS
 
 
 def judge(failures: Sequence[Failure], *, not_retried: str = "") -> Verdict:
-    """Return the verdict on a generation's failures, which come in the order of their arrival."""
+    """Return the verdict on a generation's failures, given in the order of their arrival."""
     assert failures, "without a failure there is nothing to judge"
     first = next((f for f in failures if not is_victim(f)), None) or _find_absent(failures)
     victims = tuple(
@@ -103,9 +103,10 @@ def judge(failures: Sequence[Failure], *, not_retried: str = "") -> Verdict:
 
 
 def _find_absent(victims: Sequence[Failure]) -> Failure:
-    """Return what to say where there are victims alone: who kept them waiting, if it can be told.
+    """Return the failure to report if there are only victims.
 
-    That is the one which was still running when all others had given up, and had to be ended.
+    If one rank was still running when all others had given up, and had to be killed, the others
+    waited for that one.
     """
     first, absent = victims[0], [failure for failure in victims if failure.cause == "ended"]
     if len(absent) != 1 or first is absent[0]:
@@ -115,7 +116,7 @@ def _find_absent(victims: Sequence[Failure]) -> Failure:
 
 
 def advise(failure: Failure) -> str:
-    """Return what to do about a failure, where that is known."""
+    """Return what to do about a failure; empty if that is not known."""
     if failure.cause == "start" and failure.node:
         return "allow fewer nodes (--nodes MIN:MAX); the next job does without it: echelon nodes"
     return {
@@ -152,7 +153,7 @@ def from_record(record: Any) -> Verdict:
 
 
 def headline(failure: Failure) -> str:
-    """Return what failed, and where."""
+    """Return what failed and where, in one line."""
     who = failure.node if failure.rank is None else f"rank {failure.rank}"
     where = f" on {failure.node}" if failure.node and failure.rank is not None else ""
     step = f" at step {failure.step}" if failure.step is not None else ""
@@ -163,9 +164,9 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
     """Return a verdict for people.
 
     Args:
-        verdict: what to tell.
-        whole: with all of the traceback, not only its end.
-        run: the run's directory, for names of files that can be pasted.
+        verdict: the verdict.
+        whole: whether to show the whole traceback instead of its end.
+        run: the run directory, to show full paths of log files.
     """
     failure = verdict.failure
     meaning = CAUSES.get(failure.cause, "not known to this version of Echelon")
