@@ -4,8 +4,9 @@ A field that is missing or has a value of the wrong type gets its default, or th
 its type: 0, an empty text. Fields that this version does not know are ignored.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from types import NoneType
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -21,7 +22,7 @@ class Read(NamedTuple):
     read: Callable[[Any], Any]
     """Return the value, or None to reject it."""
     neutral: Any
-    """What stands for a rejected value, unless the field has a default."""
+    """What stands for a rejected value, unless the field has a default; None if nothing can."""
 
 
 def _of(kind: type) -> Callable[[Any], Any]:
@@ -69,35 +70,40 @@ _PLAIN = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """What is known about a dataclass's field."""
+class Field(NamedTuple):
+    """A field of a dataclass, by its annotation."""
 
     name: str
     read: Callable[[Any], Any]
     neutral: Any
-    """MISSING if there is none: the field is an object without which the whole is damaged."""
     about: str
     """The text in its annotation."""
     optional: bool
     """Whether it may be None: then it is left out of the JSON object."""
 
 
+_FIELDS: dict[type, tuple[Field, ...]] = {}
+"""By class, made once: there are thousands of events of each."""
+
+
 def describe(cls: type) -> tuple[Field, ...]:
-    """Return the fields of a dataclass, by their annotations."""
-    hints = get_type_hints(cls, include_extras=True)
-    found = []
-    for field in fields(cls):
-        kind, notes = _split(hints[field.name])
-        read, neutral = _reader(hints[field.name])
-        optional = NoneType in get_args(kind)
-        if field.default is not MISSING or optional:
-            neutral = None if field.default is MISSING else field.default
-        about = next((note for note in notes if isinstance(note, str)), "")
-        found.append(
-            Field(name=field.name, read=read, neutral=neutral, about=about, optional=optional)
-        )
-    return tuple(found)
+    """Return the fields of a dataclass."""
+    if cls not in _FIELDS:
+        hints = get_type_hints(cls, include_extras=True)
+        _FIELDS[cls] = tuple(_describe(field, hints[field.name]) for field in fields(cls))
+    return _FIELDS[cls]
+
+
+def _describe(field: dataclasses.Field[Any], hint: Any) -> Field:
+    kind, notes = _split(hint)
+    read, neutral = _reader(hint)
+    optional = NoneType in get_args(kind)
+    if field.default is not MISSING or optional:
+        neutral = None if field.default is MISSING else field.default
+    elif neutral is None:
+        read = partial(_require, field.name, read)
+    about = next((note for note in notes if isinstance(note, str)), "")
+    return Field(field.name, read, neutral, about, optional)
 
 
 def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -115,7 +121,7 @@ def _reader(hint: Any) -> Read:
         read = _reader(inner[0])
         return Read(partial(_tuple, read.read), ()) if get_origin(kind) is tuple else read
     if is_dataclass(kind):
-        return Read(partial(_nested, kind), MISSING)
+        return Read(partial(_nested, kind), None)
     return _PLAIN[kind]
 
 
@@ -126,34 +132,31 @@ def _nested(cls: Any, value: Any) -> Any:
         return None
 
 
+def _require(name: str, read: Callable[[Any], Any], value: Any) -> Any:
+    if (found := read(value)) is None:
+        raise ValueError(f"{name} is missing or damaged")
+    return found
+
+
 def decode(cls: type[T], record: Mapping[str, Any]) -> T:
     """Return a dataclass from a JSON object.
 
     Raises:
-        ValueError: an object without which it makes no sense is missing or damaged.
+        ValueError: a field that holds an object, and is not optional, is missing or damaged.
     """
-    values = {}
-    for name, read, neutral in _PLANS.get(cls) or _plan(cls):
-        value = read(record.get(name))
-        if value is None:
-            if neutral is MISSING:
-                raise ValueError(f"{name} is missing or damaged")
-            value = neutral
-        values[name] = value
-    return cls(**values)
-
-
-_Plan = tuple[tuple[str, Callable[[Any], Any], Any], ...]
-_PLANS: dict[type, _Plan] = {}
-"""By class, made once: there are thousands of events of each."""
-
-
-def _plan(cls: type) -> _Plan:
-    found = tuple((field.name, field.read, field.neutral) for field in describe(cls))
-    return _PLANS.setdefault(cls, found)
+    get = record.get
+    return cls(
+        **{
+            name: neutral if (value := read(get(name))) is None else value
+            for name, read, neutral, _, _ in describe(cls)
+        }
+    )
 
 
 def encode(value: Any) -> dict[str, Any]:
     """Return a dataclass's fields; those that are None are left out."""
-    plan = _PLANS.get(type(value)) or _plan(type(value))
-    return {name: one for name, _, _ in plan if (one := getattr(value, name)) is not None}
+    return {
+        name: one
+        for name, _, _, _, _ in describe(type(value))
+        if (one := getattr(value, name)) is not None
+    }

@@ -23,6 +23,7 @@ from echelon.run.events import (
     NodeDeparted,
     RankExited,
     RanksStopped,
+    RankStarted,
     RestartDecided,
     SlotsCounted,
     VerdictReached,
@@ -121,11 +122,13 @@ class AttemptState:
     timelines: list[Timeline] = field(default_factory=list)
 
     def keep_time(self, record: Record[ControllerEvent]) -> Timeline:
-        """Return the timeline that an event belongs to, after moving its clock forward."""
+        """Return the timeline that an event belongs to, after moving it forward."""
         if not self.timelines or isinstance(record.event, AttemptStarted):
             self.timelines.append(Timeline(began_s=record.time_s, seen_s=record.time_s))
         timeline = self.timelines[-1]
         timeline.seen_s = max(timeline.seen_s, record.time_s)
+        if isinstance(record.event, AttemptStarted | SlotsCounted | NodeDeparted | GenerationEnded):
+            timeline.add(record.event)
         return timeline
 
 
@@ -186,7 +189,9 @@ class RunState:
         """Take in an event of an attempt's controller."""
         attempt = self.attempts.setdefault(number, AttemptState(number=number))
         timeline = attempt.keep_time(record)
-        match record.event:
+        match record.event:  # first what there are thousands of
+            case RankStarted():
+                pass
             case RankExited() as event:
                 if rank := self.ranks.get(event.rank):
                     rank.alive = False
@@ -198,18 +203,13 @@ class RunState:
                 # A job may have been requeued.
                 attempt.ended_s, attempt.outcome, attempt.why = None, "", ""
                 self.nodes, self.ranks, self.verdict = {}, {}, None
-                timeline.add(event)
             case AgentJoined() as event:
                 self.nodes[event.node] = NodeState(node=event.node, name=event.name)
                 attempt.hosts[event.node] = event.name
                 attempt.gpus |= event.gpus > 0
-            case AgentLost(node=node):
-                self._lose(node)
-            case NodeDeparted(node=node) as event:
-                self._lose(node)
-                timeline.add(event)
-            case SlotsCounted() as event:
-                timeline.add(event)
+            case AgentLost(node=index) | NodeDeparted(node=index):
+                if node := self.nodes.get(index):
+                    node.here = False
             case GenerationStarted() as event:
                 attempt.generations.append(self._start_generation(record.time_s, event))
                 timeline.add(attempt.generations[-1])
@@ -224,7 +224,6 @@ class RunState:
                     attempt.generations[-1].ended_s = record.time_s
                 if event.last is not None:
                     self.reported_step = event.last
-                timeline.add(event)
             case RestartDecided() as event if attempt.generations:
                 attempt.generations[-1].why = headline(event.verdict)
             case VerdictReached() | HangDetected() as event:
@@ -239,10 +238,6 @@ class RunState:
         number, count = event.generation, event.world_size
         self.ranks = {rank: RankState(rank=rank, generation=number) for rank in range(count)}
         return GenerationState(number=number, began_s=now_s, ranks=count, nodes=event.nodes)
-
-    def _lose(self, node: int) -> None:
-        if known := self.nodes.get(node):
-            known.here = False
 
     def feed_sample(self, number: int, node: int, sample: Sample) -> None:
         """Take in a measurement of a node; those of earlier attempts are ignored."""

@@ -153,7 +153,7 @@ def from_record(record: Any) -> Verdict:
 
 
 def headline(failure: Failure) -> str:
-    """Return what failed, and where."""
+    """Return what failed and where, in one line."""
     who = failure.node if failure.rank is None else f"rank {failure.rank}"
     where = f" on {failure.node}" if failure.node and failure.rank is not None else ""
     step = f" at step {failure.step}" if failure.step is not None else ""
