@@ -195,7 +195,14 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
+            hint="write it anew: echelon init --force"
+            if path.name == PROJECT
+            else f"iconv -f latin1 -t utf-8 {path}, if it is in another encoding",
+        ) from error
+    except ValueError as error:
         raise UsageError(
             f"{path} is not TOML: {error}",
             hint='mend that place: a line is KEY = 4, or KEY = "text" (https://toml.io)',
@@ -204,11 +211,4 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} is not valid: its values are nested too deeply",
             hint="no key needs more than one table with a list in it",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{path} is no text in UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",
-            hint="write it anew: echelon init --force"
-            if path.name == PROJECT
-            else f"iconv -f latin1 -t utf-8 {path}, if it is in another encoding",
         ) from error

@@ -78,6 +78,8 @@ class LocalCluster:
         return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"
 
     def job(self, job_id: str, *, run_id: str) -> Job:
+        if not job_id.startswith(PREFIX):
+            return Job(id=job_id, state="UNKNOWN", reason="not a job of this machine")
         run = RunDir.open(self._runs / run_id)
         attempt, outcome = _attempt_of(run, job_id)
         host, pid, start = job_id.removeprefix(PREFIX).split(":")

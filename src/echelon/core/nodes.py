@@ -13,7 +13,7 @@ MAX_HOSTS = 65536
 """Slurm's own bound on one list; a typing error must not fill the memory."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-_NUMBER = re.compile(r"[0-9]+")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _DIGITS = re.compile(r"([0-9]+)")
 
 

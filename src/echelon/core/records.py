@@ -27,6 +27,8 @@ MOST_NUMBER = 1e30
 """Nothing that is measured is larger; NaN and infinity are not measurements either."""
 _MOST_DEPTH = 300
 """How deeply JSON may be nested, so that whoever walks it stays within Python's stack."""
+_NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
+"""A link to itself, a path through a file, a socket: no storage that is away for a while."""
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
@@ -42,7 +44,12 @@ def open_regular(path: Path) -> BufferedReader:
         OSError: it cannot be opened.
     """
     # A pipe that nobody writes to would keep a plain `open` forever.
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in _NO_FILE:
+            raise UnreadableError(error.errno, error.strerror, str(path)) from error
+        raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise UnreadableError(errno.EINVAL, "not a regular file", str(path))

@@ -8,14 +8,15 @@ import re
 
 from echelon.errors import UsageError
 
-_MEMORY = re.compile(r"(?P<number>\d+)(?P<unit>[KMGT]?)B?", re.IGNORECASE | re.ASCII)
+_MEMORY = re.compile(r"(?P<number>\d{1,15})(?P<unit>[KMGT]?)B?", re.IGNORECASE | re.ASCII)
 _MIB_PER_UNIT = {"M": 1, "G": 1024, "T": 1024 * 1024}
 
 _CLOCK = re.compile(
-    r"(?:(?P<days>\d+)-)?(?P<first>\d+)(?::(?P<second>\d+))?(?::(?P<third>\d+))?", re.ASCII
+    r"(?:(?P<days>\d{1,9})-)?(?P<first>\d{1,9})(?::(?P<second>\d{1,9}))?(?::(?P<third>\d{1,9}))?",
+    re.ASCII,
 )
 _WORDS = re.compile(
-    r"(?:(?P<d>\d+)d)?(?:(?P<h>\d+)h)?(?:(?P<m>\d+)m(?:in)?)?(?:(?P<s>\d+)s)?",
+    r"(?:(?P<d>\d{1,9})d)?(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m(?:in)?)?(?:(?P<s>\d{1,9})s)?",
     re.IGNORECASE | re.ASCII,
 )
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400

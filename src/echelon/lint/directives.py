@@ -191,7 +191,7 @@ def count_gpus(text: str) -> int | None:
     if not text or "," in text:
         return None
     amount = text.partition("(")[0].rpartition(":")[2]
-    if amount.isascii() and amount.isdecimal():
+    if amount.isascii() and amount.isdecimal() and len(amount) < 10:
         return int(amount)
     return 1 if re.fullmatch(r"[A-Za-z][\w.-]*", amount) else None
 

@@ -133,7 +133,7 @@ class Scope:
     def expand(self, name: str, line: int, *, guarded: bool = False) -> Word:
         """Return the value of a variable."""
         use = Use(name=name, line=line, guarded=guarded)
-        if name.isdecimal() and self.positional is not None:
+        if name.isdecimal() and len(name) < 10 and self.positional is not None:
             number = int(name)
             if 0 < number <= len(self.positional):
                 return self.positional[number - 1]

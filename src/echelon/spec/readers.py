@@ -19,7 +19,7 @@ MAIL_TYPES = (
     *("TIME_LIMIT", "TIME_LIMIT_90", "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS"),
 )
 _SIGNAL = re.compile(
-    r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z]+[12]?|[0-9]+)(?:@([0-9]{1,5}))?", re.IGNORECASE
+    r"(?:([RB]{1,2}):)?(?:SIG)?([A-Z]+[12]?|[0-9]{1,3})(?:@([0-9]{1,5}))?", re.IGNORECASE
 )
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
 
@@ -55,10 +55,10 @@ def text(raw: object) -> str:
 
 def count(raw: object) -> int:
     """Read a whole number."""
-    if isinstance(raw, int) and not isinstance(raw, bool) and raw >= 0:
+    if isinstance(raw, str) and raw.isdecimal() and raw.isascii() and len(raw) < 16:
+        raw = int(raw)
+    if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 1 << 53:
         return raw
-    if isinstance(raw, str) and raw.isdecimal() and raw.isascii():
-        return int(raw)
     raise UsageError(f"{raw!r} is not a whole number", hint="write 0 or more, for example 4")
 
 

@@ -206,6 +206,7 @@ def test_a_variable_names_a_file_for_all_commands(below, monkeypatch, capsys):
         (".", None, "is not a file"),
         ("pyproject.toml", "[tool.ruff]\n", "has no table [tool.echelon]"),
         ("deep.toml", DEEP, "nested too deeply"),
+        ("long.toml", f"nodes = {'9' * 5000}\n", "is not TOML"),
     ],
 )
 def test_a_wrong_file_is_named_in_the_error(below, name, text, message):

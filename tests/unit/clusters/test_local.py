@@ -126,3 +126,14 @@ def test_an_odd_job_id_hides_no_other_run(tmp_path, monkeypatch, capsys, job_id)
     assert main.run(["status", odd.run_id]) == 0
     assert "names no valid job" in capsys.readouterr().out
     assert main.run(["stop", odd.run_id]) == 0
+
+
+@pytest.mark.parametrize("other", ["ray:x-1", "17"])
+def test_jobs_of_two_places_in_one_run_hide_no_other_run(tmp_path, monkeypatch, capsys, other):
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path / "runs", tmp_path)
+    for number, job_id in ((1, "local:elsewhere:1:0"), (2, other)):
+        (run.attempts / str(number)).mkdir()
+        (run.attempts / str(number) / "job.json").write_text(json.dumps({"job_id": job_id}))
+        monkeypatch.chdir(tmp_path)
+        assert main.run(["ps"]) == 0
+        assert run.run_id in capsys.readouterr().out

@@ -45,6 +45,16 @@ def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
     assert read_file(path) == []
 
 
+def test_a_link_to_itself_is_no_storage_that_is_away(tmp_path):
+    path = tmp_path / "record.json"
+    path.symlink_to(path)
+    (tmp_path / "file").touch()
+    for odd in (path, tmp_path / "file" / "record.json"):
+        with pytest.raises(UnreadableError):
+            open_regular(odd)
+        assert EventReader(odd).read() == []
+
+
 def test_a_file_of_a_terabyte_is_not_read_into_memory(tmp_path):
     path = tmp_path / "record.json"
     path.touch()

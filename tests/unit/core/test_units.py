@@ -28,7 +28,7 @@ def test_memory_is_read_as_slurm_reads_it(text, mib):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "16Go", "G", "1.5G", "-1G", "64 G", "64B", "64GiB", "٣G", "0x1G"]
+    "text", ["", "16Go", "G", "1.5G", "-1G", "64 G", "64B", "64GiB", "٣G", "0x1G", "9" * 5000]
 )
 def test_what_is_no_memory_size_is_shown_with_the_fix(text):
     with pytest.raises(UsageError) as caught:
@@ -78,7 +78,7 @@ def test_durations_are_slurms_and_peoples(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "1:2:3:4", "1-", "-1", "h", "1h 30m", "30m1h", "soon", "1.5h"]
+    "text", ["", " ", "1:2:3:4", "1-", "-1", "h", "1h 30m", "30m1h", "soon", "1.5h", "9" * 5000]
 )
 def test_what_is_no_duration_is_shown_with_the_fix(text):
     with pytest.raises(UsageError) as caught:

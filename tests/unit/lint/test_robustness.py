@@ -203,6 +203,20 @@ def test_a_variable_that_doubles_with_every_line_stays_small(line):
     assert len(shell.commands[-1].words) <= 2000
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(f"#SBATCH --{name}=N" for name in ("nodes", "ntasks", "gpus", "mem", "time", "array")),
+        *("#SBATCH --gres=gpu:N", "#SBATCH --ntasks=N --ntasks-per-node=N -N2", "echo $N ${N}"),
+        *("scontrol show hostnames | cut -f N", "srun hostname | awk '{print $N}'"),
+        *("python train.py --num-workers N", "torchrun --nnodes=N --nproc-per-node=N x.py"),
+        *("echo $((N + 1))", "export OMP_NUM_THREADS=N", "srun -n N -c N python train.py"),
+    ],
+)
+def test_a_number_may_have_any_number_of_digits(line):
+    lint(f"#!/bin/bash\n{line.replace('N', '9' * 5000)}\n", path="job.sh", files=TextFiles({}))
+
+
 def test_what_a_variable_was_is_not_copied_for_every_command():
     (shell,) = shells(JOB + "".join(f"A{n}={n}\ntrue\n" for n in range(200)))
     first, last = shell.commands[0].moment, shell.commands[-1].moment

@@ -6,7 +6,14 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from echelon.monitor.connections import KNOWN, Connection, Room, raise_file_limit
+from echelon.monitor.connections import (
+    BACKLOG,
+    KNOWN,
+    MOST,
+    Connection,
+    Room,
+    raise_file_limit,
+)
 
 
 class Loop:
@@ -15,8 +22,8 @@ class Loop:
     def __init__(self):
         self.timers = []
 
-    def call_later(self, _delay_s, action, *arguments):
-        timer = Timer(action, arguments)
+    def call_later(self, delay_s, action, *arguments):
+        timer = Timer(delay_s, action, arguments)
         self.timers.append(timer)
         return timer
 
@@ -28,7 +35,8 @@ class Loop:
 
 
 class Timer:
-    def __init__(self, action, arguments):
+    def __init__(self, delay_s, action, arguments):
+        self.delay_s = delay_s
         self.action, self.arguments, self.cancelled = action, arguments, False
 
     def cancel(self):
@@ -133,6 +141,21 @@ def test_the_end_of_a_long_answer_is_waited_for(connect):
     one.resume_writing()
     connect.loop.run_timers()
     assert dropped(one) == [0]
+
+
+def test_limits_are_in_seconds(connect):
+    """Long enough for a slow network, short enough that strangers cannot fill the room."""
+    connect()
+    (asked,) = connect.loop.timers
+    assert 5 <= asked.delay_s <= 30
+    reading = connect(busy=True)
+    reading.transport.size = 100_000
+    reading.pause_writing()
+    assert 10 <= connect.loop.timers[-1].delay_s <= 60
+
+
+def test_there_is_room_for_more_than_are_accepted_at_once():
+    assert BACKLOG * 2 <= MOST < 4096
 
 
 def test_as_many_files_as_needed_may_be_opened():

@@ -6,7 +6,7 @@ import pytest
 
 from echelon.errors import UsageError
 from echelon.spec.merging import Layer, merge
-from echelon.spec.readers import LimitSignal, limit_signal
+from echelon.spec.readers import LimitSignal, count, limit_signal
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,9 @@ def test_a_hang_is_counted_in_seconds_and_the_hint_says_so():
         merge([Layer(source="flags", values={"hang_timeout": "x"})])
     assert "90 (seconds)" in f"{caught.value.message} {caught.value.hint}"
     assert merge([Layer(source="flags", values={"hang_timeout": "90"})]).spec.hang_timeout_s == 90
+
+
+@pytest.mark.parametrize("raw", ["9" * 5000, 10**400, "9" * 16])
+def test_a_count_has_an_end(raw):
+    with pytest.raises(UsageError, match="not a whole number"):
+        count(raw)

@@ -16,6 +16,7 @@ from typing import Any
 
 from echelon.clusters.ray.address import (
     DEFAULT,
+    PREFIX,
     Fetch,
     HttpFetch,
     JobName,
@@ -226,6 +227,8 @@ class RayCluster:
         return str(JobName(submission=submission, address=address))
 
     def job(self, job_id: str, *, run_id: str) -> Job:
+        if not job_id.startswith(PREFIX):
+            return Job(id=job_id, state="UNKNOWN", reason="not a job of a Ray cluster")
         name = parse_job_name(job_id)
         run = RunDir.open(self._runs.absolute() / run_id)
         attempt = int(name.submission.rpartition("-")[2])

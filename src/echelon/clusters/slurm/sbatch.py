@@ -331,7 +331,7 @@ def parse_directives(script: str) -> dict[str, object]:
     values |= _take_hand_over(options)
     if "wait-all-nodes" in options:
         values["wait_all_nodes"] = options.pop("wait-all-nodes")
-    if match := re.fullmatch(r"(?:SIG)?USR1@(\d+)", options.get("signal", "")):
+    if match := re.fullmatch(r"(?:SIG)?USR1@([0-9]{1,9})", options.get("signal", "")):
         values["signal_lead"] = int(match[1])
         del options["signal"]
     if values.get("mem") == "0":  # all that a node has: a word of Slurm's, not an amount

@@ -143,6 +143,6 @@ def _share(text: str, nodes: int, option: str) -> int:
 
 
 def _number(text: str, option: str) -> int:
-    if not (text.isascii() and text.isdecimal() and int(text)):
+    if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text)):
         raise UsageError(f"--{option}={text} is not a number", hint="write it as a whole number")
     return int(text)

@@ -52,10 +52,10 @@ def _picked_field(following: list[Command]) -> int | None:
     """Return the number of the field that cut or awk selects."""
     for command in following:
         if command.name == "cut" and command.piped:
-            match = re.search(r"-f\s*(\d+)", command.text)
+            match = re.search(r"-f\s*([0-9]{1,9})", command.text)
             return int(match[1]) if match else None
         if command.name in ("awk", "gawk") and command.piped:
-            match = re.search(r"print\s*\$(\d+)", command.text)
+            match = re.search(r"print\s*\$([0-9]{1,9})", command.text)
             return int(match[1]) if match else None
     return None
 

@@ -14,6 +14,7 @@ _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
 ]
+_PLAIN = re.compile(r"[0-9]{1,9}")
 
 
 def find_bad_memory(subject: Subject) -> Iterator[Hit]:
@@ -46,7 +47,7 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
 def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
     options = ("ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu")
     for item in _given(subject, *options):
-        if not re.fullmatch(r"[0-9]+", item.value) or int(item.value) == 0:
+        if not re.fullmatch(r"[0-9]+", item.value) or not item.value.strip("0"):
             yield Hit(
                 path=subject.path,
                 line=item.line,
@@ -91,7 +92,7 @@ def find_contradictions(subject: Subject) -> Iterator[Hit]:
             yield Hit(path=path, line=given[-1].line, what=what, fix="remove one of them")
     nodes = subject.job.nodes if directives.last("nodes") else None
     total, each = directives.last("ntasks"), directives.last("ntasks-per-node")
-    if nodes and total and each and total.value.isdecimal() and each.value.isdecimal():
+    if nodes and total and each and all(map(_PLAIN.fullmatch, (total.value, each.value))):
         most = nodes * int(each.value)
         if int(total.value) > most:
             what = (

@@ -1,5 +1,6 @@
 """E401 to E404: the CPUs of a task and the processes that share them."""
 
+import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Where
@@ -62,7 +63,7 @@ def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
             continue
         given = value if equals else (words[number + 1].text if number + 1 < len(words) else "")
         line = word.line if one.launch.path == subject.path else one.launch.line
-        return one.launch.path, line, int(given) if given.isdecimal() else 0
+        return one.launch.path, line, int(given) if re.fullmatch(r"[0-9]{1,9}", given) else 0
     if one.python is not None:
         for call in one.python.calls("DataLoader"):
             count = constant(keyword(call, "num_workers"))

@@ -18,10 +18,13 @@ class AgentPool:
         self.agents, self.unfit = {0: "a", 2: "c"}, {}
         self.homes = {1: Home("127.0.0.1", 7, 0)}
         self.calls, self.ended, self.woken = 0, 0, 0
+        self.overlapped = False
+        """Whether a try began before the last one had ended."""
         self._tries = list(tries)
         """What becomes of each try; the last stays."""
 
     async def recall(self, node):
+        self.overlapped |= self.calls > self.ended
         self.calls += 1
         what = self._tries.pop(0) if len(self._tries) > 1 else self._tries[0]
         if isinstance(what, Exception):
@@ -59,7 +62,7 @@ def _quick(monkeypatch):
     monkeypatch.setattr(module, "GLANCE_S", 0.001)
 
 
-def make(crew, allocation, report=lambda _: None):
+def make(crew, allocation, report=lambda _: None, **options):
     departed = []
     recall = AgentRecovery(
         crew,
@@ -68,6 +71,7 @@ def make(crew, allocation, report=lambda _: None):
         departed=departed.append,
         tell_fault=lambda task: task.cancelled() or task.result(),
         report=report,
+        **options,
     )
     return recall, departed
 
@@ -105,6 +109,21 @@ def test_a_try_is_given_up_when_the_node_turns_out_to_be_dead():
     crew = AgentPool("hangs")
     assert bring_back(crew, Allocation(True, True, None, False)) == [1]
     assert crew.calls == 1
+    assert crew.ended == 1
+
+
+def test_the_users_check_has_its_own_time(monkeypatch):
+    monkeypatch.setattr(module, "TRY_S", 0.01)
+    crew, said = AgentPool("hangs", "comes"), []
+
+    async def scenario():
+        recall, _ = make(crew, Allocation(True), said.append, check_s=0.02)
+        recall.begin()
+        while recall.may_come(soon=False):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(scenario(), 10))
+    assert [text.partition(";")[0] for text in said] == ["node1: no agent came within 0.03 s"]
 
 
 def test_a_try_that_hangs_is_ended_and_repeated(monkeypatch):
@@ -118,7 +137,7 @@ def test_a_try_that_hangs_is_ended_and_repeated(monkeypatch):
         return departed
 
     assert asyncio.run(asyncio.wait_for(scenario(), 10)) == []
-    assert (crew.calls, crew.ended) == (3, 2)
+    assert (crew.calls, crew.ended, crew.overlapped) == (3, 2, False)
     assert len(said) == 2
     assert said[0].startswith("node1: no agent came within 0.01 s")
 
