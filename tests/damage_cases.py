@@ -51,6 +51,8 @@ COLOURED = ("logs", "watch")
 """Commands that let a script's colours pass."""
 GATE = Gate(token="secret", port=1)  # noqa: S106
 HEADERS = [(b"host", b"127.0.0.1:1"), (b"authorization", b"Bearer secret")]
+RAY = ("127.0.0.1", 8265)
+"""Where Ray's own commands ask when no address was given: so does a run that names none."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -84,6 +86,8 @@ class Observer:
             if not all(word.isprintable() for word in words):
                 self.refused.append(f"starts {words}")
             raise FileNotFoundError(2, "not here", words[0])
+        elif event == "socket.connect" and arguments[1] == RAY:
+            raise ConnectionRefusedError(111, "not here")
         elif event in ("socket.connect", "os.kill", "os.killpg", "signal.pidfd_send_signal"):
             self.refused.append(f"{event} {arguments[1:]}")
             raise PermissionError(1, "not here")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.ownership import current_user, find_intruder
+from echelon.core.records import read_bytes
 from echelon.errors import NotPermittedError, UsageError
 from echelon.spec.merging import Layer
 
@@ -194,7 +195,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     import tomllib  # noqa: PLC0415
 
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(read_bytes(path).decode())
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path} is not valid UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",

@@ -9,6 +9,7 @@ import pytest
 from echelon.cli import main
 from echelon.cli.options import read_request
 from echelon.cli.project_file import list_places
+from echelon.core.records import UnreadableError
 from echelon.errors import NotPermittedError, UsageError
 from requirements import do_without, require_root
 
@@ -197,6 +198,14 @@ def test_a_variable_names_a_file_for_all_commands(below, monkeypatch, capsys):
     monkeypatch.setenv("ECHELON_CONFIG", "mine.toml")
     assert main.run(["config"]) == 0
     assert f" {below / 'mine.toml'}\n" in capsys.readouterr().out
+
+
+def test_a_vast_file_is_not_read_into_memory(below):
+    path = below / "echelon.toml"
+    path.touch()
+    os.truncate(path, 1 << 40)
+    with pytest.raises(UnreadableError, match="larger than"):
+        read(below)
 
 
 @pytest.mark.parametrize(

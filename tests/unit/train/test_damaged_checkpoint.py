@@ -61,10 +61,17 @@ def put_pipe(folder, name):
     os.mkfifo(path)
 
 
+def change_byte(folder):
+    path = checkpoint_path(folder, 2) / "shard-00000.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
 HARMS = {
     "no shard": lambda f: (checkpoint_path(f, 2) / "shard-00000.safetensors").unlink(),
     "a shard that is a pipe": lambda f: put_pipe(f, "shard-00000.safetensors"),
     "a manifest that is a pipe": lambda f: put_pipe(f, "manifest.json"),
+    "a shard of which one byte is another": change_byte,
     "an empty shard": lambda f: change_shard(f, lambda _: b""),
     "a header beyond the file": lambda f: change_shard(f, lambda c: struct.pack("<Q", 1 << 40) + c),
     "a header that is no JSON": lambda f: change_shard(f, lambda c: c[:8] + b"x" * (len(c) - 8)),
