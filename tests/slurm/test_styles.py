@@ -192,7 +192,7 @@ def test_a_port_that_was_taken_meanwhile_is_given_up(full, tmp_path, style):
     state = full.await_job(job, "COMPLETED", "FAILED", timeout_s=150)
     said = (tmp_path / "out").read_text()
     (tmp_path / ".port").unlink()
-    assert "was taken by somebody else: trying another" in said
+    assert "is already in use: trying another" in said
     assert state["JobState"] == "COMPLETED", said
     check(full, job, tmp_path, (2, 1))
 

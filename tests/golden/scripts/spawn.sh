@@ -64,7 +64,7 @@ fi
 # The script starts the ranks itself: it is told the node, and how many to start.
 export NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE=4
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If somebody else was quicker, the batch script tries another.
+# The first task listens on the port. If another process took it, the batch script tries another.
 trap : USR1  # for the rank, not for this shell
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
@@ -91,6 +91,6 @@ for try in 1 2 3 4 5; do
     start_ranks || code=$?
     if [ ! -e "$PORT_TAKEN" ]; then break; fi
     rm -f "$PORT_TAKEN"
-    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+    echo "port $MASTER_PORT is already in use: trying another" >&2
 done
 exit "$code"

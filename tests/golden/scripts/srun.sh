@@ -65,7 +65,7 @@ export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS
 export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
 export LOCAL_WORLD_SIZE=4
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If somebody else was quicker, the batch script tries another.
+# The first task listens on the port. If another process took it, the batch script tries another.
 trap : USR1  # for the rank, not for this shell
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
@@ -92,6 +92,6 @@ for try in 1 2 3 4 5; do
     start_ranks || code=$?
     if [ ! -e "$PORT_TAKEN" ]; then break; fi
     rm -f "$PORT_TAKEN"
-    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+    echo "port $MASTER_PORT is already in use: trying another" >&2
 done
 exit "$code"

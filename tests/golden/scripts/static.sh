@@ -64,7 +64,7 @@ fi
 set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \
     --nproc-per-node=4 \
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
-# The first task's launcher listens on the port. If somebody else was quicker, the batch script
+# The first task's launcher listens on the port. If another process took it, the batch script
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &
@@ -96,6 +96,6 @@ for try in 1 2 3 4 5; do
     start_ranks || code=$?
     if [ ! -e "$PORT_TAKEN" ]; then break; fi
     rm -f "$PORT_TAKEN"
-    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+    echo "port $MASTER_PORT is already in use: trying another" >&2
 done
 exit "$code"

@@ -72,7 +72,7 @@ set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" \
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \
     --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --local-addr="$own" \
     "$@"
-# The first task's launcher listens on the port. If somebody else was quicker, the batch script
+# The first task's launcher listens on the port. If another process took it, the batch script
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &
@@ -104,6 +104,6 @@ for try in 1 2 3 4 5; do
     start_ranks || code=$?
     if [ ! -e "$PORT_TAKEN" ]; then break; fi
     rm -f "$PORT_TAKEN"
-    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+    echo "port $MASTER_PORT is already in use: trying another" >&2
 done
 exit "$code"

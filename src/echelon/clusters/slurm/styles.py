@@ -85,16 +85,16 @@ _COMMENT = """\
 #SBATCH --comment=echelon:{run}
 """
 _HAND_OVER = """\
-# What a job has said must not be lost when another goes on.
+# Keep the output of earlier jobs when the next one continues the run.
 #SBATCH --open-mode=append
 """
 _NO_REQUEUE = """\
-# A job that waits for the end of this one goes on; with Slurm's own way there would be two.
+# A standby job continues the run; with Slurm's own requeue there would be two.
 #SBATCH --no-requeue
 """
 _ORIGINAL = """\
 
-# --- the variables and this script as they are now: a job that goes on from this one has the same
+# --- pass the environment and this script on to the job that continues the run
 exec {ECHELON_ENVIRON}< <(env -0) {ECHELON_SCRIPT}< <(cat -- "$0")
 export ECHELON_ENVIRON ECHELON_SCRIPT
 """
@@ -180,7 +180,7 @@ if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; 
 
 _RUN_WATCHING_PORT = """\
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If somebody else was quicker, the batch script tries another.
+# The first task listens on the port. If another process took it, the batch script tries another.
 trap : USR1  # for the rank, not for this shell
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
@@ -193,7 +193,7 @@ exit $code
 """
 
 _RUN_LAUNCHER = """\
-# The first task's launcher listens on the port. If somebody else was quicker, the batch script
+# The first task's launcher listens on the port. If another process took it, the batch script
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &
@@ -278,7 +278,7 @@ _TASK_IS = {
 def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
     if shipped:
         run = shipped.run
-        # Slurm goes there by itself; started by hand, or here and now, nobody does.
+        # Slurm changes to this directory itself; outside of a job nothing does.
         folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
         return f"""\
 # --- start
@@ -340,7 +340,7 @@ for try in 1 2 3 4 5; do
     start_ranks || code=$?
     if [ ! -e "$PORT_TAKEN" ]; then break; fi
     rm -f "$PORT_TAKEN"
-    echo "port $MASTER_PORT was taken by somebody else: trying another" >&2
+    echo "port $MASTER_PORT is already in use: trying another" >&2
 done
 exit "$code"
 """
