@@ -64,8 +64,8 @@ fi
 # The script starts the ranks itself; these variables give the node and the number of ranks.
 export NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE=4
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If it is in use by then, the batch script tries another.
-trap : USR1  # is for the rank; this shell ignores it
+# The first task listens on the port. If another process took it, the batch script tries another.
+trap : USR1  # for the rank, not for this shell
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
 wait

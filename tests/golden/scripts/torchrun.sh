@@ -72,7 +72,7 @@ set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" \
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \
     --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --local-addr="$own" \
     "$@"
-# The launcher of the first task listens on the port. If it is in use by then, the batch script
+# The first task's launcher listens on the port. If another process took it, the batch script
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &

@@ -85,16 +85,16 @@ _COMMENT = """\
 #SBATCH --comment=echelon:{run}
 """
 _HAND_OVER = """\
-# The next job of the run must not overwrite the output of this one.
+# Keep the output of earlier jobs when the next one continues the run.
 #SBATCH --open-mode=append
 """
 _NO_REQUEUE = """\
-# The job that waits for this one to end continues the run. A requeued job would be a second one.
+# A standby job continues the run; with Slurm's own requeue there would be two.
 #SBATCH --no-requeue
 """
 _ORIGINAL = """\
 
-# --- keep the environment and this script as they are now, for the job that continues the run
+# --- pass the environment and this script on to the job that continues the run
 exec {ECHELON_ENVIRON}< <(env -0) {ECHELON_SCRIPT}< <(cat -- "$0")
 export ECHELON_ENVIRON ECHELON_SCRIPT
 """
@@ -180,8 +180,8 @@ if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; 
 
 _RUN_WATCHING_PORT = """\
 if [ "$SLURM_PROCID" != 0 ]; then exec "$@"; fi
-# The first task listens on the port. If it is in use by then, the batch script tries another.
-trap : USR1  # is for the rank; this shell ignores it
+# The first task listens on the port. If another process took it, the batch script tries another.
+trap : USR1  # for the rank, not for this shell
 "$@" 2> >(tee "$PORT_TAKEN.stderr" >&2)
 code=$?
 wait
@@ -193,7 +193,7 @@ exit $code
 """
 
 _RUN_LAUNCHER = """\
-# The launcher of the first task listens on the port. If it is in use by then, the batch script
+# The first task's launcher listens on the port. If another process took it, the batch script
 # tries another.
 if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
 "$@" 2> >(tee "$log" >&2) &
@@ -278,7 +278,7 @@ _TASK_IS = {
 def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
     if shipped:
         run = shipped.run
-        # Slurm changes to it, but a script that is started by hand or by `echelon run` has to.
+        # Slurm changes to this directory itself; outside of a job nothing does.
         folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
         return f"""\
 # --- start

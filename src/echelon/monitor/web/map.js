@@ -94,7 +94,7 @@ export function drawMap(run) {
   const ranks = run.ranks.length, kind = columns.size ? offer() : "";
   $("ranked").hidden = !ranks;
   $("ranked").classList.toggle("bare", !kind);
-  if (!kind) { say($("standout"), ranks ? "No measurements yet. Only GPUs, and ranks that use the library, are measured." : ""); return; }
+  if (!kind) { say($("standout"), ranks ? "No measurements. Only GPUs, and ranks that use the library, are measured." : ""); return; }
   const to = newest(), from = Math.max(Math.min(...columns.keys()), to - SECONDS + 1), width = to - from + 1;
   const rows = Math.min(ranks, HIGHEST), cells = grid(kind, ranks, from, width);
   let high = 100;
