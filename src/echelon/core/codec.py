@@ -79,7 +79,7 @@ class Field(NamedTuple):
     about: str
     """The text in its annotation."""
     optional: bool
-    """Whether it may be None: then it is left out of the JSON object."""
+    """Whether it is None by default: then it is left out of the JSON object."""
 
 
 _FIELDS: dict[type, tuple[Field, ...]] = {}
@@ -97,13 +97,14 @@ def describe(cls: type) -> tuple[Field, ...]:
 def _describe(field: dataclasses.Field[Any], hint: Any) -> Field:
     kind, notes = _split(hint)
     read, neutral = _reader(hint)
-    optional = NoneType in get_args(kind)
-    if field.default is not MISSING or optional:
-        neutral = None if field.default is MISSING else field.default
+    if field.default is not MISSING:
+        neutral = field.default
+    elif NoneType in get_args(kind):
+        neutral = None
     elif neutral is None:
         read = partial(_require, field.name, read)
     about = next((note for note in notes if isinstance(note, str)), "")
-    return Field(field.name, read, neutral, about, optional)
+    return Field(field.name, read, neutral, about, field.default is None)
 
 
 def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:

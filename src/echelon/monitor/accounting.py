@@ -135,7 +135,7 @@ class _Session:
         self._running: _Generation | None = None
         self._held_us = 0
         """Time of all slots since there were ranks."""
-        for time_s, event in timeline.events:
+        for time_s, event in timeline.changes:
             self._pass_time(time_s)
             self._read(event)
         self._pass_time(max(timeline.seen_s, seen_s))
@@ -176,7 +176,7 @@ class _Session:
 def _first_slots(timeline: Timeline) -> int:
     """Return how many slots there were at first; that is certain once all agents have joined."""
     guess = left = 0
-    for _, event in timeline.events:
+    for _, event in timeline.changes:
         match event:
             case AttemptStarted(slots=slots):
                 guess = left = max(0, slots)

@@ -8,26 +8,8 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from echelon.run import events
 from echelon.run.event_log import Record
-from echelon.run.events import (
-    AgentJoined,
-    AgentLost,
-    AgentNote,
-    AttemptEnded,
-    AttemptStarted,
-    ControllerEvent,
-    GenerationEnded,
-    GenerationStarted,
-    HangDetected,
-    Heartbeat,
-    NodeDeparted,
-    RankExited,
-    RanksStopped,
-    RankStarted,
-    RestartDecided,
-    SlotsCounted,
-    VerdictReached,
-)
 from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
 from echelon.run.series import Sample
 from echelon.run.verdict import Verdict
@@ -83,7 +65,8 @@ class GenerationState:
             self.beats = (*self.beats[:1], (time_s, step))
 
 
-TimedEvent = AttemptStarted | SlotsCounted | NodeDeparted | GenerationState | GenerationEnded
+_Timed = events.AttemptStarted | events.SlotsCounted | events.NodeDeparted | events.GenerationEnded
+TimedEvent = _Timed | GenerationState
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,11 +76,11 @@ class Timeline:
     began_s: float
     seen_s: float
     """Time of the last event. It never goes back, even if the clock was set back."""
-    events: list[tuple[float, TimedEvent]] = field(default_factory=list)
+    changes: list[tuple[float, TimedEvent]] = field(default_factory=list)
     """What changed the number of slots or ranks, and when."""
 
     def add(self, event: TimedEvent) -> None:
-        self.events.append((self.seen_s, event))
+        self.changes.append((self.seen_s, event))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,13 +104,13 @@ class AttemptState:
     generations: list[GenerationState] = field(default_factory=list)
     timelines: list[Timeline] = field(default_factory=list)
 
-    def keep_time(self, record: Record[ControllerEvent]) -> Timeline:
+    def keep_time(self, record: Record[events.ControllerEvent]) -> Timeline:
         """Return the timeline that an event belongs to, after moving it forward."""
-        if not self.timelines or isinstance(record.event, AttemptStarted):
+        if not self.timelines or isinstance(record.event, events.AttemptStarted):
             self.timelines.append(Timeline(began_s=record.time_s, seen_s=record.time_s))
         timeline = self.timelines[-1]
         timeline.seen_s = max(timeline.seen_s, record.time_s)
-        if isinstance(record.event, AttemptStarted | SlotsCounted | NodeDeparted | GenerationEnded):
+        if isinstance(record.event, _Timed):
             timeline.add(record.event)
         return timeline
 
@@ -184,57 +167,57 @@ class RunState:
     # --- what is fed ----------------------------------------------------------------------------
 
     def feed_event(  # noqa: C901, PLR0912  one case for each event
-        self, number: int, record: Record[ControllerEvent]
+        self, number: int, record: Record[events.ControllerEvent]
     ) -> None:
         """Take in an event of an attempt's controller."""
         attempt = self.attempts.setdefault(number, AttemptState(number=number))
         timeline = attempt.keep_time(record)
         match record.event:  # first what there are thousands of
-            case RankStarted():
+            case events.RankStarted():
                 pass
-            case RankExited() as event:
+            case events.RankExited() as event:
                 if rank := self.ranks.get(event.rank):
                     rank.alive = False
                     rank.failed = bool(event.code or event.signal)
                     if event.step >= 0:
                         rank.numbers["step"] = max(event.step, rank.numbers.get("step", -1))
-            case AttemptStarted() as event:
+            case events.AttemptStarted() as event:
                 attempt.job_id, attempt.began_s = event.job, record.time_s
                 # A job may have been requeued.
                 attempt.ended_s, attempt.outcome, attempt.why = None, "", ""
                 self.nodes, self.ranks, self.verdict = {}, {}, None
-            case AgentJoined() as event:
+            case events.AgentJoined() as event:
                 self.nodes[event.node] = NodeState(node=event.node, name=event.name)
                 attempt.hosts[event.node] = event.name
                 attempt.gpus |= event.gpus > 0
-            case AgentLost(node=index) | NodeDeparted(node=index):
+            case events.AgentLost(node=index) | events.NodeDeparted(node=index):
                 if node := self.nodes.get(index):
                     node.here = False
-            case GenerationStarted() as event:
+            case events.GenerationStarted() as event:
                 attempt.generations.append(self._start_generation(record.time_s, event))
                 timeline.add(attempt.generations[-1])
-            case Heartbeat() as event if event.step >= 0:
+            case events.Heartbeat() as event if event.step >= 0:
                 self.reported_step = event.step
                 if attempt.generations and attempt.generations[-1].number == event.generation:
                     attempt.generations[-1].beat(timeline.seen_s, event.step)
-            case RanksStopped() as event if event.step >= 0:
+            case events.RanksStopped() as event if event.step >= 0:
                 self.reported_step = event.step
-            case GenerationEnded() as event:
+            case events.GenerationEnded() as event:
                 if attempt.generations:
                     attempt.generations[-1].ended_s = record.time_s
                 if event.last is not None:
                     self.reported_step = event.last
-            case RestartDecided() as event if attempt.generations:
+            case events.RestartDecided() as event if attempt.generations:
                 attempt.generations[-1].why = headline(event.verdict)
-            case VerdictReached() | HangDetected() as event:
+            case events.VerdictReached() | events.HangDetected() as event:
                 self.verdict = event
-            case AgentNote() as event:
+            case events.AgentNote() as event:
                 self.said.append((record.time_s, event.text))
-            case AttemptEnded() as event:
+            case events.AttemptEnded() as event:
                 attempt.ended_s, attempt.outcome = record.time_s, event.state
                 attempt.why = event.why
 
-    def _start_generation(self, now_s: float, event: GenerationStarted) -> GenerationState:
+    def _start_generation(self, now_s: float, event: events.GenerationStarted) -> GenerationState:
         number, count = event.generation, event.world_size
         self.ranks = {rank: RankState(rank=rank, generation=number) for rank in range(count)}
         return GenerationState(number=number, began_s=now_s, ranks=count, nodes=event.nodes)

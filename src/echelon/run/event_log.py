@@ -125,14 +125,7 @@ class EventLog:
         tell_lost: Callable[[int], Event | Unknown],
         room: int = 10_000,
     ) -> None:
-        """Open nothing yet: the first event does.
-
-        Args:
-            path: the file.
-            clock: the time of day.
-            tell_lost: makes an event of the number of events that storage was away too long for.
-            room: how many events wait for storage at most.
-        """
+        """Keep at most `room` events while storage is away; `tell_lost` reports dropped ones."""
         self._path, self._clock, self._make_lost = path, clock, tell_lost
         self._file = -1
         self.scribe = BackgroundWriter("events", tell_lost=self._tell_lost, room=room)
