@@ -61,29 +61,29 @@ class PretendingStarter:
 async def gather(agents, folder):
     """Return seconds until all agents have said hello, those of several barriers, and CPU time."""
     with EventWriter(folder / "events.jsonl", clock=time.time) as events:
-        crew = AgentPool(
+        pool = AgentPool(
             PretendingStarter(agents, folder), HangWatch(0), events.write, sys.stderr.write
         )
-        await crew.start([], folder, os.environ)
+        await pool.start([], folder, os.environ)
         try:
-            while len(crew.agents) < agents:
-                assert await crew.next(time.monotonic() + 60), (folder / "agents.log").read_text()
+            while len(pool.agents) < agents:
+                assert await pool.next(time.monotonic() + 60), (folder / "agents.log").read_text()
             joined_s = time.monotonic() - float((folder / "began").read_text())
             cpu_s = time.process_time()
-            barriers_s = [await barrier(crew, number) for number in range(BARRIERS)]
+            barriers_s = [await barrier(pool, number) for number in range(BARRIERS)]
             cpu_s = (time.process_time() - cpu_s) / BARRIERS
         finally:
-            await crew.leave()
+            await pool.leave()
     return {"joined_s": joined_s, "barriers_s": barriers_s, "cpu_s": cpu_s}
 
 
-async def barrier(crew, generation):
+async def barrier(pool, generation):
     """Return seconds until each agent has answered a message."""
-    here = list(crew.agents.values())
+    here = list(pool.agents.values())
     began = time.monotonic()
     for agent in here:
         agent.link.say(Dump(generation=generation))
-    await collect(crew, here, Stacks, generation, needed=here)
+    await collect(pool, here, Stacks, generation, needed=here)
     return time.monotonic() - began
 
 

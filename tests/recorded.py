@@ -6,7 +6,7 @@ from functools import partial
 from echelon.api.runs import render_spec
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
-from echelon.launch.backends.ray.status import NODES, Place, Standing
+from echelon.launch.backends.ray.status import NODES, Place, Status
 from echelon.run.attempts import own_attempt, submit_attempt
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
@@ -84,7 +84,7 @@ def _write_attempt(run, number, text):
     journal.leave_outcome(outcome)
     journal.close()
     place = Place(id="a", name="node0", address="127.0.0.1")
-    write_atomic(run.attempt(number) / NODES, Standing(pid=1, places={0: place}).render())
+    write_atomic(run.attempt(number) / NODES, Status(pid=1, places={0: place}).render())
 
 
 def _measure(run, text):

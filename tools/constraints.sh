@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Resolves everything that `make setup` installs, in a new environment, and writes what came out.
+# Resolves everything that tools/setup.sh installs, in a new environment, and writes the versions to constraints.txt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -10,9 +10,10 @@ pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 # torch alone is chosen by hand: its build decides which CUDA a user gets.
 torch=$(grep -E '^torch==' constraints.txt || echo 'torch==2.13.0')
 pip install --quiet --upgrade pip setuptools
-pip install --quiet "$torch" --editable '.[train,data,dash,lint,ray,tensorboard]' --group dev --group peers
+pip install --quiet "$torch" --editable '.[train,data,dash,lint,ray,tensorboard]' \
+    --group check --group docs --group test --group peers
 {
-    echo '# Exact versions of everything that `make setup` and `make peers` install. Made by `make constraints`.'
+    echo '# Exact versions of everything that tools/setup.sh installs. Made by `make constraints`.'
     # A local build tag (+cpu) is the machine's choice, not ours.
     pip list --format=freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$//' | sort -f
 } >"$work/constraints.txt"

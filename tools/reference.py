@@ -16,7 +16,7 @@ import typer.main
 import variables
 
 from echelon.cli.main import app
-from echelon.cli.options import POSITIONAL, SPELLING
+from echelon.cli.options import GROUPS, POSITIONAL, SPELLING
 from echelon.launch.protocol.rank_environment import PRIVATE
 from echelon.run.event_kinds import CONTROLLER, METRICS, Kind
 from echelon.spec.job_spec import KEYS, JobSpec, show_value
@@ -55,15 +55,15 @@ _CLI = """\
 
 {about}
 
-`echelon COMMAND --help` prints the same. Results go to stdout; errors, and what a person is told
-meanwhile, to stderr. [Exit codes](../exit-codes.md).
+`echelon COMMAND --help` prints the same. Results go to stdout; errors and progress go to stderr.
+[Exit codes](../exit-codes.md).
 
 {options}
 
 {commands}
 
 ## Flags of the request
-Each is a key of `echelon.toml` too: [all keys](config.md) has their types and defaults.
+Each is also a key of `echelon.toml`: [all keys](config.md) lists their types and defaults.
 
 {flags}
 """
@@ -86,7 +86,7 @@ def render_cli() -> str:
         about=root.help,
         options=_parameters(root.params, top),
         commands="\n\n".join(_render_command(*pair) for pair in commands),
-        flags=_parameters(filter(_of_request, submit.command.params), submit),
+        flags="\n\n".join(_flags(submit)),
     )
 
 
@@ -123,6 +123,17 @@ def _of_request(parameter: Any) -> bool:
     """Tell whether a parameter was made from a key of the request."""
     flags = {_flag(name) for name in KEYS if name not in POSITIONAL}
     return bool(flags & set(parameter.opts)) and parameter.default is None
+
+
+def _flags(submit: typer.Context) -> Iterator[str]:
+    """Return the flags of the request, section by section."""
+    for group in GROUPS:
+        flags = [
+            one
+            for one in submit.command.params
+            if _of_request(one) and getattr(one, "rich_help_panel", None) == group
+        ]
+        yield f"### {group or 'Everyday'}\n{_parameters(flags, submit)}"
 
 
 def _parameters(parameters: Iterable[Any], context: typer.Context) -> str:

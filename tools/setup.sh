@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# What `make` needs before it can check or test anything.
+# Installs what the Makefile's targets need.
 #
-#   tools/setup.sh venv      .venv with Echelon, its extras and the development tools
-#   tools/setup.sh peers     .venv-peers with Lightning and Accelerate, whose scripts must run unmodified
-#   tools/setup.sh system    the distribution's Slurm, MariaDB and chromium, for the tests that use the real thing
+#   tools/setup.sh user               .venv with Echelon and PyTorch
+#   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (all that tests import)
+#   tools/setup.sh peers              .venv-peers with Lightning and Accelerate, whose scripts must run unmodified
+#   tools/setup.sh system             the distribution's Slurm, MariaDB and Chromium
 #
-# All do nothing, quickly, when there is nothing to do.
+# Whatever is up to date is skipped, without output.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-say() { printf '%s\n' "setup: $*" >&2; }
+say() { printf 'setup: %3d s  %s\n' "$SECONDS" "$*" >&2; }
 fail() { say "$1"; printf '%s\n' "hint: $2" >&2; exit 1; }
 
 as_root() {
@@ -53,35 +54,98 @@ find_python() {
 make_venv() {
     local folder=$1 python version
     python=$(find_python)
-    say "making $folder with $("$python" --version 2>&1)"
+    say "creating $folder with $("$python" --version 2>&1)"
     rm -rf "$folder"
     if ! "$python" -m venv "$folder" >/dev/null 2>&1; then
         # Debian and Ubuntu split the venv module off.
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-        may_install || fail "$python cannot make virtual environments" "$(install_line "python$version-venv")"
+        may_install || fail "$python cannot create virtual environments" "$(install_line "python$version-venv")"
         apt_install "python$version-venv"
         rm -rf "$folder"
         "$python" -m venv "$folder"
     fi
+    echo "$PWD ${PYTHON:-}" >"$folder/made-for"
 }
 
-# install_venv FOLDER WHAT…: an environment with what pip is told, unless it is there already.
-install_venv() {
-    local folder=$1 wanted
+count_installed() {
+    set -- "$1"/lib/python*/site-packages/*.dist-info
+    echo $#
+}
+
+# show_progress FOLDER: turns pip's output into one line per package, and one every 10 s in between.
+show_progress() {
+    local folder=$1 line status before=0 total=0 last='the package index'
+    local wheel='(Downloading|Using cached|Processing) (.*/)?([^/-]+)-([^-]+)-[^/]*\.whl( \([0-9.]+ [kMG]?B\))?( \(from |$)'
+    while true; do
+        status=0
+        IFS= read -r -t 10 line || status=$?
+        if [ $status -gt 128 ] && [ $total -gt 0 ]; then
+            say "  unpacked $(($(count_installed "$folder") - before)) of $total packages"
+        elif [ $status -gt 128 ]; then
+            say "  … waiting for $last"
+        elif [ $status -gt 0 ]; then
+            return 0
+        elif [[ $line =~ $wheel ]]; then
+            last="${BASH_REMATCH[3]} ${BASH_REMATCH[4]}"
+            say "  $last${BASH_REMATCH[5]}"
+        elif [[ $line == "Installing collected packages: "* ]]; then
+            total=$(wc -w <<<"${line#*: }")
+            before=$(count_installed "$folder")
+            say "  unpacking packages: $total"
+        fi
+    done
+}
+
+# constraints.txt pins every version; the build back-end comes from there too, hence no isolation. Python compiles
+# what is imported at the first import, which takes a fraction of the time for compiling everything here.
+pip_install() {
+    local folder=$1 log=$1/pip.log
     shift
-    # What pyproject.toml says of ruff and other tools changes nothing that is installed.
-    wanted=$({ echo "$PWD ${PYTHON:-} $*"; sed '/^# --- ruff/,$d' pyproject.toml; cat constraints.txt; } |
-        sha256sum | cut -d ' ' -f 1)
-    if [ "$(cat "$folder/stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then
-        return
+    if ! "$folder/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off \
+        --no-compile --no-build-isolation -c constraints.txt "$@" 2>&1 | tee "$log" | show_progress "$folder"; then
+        tail -n 20 "$log" >&2
+        fail "pip install $* failed" "the full output is in $log"
     fi
-    make_venv "$folder"
-    say "installing what it needs, torch among it: minutes, in which nothing is said"
-    # constraints.txt pins every version; the build back-end comes from there too, hence no isolation.
-    "$folder/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt pip setuptools
-    "$folder/bin/python" -m pip install -qq --disable-pip-version-check -c constraints.txt \
-        --no-build-isolation "$@"
-    echo "$wanted" >"$folder/stamp"
+}
+
+declare -A LAYERS=(
+    [user]='--editable .[train,data,dash,lint]'
+    [check]='--group check'
+    [docs]='--group docs'
+    [test]='--editable .[ray,tensorboard] --group test'
+    [peers]='--editable .[train] --group peers'
+)
+
+# install_layers FOLDER LAYER…: creates the environment if it is missing or of another Python, then installs each
+# layer whose requirements have changed since it was last installed.
+install_layers() {
+    local folder=$1 layer wanted changed=''
+    shift
+    for layer in "$@"; do [ -n "${LAYERS[$layer]:-}" ] || fail_part "$layer"; done
+    if [ "$(cat "$folder/made-for" 2>/dev/null)" != "$PWD ${PYTHON:-}" ] || ! "$folder/bin/python" -c '' 2>/dev/null
+    then
+        make_venv "$folder"
+    fi
+    for layer in "$@"; do
+        # What pyproject.toml says of ruff and other tools changes nothing that is installed.
+        wanted=$({ echo "${LAYERS[$layer]}"; sed '/^# --- ruff/,$d' pyproject.toml; cat constraints.txt; } |
+            sha256sum | cut -d ' ' -f 1)
+        [ "$(cat "$folder/layer-$layer" 2>/dev/null)" != "$wanted" ] || continue
+        say "installing layer '$layer' into $folder: ${LAYERS[$layer]}"
+        # The pip that comes with Python 3.11 does not know --group.
+        [[ ${LAYERS[$layer]} != *--group* ]] || pip_install "$folder" pip
+        pip_install "$folder" setuptools
+        # shellcheck disable=SC2086  # several words
+        pip_install "$folder" ${LAYERS[$layer]}
+        if [ "$layer" = test ]; then
+            # Some tests import everything without being able to write, as another user does.
+            say "compiling the modules that tests import"
+            "$folder/bin/python" -m compileall -qq -j 0 "$folder"/lib/python*/site-packages || true
+        fi
+        echo "$wanted" >"$folder/layer-$layer"
+        changed=yes
+    done
+    [ -z "$changed" ] || say "$folder is ready"
 }
 
 # --- system packages ------------------------------------------------------------------------
@@ -113,9 +177,11 @@ setup_system() {
     [ "${CI:-}" != true ] || fail "CI=true: nothing may be missing" "install the packages above"
 }
 
+fail_part() { fail "unknown part '$1'" "tools/setup.sh user [check] [docs] [test] | peers | system"; }
+
 case "${1:-}" in
-    venv) install_venv .venv --editable '.[train,data,dash,lint,ray,tensorboard]' --group dev ;;
-    peers) install_venv .venv-peers --editable '.[train]' --group peers ;;
+    user) install_layers .venv "$@" ;;
+    peers) install_layers .venv-peers peers ;;
     system) setup_system ;;
-    *) fail "unknown part '${1:-}'" "tools/setup.sh venv|peers|system" ;;
+    *) fail_part "${1:-}" ;;
 esac

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from echelon.core.waiting import wait_until
-from echelon.launch.backends.allocation import parse_time
+from echelon.launch.backends.slurm.allocation import parse_time
 from echelon.sandbox.lifecycle import changing
 from slurm.cluster import Cluster
 from slurm.survival import Chain, check_samples, start_chain, train_undisturbed

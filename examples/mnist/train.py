@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import TensorDataset
 
 import echelon
 from echelon.train.data import MNIST_MEAN, MNIST_STD, load_mnist
@@ -64,6 +65,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-model", action="store_true", help="write mnist_cnn.safetensors")
     parser.add_argument("--no-cuda", action="store_true")
     parser.add_argument("--crash-at", type=int, default=0, help="kill a rank once, at this step")
+    parser.add_argument("--samples", type=int, help="train on this many images (default: all)")
     parser.add_argument("--data-dir", type=Path, default=HERE / "data")
     parser.add_argument("--spawn", action="store_true", help="spawn the ranks of this node")
     wanted = parser.parse_args()
@@ -94,6 +96,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             callbacks=[Crash(wanted.crash_at)] if wanted.crash_at else [],
         )
         data, test_data = (load_mnist(wanted.data_dir, train=train) for train in (True, False))
+        data = TensorDataset(*data[: wanted.samples])
         result = trainer.fit(data, test_data)
         if world.is_main and "accuracy" in result.metrics:  # a dry run does not validate
             print(

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from echelon.train.loading import ResumableLoader
     from echelon.train.metrics import top_k
     from echelon.train.process_group import Group, init
-    from echelon.train.result import Result
     from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
     from echelon.train.stopping import StopBarrier
-    from echelon.train.trainer import Trainer
+    from echelon.train.trainer import Result, Trainer
     from echelon.world import World, detect
 
 __all__ = [
@@ -52,7 +51,7 @@ _HOME = {
     "Group": "echelon.train.process_group",
     "ImageTransform": "echelon.train.images.transform",
     "ResumableLoader": "echelon.train.loading",
-    "Result": "echelon.train.result",
+    "Result": "echelon.train.trainer",
     "StopBarrier": "echelon.train.stopping",
     "Trainer": "echelon.train.trainer",
     "World": "echelon.world",

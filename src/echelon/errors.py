@@ -1,18 +1,19 @@
 """Every error that Echelon raises on purpose. Each has a message, a hint (the fix) and an exit
 code.
 
-    EchelonError                 70  a fault of Echelon's own, unless it is one of these:
+    EchelonError                 70  internal error, unless it is one of these:
     ├── UsageError                2  the request is wrong: a flag, a value, a file that was given
     ├── NotFoundError            66  what was named is not there: a run, a sandbox, a node
     ├── UnavailableError         69  something outside is missing or does not answer
     │   ├── MissingProgramError      a program that is not installed
     │   └── CommandError             a program that failed
     ├── ConflictError            73  it exists already, or somebody else is at it
-    ├── TimedOutError            75  it did not happen in time
-    └── NotPermittedError        77  this user may not
+    ├── NotPermittedError        77  this user may not
+    └── TimedOutError           124  it did not happen in time, as timeout(1) reports it
 
 The numbers are those of sysexits.h, so that they differ from what a training script usually
-returns; 2 is what every command line uses for a wrong call. docs/exit-codes.md tells users.
+returns; 2 is what every command line uses for a wrong call. 75 (EX_TEMPFAIL) is reserved for jobs
+that stopped before their work was done and can be resumed. docs/exit-codes.md tells users.
 """
 
 from collections.abc import Sequence
@@ -68,9 +69,9 @@ class ConflictError(EchelonError):
     exit_code = 73
 
 
-class TimedOutError(EchelonError):
-    exit_code = 75
-
-
 class NotPermittedError(EchelonError):
     exit_code = 77
+
+
+class TimedOutError(EchelonError):
+    exit_code = 124

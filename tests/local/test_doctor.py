@@ -14,11 +14,11 @@ from echelon.api.runs import ship_launcher
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
 from echelon.launch.backends.local import LocalStarter
-from echelon.launch.doctor import reducing
+from echelon.launch.doctor import all_reduce
 from echelon.launch.doctor.examination import Examination
-from echelon.launch.doctor.judge import judge
-from echelon.launch.doctor.site import Place
-from echelon.launch.doctor.torchworker import TorchWorker
+from echelon.launch.doctor.findings import judge
+from echelon.launch.doctor.first_look import DoctorPaths
+from echelon.launch.doctor.torch_client import TorchClient
 from echelon.launch.roles import launcher_command
 from kernel import all_pids, cmdline, environ_of
 from started import clean_environment
@@ -29,7 +29,7 @@ def place(tmp_path):
     (tmp_path / "scratch").mkdir()
     launcher = tmp_path / "launcher"
     digest = ship_launcher(launcher)
-    return Place(
+    return DoctorPaths(
         probe=launcher_command(sys.executable, digest, launcher, "doctor-probe"),
         folder=tmp_path,
         python=sys.executable,
@@ -50,7 +50,7 @@ def examine_played(place, nodes, then=lambda _text: None, **more):
             starter=LocalStarter(LocalShell(), nodes),
             # Those that are killed cannot clean up.
             environ=clean_environment(TMPDIR=str(place.scratch), **more),
-            place=place,
+            paths=place,
             short=True,
             tell=tell,
         ).run()
@@ -73,7 +73,7 @@ def test_nodes_that_are_played_here(place):
 
 @pytest.mark.parametrize("node", [0, 2])
 def test_a_node_that_is_lost_on_the_way_does_not_spoil_the_others(place, monkeypatch, node):
-    monkeypatch.setattr(reducing, "LIMIT_S", 5.0)
+    monkeypatch.setattr(all_reduce, "LIMIT_S", 5.0)
     launcher, mark = str(place.folder / "launcher").encode(), f"ECHELON_NODE={node}".encode()
 
     def kill(text):
@@ -182,7 +182,7 @@ def test_when_it_goes_all_of_it_goes(tmp_path, number):
 
 def test_a_worker_that_hangs_is_killed_and_the_next_order_has_another(tmp_path):
     async def scenario():
-        worker = TorchWorker(LocalShell(), clean_environment(), tmp_path / "log")
+        worker = TorchClient(LocalShell(), clean_environment(), tmp_path / "log")
         try:
             said = await worker.start(60.0)
             assert said["version"]
@@ -204,7 +204,7 @@ def test_a_worker_without_torch_says_so(tmp_path):
 
     async def scenario():
         env = clean_environment(PYTHONPATH=str(tmp_path))
-        worker = TorchWorker(LocalShell(), env, tmp_path / "log")
+        worker = TorchClient(LocalShell(), env, tmp_path / "log")
         try:
             return await worker.start(60.0)
         finally:

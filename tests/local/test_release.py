@@ -110,7 +110,7 @@ def test_the_version_is_written_in_one_place():
 def test_the_command_works_where_nothing_else_is_installed(installed, tmp_path):
     echelon = str(installed / "echelon")
     assert call(echelon, "--version", cwd=tmp_path).stdout == f"echelon {__version__}\n"
-    assert "Commands:" in call(echelon, "--help", cwd=tmp_path).stdout
+    assert "Start and stop runs:" in call(echelon, "--help", cwd=tmp_path).stdout
     script = call(echelon, "script", "--style", "torchrun", "--nodes", "2", "x.py", cwd=tmp_path)
     assert "#SBATCH --nodes=2\n" in script.stdout
     (tmp_path / "hello.py").write_text("import os\nprint('rank', os.environ['RANK'])\n")

@@ -163,7 +163,7 @@ def test_a_spare_node_takes_the_place_of_one_that_is_lost(cluster, folder):
 def test_nodes_that_are_not_there_are_waited_for(cluster, folder):
     (folder / "train.py").write_text("print('done')\n")
     chain = submit(cluster, folder, "--nodes=3", "train.py")
-    waiting = "waiting for 3 nodes with CPU 1 each; 2 of Ray's 3 nodes are so large"
+    waiting = "waiting for 3 nodes with CPU 1 each; 2 of 3 nodes in the Ray cluster have that"
     said = lambda: waiting in output(chain)  # noqa: E731
     assert wait_until(said, timeout_s=START_S), output(chain)
     assert json.loads(chain.command("status", "--json").stdout)["reason"] == waiting

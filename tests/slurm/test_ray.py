@@ -101,7 +101,7 @@ def _ray():
     try:
         version("ray")
     except PackageNotFoundError:
-        do_without("needs ray: run `make setup`")
+        do_without("needs ray: run `tools/setup.sh user test`")
 
 
 def submit(cluster, folder, program, *, text=str, **more):

@@ -78,7 +78,7 @@ def test_abbreviations_are_taken_or_refused_as_slurm_does(cluster, option):
         parse_directives(f"#SBATCH --{option}")
     except UsageError as error:
         meant = re.findall(r"'(--[a-z-]+)'", done.stderr.partition("possibilities:")[2])
-        assert f"may be any of {', '.join(sorted(meant))}" in str(error)
+        assert f"is ambiguous: {', '.join(sorted(meant))}" in str(error)
     else:
         assert done.code == 0
 

@@ -84,7 +84,7 @@ def complete_partition(incomplete: str) -> list[str]:
 def complete_rule(incomplete: str) -> list[str]:
     """Offer the codes of lint's rules."""
     try:
-        from echelon.lint.table import RULES  # noqa: PLC0415
+        from echelon.lint.linting import RULES  # noqa: PLC0415
     except ModuleNotFoundError:
         return []  # tree-sitter is not installed
     codes = ["all", *(rule.code for rule in RULES)]

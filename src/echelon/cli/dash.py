@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, RunsDir, complete_run
 from echelon.errors import UnavailableError
 
@@ -20,7 +21,7 @@ app = typer.Typer(rich_markup_mode=None)
 _HOST = "127.0.0.1"
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def dash(
     run: Annotated[
         str,

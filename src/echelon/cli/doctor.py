@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import CHECK, SectionedCommand
 from echelon.cli.options import takes_keys
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.core.nodes import expand
@@ -21,7 +22,7 @@ from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
 if TYPE_CHECKING:
-    from echelon.launch.doctor.record import Examined, Finding
+    from echelon.launch.doctor.results import Examined, Finding
     from echelon.spec.job_spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
@@ -34,7 +35,7 @@ _SAID_NOW = ("flags", "--set")
 """A node count from a project file applies to training jobs; it does not make the doctor a job."""
 
 
-@app.command()
+@app.command(cls=SectionedCommand, rich_help_panel=CHECK)
 @takes_keys(*KEYS)
 def doctor(
     *,
@@ -70,28 +71,25 @@ def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", l
     import asyncio  # noqa: PLC0415
 
     from echelon.core.shell import LocalShell  # noqa: PLC0415
-    from echelon.launch.backends.local import LocalStarter  # noqa: PLC0415
-    from echelon.launch.backends.starting import choose_starter  # noqa: PLC0415
+    from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
-    from echelon.launch.doctor.judge import judge  # noqa: PLC0415
-    from echelon.launch.doctor.site import Place  # noqa: PLC0415
+    from echelon.launch.doctor.findings import judge  # noqa: PLC0415
+    from echelon.launch.doctor.first_look import DoctorPaths  # noqa: PLC0415
     from echelon.launch.protocol.stop import StopError  # noqa: PLC0415
     from echelon.launch.roles import launcher_command  # noqa: PLC0415
 
     shell, python = LocalShell(), choose_interpreter(request.spec, os.environ)
     with _place(runs) as (folder, scratch, digest), _nodes(request, os.environ) as environ:
-        starter = choose_starter(shell, environ, nodes=1)
-        if isinstance(starter, LocalStarter):
-            starter = LocalStarter(shell, 1, name=os.uname().nodename)
+        starter = choose_backend(shell, environ).starter
         probe = launcher_command(python, digest, folder / "launcher", "doctor-probe")
-        place = Place(probe=probe, folder=folder, python=python, scratch=scratch)
+        paths = DoctorPaths(probe=probe, folder=folder, python=python, scratch=scratch)
         try:
             examined = asyncio.run(
                 Examination(
                     shell=shell,
                     starter=starter,
                     environ=environ,
-                    place=place,
+                    paths=paths,
                     short=short,
                     tell=_progress,
                 ).run()

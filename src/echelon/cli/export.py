@@ -6,13 +6,14 @@ from typing import Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.errors import ConflictError, NotFoundError, UsageError
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def export(
     run: Run = "last",
     folder: Annotated[

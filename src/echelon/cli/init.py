@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import PREPARE
 from echelon.cli.options import read_text
 from echelon.cli.project_file import PROJECT, PYPROJECT, has_project_table
 from echelon.core.ownership import find_intruder
@@ -28,7 +29,7 @@ _LOOK = 200_000
 """Characters of a file that are read to recognise a training script."""
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def init(
     *,
     yes: Annotated[

@@ -7,15 +7,16 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.completion import complete_rule
+from echelon.cli.help import CHECK
 from echelon.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from echelon.lint.finding import Finding
+    from echelon.lint.rule import Finding
 
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command()
+@app.command(rich_help_panel=CHECK)
 def lint(
     files: Annotated[
         list[Path] | None,
@@ -41,7 +42,7 @@ def lint(
     Example: echelon lint job.sh
     """
     try:
-        from echelon.lint import finding, report  # noqa: PLC0415
+        from echelon.lint import report, rule  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("tree_sitter"):
             raise
@@ -61,7 +62,7 @@ def lint(
         console.print_json([one.to_json() for one in found])
     else:
         console.print_result(report.render_findings(found, len(files)))
-    if any(one.severity is not finding.Severity.ADVICE for one in found):
+    if any(one.severity is not rule.Severity.ADVICE for one in found):
         raise typer.Exit(1)
 
 
@@ -99,8 +100,8 @@ def _read(path: Path) -> str:
 
 
 def _explain(code: str) -> None:
+    from echelon.lint.linting import RULES, find_rule  # noqa: PLC0415
     from echelon.lint.report import render_rule  # noqa: PLC0415
-    from echelon.lint.table import RULES, find_rule  # noqa: PLC0415
 
     if code.lower() == "all":
         rows = [[rule.code, str(rule.severity), rule.title] for rule in RULES]

@@ -32,12 +32,13 @@ from echelon.cli import (
     watch,
 )
 from echelon.cli.completion import handle_flags
+from echelon.cli.help import PREPARE, SectionedGroup
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
     "Example: echelon submit --nodes 2 --gpus 4 train.py\n\n"
-    "Exit codes: 0 done, 2 wrong call, 66 not found, 69 unavailable, 70 our fault, 73 conflict, "
-    "75 timed out, 77 not permitted, 130 interrupted."
+    "Exit codes: 0 success, 2 usage error, 66 not found, 69 unavailable, 70 internal error, "
+    "73 conflict, 75 stopped and resumable, 77 not permitted, 124 timed out, 130 interrupted."
 )
 
 EXTRAS = {
@@ -57,22 +58,14 @@ app = typer.Typer(
     name="echelon",
     help="Take a PyTorch training script from a laptop to many nodes of a Slurm cluster.",
     epilog=EPILOG,
+    cls=SectionedGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(init.app)
-app.add_typer(request.app)
-app.add_typer(runs.app)
-app.add_typer(watch.app)
-app.add_typer(report.app)
-app.add_typer(dash.app)
-app.add_typer(export.app)
-app.add_typer(nodes.app)
-app.add_typer(doctor.app)
-app.add_typer(pack.app)
-app.add_typer(lint.app)
-app.add_typer(sandbox.app)
+for part in (runs, watch, report, dash, export, lint, doctor, nodes, init, request, pack):
+    app.add_typer(part.app)
+app.add_typer(sandbox.app, rich_help_panel=PREPARE)
 
 
 def _print_version(wanted: bool) -> None:

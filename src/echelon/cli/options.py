@@ -14,20 +14,65 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
+from echelon.cli.help import CONFIGURATION
 from echelon.cli.project_file import PROJECT, read_own, read_project, take_table
 from echelon.errors import UsageError
+from echelon.spec import readers
 from echelon.spec.job_spec import KEYS, Key
 from echelon.spec.merging import Layer, Merged, merge
-from echelon.spec.readers import OneOf
 
 POSITIONAL = ("script", "args")
+GROUPS = {
+    None: (
+        *("nodes", "gpus", "procs", "cpus_per_task", "mem", "time", "partition", "account"),
+        *("name", "venv"),
+    ),
+    "Resources": (
+        *("gpu_type", "gpu_option", "cpus_per_gpu", "mem_per_gpu", "mem_per_cpu", "qos"),
+        *("constraint", "nodelist", "exclude", "dependency", "wait_all_nodes", "slurm.extra"),
+    ),
+    "Restarts and hand-over": (
+        *("restarts", "hang_timeout", "on_hang", "grace", "signal_lead", "hand_over"),
+    ),
+    "Checks and measurements": ("preflight", "node_check", "forgive_after", "telemetry"),
+    "Notification": ("notify", "mail", "mail_user", "mail_type"),
+    "Environment of the ranks": (
+        *("module", "style", "python", "conda", "modules", "prologue", "env", "preload"),
+        *("chdir", "output"),
+    ),
+}
+"""Sections of the help text, with their keys in order; those of None come first, under Options."""
 REPEATED = {
     "env": "NAME=VALUE",
     "slurm.extra": "OPTION=VALUE",
     "modules": "NAME",
     "prologue": "LINE",
 }
-"""Keys whose flag may be given several times, and what each time brings."""
+"""Keys whose flag may be given several times, and the placeholder of each value."""
+METAVARS = {
+    readers.count: "N",
+    readers.nodes: "N",
+    readers.memory: "SIZE",
+    readers.duration: "TIME",
+    readers.seconds: "TIME",
+    readers.hosts: "NODES",
+    readers.words: "NAME,…",
+    readers.mail_types: "EVENT,…",
+    readers.address: "ADDRESS",
+    readers.switch: "true|false",
+    **dict.fromkeys(("partition", "account", "qos", "gpu_type", "name", "conda"), "NAME"),
+    **dict.fromkeys(("venv", "chdir"), "DIR"),
+    **dict.fromkeys(("output", "python"), "FILE"),
+    **dict.fromkeys(("node_check", "notify"), "COMMAND"),
+    "constraint": "FEATURES",
+    "dependency": "LIST",
+    "mail_user": "ADDRESS",
+    "style": "STYLE",
+    "gpu_option": "OPTION",
+    "on_hang": "ACTION",
+    "hand_over": "WHEN",
+}
+"""Placeholders of the other flags: by the key's name, or else by its reader."""
 SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",)}
 """Keys whose flag takes no value, and its short forms."""
 SPELLING = {"slurm.extra": "slurm", "modules": "load"}
@@ -69,33 +114,22 @@ def _parameters() -> list[inspect.Parameter]:
     script = Annotated[
         str,
         typer.Argument(
-            help=KEYS["script"].help, show_default=False, autocompletion=complete_script
+            metavar="SCRIPT",
+            help=_sentence(KEYS["script"].help),
+            show_default=False,
+            autocompletion=complete_script,
         ),
     ]
-    args = Annotated[list[str] | None, typer.Argument(help=KEYS["args"].help, show_default=False)]
+    args = Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARGS", help=_sentence(KEYS["args"].help), show_default=False),
+    ]
     found = [
         inspect.Parameter("script", kind, default="", annotation=script),
         inspect.Parameter("args", kind, default=None, annotation=args),
     ]
-    for key in KEYS.values():
-        if key.name in POSITIONAL:
-            continue
-        flag = f"--{SPELLING.get(key.name, key.name).replace('_', '-')}"
-        option = typer.Option(
-            flag,
-            help=_sentence(key.help),
-            metavar=REPEATED.get(key.name),
-            show_default=False,
-            autocompletion=_completion(key),
-        )
-        value: Any = list[str] | None if key.name in REPEATED else str | None
-        if key.name in SWITCHES:
-            names = [flag, *SWITCHES[key.name]]
-            value, option = bool | None, typer.Option(*names, help=_sentence(key.help))
-        name = key.name.replace(".", "_")
-        found.append(
-            inspect.Parameter(name, kind, default=None, annotation=Annotated[value, option])
-        )
+    for group, names in GROUPS.items():
+        found += [_flag(KEYS[name], group) for name in names]
     config = Annotated[
         Path | None,
         typer.Option(
@@ -104,26 +138,69 @@ def _parameters() -> list[inspect.Parameter]:
             envvar="ECHELON_CONFIG",
             help="Project file to use, whoever owns it; replaces the search.",
             show_default=False,
+            rich_help_panel=CONFIGURATION,
         ),
     ]
-    cluster = Annotated[str, typer.Option(help="Profile to use.", show_default=False)]
+    cluster = Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Cluster profile to use.",
+            show_default=False,
+            rich_help_panel=CONFIGURATION,
+        ),
+    ]
     setting = Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Set any key of the project file."),
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set any key of the project file.",
+            rich_help_panel=CONFIGURATION,
+        ),
     ]
     source = Annotated[
         Path | None,
-        typer.Option("--from", metavar="FILE", help="Read the #SBATCH lines of a script."),
+        typer.Option(
+            "--from",
+            metavar="FILE",
+            help="Read the #SBATCH lines of a script.",
+            rich_help_panel=CONFIGURATION,
+        ),
     ]
-    found.append(inspect.Parameter("source", kind, default=None, annotation=source))
     found.append(inspect.Parameter("config", kind, default=None, annotation=config))
     found.append(inspect.Parameter("cluster", kind, default="", annotation=cluster))
     found.append(inspect.Parameter("setting", kind, default=None, annotation=setting))
+    found.append(inspect.Parameter("source", kind, default=None, annotation=source))
     return found
 
 
+def _flag(key: Key, group: str | None) -> inspect.Parameter:
+    flag = f"--{SPELLING.get(key.name, key.name).replace('_', '-')}"
+    switch = key.name in SWITCHES
+    option = typer.Option(
+        *(flag, *SWITCHES.get(key.name, ())),
+        help=_sentence(key.help),
+        metavar=None if switch else _metavar(key),
+        show_default=False,
+        autocompletion=_completion(key),
+        rich_help_panel=group,
+    )
+    value: Any = list[str] | None if key.name in REPEATED else bool | None if switch else str | None
+    return inspect.Parameter(
+        key.name.replace(".", "_"),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[value, option],
+    )
+
+
+def _metavar(key: Key) -> str:
+    return REPEATED.get(key.name) or METAVARS.get(key.name) or METAVARS.get(key.read, "TEXT")
+
+
 def _completion(key: Key) -> Callable[[str], list[str]] | None:
-    if isinstance(key.read, OneOf):
+    if isinstance(key.read, readers.OneOf):
         return offer(key.read.choices)
     return complete_partition if key.name == "partition" else None
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import PREPARE
 from echelon.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _NAMED = 20
 """Number of broken images that are listed."""
 
 
-@app.command()
+@app.command(rich_help_panel=PREPARE)
 def pack(
     source: Annotated[Path, typer.Argument(help="Directory of images.", show_default=False)],
     target: Annotated[

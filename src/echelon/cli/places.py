@@ -9,6 +9,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.completion import offer
+from echelon.cli.help import CONFIGURATION
 from echelon.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ Address = Annotated[
         metavar="URL",
         help="Ray dashboard URL, such as http://HEAD:8265 (with --on ray).",
         show_default=False,
+        rich_help_panel=CONFIGURATION,
     ),
 ]
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import PREPARE, SectionedCommand
 from echelon.cli.options import takes_request
 from echelon.errors import UsageError
 from echelon.spec.job_spec import KEYS, show_value
@@ -17,7 +18,7 @@ app = typer.Typer(rich_markup_mode=None)
 UNTIL_SCRIPT = {"allow_interspersed_args": False}
 
 
-@app.command(context_settings=UNTIL_SCRIPT)
+@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
 @takes_request
 def script(*, request: Merged) -> None:
     """Print the sbatch script of a request.
@@ -34,7 +35,7 @@ def script(*, request: Merged) -> None:
     console.print_file(text)
 
 
-@app.command(context_settings=UNTIL_SCRIPT)
+@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=PREPARE)
 @takes_request
 def config(
     *,

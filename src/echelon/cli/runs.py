@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
 from echelon.cli.options import takes_request
 from echelon.cli.places import (
     Address,
@@ -41,7 +42,14 @@ def complete_run(context: typer.Context, incomplete: str) -> list[str]:
 
 
 RunsDir = Annotated[
-    Path, typer.Option("--runs-dir", envvar="ECHELON_RUNS_DIR", help="Directory of runs.")
+    Path,
+    typer.Option(
+        "--runs-dir",
+        metavar="DIR",
+        envvar="ECHELON_RUNS_DIR",
+        help="Directory of runs.",
+        rich_help_panel=CONFIGURATION,
+    ),
 ]
 Run = Annotated[
     str,
@@ -105,7 +113,7 @@ def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
         )
 
 
-@app.command(context_settings=UNTIL_SCRIPT)
+@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
 @takes_request
 def submit(
     *,
@@ -148,7 +156,7 @@ def submit(
         raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))
 
 
-@app.command(context_settings=UNTIL_SCRIPT)
+@app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
 @takes_request
 def run(
     *, request: Merged, runs_dir: RunsDir = RUNS, on: On = "auto", address: Address = ""
@@ -175,7 +183,7 @@ def run(
     raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """List runs and their state.
 
@@ -200,7 +208,7 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
         console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit train.py")
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run's state, nodes, exit code and files.
 
@@ -237,7 +245,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         console.print_table(["", ""], rows)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def logs(
     run: Run = "last",
     *,
@@ -272,7 +280,7 @@ def logs(
         )
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """Ask a run to stop; ranks that use the library save first.
 
@@ -286,7 +294,7 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> Non
         console.note(f"{found.run_id} is asked to stop; later: echelon resume {found.run_id}")
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """End a run immediately.
 
@@ -300,7 +308,7 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> N
         console.note(f"{found.run_id} is cancelled")
 
 
-@app.command()
+@app.command(rich_help_panel=START)
 def resume(
     run: Run = "last",
     *,
@@ -389,7 +397,7 @@ def _current(run: "RunDir", cluster: "Cluster") -> "Job | None":
     return job
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def why(
     run: Run = "last",
     *,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.visible import settled
 from echelon.errors import UsageError
@@ -23,7 +24,7 @@ _RECENT = 4096
 """How many bytes are read of a log that is there already."""
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def watch(
     run: Run = "last",
     *,

@@ -7,10 +7,9 @@ from typing import Any
 
 from echelon.core.nodes import compress
 from echelon.core.visible import in_one_line
-from echelon.launch.doctor.granted import own_gpus
-from echelon.launch.doctor.judge import exclude_option
-from echelon.launch.doctor.judge_figures import describe, rate
-from echelon.launch.doctor.record import Examined, Facts, Finding, Node
+from echelon.launch.doctor.findings import describe, exclude_option, rate
+from echelon.launch.doctor.gpus import own_gpus
+from echelon.launch.doctor.results import Examined, Facts, Finding, Node
 
 WARNED, BROKEN = 1, 3
 """Exit codes: only warnings; at least one error."""

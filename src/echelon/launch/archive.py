@@ -9,6 +9,7 @@ from __future__ import annotations  # an older Python has to come as far as to s
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 
@@ -100,6 +101,5 @@ def run(path: str, digest: str, data: bytes) -> None:
     sys.path.insert(0, os.devnull)
     sys.argv[:3] = [path]
     load(path, digest, data)
-    from echelon.launch.__main__ import main  # noqa: PLC0415  found only now
-
-    sys.exit(main())
+    # By name: that module imports this one, and is found only now.
+    sys.exit(import_module("echelon.launch.__main__").main())

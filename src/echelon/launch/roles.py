@@ -9,10 +9,10 @@ ROLES = {
     "controller": "echelon.launch.controller.entrypoint",
     "agent": "echelon.launch.agent.agent",
     "zygote": "echelon.launch.zygote.zygote",
-    "ray-keeper": "echelon.launch.backends.ray.driver",
+    "ray-driver": "echelon.launch.backends.ray.driver",
     "ray-call": "echelon.launch.backends.ray.orders",
     "telemetry": "echelon.launch.telemetry.telemetry",
-    "doctor": "echelon.launch.doctor.short",
+    "doctor": "echelon.launch.doctor.preflight_process",
     "doctor-probe": "echelon.launch.doctor.probe",
 }
 """Who one can be, and where that is written."""

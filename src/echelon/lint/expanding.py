@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from tree_sitter import Node
 
-from echelon.lint.bash import Command
+from echelon.lint.bash import Command, Scope, Use, Word, calculate
 from echelon.lint.source import Source
-from echelon.lint.words import Scope, Use, Word, calculate
 
 _EXPANSIONS = frozenset(
     {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"}

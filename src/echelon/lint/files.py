@@ -6,10 +6,17 @@ A protocol, because examples and tests lint scripts that exist only in memory.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 _LARGEST_BYTES = 1_000_000
 """Larger files are data, not scripts."""
+
+
+class Place(NamedTuple):
+    """A line of a file, counted from 1."""
+
+    path: str
+    line: int
 
 
 class Files(Protocol):

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from echelon.lint.bash import Command, Shell, Where
-from echelon.lint.directives import read_srun
-from echelon.lint.files import Files, beside
+from echelon.lint.bash import Command, Shell, Where, Word
+from echelon.lint.files import Files, Place, beside
 from echelon.lint.reading import read_shell
-from echelon.lint.request import Amounts, read_step
-from echelon.lint.words import Word
+from echelon.lint.request import Amounts, read_srun, read_step
 
 _MOST_LAYERS = 50
 """How many programs that start another one may stand in front of a command."""
@@ -102,6 +100,10 @@ class Launch:
     """All arguments of srun, as the outermost shell passes them."""
     variables: frozenset[str] = frozenset()
     """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
+
+    def place_of(self, word: Word | None, script: str) -> Place:
+        """Return the place of an argument; that of the launch if `script` does not contain it."""
+        return Place(self.path, word.line if word and self.path == script else self.line)
 
 
 @dataclass(slots=True)

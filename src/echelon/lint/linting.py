@@ -1,4 +1,4 @@
-"""Runs all rules on a script."""
+"""All rules, ordered by code, and how they are run on a script."""
 
 import re
 from collections.abc import Iterator
@@ -7,10 +7,35 @@ from contextlib import suppress
 from echelon.core.shell import LocalShell
 from echelon.core.shell import Shell as Programs
 from echelon.lint.files import Files
-from echelon.lint.finding import Finding
-from echelon.lint.rule import Hit, Rule
+from echelon.lint.rule import Finding, Hit, Rule
+from echelon.lint.rules import (
+    addresses,
+    amounts,
+    commands,
+    cpus,
+    data,
+    directive_lines,
+    environment,
+    names,
+    output,
+    ports,
+    processes,
+    saving,
+    start,
+    syntax,
+    world,
+)
 from echelon.lint.subject import Subject, read_subject
-from echelon.lint.table import RULES
+
+THEMES = {
+    "`#SBATCH` directives": (*directive_lines.RULES, *amounts.RULES),
+    "Launching": (*start.RULES, *commands.RULES, *syntax.RULES),
+    "Rendezvous": (*ports.RULES, *addresses.RULES, *world.RULES),
+    "CPUs and environment variables": (*cpus.RULES, *environment.RULES),
+    "Output and failures": output.RULES,
+    "Python scripts": (*data.RULES, *saving.RULES, *processes.RULES, *names.RULES),
+}
+RULES: tuple[Rule, ...] = tuple(rule for rules in THEMES.values() for rule in rules)
 
 _IGNORE = re.compile(r"#\s*echelon:\s*ignore\s+(E\d+(?:[\s,]+E\d+)*)", re.IGNORECASE)
 
@@ -28,8 +53,8 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
     found = {
         Finding(
             code=rule.code,
-            path=hit.path,
-            line=hit.line,
+            path=hit.at.path,
+            line=hit.at.line,
             severity=hit.severity or rule.severity,
             what=hit.what,
             fix=hit.fix,
@@ -62,3 +87,7 @@ def _ignored(subject: Subject) -> dict[tuple[str, int], set[str]]:
                 for place in (number, number + 1):
                     ignored.setdefault((path, place), set()).update(codes)
     return ignored
+
+
+def find_rule(code: str) -> Rule | None:
+    return next((rule for rule in RULES if rule.code == code.upper()), None)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from echelon.lint.files import Files, beside
+from echelon.lint.files import Files, Place, beside
 
 _MOST_MODULES = 20
 _MOST_PARTS = 60
@@ -35,6 +35,9 @@ class PythonScript:
     """The parent of each node."""
     neighbours: str
     """The text of the local modules that it imports."""
+
+    def at(self, node: ast.stmt | ast.expr) -> Place:
+        return Place(self.path, node.lineno)
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return the calls of functions, by the last part of the function name."""

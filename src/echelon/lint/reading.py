@@ -9,10 +9,9 @@ from itertools import islice
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from echelon.lint.bash import Assignment, Command, Shell, Where
+from echelon.lint.bash import Assignment, Command, Scope, Shell, Where, Word
 from echelon.lint.expanding import NAME, Expander
 from echelon.lint.source import Source, clean
-from echelon.lint.words import Scope, Word
 
 _NO_WORDS = frozenset(
     {
@@ -69,7 +68,6 @@ class _Context:
     """What encloses a node."""
 
     certain: bool = True
-    loop: bool = False
     function: str = ""
     substituted: bool = False
     background: bool = False
@@ -92,7 +90,6 @@ class _Reader:
         self._comments: list[tuple[int, str, int]] = []
         self._written: dict[str, Word] = {}
         self._settings: set[str] = set()
-        self._first_command = 0
         self._suspect = False
 
     def result(self) -> Shell:
@@ -107,7 +104,6 @@ class _Reader:
             assignments=tuple(self._assignments),
             exported=frozenset(exported),
             comments=tuple(self._comments),
-            first_line=self._first_command,
             written=self._written,
             settings=frozenset(self._settings),
             suspect=self._suspect or bool(_RESERVED & {c.words[0].text for c in self._commands}),
@@ -122,14 +118,11 @@ class _Reader:
 
     def walk(self, node: Node, context: _Context) -> None:
         """Read a statement, or all statements in a node."""
-        if node.is_named and node.type not in ("program", "comment", "ERROR"):
-            self._first_command = self._first_command or self._line(node)
-        handler = _HANDLERS.get(node.type)
-        if handler:
+        if handler := _HANDLERS.get(node.type):
             handler(self, node, context)
             return
         if node.type in _LOOPS:
-            context = replace(context, certain=False, loop=True)
+            context = replace(context, certain=False)
             if (name := node.child_by_field_name("variable")) is not None:
                 unknown = Word(
                     text=f"${self._source.text(name)}", line=self._line(node), known=False
@@ -238,7 +231,6 @@ class _Reader:
             line=self._line(node),
             where=self._where,
             certain=context.certain,
-            function=context.function,
         )
         if lasting:
             self._scope.assign(assignment.name, word, certain=context.certain)
@@ -314,7 +306,6 @@ class _Reader:
             background=context.background,
             piped_into=context.piped_into,
             piped=context.piped,
-            loop=context.loop,
             certain=context.certain,
             function=context.function,
             substituted=context.substituted,

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from echelon.core.visible import in_one_line
-from echelon.lint.finding import Finding, Severity
-from echelon.lint.rule import Rule
+from echelon.lint.rule import Finding, Rule, Severity
 
 
 def render_findings(findings: Sequence[Finding], files: int) -> str:

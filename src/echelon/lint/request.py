@@ -1,13 +1,112 @@
-"""Numbers of nodes, tasks, CPUs and GPUs that a job requests and that srun uses.
+"""The resources that a job requests with #SBATCH, and those that a step uses with srun.
 
-None means unknown. A rule that needs an unknown number reports nothing.
+Unlike in `clusters/slurm/sbatch.py`, an invalid line is a finding, not an error. None means
+unknown. A rule that needs an unknown number reports nothing.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from echelon.lint.directives import Directives, count_gpus, count_gres_gpus
-from echelon.lint.words import Word
+from echelon.clusters.slurm.options import (
+    SRUN,
+    directive_lines,
+    parse_options,
+    parse_sbatch,
+    split_directive,
+    split_gpus,
+)
+from echelon.errors import UsageError
+from echelon.lint.bash import Word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directive:
+    """One option of an #SBATCH line."""
+
+    option: str
+    """The long name."""
+    value: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Directives:
+    items: tuple[Directive, ...]
+    """In source order."""
+    broken: tuple[tuple[int, str], ...]
+    """Line numbers and error messages of malformed directives."""
+    several: bool
+    """A heterogeneous job, with a separate request for each component."""
+
+    def last(self, option: str) -> Directive | None:
+        """Return the last directive for an option, which is the one that Slurm uses."""
+        found = [item for item in self.items if item.option == option]
+        return found[-1] if found else None
+
+
+def read_directives(script: str) -> Directives:
+    """Return the options that Slurm reads: those before the first command."""
+    items, broken, several = [], [], False
+    for number, line in directive_lines(script):
+        first = line.split()[:1]
+        several = several or first in (["hetjob"], ["packjob"])
+        if first in ([], ["hetjob"], ["packjob"]):
+            continue
+        try:
+            options = parse_sbatch(split_directive(line, number))
+        except UsageError as error:
+            broken.append((number, error.message))
+            continue
+        items += [Directive(option=o, value=v, line=number) for o, v in options.items()]
+    return Directives(items=tuple(items), broken=tuple(broken), several=several)
+
+
+def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]:
+    """Return the options of srun and the command that follows them."""
+    given, end = parse_options([word.text for word in words], SRUN)
+    options = {
+        option.name: replace(words[option.at], text=option.value.removeprefix("="), text_line=0)
+        for option in given
+    }
+    return options, tuple(words[end:])
+
+
+# --- values ---------------------------------------------------------------------------------
+
+_TIME = re.compile(r"\d+(?:-\d+(?::\d+){0,2}|(?::\d+){0,2})", re.ASCII)
+
+
+def is_slurm_time(text: str) -> bool:
+    """Tell whether Slurm accepts a time limit: 90, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS."""
+    return text.upper() in ("UNLIMITED", "INFINITE") or bool(_TIME.fullmatch(text))
+
+
+def count_gpus(text: str) -> int | None:
+    """Return the number of GPUs in `4`, `a100:4` or `a100`; None if it is not one number."""
+    if not text or "," in text:
+        return None
+    kind, amount = split_gpus(text)
+    return int(amount) if re.fullmatch(r"[\w.:-]*", kind, re.ASCII) else None
+
+
+def count_gres_gpus(text: str) -> int | None:
+    """Return the number of GPUs in --gres; None for other resources or several GPU types."""
+    entries = [entry.removeprefix("gres/") for entry in text.split(",")]
+    gpus = [entry for entry in entries if re.match(r"gpu(:|$|\()", entry)]
+    return count_gpus(gpus[0].partition(":")[2] or "1") if len(gpus) == 1 else None
+
+
+# --- amounts --------------------------------------------------------------------------------
+
+_GPU_OPTIONS = (
+    "gres",
+    "gpus",
+    "gpus-per-node",
+    "gpus-per-task",
+    "gpus-per-socket",
+    "tres-per-task",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,16 +174,6 @@ def read_request(directives: Directives) -> Amounts:
         gpus_per_node=each,
         gpus_per_task=gpus_per_task,
     )
-
-
-_GPU_OPTIONS = (
-    "gres",
-    "gpus",
-    "gpus-per-node",
-    "gpus-per-task",
-    "gpus-per-socket",
-    "tres-per-task",
-)
 
 
 class _Numbers:

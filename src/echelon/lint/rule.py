@@ -1,30 +1,71 @@
-"""Rules: a code, a check, an explanation, and an example with and without the problem.
+"""Rules and their findings: a rule has a code, a check, an explanation and an example.
 
-`echelon lint --explain` prints the examples, and the tests run the checks on them. An example can
-have several files: a line `--- name` starts the next file. Without such a line the file is job.sh.
+`echelon lint --explain` prints the example, and the tests run the check on it. An example is a
+diff: its lines begin with a space, with `-` if they have the problem, or with `+` if they fix it.
+`# <- here` marks the line of the finding. An example can have several files: `--- name` starts the
+next one. The first one is job.sh if it has no such line.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Protocol
 
-from echelon.lint.finding import Severity
 from echelon.lint.subject import Subject
 
-ERROR, WARNING, ADVICE = Severity.ERROR, Severity.WARNING, Severity.ADVICE
+_HERE = "    # <- here"
+
+
+class Severity(StrEnum):
+    """How likely and how serious the effect is."""
+
+    ERROR = "error"
+    """The job will fail, hang, or do something other than what is written."""
+    WARNING = "warning"
+    """The job will fail at some point, on some clusters, or beside certain other jobs."""
+    ADVICE = "advice"
+    """The script runs, but could be safer."""
+
+
+ERROR, WARNING, ADVICE = Severity
+
+
+class Located(Protocol):
+    """A place in a file, or something that has one, such as a command."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def line(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hit:
     """One place where a rule found a problem."""
 
-    path: str
-    line: int
+    at: Located
     what: str
     """What is wrong and what it causes at run time."""
     fix: str
     """Text to paste, or an instruction."""
     severity: Severity | None = None
     """Set if it is lower than the rule's own severity."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A hit with the code of its rule, as it is reported."""
+
+    code: str
+    path: str
+    line: int
+    severity: Severity
+    what: str
+    fix: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +78,21 @@ class Rule:
     check: Callable[[Subject], Iterator[Hit]]
     why: str
     """Why this is a problem, in two or three sentences."""
-    bad: str
-    """A script with this problem and no other; `# <- here` marks the line."""
-    good: str
-    """The same script without the problem."""
+    example: str
+    """A script with this problem and no other, and its fix, as a diff."""
+
+    @property
+    def bad(self) -> str:
+        lines = self.example.split("\n")[:-1]
+        return "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+
+    @property
+    def good(self) -> str:
+        lines = self.example.split("\n")[:-1]
+        fixed = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
+        return fixed.replace(_HERE, "")
 
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def example_files(example: str) -> dict[str, str]:
-    """Return the files of an example by name; the first one is the file to lint."""
-    files: dict[str, str] = {}
-    name, lines = "job.sh", list[str]()
-    for line in example.splitlines(keepends=True):
-        if line.startswith("--- "):
-            if lines:
-                files[name] = "".join(lines)
-            name, lines = line[4:].strip(), []
-        else:
-            lines.append(line)
-    return {**files, name: "".join(lines)}

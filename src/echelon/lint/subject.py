@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echelon.core.shell import Shell as Programs
-from echelon.lint.bash import Assignment, Command, Shell, Where
-from echelon.lint.directives import Directives, read_directives
+from echelon.lint.bash import Assignment, Command, Shell, Where, Word
 from echelon.lint.files import Files, beside
 from echelon.lint.launches import Launch, find_launches
 from echelon.lint.python_script import PythonScript, parse_python
 from echelon.lint.reading import read_shell
-from echelon.lint.request import Amounts, known_variables, read_request
+from echelon.lint.request import Amounts, Directives, known_variables, read_directives, read_request
 from echelon.lint.source import clean
-from echelon.lint.words import Word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

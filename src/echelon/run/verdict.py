@@ -42,7 +42,7 @@ CAUSES = {
 OUR_PAUSE = "while this controller was stopped"
 """In the message of a node that was lost by our own doing."""
 
-_VICTIMS = ("lost peer", "collective time-out", "ended")
+VICTIMS = ("lost peer", "collective time-out", "ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Verdict:
 
 def is_victim(failure: Failure) -> bool:
     """Tell whether a failure is of the kind that another rank's death causes."""
-    return failure.cause in _VICTIMS
+    return failure.cause in VICTIMS
 
 
 def judge(failures: Sequence[Failure], *, not_retried: str = "") -> Verdict:

@@ -37,7 +37,9 @@ class JobSpec:
     script: str = _key(readers.text, "", "the training script")
     args: tuple[str, ...] = _key(readers.words, (), "arguments of the script")
     module: bool = _key(readers.switch, False, "treat the script as a module name, like python -m")
-    style: str = _key(readers.one_of(*STYLES), "echelon", "how to start ranks")
+    style: str = _key(
+        readers.one_of(*STYLES), "echelon", "how to start the ranks, such as srun or torchrun"
+    )
     name: str = _key(readers.text, "", "job name [default: the script's name]")
 
     partition: str = _key(readers.text, "", "partition, or several separated by commas")
@@ -52,7 +54,7 @@ class JobSpec:
     gpus: int = _key(readers.count, 0, "GPUs per node")
     gpu_type: str = _key(readers.text, "", "GPU type")
     gpu_option: str = _key(
-        readers.one_of(*GPU_OPTIONS), "gres", "sbatch option with which to request GPUs"
+        readers.one_of(*GPU_OPTIONS), "gres", "how to request GPUs, such as gpus-per-node"
     )
     procs: int = _key(readers.count, 0, "ranks per node [default: one per GPU]")
     cpus_per_task: int = _key(readers.count, 0, "CPUs per rank")

@@ -1,21 +1,32 @@
-"""Choose the source of batches for given data and a given device."""
+"""Choose the source of batches for given data and a given device.
 
+A data set of tensors that fits on the GPU is copied there once. A batch is then a set of their
+rows, which the step itself reads; the host only sends the indices.
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from echelon.errors import UsageError
 from echelon.train.loading import (
     DatasetSource,
     LoaderSource,
+    Portion,
     ResumableLoader,
+    Rows,
     Source,
     length_of,
     tensors_of,
 )
 from echelon.train.process_group import Group
-from echelon.train.resident import SHARE, ResidentSource, fits
-from echelon.train.sampler import ElasticSampler
+from echelon.train.randomness import epoch_key
+from echelon.train.sampler import ElasticSampler, split
+
+SHARE = 0.5
+"""Fraction of the GPU's free memory for data; the rest is for the model and its activations."""
 
 
 def open_source(
@@ -69,3 +80,32 @@ def open_source(
     if tensors and fits(tensors, world.device, share=share):
         return ResidentSource(tensors, sampler, world.device)
     return DatasetSource(data, sampler, workers=workers, device=world.device, keyed=keyed)
+
+
+def fits(tensors: tuple[torch.Tensor, ...], device: torch.device, *, share: float = SHARE) -> bool:
+    """Tell whether tensors are small enough to be kept on a GPU."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors) <= share * free
+
+
+class ResidentSource:
+    """Portions of data on the device, in the order of a sampler."""
+
+    def __init__(
+        self, tensors: tuple[torch.Tensor, ...], sampler: ElasticSampler, device: torch.device
+    ) -> None:
+        self.order, self._device = sampler, device
+        self._tensors = tuple(tensor.to(device) for tensor in tensors)
+        self._key = torch.zeros((), dtype=torch.int64, device=device)
+
+    def portions(self) -> Iterator[Portion]:
+        sampler = self.order
+        self._key.fill_(epoch_key(sampler.seed, sampler.epoch))
+        order = sampler.order().to(self._device)
+        for start in range(sampler.cursor, sampler.usable, sampler.global_batch):
+            total = min(sampler.global_batch, sampler.usable - start)
+            mine = split(total, sampler.rank, sampler.world_size)
+            # If there is no sample for a rank, the first sample of the batch stands in.
+            first, last = (mine.start, mine.stop) if mine else (0, 1)
+            rows = Rows(self._tensors, order[start + first : start + last], self._key)
+            yield Portion(rows, total, len(mine))

@@ -19,7 +19,7 @@ from echelon.train.exact_layers import CurrentBatch
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.optimizers import make_capturable
-from echelon.train.peer_wait import PeerWait
+from echelon.train.pace import PeerWait
 from echelon.train.randomness import undisturbed
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")

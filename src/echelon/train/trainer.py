@@ -6,9 +6,11 @@ that sees each sample exactly once. examples/plain_loop is the same without it.
 """
 
 import os
+import resource
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +29,6 @@ from echelon.train.pace import Pace
 from echelon.train.process_group import Group
 from echelon.train.progress import Progress
 from echelon.train.randomness import be_deterministic
-from echelon.train.result import Result, peak_memory_mib
 from echelon.train.sources import open_source
 from echelon.train.step import Objective, Transform, objective_of_loss, objective_of_step
 from echelon.train.stopping import StopBarrier, StoppedRun
@@ -42,6 +43,21 @@ class Callback(Protocol):
     def logged(self, trainer: "Trainer", means: Mapping[str, float]) -> None: ...
 
     def epoch_ended(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None: ...
+
+
+@dataclass(slots=True)
+class Result:
+    """How a training ended."""
+
+    step: int
+    epoch: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """From the last validation, or without one from the last progress line."""
+    samples: int = 0
+    """Trained on since this start; 0 with your own loader."""
+    train_s: float = 0.0
+    peak_memory_mib: int = 0
+    """Of the GPU; without one, of the process."""
 
 
 _OLD_STEPS = {"auto": "auto", "captured": "always", "eager": "never"}
@@ -447,3 +463,10 @@ def _collect_calls(callbacks: Sequence[Callback]) -> dict[str, list[Callable[...
         name: [getattr(callback, name) for callback in callbacks if hasattr(callback, name)]
         for name in ("step_ended", "logged", "epoch_ended")
     }
+
+
+def peak_memory_mib(device: torch.device) -> int:
+    """Return the maximum memory in use so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) // 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import stat
 
@@ -144,15 +145,20 @@ def test_nobody_speaks_for_a_runs_jobs_by_a_copy_of_it(run, tmp_path, capsys, co
 @pytest.mark.parametrize("folder", ["/any", ".", "my-runs"])
 def test_output_elsewhere_does_not_make_a_run_one_that_was_moved(tmp_path, style, folder):
     run = make(tmp_path, style=style, output=f"{folder}/logs/job-%j.out")
-    check_original(run)
+    script = run.script.read_bytes()
+    assert find_home(run) == run.path
     assert settle(run) is None
+    assert run.script.read_bytes() == script
 
 
 def test_a_home_that_one_may_not_enter_is_as_if_it_were_gone(run, tmp_path, monkeypatch):
-    run = moved(run, tmp_path / "new")
+    old, run = run.path, moved(run, tmp_path / "new")
 
-    def refuse(_path):
-        raise PermissionError
+    def refuse(path):
+        if path.is_relative_to(old):
+            raise PermissionError
+        return os.path.exists(path)  # noqa: PTH110 - Path.exists is what is replaced
 
     monkeypatch.setattr("echelon.api.relocation.Path.exists", refuse)
-    check_original(run)
+    assert settle(run) == old
+    assert find_home(run) == run.path

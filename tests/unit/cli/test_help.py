@@ -7,6 +7,9 @@ import pytest
 import typer.main
 
 from echelon.cli import main
+from echelon.cli.help import CHECK, CONFIGURATION, LOOK, PREPARE, START
+from echelon.cli.options import GROUPS, POSITIONAL
+from echelon.spec.job_spec import KEYS
 
 EXAMPLE = re.compile(r"^  Example: (.+)$", re.MULTILINE)
 
@@ -52,9 +55,42 @@ def test_the_example_is_a_right_call_of_that_command(path, help_text):
         assert context.params
 
 
-def test_no_summary_of_a_command_is_cut(help_text):
-    listed = help_text.partition("\nCommands:\n")[2]
+def test_no_summary_of_a_command_is_cut(path, help_text):
+    listed = help_text.partition("\nOptions:\n")[2]
     assert not [line for line in listed.splitlines() if line.endswith(("...", "…"))]
+
+
+def headings(text):
+    return re.findall(r"^([A-Z].*):$", text, re.MULTILINE)
+
+
+def section(text, heading):
+    return text.partition(f"\n{heading}:\n")[2].partition("\n\n")[0]
+
+
+@pytest.mark.parametrize("path", [()])
+def test_commands_are_listed_by_purpose(help_text):
+    assert headings(help_text) == ["Options", START, LOOK, CHECK, PREPARE]
+    assert re.findall(r"^  (\w+) ", section(help_text, START), re.MULTILINE) == [
+        *("submit", "run", "stop", "cancel", "resume")
+    ]
+    assert " ps " in section(help_text, LOOK)
+    assert " lint " in section(help_text, CHECK)
+    assert " sandbox " in section(help_text, PREPARE)
+
+
+@pytest.mark.parametrize("path", [("submit",), ("run",)])
+def test_everyday_flags_come_before_the_others(help_text):
+    named = [group for group in GROUPS if group]
+    assert headings(help_text) == ["Arguments", "Options", *named, CONFIGURATION]
+    everyday = re.findall(r"^  .*?(--[\w-]+)", section(help_text, "Options"), re.MULTILINE)
+    assert everyday[:3] == ["--nodes", "--gpus", "--procs"]
+    assert len(everyday) <= 16
+
+
+def test_every_key_of_the_request_is_in_one_section():
+    grouped = [name for names in GROUPS.values() for name in names]
+    assert sorted([*POSITIONAL, *grouped]) == sorted(KEYS)
 
 
 def test_summaries_of_commands_are_sentences(path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.cli import main
-from echelon.lint.table import RULES, THEMES
+from echelon.lint.linting import RULES, THEMES
 
 ROOT = Path(__file__).parents[3]
 BAD = "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH --nodes=1\nexport MASTER_PORT=29500\npython x.py\n"

@@ -37,7 +37,7 @@ def test_version(capsys):
 
 def test_a_bare_call_shows_the_help(capsys):
     assert main.run([]) == 0
-    assert "Commands:" in capsys.readouterr().out
+    assert "Start and stop runs:" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from echelon.core.visible import in_one_line, settled, visible
 from echelon.doctor.report import render_findings as render_doctors
-from echelon.launch.doctor.record import Finding as DoctorsFinding
-from echelon.lint.finding import Finding, Severity
+from echelon.launch.doctor.results import Finding as DoctorsFinding
 from echelon.lint.report import render_findings
+from echelon.lint.rule import Finding, Severity
 
 EVIL = "1\x1b]0;title\x07\r\n"
 STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

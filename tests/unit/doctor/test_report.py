@@ -14,7 +14,7 @@ from echelon.doctor.report import (
     render_table,
     to_record,
 )
-from echelon.launch.doctor.record import (
+from echelon.launch.doctor.results import (
     Examined,
     Facts,
     Finding,

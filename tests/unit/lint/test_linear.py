@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from echelon.clusters.slurm.sbatch import parse_options, split_directive
+from echelon.clusters.slurm.options import parse_sbatch, split_directive
 from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
 
@@ -49,7 +49,7 @@ def test_a_value_of_a_megabyte_is_read_in_one_pass():
     """Copying the word for each character would take most of an hour."""
     value = "a" * (1 << 20)
     assert split_directive(f" --comment={value}", 1) == [f"--comment={value}"]
-    assert parse_options(["-" + "HQ" * (1 << 15)]) == {"hold": "", "quiet": ""}
+    assert parse_sbatch(["-" + "HQ" * (1 << 15)]) == {"hold": "", "quiet": ""}
     lint(f"#!/bin/bash\n#SBATCH --comment={value}\n", path="/nowhere/job.sh", files=DiskFiles())
 
 

@@ -2,9 +2,8 @@
 
 import pytest
 
-from echelon.lint.bash import Where
+from echelon.lint.bash import Where, Word, calculate
 from echelon.lint.reading import read_shell
-from echelon.lint.words import Word, calculate
 
 
 def read(text, **more):

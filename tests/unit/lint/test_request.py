@@ -2,9 +2,15 @@
 
 import pytest
 
-from echelon.lint.directives import is_slurm_time, read_directives, read_srun
 from echelon.lint.reading import read_shell
-from echelon.lint.request import Amounts, read_request, read_step
+from echelon.lint.request import (
+    Amounts,
+    is_slurm_time,
+    read_directives,
+    read_request,
+    read_srun,
+    read_step,
+)
 
 
 def ask(*lines):

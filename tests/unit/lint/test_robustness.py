@@ -1,4 +1,4 @@
-"""Nothing that somebody may call a script brings lint down."""
+"""Lint of texts that are hardly scripts: it neither fails nor loses findings."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from echelon.core.shell import FakeShell
 from echelon.lint.files import TextFiles
-from echelon.lint.linting import hits, lint
+from echelon.lint.linting import RULES, hits, lint
+from echelon.lint.rule import Severity
 from echelon.lint.subject import read_subject
-from echelon.lint.table import RULES
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SCRIPTS = [path.read_text() for path in sorted(GOLDEN.glob("lint/*/*.sh"))]
@@ -73,21 +73,46 @@ PIECES = [
 ]
 
 
+CODES = {rule.code: rule for rule in RULES}
+LEVELS = list(Severity)
+
+
 def run(text, path="job.sh"):
     files = TextFiles({"job.sh": text, "train.py": text, "a.sh": text})
     return lint(text, path=path, files=files, programs=FakeShell({"bash": ""}))
 
 
+def checked(text, path="job.sh"):
+    """Lint a text, which every file has; assert what holds for all findings."""
+    findings = run(text, path)
+    for one in findings:
+        assert one.path in ("job.sh", "train.py", "a.sh")
+        assert 1 <= one.line <= text.count("\n") + 1
+        assert LEVELS.index(one.severity) >= LEVELS.index(CODES[one.code].severity)
+        assert one.what
+        assert one.fix
+    assert findings == sorted(findings, key=lambda one: (one.path != path, one.path, one.line))
+    return findings
+
+
+def in_job(text):
+    """Lint a text after a directive with a mistake, which has to be found whatever follows."""
+    findings = checked(f"#!/bin/bash\n#SBATCH --mem=16Go\n{text}")
+    assert ("job.sh", 2, "E111") in {(one.path, one.line, one.code) for one in findings}
+
+
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
 @settings(deadline=None, max_examples=300)
-def test_never_fails_on_what_looks_like_bash(text):
-    run(text)
+def test_whatever_looks_like_bash_does_not_hide_a_mistake_above_it(text):
+    checked(text)
+    in_job(text)
 
 
 @given(st.text(max_size=300), st.sampled_from(["job.sh", "train.py"]))
 @settings(deadline=None, max_examples=200)
-def test_never_fails_on_any_text(text, path):
-    run(text, path)
+def test_findings_in_any_text_are_valid(text, path):
+    checked(text, path)
+    in_job(text)
 
 
 ODD = st.text(st.characters(min_codepoint=256, exclude_categories=["Cs"]), max_size=60)
@@ -95,29 +120,35 @@ ODD = st.text(st.characters(min_codepoint=256, exclude_categories=["Cs"]), max_s
 
 @given(ODD, st.sampled_from(["$", "${", "$(", "<<", "x=", "#", '"', "'"]), ODD)
 @settings(deadline=None, max_examples=300)
-def test_never_fails_on_letters_of_far_away(before, sign, after):
-    run(f"{before}{sign}{after}")
+def test_characters_beyond_latin_do_not_hide_a_mistake_above_them(before, sign, after):
+    in_job(f"{before}{sign}{after}")
 
 
 @given(st.sampled_from(SCRIPTS), st.integers(0, 6000), st.integers(0, 6000))
 @settings(deadline=None, max_examples=300)
-def test_never_fails_on_a_part_of_a_script(script, start, end):
-    run(script[start:end])
-    run(script[:start] + script[end:])
+def test_findings_in_a_part_of_a_script_are_valid(script, start, end):
+    checked(script[start:end])
+    checked(script[:start] + script[end:])
 
 
 @given(st.sampled_from(PYTHONS), st.integers(0, 80), st.integers(0, 80))
 @settings(deadline=None, max_examples=200)
-def test_never_fails_on_lines_of_python(script, start, end):
+def test_python_has_a_syntax_error_where_python_says_so(script, start, end):
     lines = script.split("\n")
-    run("\n".join(lines[:start] + lines[end:]), "train.py")
+    text = "\n".join(lines[:start] + lines[end:])
+    try:
+        compile(text, "train.py", "exec", dont_inherit=True)
+    except SyntaxError:
+        broken = True
+    else:
+        broken = False
+    assert ("E627" in {one.code for one in checked(text, "train.py")}) is broken
 
 
 @given(st.sampled_from(SCRIPTS))
 @settings(deadline=None)
-def test_findings_point_to_lines_that_are_there(script):
-    for finding in run(script):
-        assert 1 <= finding.line <= script.count("\n") + 1
+def test_findings_point_to_lines_that_exist(script):
+    checked(script)
 
 
 def deep_bash(kind, count):

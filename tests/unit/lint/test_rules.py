@@ -3,12 +3,24 @@
 import pytest
 
 from echelon.lint.files import TextFiles
-from echelon.lint.linting import lint
-from echelon.lint.rule import example_files
-from echelon.lint.table import RULES
+from echelon.lint.linting import RULES, lint
 
 BY_CODE = pytest.mark.parametrize("rule", RULES, ids=[rule.code for rule in RULES])
 MARK = "# <- here"
+
+
+def example_files(example: str) -> dict[str, str]:
+    """Return the files of an example by name; the first one is the file to lint."""
+    files: dict[str, str] = {}
+    name, lines = "job.sh", list[str]()
+    for line in example.splitlines(keepends=True):
+        if line.startswith("--- "):
+            if lines:
+                files[name] = "".join(lines)
+            name, lines = line[4:].strip(), []
+        else:
+            lines.append(line)
+    return {**files, name: "".join(lines)}
 
 
 def lint_example(example):

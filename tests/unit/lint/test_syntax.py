@@ -6,9 +6,9 @@ import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import MissingProgramError, TimedOutError
-from echelon.lint.bash_syntax import Complaint, parse_complaint
 from echelon.lint.files import TextFiles
 from echelon.lint.linting import lint
+from echelon.lint.rules.syntax import Complaint, parse_complaint
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n"
 

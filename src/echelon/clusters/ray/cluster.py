@@ -27,7 +27,7 @@ from echelon.clusters.ray.address import (
 from echelon.core.jobs import Job
 from echelon.core.shell import Shell
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
-from echelon.launch.backends.ray.status import CANCELLED, read_standing
+from echelon.launch.backends.ray.status import CANCELLED, read_status
 from echelon.launch.backends.ray.version import SHOWN, is_too_old
 from echelon.launch.protocol.rank_environment import HERE, ON_RAY
 from echelon.run.attempts import outcome
@@ -229,13 +229,13 @@ class RayCluster:
         name = parse_job_name(job_id)
         run = RunDir.open(self._runs.absolute() / run_id)
         attempt = int(name.submission.rpartition("-")[2])
-        standing = read_standing(run.attempt(attempt))
+        status = read_status(run.attempt(attempt))
         job = Job(
             id=job_id,
             state="UNKNOWN",
-            nodes=",".join(standing.names()) if standing else "",
+            nodes=",".join(status.names()) if status else "",
             output=str(run.job_log(attempt)),
-            reason=standing.waits if standing else "",
+            reason=status.waits if status else "",
         )
         ended = outcome(run, attempt)
         try:

@@ -1,18 +1,19 @@
-"""What #SBATCH options ask for in nodes, tasks, CPUs and GPUs, as keys of a request. Pure.
+"""Converts the options for nodes, tasks, CPUs and GPUs to keys of a request. Pure.
 
-Slurm takes totals and shares in any mixture and works out the rest; a request counts per node.
+Slurm accepts totals and amounts per node in any mixture; a request counts per node.
 """
 
 from collections.abc import Mapping
 
+from echelon.clusters.slurm.options import split_gpus
 from echelon.errors import UsageError
 
 
 def take_shape(options: dict[str, str]) -> dict[str, object]:
-    """Take the options that say how much, and return the keys that they stand for.
+    """Remove the options for amounts, and return the keys that they stand for.
 
     Raises:
-        UsageError: a number that is none, or options that do not agree.
+        UsageError: an invalid number, or contradictory options.
     """
     found: dict[str, object] = {}
     nodes = options.pop("nodes", None)
@@ -29,7 +30,7 @@ def take_shape(options: dict[str, str]) -> dict[str, object]:
     if tasks > 1 or (tasks == 1 and not found.get("gpus")):
         found["procs"] = tasks
     elif cpus is not None:
-        # One task beside several GPUs: its CPUs are those of all ranks that it will start.
+        # One task with several GPUs: its CPUs are for all the ranks that it starts.
         gpus = int(str(found.get("gpus", 1)))
         found["cpus_per_task"] = max(1, _number(cpus, "cpus-per-task") // gpus)
     return found
@@ -39,7 +40,7 @@ def take_shape(options: dict[str, str]) -> dict[str, object]:
 
 
 def _work_out_nodes(options: Mapping[str, str], asked: str | None) -> int:
-    """Return how many nodes totals and shares make; 0 where the script does not say both."""
+    """Return the number of nodes that follows from totals and amounts per node; 0 if none does."""
     made = _nodes_made(options)
     counts = list(made.values())
     if not counts:
@@ -48,16 +49,16 @@ def _work_out_nodes(options: Mapping[str, str], asked: str | None) -> int:
     fits = not low or _number(low, "nodes") <= counts[0] <= _number(high or low, "nodes")
     if not fits or len(set(counts)) > 1:
         claims = [f"--nodes={asked}"] if low else []
-        claims += [f"{said} makes {count}" for said, count in made.items()]
+        claims += [f"{said} requires {count}" for said, count in made.items()]
         raise UsageError(
-            f"the script does not agree with itself how many nodes: {', but '.join(claims)}",
-            hint="change the #SBATCH line that is wrong",
+            f"contradictory numbers of nodes: {', but '.join(claims)}",
+            hint="correct one of these #SBATCH lines",
         )
     return counts[0]
 
 
 def _nodes_made(options: Mapping[str, str]) -> dict[str, int]:
-    """Return over how many nodes a total is shared out, by the options that say so."""
+    """Return total divided by amount per node, by the pair of options that gives both."""
     gres = next((g for g in options.get("gres", "").split(",") if g.startswith("gpu:")), "")
     per_node = options.get("gpus-per-node", "")
     shares = (
@@ -67,15 +68,15 @@ def _nodes_made(options: Mapping[str, str]) -> dict[str, int]:
     made = {}
     for total, per, share in shares:
         whole = options.get(total, "")
-        if not whole or not share or "," in whole + share:  # several kinds are refused elsewhere
+        if not whole or not share or "," in whole + share:  # several types are rejected elsewhere
             continue
         said = f"--{total}={whole} with --{per}={options[per]}"
-        split = _split_kind if total == "gpus" else lambda text: ("", text)
+        split = split_gpus if total == "gpus" else lambda text: ("", text)
         count, rest = divmod(_number(split(whole)[1], total), _number(split(share)[1], per))
         if rest:
             raise UsageError(
-                f"{said} does not come out even: some node would have less",
-                hint="ranks are counted per node: change the one or the other",
+                f"{said} would give some node less than the others",
+                hint="use a total that is a multiple of the amount per node",
             )
         made[said] = count
     return made
@@ -85,7 +86,7 @@ def _nodes_made(options: Mapping[str, str]) -> dict[str, int]:
 
 
 def _take_tasks(options: dict[str, str], nodes: int) -> int:
-    """Return the tasks per node; 0 when the script does not say."""
+    """Return the tasks per node; 0 if the script does not specify them."""
     per_node, total = options.pop("ntasks-per-node", ""), options.pop("ntasks", "")
     if per_node:
         return _number(per_node, "ntasks-per-node")
@@ -93,7 +94,7 @@ def _take_tasks(options: dict[str, str], nodes: int) -> int:
 
 
 def _take_gpus(options: dict[str, str], nodes: int, tasks: int) -> dict[str, object]:
-    """Take the options that ask for GPUs. Where scripts use two, the one per node decides."""
+    """Return the keys for GPUs. If a script uses two options, the one per node decides."""
     found: dict[str, object] = {}
     gres = [entry for entry in options.pop("gres", "").split(",") if entry]
     gpu_gres = [entry for entry in gres if entry.split(":")[0] == "gpu"]
@@ -109,9 +110,9 @@ def _take_gpus(options: dict[str, str], nodes: int, tasks: int) -> dict[str, obj
             continue
         if "," in text or len(gpu_gres) > 1:
             raise UsageError(
-                f"GPUs of several kinds in one job: {text}", hint="ask for one kind of GPU"
+                f"GPUs of several types in one job: {text}", hint="request one type of GPU"
             )
-        kind, amount = _split_kind(text)
+        kind, amount = split_gpus(text)
         count = _number(amount, option)
         if option == "gpus":
             count = _share(amount, nodes, option)
@@ -119,25 +120,19 @@ def _take_gpus(options: dict[str, str], nodes: int, tasks: int) -> dict[str, obj
             count *= max(1, tasks)
         found |= {"gpus": count, "gpu_option": option, **({"gpu_type": kind} if kind else {})}
     if total and found["gpu_option"] == "gpus-per-node":
-        found["gpu_option"] = "gpus"  # together they are how we ask for a total
+        found["gpu_option"] = "gpus"  # we write a total as both options
     if others := [entry for entry in gres if entry not in gpu_gres]:
         options["gres"] = ",".join(others)
     return found
 
 
-def _split_kind(text: str) -> tuple[str, str]:
-    """Take `a100:4`, `4` or `a100` apart: which kind of GPU, and how many."""
-    kind, _, amount = text.rpartition(":")
-    return (kind, amount) if amount.isdecimal() else (amount, "1")
-
-
 def _share(text: str, nodes: int, option: str) -> int:
-    """Return what each node gets of a total."""
+    """Return the share of each node in a total."""
     total = _number(text, option)
     if total % nodes:
         raise UsageError(
-            f"--{option}={total} cannot be shared evenly by {nodes} nodes",
-            hint="ranks are counted per node: change the one or the other",
+            f"--{option}={total} is not divisible by {nodes} nodes",
+            hint="use a multiple of the number of nodes",
         )
     return total // nodes
 

@@ -27,6 +27,7 @@ from echelon.launch.protocol.messages import (
     Commit,
     End,
     Ended,
+    ForkRank,
     Message,
     Note,
     Open,
@@ -35,10 +36,15 @@ from echelon.launch.protocol.messages import (
     Propose,
     Pulse,
     RankExited,
+    RankForked,
+    RankReaped,
     RankStarted,
+    ServeStore,
+    SignalRanks,
     Stacks,
     Start,
     ZygoteLost,
+    ZygoteReady,
 )
 from echelon.launch.protocol.rank_environment import RankFiles, rank_environment, rank_files
 from echelon.launch.protocol.rank_shm import RankShm
@@ -117,7 +123,7 @@ class LocalWorkers:
             (self._scratch / CLOCK).write_text(repr(order.now_s - time.monotonic()))
         if door := self._doors.take(order.address):
             if order.served:
-                self._nursery.tell({"order": "store", "generation": order.generation}, door)
+                self._nursery.send(ServeStore(generation=order.generation), door)
             door.close()
         log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=0)
         try:
@@ -147,17 +153,16 @@ class LocalWorkers:
                 motion=Motion(beacon),
             )
             self._files.follow(log)
-            self._nursery.tell(
-                {
-                    "order": "start",
-                    "generation": order.generation,
-                    "rank": rank,
-                    "env": env,
-                    "log": str(log),
-                    "error": str(files.error),
-                    "stacks": str(files.stacks),
-                    "temp": str(files.temp),
-                }
+            self._nursery.send(
+                ForkRank(
+                    generation=order.generation,
+                    rank=rank,
+                    env=env,
+                    log=str(log),
+                    error=str(files.error),
+                    stacks=str(files.stacks),
+                    temp=str(files.temp),
+                )
             )
 
     def _fail_start(self, order: Start, error: OSError) -> None:
@@ -176,16 +181,16 @@ class LocalWorkers:
         if self._is_over(order.generation):
             self._finish(order.generation)
             return
-        kill = {"order": "end", "generation": order.generation, "signal": signal.SIGKILL}
+        kill = SignalRanks(generation=order.generation, signal=signal.SIGKILL)
         if order.grace_s > 0:
             if order.signal:
-                self._nursery.tell({**kill, "signal": order.signal})
+                self._nursery.send(replace(kill, signal=order.signal))
             self._respite(order.generation)
             self._kills[order.generation] = asyncio.get_running_loop().call_later(
-                order.grace_s, self._nursery.tell, kill
+                order.grace_s, self._nursery.send, kill
             )
         else:
-            self._nursery.tell(kill)
+            self._nursery.send(kill)
 
     def _respite(self, generation: int) -> None:
         """Do not kill ranks that were to be killed."""
@@ -258,26 +263,30 @@ class LocalWorkers:
 
     # --- what the nursery says ------------------------------------------------------------------
 
-    def zygote_ready(self, serves_store: bool, reason: str) -> None:
-        self._serves_store = serves_store
-        if reason:
-            self._say(Note(text=f"ranks start cold on this node: {reason}"))
+    def zygote_ready(self, ready: ZygoteReady) -> None:
+        self._serves_store = ready.serves_store
+        if ready.cold_reason:
+            self._say(Note(text=f"ranks start cold on this node: {ready.cold_reason}"))
         waiting, self._waiting_opens = self._waiting_opens or [], None
         for order in waiting:
             self.open(order)
 
-    def rank_started(self, rank: int, pid: int, warm: bool) -> None:
-        started = self._ranks[rank]
-        started.pid, started.warm = pid, warm
-        started.beacon.pid = pid
-        self._guard.watch(pid)
-        generation = started.generation
-        self._say(RankStarted(generation=generation, rank=rank, pid=pid, warm=warm))
+    def rank_started(self, started: RankForked) -> None:
+        rank = self._ranks[started.rank]
+        rank.pid, rank.warm = started.pid, started.warm
+        rank.beacon.pid = started.pid
+        self._guard.watch(started.pid)
+        self._say(
+            RankStarted(
+                generation=rank.generation, rank=rank.rank, pid=started.pid, warm=started.warm
+            )
+        )
 
-    def rank_exited(self, rank: int, status: int) -> None:
-        gone = self._ranks.pop(rank, None)
-        if gone is None:
-            return
+    def rank_exited(self, exited: RankReaped) -> None:
+        if gone := self._ranks.pop(exited.rank, None):
+            self._close_rank(gone, exited.status)
+
+    def _close_rank(self, gone: _Rank, status: int) -> None:
         self._guard.forget(gone.pid)
         self._files.finish(gone.files.log)
         shutil.rmtree(gone.files.temp, ignore_errors=True)
@@ -289,7 +298,7 @@ class LocalWorkers:
         gone.beacon.close()
         report = RankExited(
             generation=gone.generation,
-            rank=rank,
+            rank=gone.rank,
             code=max(0, status),
             signal=max(0, -status),
             step=step,
@@ -315,7 +324,7 @@ class LocalWorkers:
 
     def _finish(self, generation: int) -> None:
         """Say that a generation is gone; its store goes with it."""
-        self._nursery.tell({"order": "end", "generation": generation, "signal": signal.SIGKILL})
+        self._nursery.send(SignalRanks(generation=generation, signal=signal.SIGKILL))
         self._say(Ended(generation=generation))
 
     def zygote_lost(self, status: int) -> None:
@@ -335,8 +344,9 @@ class LocalWorkers:
             start.cancel()  # its store went with the zygote
         self._starting.clear()
         self._kill_all()
-        for rank in list(self._ranks.values()):
-            self.rank_exited(rank.rank, -signal.SIGKILL)
+        gone, self._ranks = self._ranks, {}
+        for rank in gone.values():
+            self._close_rank(rank, -signal.SIGKILL)
 
     def _kill_all(self) -> None:
         """End whoever is left, with all that is in their groups."""

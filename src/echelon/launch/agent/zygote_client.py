@@ -8,15 +8,25 @@ import signal
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from echelon.core.shell import Shell
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
 from echelon.launch.protocol.leftovers import remove_files
+from echelon.launch.protocol.messages import (
+    ZYGOTE_PACKET,
+    ForkRank,
+    RankForked,
+    RankReaped,
+    ServeStore,
+    SignalRanks,
+    ZygoteReady,
+    decode,
+    encode,
+)
 from echelon.launch.protocol.program import Program
 from echelon.launch.roles import role_command
-from echelon.launch.zygote.zygote import MESSAGE_SIZE
 
 _FORGIVEN = 2
 """Zygotes that may die before they are ready; the next one imports nothing."""
@@ -25,16 +35,14 @@ _FORGIVEN = 2
 class Listener(Protocol):
     """Who is told what happens."""
 
-    def zygote_ready(self, serves_store: bool, reason: str) -> None:
-        """Ranks can be started; the reason says why they start cold, if they do."""
+    def zygote_ready(self, ready: ZygoteReady) -> None: ...
 
     def zygote_lost(self, status: int) -> None:
-        """Hear that it is gone, and its ranks with it; a signal's status is negative."""
+        """Handle the end of the zygote and its ranks; the status is negative for a signal."""
 
-    def rank_started(self, rank: int, pid: int, warm: bool) -> None: ...
+    def rank_started(self, started: RankForked) -> None: ...
 
-    def rank_exited(self, rank: int, status: int) -> None:
-        """Hear that it is gone with all that it had started; a signal's status is negative."""
+    def rank_exited(self, exited: RankReaped) -> None: ...
 
 
 class ZygoteClient:
@@ -80,15 +88,17 @@ class ZygoteClient:
         self._guard.watch(self._pid)
         asyncio.get_running_loop().add_reader(ours, self._hear, listener)
 
-    def tell(self, order: Mapping[str, Any], listener: socket.socket | None = None) -> None:
-        """Give an order, with a socket if there is one to hand over."""
+    def send(
+        self, order: ForkRank | ServeStore | SignalRanks, listener: socket.socket | None = None
+    ) -> None:
+        """Send an order, with a socket for `ServeStore`; does nothing if there is no zygote."""
         if self._socket is None:
             return
         handles = [listener.fileno()] if listener else []
         # An order is small and the zygote quick: better to wait than to keep a queue of our own.
         self._socket.setblocking(True)
         try:
-            socket.send_fds(self._socket, [json.dumps(order).encode()], handles)
+            socket.send_fds(self._socket, [json.dumps(encode(order)).encode()], handles)
         except (BrokenPipeError, ConnectionResetError):
             return  # its end is about to be noticed
         finally:
@@ -125,7 +135,7 @@ class ZygoteClient:
     def _hear(self, listener: Listener) -> None:
         assert self._socket is not None
         try:
-            data = self._socket.recv(MESSAGE_SIZE)
+            data = self._socket.recv(ZYGOTE_PACKET)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -134,12 +144,11 @@ class ZygoteClient:
             self._forget()
             listener.zygote_lost(self._collect())
             return
-        said = json.loads(data)
-        match said["what"]:
-            case "ready":
+        match decode(json.loads(data)):
+            case ZygoteReady() as ready:
                 self._stillborn = 0
-                listener.zygote_ready(said["store"], said["reason"])
-            case "started":
-                listener.rank_started(said["rank"], said["pid"], said["warm"])
-            case "exited":
-                listener.rank_exited(said["rank"], said["status"])
+                listener.zygote_ready(ready)
+            case RankForked() as started:
+                listener.rank_started(started)
+            case RankReaped() as exited:
+                listener.rank_exited(exited)

@@ -1,14 +1,34 @@
-"""What a controller needs of the place where its nodes are. Each backend implements this."""
+"""What a controller needs from the place where its nodes are. Each backend implements this."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.stop import Stop
+from echelon.run.directory import RunDir
+from echelon.run.journal import Journal
+from echelon.spec.job_spec import JobSpec
 
 CAUSE = "no agents: "
-"""Begins the line, in such a process's log, that says why they do not come."""
+"""Prefix of the line in a starting process's log that says why its agents did not start."""
+LOOK_S = 30.0
+"""How often the cluster is asked whether anything has changed."""
+RESERVE_S = 5.0
+"""Part of the job's time that is kept for dismissing agents and recording the outcome."""
+ANSWER_S = 5.0
+"""How long an answer may take while ranks wait for it."""
+RESUMABLE_EXIT = 75
+"""Exit code of a job that was stopped before its work was done and can be resumed: EX_TEMPFAIL."""
+SUPERSEDED = Stop(
+    "superseded", "another attempt of this run has started", RESUMABLE_EXIT, at_once=True
+)
+_SAVE_S = 20.0
+"""Assumed time to save as long as none was measured."""
+
+
+# --- agents -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,37 +39,37 @@ class Started:
     nodes: frozenset[int]
     log: Path
     dismissal: int = 0
-    """A signal that tells it that no more are wanted; 0 where it ends with its agents."""
+    """Signal that tells it that no more agents are wanted; 0 if it exits with its agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What is known of nodes from which no agent has come yet."""
+    """What is known about nodes whose agents have not connected yet."""
 
     waits: str = ""
-    """What is waited for, as a job waits in a queue; empty once there are nodes."""
+    """What the run is waiting for, like a job in a queue; empty once it has nodes."""
     absent: frozenset[int] = frozenset()
-    """Those that there will not be,"""
+    """Nodes that the run will not get."""
     lost: frozenset[int] = frozenset()
-    """those that are gone, and may be replaced,"""
+    """Nodes that were lost and may be replaced."""
     faults: Mapping[int, str] = field(default_factory=dict)
-    """and those where no agent can be."""
+    """Nodes on which no agent can run, and why."""
 
 
 class Starter(Protocol):
-    """Where agents come from."""
+    """Starts agents."""
 
     nodes: int
-    """How many there will be."""
+    """Number of nodes."""
 
     def ranks(self, node: int) -> int:
-        """Return how many a node is to have, where neither the request nor GPUs say."""
+        """Return the ranks of a node, if neither the request nor its GPUs determine them."""
 
     def host(self, node: int) -> str:
-        """Return what the cluster calls a node."""
+        """Return the cluster's name for a node."""
 
     def candidates(self) -> list[str]:
-        """Return our own addresses at which they may reach us, the best first."""
+        """Return our own addresses at which agents may reach us, the best first."""
 
     def start(
         self,
@@ -59,79 +79,141 @@ class Starter(Protocol):
         logs: Path,
         key: bytes,
     ) -> list[Started]:
-        """Start those of some nodes; each reads the key from its input (`receive_key`)."""
+        """Start the agents of some nodes; each reads the key from its input (`receive_key`)."""
 
     def outlook(self) -> Outlook:
-        """Return what is known of nodes from which no agent has come yet."""
+        """Return what is known about nodes whose agents have not connected yet."""
 
 
-LOOK_S = 30.0
-"""How often the cluster is asked whether anything has changed."""
-
-
-RESERVE_S = 5.0
-"""What is left of the job's time for sending agents away and writing down how it ended."""
-
-
-_SAVE_S = 20.0
-"""What saving may take as long as nobody has measured it."""
-
-
-ANSWER_S = 5.0
-"""How long an answer may take when ranks wait for it."""
-
-
-STOPPED_IN_TIME = 75
-"""With what a job ends that another goes on from: EX_TEMPFAIL."""
-
-
-SUPERSEDED = Stop(
-    "superseded", "another attempt of this run has begun", STOPPED_IN_TIME, at_once=True
-)
+# --- the allocation ---------------------------------------------------------------------------
 
 
 class View(Protocol):
-    """What has to be known of the run to tell when it should stop."""
+    """What an allocation has to know about the run to decide when it should stop."""
 
     def lead_s(self) -> float:
-        """Return how long before their end ranks have to be told."""
+        """Return how long before the end of the job its ranks have to be told."""
 
     def can_move(self) -> bool:
-        """Tell whether the run would go on elsewhere, from where it is."""
+        """Tell whether another job would continue the run from where it is."""
 
     def nodes(self) -> list[str]:
-        """Return the nodes that it is on."""
+        """Return the names of its nodes."""
 
 
 class Allocation(Protocol):
-    """The place that a controller has for its agents."""
+    """The nodes that a controller has, and for how long."""
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:
-        """Tell of a reason to stop, in time."""
+        """Post a stop in time before the run has to stop."""
 
     async def explain(self, stop: Stop) -> Stop:
-        """Return a stop that a signal has brought, with what the cluster says about it."""
+        """Return a stop that a signal caused, completed with what the cluster reports about it."""
 
     async def reaches_cluster(self) -> bool:
-        """Tell whether the cluster answers: if not, it may be we who are cut off."""
+        """Tell whether the cluster answers; if it does not, we may be the ones cut off."""
 
     async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
-        """Return which of these nodes are still ours: one that died is not.
+        """Return which of these nodes still belong to the job; None if the cluster does not answer.
 
-        None when nobody answers.
+        A node that has died does not.
         """
 
     async def left_s(self) -> float | None:
-        """Return how much time is left to us; None for all there is, or when nobody answers."""
+        """Return how much time is left; None if unlimited, or if the cluster does not answer."""
 
 
-def lead_from(paces: Sequence[Sequence[int]]) -> float:
-    """Return how long ranks need that save and come by places to stop at this pace. Pure.
+# --- the next job -----------------------------------------------------------------------------
 
-    Args:
-        paces: of each node, as `Pulse.pace` says: its longest save and the longest way between two
-            places come first, in microseconds.
-    """
-    save_s = max(pace[0] for pace in paces) / 1e6
-    way_s = max(pace[1] for pace in paces) / 1e6
+NODE_CAUSES: tuple[str, ...] = ("lost node", "start")
+"""Causes of failure that usually lie with some node."""
+
+
+class Standby(Protocol):
+    """What continues the run if this job ends before the work is done."""
+
+    mends: tuple[str, ...]
+    """Causes of failure that another job may avoid, because it gets other nodes."""
+
+    def begin(self, journal: Journal, exclude: str) -> None:
+        """Prepare the next job, in the background.
+
+        Args:
+            journal: records what was done.
+            exclude: nodes that the next attempt must not use.
+        """
+
+    def assured(self) -> bool:
+        """Tell whether another job will take over."""
+
+    async def exclude(self, hosts: str) -> None:
+        """Keep the next attempt off these nodes."""
+
+    async def conclude(self, *, wanted: bool) -> str:
+        """Return what continues the run (see `Outcome.next`); empty if nothing does."""
+
+    async def withdraw(self) -> None:
+        """Cancel a waiting job now, before `leave` would."""
+
+    async def leave(self) -> None:
+        """Do what has to be the last action of this job."""
+
+
+class NoStandby:
+    """No job continues the run: it is on one's own machine, or inside somebody else's job."""
+
+    mends: tuple[str, ...] = NODE_CAUSES
+
+    def begin(self, journal: Journal, exclude: str) -> None:
+        pass
+
+    def assured(self) -> bool:
+        return False
+
+    async def exclude(self, hosts: str) -> None:
+        pass
+
+    async def conclude(self, *, wanted: bool) -> str:  # noqa: ARG002  there is no job
+        return ""
+
+    async def withdraw(self) -> None:
+        pass
+
+    async def leave(self) -> None:
+        pass
+
+
+# --- all of it --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One kind of place for a run. `choosing.py` chooses it."""
+
+    starter: Starter
+    allocation: Allocation
+    standby: Standby
+    is_shared: bool = False
+    """Whether nodes come from a cluster, so that examining them first and excluding some pays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptContext:
+    """The attempt that a backend serves."""
+
+    run: RunDir
+    number: int
+    request: JobSpec
+    owns_job: bool
+    """Whether the job around us was submitted for this run."""
+    environ: Mapping[str, str]
+    """Variables with which that job was submitted."""
+    script: bytes
+    """The script that Slurm keeps of that job; the run directory may contain another one."""
+
+
+def lead_from(paces: Sequence[Pace]) -> float:
+    """Return how long ranks need to reach a point where they can stop, and to save. Pure."""
+    save_s = max(pace.save_us for pace in paces) / 1e6
+    way_s = max(pace.way_us for pace in paces) / 1e6
     return 2 * RESERVE_S + 2 * way_s + max(_SAVE_S, 2 * save_s)

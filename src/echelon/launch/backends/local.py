@@ -1,17 +1,34 @@
-"""Several agents on this host: each plays a node."""
+"""Several agents on this host, each in the role of a node. No allocation, and no next job."""
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from echelon.core import addresses
 from echelon.core.shell import Shell
-from echelon.launch.backends.base import Outlook, Started, View
+from echelon.launch.backends.base import (
+    AttemptContext,
+    Backend,
+    NoStandby,
+    Outlook,
+    Started,
+    View,
+)
 from echelon.launch.protocol.rank_environment import NODE, render_key
 from echelon.launch.protocol.stop import Stop
 
 
+def local_backend(shell: Shell, attempt: AttemptContext | None = None) -> Backend:
+    """Return the backend of this machine; without an attempt, the machine is one node."""
+    if attempt:
+        starter = LocalStarter(shell, attempt.request.nodes.high)
+    else:
+        starter = LocalStarter(shell, 1, name=os.uname().nodename)
+    return Backend(starter=starter, allocation=LocalAllocation(), standby=NoStandby())
+
+
 class LocalStarter:
-    """Several agents on this host: each plays a node."""
+    """Starts several agents on this host."""
 
     def __init__(self, shell: Shell, nodes: int, *, name: str = "") -> None:
         self._shell, self.nodes, self._name = shell, nodes, name
@@ -45,8 +62,8 @@ class LocalStarter:
         return Outlook()
 
 
-class OwnMachine:
-    """No allocation: nobody takes a machine away from itself."""
+class LocalAllocation:
+    """One's own machine, which has no time limit and is not taken away."""
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:
         pass

@@ -1,4 +1,4 @@
-"""How an attempt begins: whether there is anything to do, and what its controller is given."""
+"""The program of an attempt: checks whether there is anything to do, and builds the controller."""
 
 import asyncio
 import contextlib
@@ -6,21 +6,30 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.parent_death import die_with
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
-from echelon.launch.backends.allocation import choose_allocation
-from echelon.launch.backends.base import Allocation, Starter
-from echelon.launch.backends.ray.backend import RayAllocation, RayStarter
-from echelon.launch.backends.starting import choose_starter
+from echelon.launch.agent.node_check import COMMAND_S
+from echelon.launch.backends.base import AttemptContext, Backend
+from echelon.launch.backends.choosing import choose_backend
+from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.controller.controller import Controller
+from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.generation import Generation
+from echelon.launch.controller.membership import Membership
 from echelon.launch.controller.notify import LIMIT_S, Notifier
+from echelon.launch.controller.rendezvous import Rendezvous
+from echelon.launch.controller.slots import Slots
 from echelon.launch.controller.standby import find_exhaustion, find_objection
-from echelon.launch.controller.succession import choose_succession
+from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.rank_environment import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
+from echelon.launch.roles import role_command
 from echelon.run.attempts import (
     SKIPPED,
     begin_attempt,
@@ -30,15 +39,15 @@ from echelon.run.attempts import (
 )
 from echelon.run.directory import RunDir
 from echelon.run.history import read_history
-from echelon.run.journal import write_error
+from echelon.run.journal import Journal, write_error
+from echelon.run.node_record import NodeRecord, cluster_name, record_path
 from echelon.run.request import read_spec
-from echelon.spec.job_spec import JobSpec
 
 
 def main(arguments: list[str]) -> int:
     """Carry out an attempt of a run: `controller RUN ATTEMPT REQUEST`.
 
-    The attempt is the next one when it is empty; REQUEST is the digest of the request.
+    If ATTEMPT is empty, it is the next one. REQUEST is the digest of the request.
     """
     path, number, digest = arguments
     run = RunDir.open(Path(path).absolute())
@@ -48,10 +57,10 @@ def main(arguments: list[str]) -> int:
     if command := environ.pop(TIED, ""):
         die_with(int(command), signal.SIGHUP)
     if ON_RAY in environ:
-        environ = scrub(environ)  # Ray itself may be in a job of Slurm's: not ours
+        environ = scrub(environ)  # Ray itself may run in a Slurm job, which is not ours
     job_id = job_in(environ)
     owns_job = bool(job_id) and HERE not in environ
-    # Of one job, too: a slurmctld that has forgotten that it started a job starts it again.
+    # With the host and pid: a slurmctld that forgets that it started a job starts it again.
     owner = f"{job_id or 'none'} {os.uname().nodename} {os.getpid()}"
     if owns_job and is_given_back(run, job_id):
         write_error(f"{run.run_id}: nothing to do for job {job_id}: it was withdrawn")
@@ -69,36 +78,27 @@ def main(arguments: list[str]) -> int:
                 notifier.owe(attempt, objection.state, objection.why)
             write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
             _send_owed(run, notifier)
-            if own.submitted:  # else whoever submitted us is yet to write into the folder
+            if own.submitted:  # else the submitting process has yet to write into the folder
                 with contextlib.suppress(OSError):
                     give_back(run, own)
             return 0
-    # What a controller before us was killed over; beside the start, which does not wait for it.
+    # Notifications that an earlier controller was killed over; the start does not wait for them.
     sending = threading.Thread(target=_send_owed, args=(run, notifier), daemon=True)
     sending.start()
 
+    context = AttemptContext(
+        run=run,
+        number=attempt,
+        request=request,
+        owns_job=owns_job,
+        environ=original,
+        script=script,
+    )
+
     async def carry() -> int:
-        starter, allocation = _choose_place(run, attempt, request, shell, environ)
-        controller = Controller(
-            run=run,
-            attempt=attempt,
-            request=request,
-            digest=digest,
-            starter=starter,
-            allocation=allocation,
-            succession=choose_succession(
-                request.hand_over,
-                run,
-                shell,
-                environ,
-                original,
-                script=script,
-                owns_job=owns_job,
-                mail=bool(request.mail),
-            ),
-            notifier=notifier,
-            environ=environ,
-            say=write_error,
+        backend = choose_backend(shell, environ, context)
+        controller = build_controller(
+            context, backend, digest=digest, notifier=notifier, environ=environ
         )
         return await controller.run()
 
@@ -107,34 +107,84 @@ def main(arguments: list[str]) -> int:
     return code
 
 
+def build_controller(
+    attempt: AttemptContext,
+    backend: Backend,
+    *,
+    digest: str,
+    notifier: Notifier,
+    environ: Mapping[str, str],
+) -> Controller:
+    """Return the controller of an attempt, with everything that it works with."""
+    run, request, starter = attempt.run, attempt.request, backend.starter
+    journal = Journal(run, attempt.number, write_error)
+    history = read_history(run, attempt.number)
+    record = NodeRecord(
+        record_path(cluster_name(environ), environ), run.run_id, keep_s=request.forgive_after_s
+    )
+    watch = HangWatch(request.hang_timeout_s)
+    pool = AgentPool(starter, watch, journal.note, journal.report)
+    slots = Slots(request, starter, pool)
+    recovery = AgentRecovery(
+        pool,
+        starter,
+        backend.allocation,
+        journal=journal,
+        count_slots=slots.total,
+        check_s=COMMAND_S if request.node_check else 0.0,
+    )
+    membership = Membership(
+        pool, starter, recovery, request=request, journal=journal, blame=record.blame
+    )
+    conclusion = Conclusion(
+        request=request,
+        history=history,
+        backend=backend,
+        journal=journal,
+        notifier=notifier,
+        environ=environ,
+    )
+    make_generation = partial(
+        Generation,
+        request=request,
+        journal=journal,
+        pool=pool,
+        watch=watch,
+        explain=conclusion.explain,
+        recover=membership.look_about,
+    )
+    return Controller(
+        request=request,
+        environ=environ,
+        agent_command=role_command("agent", run.path, attempt.number, digest),
+        backend=backend,
+        journal=journal,
+        history=history,
+        record=record,
+        pool=pool,
+        slots=slots,
+        recovery=recovery,
+        membership=membership,
+        rendezvous=Rendezvous(pool),
+        make_generation=make_generation,
+        conclusion=conclusion,
+    )
+
+
 def _send_owed(run: RunDir, notifier: Notifier) -> None:
     for wrong in notifier.send_owed():
-        write_error(f"{run.run_id}: the command of --notify: {wrong}")
-
-
-def _choose_place(
-    run: RunDir,
-    attempt: int,
-    request: JobSpec,
-    shell: LocalShell,
-    environ: dict[str, str],
-) -> tuple[Starter, Allocation]:
-    if ON_RAY in environ:
-        starter = RayStarter(shell, environ, run=run, attempt=attempt, request=request)
-        return starter, RayAllocation(run.attempt(attempt))
-    starting = choose_starter(shell, environ, nodes=request.nodes.high)
-    return starting, choose_allocation(shell, environ)
+        write_error(f"{run.run_id}: --notify command: {wrong}")
 
 
 def _read_variables(environ: dict[str, str]) -> dict[str, str]:
-    """Return the variables with which the job's script began, which it has left in a pipe."""
+    """Return the variables with which the job's script started, which it left in a pipe."""
     pairs = [pair.partition(b"=") for pair in _read_pipe(environ.pop(ENVIRON, "")).split(b"\0")]
     found = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs if name}
     return found or dict(environ)
 
 
 def _read_pipe(number: str) -> bytes:
-    """Return what the job's script has left in a pipe; nothing where there is none."""
+    """Return what the job's script left in a pipe; empty if there is none."""
     try:
         with os.fdopen(int(number), "rb") as pipe:
             return pipe.read()

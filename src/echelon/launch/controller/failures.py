@@ -1,7 +1,4 @@
-"""What it means that a rank, its zygote or its node is gone: a failure, in a verdict's words. Pure.
-
-What a failure leads to is decided elsewhere (verdict.py).
-"""
+"""Turns the exit of a rank, its zygote or its node into a failure; decides about retries. Pure."""
 
 import re
 import signal
@@ -12,11 +9,11 @@ from typing import Any
 
 from echelon.launch.pool.hang import Hang
 from echelon.launch.protocol.messages import RankExited, ZygoteLost
-from echelon.run.verdict import _VICTIMS, CAUSES, Failure
+from echelon.run.verdict import CAUSES, VICTIMS, Failure
 
 
 def from_exit(gone: RankExited, *, node: str, log: Path) -> Failure:
-    """Return the failure of a rank that did not end well; its log is told within the run."""
+    """Return the failure of a rank; its log is relative to the run directory."""
     cause, message = classify_exit(
         code=gone.code,
         number=gone.signal,
@@ -39,24 +36,24 @@ def from_exit(gone: RankExited, *, node: str, log: Path) -> Failure:
 
 
 def from_late_exit(gone: RankExited, *, node: str, log: Path) -> Failure:
-    """Return the same of one that fell after the first: by itself, or because we ended it."""
+    """Return the failure of a rank that exited after the first one, or that we ended."""
     if gone.signal != signal.SIGKILL:
         return from_exit(gone, node=node, log=log)
     if gone.error:
-        # It had failed by itself, and we ended what it did at its exit.
+        # It had failed by itself, and we killed it while it was exiting.
         return from_exit(replace(gone, code=1, signal=0), node=node, log=log)
     failure = from_exit(gone, node=node, log=log)
     return replace(failure, cause="ended", message="ended with its generation")
 
 
 def from_lost_zygote(lost: ZygoteLost, *, node: str) -> Failure:
-    """Return the failure of a node whose ranks have died with their zygote."""
+    """Return the failure of a node whose ranks died with their zygote."""
     cause, how = classify_exit(
         code=lost.code, number=lost.signal, error={}, tail="", out_of_memory=lost.out_of_memory
     )
     return Failure(
         cause=cause,
-        message=f"its zygote is gone, and its ranks with it: {how}",
+        message=f"its zygote died, and its ranks with it: {how}",
         node=node,
         exit_code=_exit_code(lost.code, lost.signal),
         generation=lost.generation,
@@ -64,8 +61,8 @@ def from_lost_zygote(lost: ZygoteLost, *, node: str) -> Failure:
 
 
 def from_lost_agent(reason: str, *, node: str, generation: int = 0) -> Failure:
-    """Return the failure of a node of which nothing is heard any more."""
-    message = f"its agent is gone: {reason}"
+    """Return the failure of a node whose agent was lost."""
+    message = f"its agent was lost: {reason}"
     return Failure(cause="lost node", message=message, node=node, generation=generation)
 
 
@@ -83,8 +80,8 @@ def from_hang(hang: Hang, *, node: str, stacks: Mapping[str, str]) -> Failure:
 
 
 def from_standstill(rank: int, *, generation: int) -> Failure:
-    """Return the failure of a rank that was to save and go, and did not."""
-    message = "it did not end after the step at which all ranks were to stop"
+    """Return the failure of a rank that did not save and exit when it should have."""
+    message = "did not exit after the step at which all ranks were to stop"
     return Failure(cause="hang", message=message, rank=rank, generation=generation)
 
 
@@ -97,7 +94,7 @@ NEVER_RETRIED = frozenset({"import error", "bad arguments", "time limit", "cance
 
 _PATTERNS = (
     (
-        # Not "busy or unavailable": so says a GPU in exclusive mode to ranks that share it.
+        # Not "busy or unavailable": a GPU in exclusive mode reports that to ranks that share it.
         "gpu fault",
         (
             r"uncorrectable ECC error encountered|"
@@ -108,7 +105,7 @@ _PATTERNS = (
         ),
     ),
     ("cuda out of memory", r"CUDA out of memory|OutOfMemoryError|CUDA error: out of memory"),
-    # torch's allocator says the first on x86, the second elsewhere.
+    # torch's allocator prints "can't allocate memory" on x86, "not enough memory" elsewhere.
     (
         "out of memory",
         r"^MemoryError|can't allocate memory|CPUAllocator: not enough memory|\[Errno 12\]",
@@ -151,17 +148,17 @@ _FAILED_IMPORTS = (
 
 
 _UNCAUGHT = 1
-"""With what Python ends when nobody caught an exception."""
+"""Exit code of Python after an uncaught exception."""
 
 
 _REFUSED = 2
-"""With what argparse ends."""
+"""Exit code of argparse."""
 
 
 _KILLED_WORKER = re.compile(r"DataLoader worker .*(killed by signal: Killed|exited unexpectedly)")
 
 
-def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
+def classify_exit(  # noqa: PLR0911  one return per cause
     *,
     code: int,
     number: int,
@@ -169,14 +166,14 @@ def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
     tail: str,
     out_of_memory: bool,
 ) -> tuple[str, str]:
-    """Return the cause and the message of a rank's end.
+    """Return the cause and the message of a rank's failure.
 
     Args:
         code: its exit code.
         number: the signal that killed it, or 0.
         error: its own record of an exception, or nothing.
-        tail: the end of its log, for what its record does not tell.
-        out_of_memory: whether the kernel has just killed for memory on that node.
+        tail: the end of its log, for what the record lacks.
+        out_of_memory: whether the kernel has just killed a process for memory on that node.
     """
     if number and (found := _classify_signal(number, error, tail, out_of_memory)):
         return found
@@ -193,21 +190,21 @@ def classify_exit(  # noqa: PLR0911  one return for each thing that it can be
     if out_of_memory and _KILLED_WORKER.search(text):
         return "out of memory", text
     cause, _ = _match(text, _PATTERNS) or ("exception", "")
-    if cause in _VICTIMS and not _is_torchs(kind, error):
-        return "exception", text  # a connection of the script's own: to a data base, say
+    if cause in VICTIMS and not _is_torchs(kind, error):
+        return "exception", text  # a connection of the script itself: to a database, say
     return cause, text
 
 
 def _classify_signal(
     number: int, error: Mapping[str, Any], tail: str, out_of_memory: bool
 ) -> tuple[str, str] | None:
-    """Return what a signal means; None where the rank was leaving anyway, and something else is.
+    """Return what a signal means; None if the rank was exiting anyway, for another reason.
 
-    Torch's threads may abort a process that is taken apart.
+    Torch's threads may abort a process during its exit.
     """
     name = _signal_name(number)
     if out_of_memory and number == signal.SIGKILL:
-        return "out of memory", f"killed by the kernel ({name}): memory was full"
+        return "out of memory", f"killed by the kernel ({name}): out of memory"
     if number == signal.SIGABRT:
         if found := _match(tail, _PATTERNS):
             return found
@@ -217,7 +214,7 @@ def _classify_signal(
 
 
 def _is_torchs(kind: str, error: Mapping[str, Any]) -> bool:
-    """Tell whether an exception can be of torch's communication, which is written in C++."""
+    """Tell whether an exception can come from torch's communication, which is written in C++."""
     return "RuntimeError" in (kind, *error.get("bases", ())) or kind.startswith("Dist")
 
 
@@ -233,18 +230,18 @@ _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?(\w+)(?:: (.*))?$")
 
 
 _LEAVING = re.compile(r"^(?:\[rank\d+\]: )?[\w.]+(?:: .*)?\nterminate called", re.MULTILINE)
-"""The last line of a traceback, and an abort right after it."""
+"""The last line of a traceback, followed by an abort."""
 
 
 _LABEL = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
-"""What torch puts before each line of a traceback once ranks have met."""
+"""Prefix that torch adds to each line of a traceback in a process group."""
 
 
 def _last_exception(text: str) -> tuple[str, str]:
     """Return type and message of the last traceback in a log."""
-    # Everything of a traceback is indented, but for its first line and the exception.
+    # All lines of a traceback are indented, except for its first one and the exception.
     lines = [line for line in last_traceback(text).splitlines()[1:] if line[:1].strip()]
-    # Of a script that cannot be parsed there is no traceback.
+    # A script that cannot be parsed has no traceback.
     lines = lines or [_last_line(text)] * _last_line(text).startswith(_FAILED_IMPORTS)
     match = _EXCEPTION.match(lines[0]) if lines else None
     return (match[1], match[2] or "") if match else ("", "")
@@ -276,7 +273,7 @@ def decide_retry(
     low: int,
     stop_on_hang: bool = False,
 ) -> str:
-    """Return why another generation makes no sense; empty when it does.
+    """Return why another generation makes no sense; empty if it does.
 
     Args:
         failure: what ended this generation.
@@ -284,23 +281,28 @@ def decide_retry(
         restarts: how many are allowed.
         nodes: how many are left.
         low: how many the run needs.
-        stop_on_hang: whether a hang is the end.
+        stop_on_hang: whether a hang ends the run.
     """
     if failure.cause in NEVER_RETRIED:
-        return f"{CAUSES[failure.cause]} will not mend itself"
+        return f"a restart would not help: {CAUSES[failure.cause]}"
     if failure.cause == "hang" and stop_on_hang:
-        return "a hang is to stop the run"
+        return "hangs end the run (--on-hang stop)"
     if nodes < low:
-        return f"{nodes} nodes are left, and it needs {low}"
+        return too_few_nodes(nodes, low)
     if earlier and _same(failure, earlier[-1]):
-        return "the same error came at the same place again"
+        return "the same error occurred again at the same place"
     if len(earlier) >= restarts:
-        return f"all {restarts} restarts are used up" if restarts else "restarts are switched off"
+        return f"all {restarts} restarts are used up" if restarts else "restarts are disabled"
     return ""
 
 
+def too_few_nodes(nodes: int, low: int) -> str:
+    left = "1 node is left" if nodes == 1 else f"{nodes} nodes are left"
+    return f"{left}; the run needs at least {low}"
+
+
 def _same(one: Failure, other: Failure) -> bool:
-    """Tell whether a failure repeats: by its own doing, not by a signal or a lost node."""
+    """Tell whether a failure of the script repeats; signals and lost nodes do not count."""
     if one.cause not in ("exception", "exit", "cuda out of memory", "disk full"):
         return False
     keys = [(f.cause, f.error_type, f.message, f.step) for f in (one, other)]

@@ -19,10 +19,10 @@ from echelon.launch.controller.failures import (
     from_lost_zygote,
     from_standstill,
 )
-from echelon.launch.controller.rendezvous import Meeting, RendezvousError, collect
+from echelon.launch.controller.rendezvous import Endpoint, RendezvousError, collect
 from echelon.launch.controller.stopping import WITHDRAWN, Reason, StopConsensus, order_end
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Agent, Entry, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Entry, Lost
 from echelon.launch.pool.hang import Hang, HangWatch, script_frames
 from echelon.launch.protocol.messages import (
     Commit,
@@ -71,14 +71,14 @@ class Generation:
     def __init__(
         self,
         number: int,
-        agents: Sequence[Agent],
+        agents: Sequence[AgentHandle],
         *,
         request: JobSpec,
         journal: Journal,
-        crew: AgentPool,
+        pool: AgentPool,
         watch: HangWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
-        recall: Callable[[], None],
+        recover: Callable[[], None],
     ) -> None:
         self.number, self.agents = number, agents
         self.failures: list[Failure] = []
@@ -87,7 +87,7 @@ class Generation:
         self.made_room = False
         """Whether ranks have stopped so that more can take part."""
         self.stacks: dict[str, str] = {}
-        self._ranks: dict[int, Agent] = {}
+        self._ranks: dict[int, AgentHandle] = {}
         """Those that have not gone."""
         self._gone_by_s: float | None = None
         """When ranks that do not listen have to be gone; None before they were asked."""
@@ -96,22 +96,22 @@ class Generation:
         self._ask_s = math.inf
         """When ranks are asked to make room for a node that has come."""
         self._told_waiting = False
-        self._accord: StopConsensus | None = None
+        self._consensus: StopConsensus | None = None
         """By which ranks make room, once they have agreed on it."""
         self._request, self._journal = request, journal
-        self._crew, self._watch, self._explain = crew, watch, explain
-        self._recall = recall
-        """Has agents brought back that are missing."""
+        self._pool, self._watch, self._explain = pool, watch, explain
+        self._recover = recover
+        """Restarts missing agents."""
         self._spending = Spending()
         self._last_step = -1
         """That a rank which has gone had taken."""
 
-    async def run(self, meeting: Meeting, ranks_of: Callable[[Agent], int]) -> None:
+    async def run(self, endpoint: Endpoint, ranks_of: Callable[[AgentHandle], int]) -> None:
         """Start the ranks, and return when all of them are gone."""
-        self._start(meeting, [ranks_of(agent) for agent in self.agents])
+        self._start(endpoint, [ranks_of(agent) for agent in self.agents])
         await self._watch_ranks()
         self._watch.end()
-        why = Reason(self.stop, self._explain, self._crew.post)
+        why = Reason(self.stop, self._explain, self._pool.post)
         if self.stop and not self.stop.at_once:
             await self._stop_together()
         await self._end()
@@ -122,8 +122,8 @@ class Generation:
         spent = self._spending.record(time.monotonic(), again=again)
         self._journal.note("spent", generation=self.number, **spent)
 
-    def _start(self, meeting: Meeting, counts: Sequence[int]) -> None:
-        orders = place_ranks(counts, meeting, generation=self.number, now_s=time.time())
+    def _start(self, endpoint: Endpoint, counts: Sequence[int]) -> None:
+        orders = place_ranks(counts, endpoint, generation=self.number, now_s=time.time())
         for agent, order in zip(self.agents, orders, strict=True):
             ranks = range(order.first_rank, order.first_rank + order.count)
             self._ranks |= dict.fromkeys(ranks, agent)
@@ -139,7 +139,7 @@ class Generation:
         """Wait until all ranks have gone well, for the first trouble, or for a stop."""
         until_s = math.inf
         while self._ranks and not self.stop:
-            entry = await self._crew.next(min(until_s, self._ask_s))
+            entry = await self._pool.next(min(until_s, self._ask_s))
             if entry:
                 await self._notice(entry)
             elif until_s <= time.monotonic():
@@ -153,16 +153,16 @@ class Generation:
 
     def _see_newcomers(self, after_s: float = NEWCOMERS_S) -> None:
         """Think of making room, in a moment, where agents are here that have no ranks."""
-        here = any(agent not in self.agents for agent in self._crew.agents.values())
+        here = any(agent not in self.agents for agent in self._pool.agents.values())
         self._ask_s = time.monotonic() + after_s if here else math.inf
 
     async def _notice(self, entry: Entry) -> None:
         match entry:
-            case (Agent(), RankStarted() as rank):
+            case (AgentHandle(), RankStarted() as rank):
                 self._journal.note(
                     "rank", rank=rank.rank, generation=rank.generation, pid=rank.pid, warm=rank.warm
                 )
-            case (Agent() as agent, RankExited() as gone) if gone.generation == self.number:
+            case (AgentHandle() as agent, RankExited() as gone) if gone.generation == self.number:
                 self._ranks.pop(gone.rank, None)
                 self._last_step = max(self._last_step, gone.step)
                 self._spending.leave(gone, time.monotonic())
@@ -172,22 +172,22 @@ class Generation:
                 if gone.code or gone.signal:
                     log = self._log(gone.rank)
                     self.failures.append(from_exit(gone, node=agent.name, log=log))
-            case (Agent() as agent, Ended() as ended) if ended.generation == self.number:
+            case (AgentHandle() as agent, Ended() as ended) if ended.generation == self.number:
                 # Those of whom it has said nothing were not started yet: storage was away, say.
                 self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
-            case (Agent() as agent, ZygoteLost() as lost) if lost.generation == self.number:
+            case (AgentHandle() as agent, ZygoteLost() as lost) if lost.generation == self.number:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
-            case (Agent() as agent, Lost() as lost) if agent in self.agents:
+            case (AgentHandle() as agent, Lost() as lost) if agent in self.agents:
                 self._lose(agent, lost.reason)
-            case (Agent(), Hello() | Lost()):
-                self._recall()
+            case (AgentHandle(), Hello() | Lost()):
+                self._recover()
                 self._see_newcomers()
             case (_, Stop() as stop):
                 self.stop = stop
             case (_, Hang() as hang) if hang.generation == self.number:
                 await self._be_hung(hang)
 
-    def _lose(self, agent: Agent, reason: str) -> None:
+    def _lose(self, agent: AgentHandle, reason: str) -> None:
         lost = [rank for rank, owner in self._ranks.items() if owner is agent]
         for rank in lost:
             del self._ranks[rank]
@@ -213,30 +213,30 @@ class Generation:
         if any(agent.trains_unsaved for agent in self.agents):
             self._see_newcomers(ASK_AGAIN_S)
             return
-        accord = self._begin_accord()
+        consensus = self._begin_consensus()
         until_s = time.monotonic() + AGREE_S + 2 * max(agent.way_s for agent in self.agents)
         while self._ranks and not self.failures and not self.stop:
-            match entry := await self._crew.next(until_s):
+            match entry := await self._pool.next(until_s):
                 case None:
                     break
-                case (Agent() as agent, Place() as place):
-                    order = accord.hear(agent.node, place)
+                case (AgentHandle() as agent, Place() as place):
+                    order = consensus.hear(agent.node, place)
                     self._tell_all(order)
                     if isinstance(order, Commit):
-                        self._accord = accord
+                        self._consensus = consensus
                         self._watch.end()  # saving is no hang
                         save_s = max(agent.save_s for agent in self.agents)
                         until_s = time.monotonic() + SAVE_S + 2 * save_s
-                    elif accord.deaf:
+                    elif consensus.deaf:
                         break
                 case _:
                     await self._notice(entry)
         if self.stop or self.failures:
             return  # which is more urgent, and has ways of its own
-        if not accord.committed:
+        if not consensus.committed:
             self._tell_all(Propose(generation=self.number, place=WITHDRAWN))
             self._see_newcomers(ASK_AGAIN_S)
-            self._tell_waiting(accord.deaf and bool(self._ranks))
+            self._tell_waiting(consensus.deaf and bool(self._ranks))
         elif self._ranks:
             self.failures.append(from_standstill(min(self._ranks), generation=self.number))
         else:
@@ -245,7 +245,7 @@ class Generation:
 
     def _tell_waiting(self, deaf: bool) -> None:
         """Say once that a node has no ranks, where ranks will not make room."""
-        waiting = [one.name for one in self._crew.agents.values() if one not in self.agents]
+        waiting = [one.name for one in self._pool.agents.values() if one not in self.agents]
         if deaf and waiting and not self._told_waiting:
             self._told_waiting = True
             why = "ranks that do not listen cannot make room; it is used at the next restart"
@@ -260,29 +260,29 @@ class Generation:
         now, because their training is about to begin, can still come to a place in that time.
         """
         # They may be on their way already, to make room.
-        accord = self._accord or self._begin_accord()
-        until_s, again_s = time.monotonic() + (SAVE_S if accord.committed else AGREE_S), math.inf
+        consensus = self._consensus or self._begin_consensus()
+        until_s, again_s = time.monotonic() + (SAVE_S if consensus.committed else AGREE_S), math.inf
         while self._ranks:
-            match entry := await self._crew.next(min(self._before(until_s), again_s)):
+            match entry := await self._pool.next(min(self._before(until_s), again_s)):
                 case None if again_s <= time.monotonic() < self._before(until_s):
-                    accord, again_s = self._begin_accord(), math.inf
+                    consensus, again_s = self._begin_consensus(), math.inf
                 case None:
                     return
-                case (Agent() as agent, Lost()) if agent in self.agents:
+                case (AgentHandle() as agent, Lost()) if agent in self.agents:
                     return
-                case (Agent() as agent, Place() as place):
-                    until_s = self._hear(accord, agent, place, until_s)
-                    if accord.deaf:
+                case (AgentHandle() as agent, Place() as place):
+                    until_s = self._hear(consensus, agent, place, until_s)
+                    if consensus.deaf:
                         again_s = min(again_s, time.monotonic() + AGAIN_S)
                 case (_, Stop() | RankExited() | Ended()):
                     await self._notice(entry)
             if self.stop and self.stop.at_once:
                 return
         if not self.failures:
-            self._take_stop(accord)
+            self._take_stop(consensus)
 
-    def _take_stop(self, accord: StopConsensus) -> None:
-        if accord.committed:
+    def _take_stop(self, consensus: StopConsensus) -> None:
+        if consensus.committed:
             self._halt()
         elif self._gone_by_s is None:
             self.stop = None  # they were done before they came to the place
@@ -292,18 +292,20 @@ class Generation:
         self._journal.note("stopped", generation=self.number, step=self._last_step)
         self._halted = f"; all ranks stopped after step {self._last_step}, and saved"
 
-    def _begin_accord(self) -> StopConsensus:
-        accord = StopConsensus((agent.node for agent in self.agents), self.number)
-        self._tell_all(accord.begin())
-        return accord
+    def _begin_consensus(self) -> StopConsensus:
+        consensus = StopConsensus((agent.node for agent in self.agents), self.number)
+        self._tell_all(consensus.begin())
+        return consensus
 
-    def _hear(self, accord: StopConsensus, agent: Agent, place: Place, until_s: float) -> float:
+    def _hear(
+        self, consensus: StopConsensus, agent: AgentHandle, place: Place, until_s: float
+    ) -> float:
         """Take an agent's answer; return until when ranks may now take."""
-        order = accord.hear(agent.node, place)
+        order = consensus.hear(agent.node, place)
         self._tell_all(order)
         if isinstance(order, Commit):
             return time.monotonic() + SAVE_S
-        if accord.deaf and self._gone_by_s is None:
+        if consensus.deaf and self._gone_by_s is None:
             ask = self._last_order(deaf=True)
             self._gone_by_s = time.monotonic() + ask.grace_s
             self._tell({one.node for one in self.agents}, ask)
@@ -317,27 +319,27 @@ class Generation:
 
     def _tell_all(self, order: Propose | Commit | None) -> None:
         for agent in self.agents:
-            if order and self._crew.has(agent):
+            if order and self._pool.has(agent):
                 agent.link.say(order)
 
     async def _end(self) -> None:
         """End what is left, everywhere; return when all of it is gone."""
-        left = {agent.node for agent in self.agents if self._crew.has(agent)}
+        left = {agent.node for agent in self.agents if self._pool.has(agent)}
         order = self._last_order()
         self._tell(left, order)
         deadline = time.monotonic() + order.grace_s + END_S
         latest = deadline + STORAGE_S
         while left:
-            match await self._crew.next(deadline):
+            match await self._pool.next(deadline):
                 case None if time.monotonic() < latest and self._is_held(left):
                     deadline = time.monotonic() + END_S
                 case None:
-                    for node in left & self._crew.agents.keys():
-                        self._crew.agents[node].link.drop("it did not end its ranks")
+                    for node in left & self._pool.agents.keys():
+                        self._pool.agents[node].link.drop("it did not end its ranks")
                     return
-                case (Agent() as agent, Ended(generation=self.number) | Lost()):
+                case (AgentHandle() as agent, Ended(generation=self.number) | Lost()):
                     left.discard(agent.node)
-                case (Agent() as agent, RankExited() as gone):
+                case (AgentHandle() as agent, RankExited() as gone):
                     if gone.generation == self.number:
                         self._spending.leave(gone, time.monotonic())
                     self._notice_late(agent, gone)
@@ -347,7 +349,7 @@ class Generation:
                         self._tell(left, End(generation=self.number))
 
     def _is_held(self, nodes: set[int]) -> bool:
-        return any(self._crew.agents[node].held for node in nodes & self._crew.agents.keys())
+        return any(self._pool.agents[node].held for node in nodes & self._pool.agents.keys())
 
     def _last_order(self, *, deaf: bool = False) -> End:
         """Return how ranks are to be ended: asked first, where there is time for that."""
@@ -359,10 +361,10 @@ class Generation:
         )
 
     def _tell(self, nodes: set[int], order: End) -> None:
-        for node in nodes & self._crew.agents.keys():
-            self._crew.agents[node].link.say(order)
+        for node in nodes & self._pool.agents.keys():
+            self._pool.agents[node].link.say(order)
 
-    def _notice_late(self, agent: Agent, gone: RankExited) -> None:
+    def _notice_late(self, agent: AgentHandle, gone: RankExited) -> None:
         """Add ranks that fell after the first: by themselves, or because we ended them."""
         if not (gone.code or gone.signal) or self.stop:
             return
@@ -374,11 +376,11 @@ class Generation:
 
     async def _be_hung(self, hang: Hang) -> None:
         """Have all stacks written down; what follows is the user's choice."""
-        here = [agent for agent in self.agents if self._crew.has(agent)]
+        here = [agent for agent in self.agents if self._pool.has(agent)]
         for agent in here:
             agent.link.say(Dump(generation=self.number))
         try:
-            answers = await collect(self._crew, here, StacksOfNode, self.number, needed=here)
+            answers = await collect(self._pool, here, StacksOfNode, self.number, needed=here)
         except RendezvousError as error:
             self.failures.append(error.failure)
             return
@@ -400,13 +402,13 @@ class Generation:
 
 
 def place_ranks(
-    counts: Sequence[int], meeting: Meeting, *, generation: int, now_s: float
+    counts: Sequence[int], endpoint: Endpoint, *, generation: int, now_s: float
 ) -> list[Start]:
     """Return the order for each node: ranks are counted from the first node on.
 
     Args:
         counts: how many ranks each node has.
-        meeting: where they meet.
+        endpoint: where they meet.
         generation: whose ranks they are.
         now_s: the time, by the controller's clock.
     """
@@ -419,9 +421,9 @@ def place_ranks(
             first_rank=first,
             count=count,
             world_size=sum(counts),
-            address=meeting.address,
-            port=meeting.port,
-            served=meeting.served,
+            address=endpoint.address,
+            port=endpoint.port,
+            served=endpoint.served,
             now_s=now_s,
         )
         for node_rank, (first, count) in enumerate(zip(firsts, counts, strict=False))

@@ -1,8 +1,8 @@
-"""Where the ranks of a generation meet: an address that all nodes reach, and a port nobody takes.
+"""Finds the endpoint at which the ranks of a generation connect: an address and a port.
 
-The first node's agent binds a socket and keeps it until a store is served on it, so there is no
-moment at which somebody else could take the port. The address is one of that node's own which all
-other nodes have reached: a name may lead elsewhere, and there may be several interfaces.
+The first node's agent binds a socket and keeps it until a store is served on it, so no other
+process can take the port in between. The address is one of that node's own which all other nodes
+have reached: a name may resolve elsewhere, and there may be several interfaces.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from typing import Any, TypeVar
 from echelon.core import addresses
 from echelon.launch.controller.failures import from_lost_agent
 from echelon.launch.pool.agent_pool import AgentPool
-from echelon.launch.pool.controller_events import Agent, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Lost
 from echelon.launch.protocol.messages import Message, Open, Opened, Probe, Reached
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.verdict import Failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class Endpoint:
     address: str
     port: int
     served: bool
-    """Whether a store is served there; else rank 0 opens its own."""
+    """Whether a store is served there; if not, rank 0 opens its own."""
 
 
 class RendezvousError(Exception):
-    """Ranks cannot be brought together."""
+    """There is no endpoint that all nodes reach."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -38,30 +38,30 @@ M = TypeVar("M", bound=Message)
 
 
 async def collect(
-    crew: AgentPool,
-    asked: Sequence[Agent],
+    pool: AgentPool,
+    asked: Sequence[AgentHandle],
     kind: type[M],
     generation: int,
     *,
-    needed: Sequence[Agent],
+    needed: Sequence[AgentHandle],
 ) -> dict[int, M]:
     """Return one answer of a kind from each agent that was asked, by node.
 
     Raises:
         RendezvousError: an agent that is needed was lost, asked or not.
-        StopError: the run is to stop.
+        StopError: a stop was requested.
     """
     answers: dict[int, Any] = {}
     left = {agent.node for agent in asked}
     while left:
-        entry = await crew.next()
+        entry = await pool.next()
         assert entry is not None, "there is no deadline"
         match entry:
-            case (Agent() as agent, Lost() as lost) if agent in needed:
+            case (AgentHandle() as agent, Lost() as lost) if agent in needed:
                 raise RendezvousError(from_lost_agent(lost.reason, node=agent.name))
             case (_, Stop() as stop):
                 raise StopError(stop)
-            case (Agent() as agent, what) if isinstance(what, kind):
+            case (AgentHandle() as agent, what) if isinstance(what, kind):
                 if getattr(what, "generation", generation) == generation:
                     answers[agent.node] = what
                     left.discard(agent.node)
@@ -69,45 +69,45 @@ async def collect(
 
 
 class Rendezvous:
-    """Finds meetings, and remembers which address the nodes could reach."""
+    """Finds endpoints, and remembers which address the nodes could reach."""
 
-    def __init__(self, crew: AgentPool) -> None:
-        self._crew = crew
+    def __init__(self, pool: AgentPool) -> None:
+        self._pool = pool
         self._known: dict[tuple[int, ...], str] = {}
 
-    async def find(self, agents: Sequence[Agent], generation: int) -> Meeting:
-        """Return where the ranks of these agents meet.
+    async def find(self, agents: Sequence[AgentHandle], generation: int) -> Endpoint:
+        """Return the endpoint for the ranks of these agents.
 
         Raises:
-            RendezvousError: no address is reached by all, or an agent was lost meanwhile.
-            StopError: the run is to stop.
+            RendezvousError: not all nodes reach any address, or an agent was lost meanwhile.
+            StopError: a stop was requested.
         """
         first, others = agents[0], agents[1:]
         nodes = tuple(agent.node for agent in agents)
         known = self._known.get(nodes)
         choices = [known] if known else choose_addresses(first, others)
         first.link.say(Open(generation=generation, addresses=choices))
-        opened = (await collect(self._crew, [first], Opened, generation, needed=agents))[first.node]
+        opened = (await collect(self._pool, [first], Opened, generation, needed=agents))[first.node]
         ports = opened.ports
         if not known and len(ports) > 1:
             for agent in others:
                 agent.link.say(Probe(generation=generation, ports=ports))
-            answers = await collect(self._crew, others, Reached, generation, needed=agents)
+            answers = await collect(self._pool, others, Reached, generation, needed=agents)
             ports = {
                 address: port
                 for address, port in ports.items()
                 if all(address in answer.addresses for answer in answers.values())
             }
         if not ports:
-            message = f"no address of {first.name} is reached by all nodes: {', '.join(choices)}"
+            message = f"not all nodes can reach {first.name} at any of {', '.join(choices)}"
             raise RendezvousError(Failure(cause="start", message=message, exit_code=69))
         address = next(iter(ports))
         self._known[nodes] = address
-        return Meeting(address=address, port=ports[address], served=opened.served)
+        return Endpoint(address=address, port=ports[address], served=opened.served)
 
 
-def choose_addresses(first: Agent, others: Sequence[Agent]) -> list[str]:
-    """Return addresses of the first node where the others may reach it, the likeliest first."""
+def choose_addresses(first: AgentHandle, others: Sequence[AgentHandle]) -> list[str]:
+    """Return addresses at which others may reach the first node, the likeliest first."""
     if all(agent.hello.host == first.hello.host for agent in others):
         return [addresses.LOOPBACK]
     seen = {agent.link.own_address for agent in others}

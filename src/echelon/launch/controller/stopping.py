@@ -1,8 +1,8 @@
-"""Where all ranks stop: agreed in two phases, for a step number in a message is already stale.
+"""Where all ranks stop: agreed in two phases, because a step number in a message is already stale.
 
-The controller proposes a place a little ahead. Ranks that come there wait; those that were past it
-already say so, and a later place is proposed. When all wait, it commits, and all stop there, having
-done the same steps. A place is a count of the moments at which a rank could stop.
+The controller proposes a place a little ahead. Ranks that reach it wait there; if some are past it
+already, the controller proposes a later one. Once all wait, it commits, and all stop there after
+the same number of steps. A place is a count of the points at which a rank could stop.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from echelon.launch.protocol.stop import Stop
 from echelon.spec.job_spec import JobSpec
 
 WITHDRAWN = -1
-"""A place that is none: who waits at another goes on."""
+"""No place: ranks that wait at another one continue."""
 _FAR = 64
 
 
 class StopConsensus:
-    """The controller's side. Pure: it is told what agents answer, and says what to tell them."""
+    """The controller's side. Pure: takes the agents' answers and returns what to send them."""
 
     def __init__(self, nodes: Iterable[int], generation: int) -> None:
         self._nodes, self._generation = set(nodes), generation
@@ -29,14 +29,14 @@ class StopConsensus:
         self._margin = 1
         self.committed = False
         self.deaf = False
-        """Whether some rank does not listen, so that there will be no accord."""
+        """Whether some rank does not listen, so that there will be no consensus."""
 
     def begin(self) -> Propose:
-        """Return the first question, which is only how far everybody is."""
+        """Return the first question, which only asks how far each rank is."""
         return Propose(generation=self._generation, place=0)
 
     def hear(self, node: int, answer: Place) -> Propose | Commit | None:
-        """Take an agent's answer; return what to tell all agents once all have given theirs."""
+        """Take an agent's answer; return what to send to all agents once all have answered."""
         if self.committed or answer.proposed != self._proposed or node not in self._nodes:
             return None
         self._answers[node] = answer
@@ -55,17 +55,17 @@ class StopConsensus:
 
 
 KILL_S = 3.0
-"""What ranks get between being asked to go, when they would not agree, and being killed."""
+"""Grace period of ranks that did not reach an agreed place, before they are killed."""
 
 
 def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s: float) -> End:
-    """Return the order: a signal first, where there is time for that.
+    """Return the order to end ranks: a signal first, if there is time.
 
     Args:
         generation: whose ranks.
-        stop: why the run is to stop; None for ranks whose generation has failed.
-        deaf: the wishes for ranks that know of no places; None for those that do.
-        now_s: by the clock of the stop's deadline.
+        stop: why the run stops; None if the generation has failed.
+        deaf: the request, for ranks that do not listen; None for those that do.
+        now_s: the time, by the clock of the stop's deadline.
     """
     if not stop or stop.at_once:
         return End(generation=generation)
@@ -74,15 +74,15 @@ def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s
         left_s = max(0.0, stop.deadline_s - now_s)
     grace_s, ask = float(deaf.grace_s) if deaf else KILL_S, signal.SIGTERM
     if deaf and deaf.limit_lead_s and deaf.limit_signal and stop.cause == "time limit":
-        # It wants to be warned, and what it does with the time that is left is its own affair.
+        # It wants a warning, and uses the time that is left as it likes.
         grace_s, ask = max(grace_s, deaf.limit_lead_s), signal.Signals(deaf.limit_signal.number)
     return End(generation=generation, grace_s=min(grace_s, left_s), signal=0 if stop.told else ask)
 
 
 class Reason:
-    """Asks the cluster while ranks come to a place: who preempts gives little time.
+    """Asks the cluster for the reason of a stop while ranks stop: a preemption leaves little time.
 
-    What it says is posted, for it may be more urgent than the signal was.
+    The answer is posted, because it may be more urgent than the signal was.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Reason:
         return explained
 
     async def settle(self, last: Stop) -> Stop:
-        """Return which stop counts, in the cluster's words: the first, unless a user's came later.
+        """Return the stop that counts, as the cluster explains it: the first, or a user's later.
 
-        Who ends a run while it saves before its time limit does not want it to go on.
+        A user who ends a run while it saves before its time limit does not want it to continue.
         """
         if self._first is None or self._asking is None:
             return await self._explain(last)

@@ -14,15 +14,25 @@ from typing import Any
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
 from echelon.launch.backends.base import Starter
-from echelon.launch.doctor.answers import read_facts, read_figure, read_torch
-from echelon.launch.doctor.asking import Questioner
-from echelon.launch.doctor.granted import add_figures
-from echelon.launch.doctor.looking import Looking, is_well
+from echelon.launch.doctor.all_reduce import (
+    AllReduce,
+    find_suspects,
+    plan_confirmation,
+    plan_rounds,
+)
+from echelon.launch.doctor.first_look import DoctorPaths, FirstLook, is_well
+from echelon.launch.doctor.gpus import add_figures
 from echelon.launch.doctor.ports import choose_peers
-from echelon.launch.doctor.record import Examined, Group, Node, Torch
-from echelon.launch.doctor.reducing import Reducing
-from echelon.launch.doctor.rounds import find_suspects, plan_confirmation, plan_rounds
-from echelon.launch.doctor.site import Place
+from echelon.launch.doctor.probe_client import ProbeClient
+from echelon.launch.doctor.results import (
+    Examined,
+    Group,
+    Node,
+    Torch,
+    read_facts,
+    read_figure,
+    read_torch,
+)
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Hello
@@ -49,16 +59,16 @@ class Examination:
         shell: Shell,
         starter: Starter,
         environ: Mapping[str, str],
-        place: Place,
+        paths: DoctorPaths,
         short: bool,
         tell: Callable[[str], None],
     ) -> None:
         self._environ = environ
-        self._place, self._short, self._tell = place, short, tell
-        self._crew = AgentPool(starter, HangWatch(0), lambda *_, **__: None, tell)
-        self._asking = Questioner(self._crew)
-        self._looking = Looking(
-            self._asking, shell=shell, starter=starter, environ=environ, place=place, tell=tell
+        self._paths, self._short, self._tell = paths, short, tell
+        self._pool = AgentPool(starter, HangWatch(0), lambda *_, **__: None, tell)
+        self._probes = ProbeClient(self._pool)
+        self._first_look = FirstLook(
+            self._probes, shell=shell, starter=starter, environ=environ, paths=paths, tell=tell
         )
         self._nodes = {node: Node(name=starter.host(node)) for node in range(starter.nodes)}
         self._pairs: list[Group] = []
@@ -74,9 +84,9 @@ class Examination:
             EchelonError: Slurm does not respond.
         """
         began_s = time.monotonic()
-        self._crew.hear_signals()
+        self._pool.hear_signals()
         try:
-            for node, look in (await self._looking.look()).items():
+            for node, look in (await self._first_look.look()).items():
                 self._note(node, look=look)
             if await self._call():
                 await self._ask_facts()
@@ -86,8 +96,8 @@ class Examination:
                 if not self._short:
                     await self._compute()
         finally:
-            await self._crew.leave()
-        for node, why in self._asking.lost.items():
+            await self._pool.leave()
+        for node, why in self._probes.lost.items():
             self._note(node, lost=why)
         return Examined(
             nodes=list(self._nodes.values()),
@@ -105,27 +115,27 @@ class Examination:
         """Start probes on the nodes whose first look succeeded; tell whether any connected."""
         for node, known in self._nodes.items():
             if not is_well(known.look):
-                self._crew.reject(
+                self._pool.reject(
                     Hello(node=node, name=known.name, host="", addresses=[], fault="its first look")
                 )
-        well = [node for node in self._nodes if node not in self._crew.unfit]
+        well = [node for node in self._nodes if node not in self._pool.unfit]
         if not well:
             return False
         self._tell(f"starting probes on {len(well)} node{'s' if len(well) > 1 else ''}")
-        await self._crew.start(self._place.probe, self._place.scratch, self._environ)
-        await self._asking.await_probes(well, limit_s=JOIN_S)
-        missing = sorted(self._asking.lost)
-        if self._crew.agents and missing:  # if no probe connected, no node is to blame
+        await self._pool.start(self._paths.probe, self._paths.scratch, self._environ)
+        await self._probes.await_probes(well, limit_s=JOIN_S)
+        missing = sorted(self._probes.lost)
+        if self._pool.agents and missing:  # if no probe connected, no node is to blame
             self._tell(f"restarting {len(missing)} probes that did not connect")
-            await self._asking.call_again(missing, limit_s=JOIN_S)
-        return bool(self._crew.agents)
+            await self._probes.call_again(missing, limit_s=JOIN_S)
+        return bool(self._pool.agents)
 
     def _here(self) -> list[int]:
-        return sorted(self._crew.agents)
+        return sorted(self._pool.agents)
 
     def _address(self, node: int) -> str:
         """Return the address at which other nodes should reach a node."""
-        agent = self._crew.agents[node]
+        agent = self._pool.agents[node]
         seen = agent.link.peer_address
         others = [address for address in agent.hello.addresses if address]
         return others[0] if seen.startswith("127.") and others else seen
@@ -148,13 +158,13 @@ class Examination:
             )
             for node in self._here()
         }
-        for node, said in (await self._asking.ask(questions, limit_s=ASK_S)).items():
+        for node, said in (await self._probes.ask(questions, limit_s=ASK_S)).items():
             if said.error:
-                self._asking.lost.setdefault(node, said.error)
+                self._probes.lost.setdefault(node, said.error)
                 continue
             facts = read_facts(
                 said.found,
-                granted=self._crew.agents[node].hello.gpus if node in self._crew.agents else 0,
+                granted=self._pool.agents[node].hello.gpus if node in self._pool.agents else 0,
                 skew_s=round(skews.get(node, 0.0), 4),
                 folder_late_s=late.get(node, 0.0),
             )
@@ -165,7 +175,7 @@ class Examination:
         best: dict[int, tuple[float, float]] = {}
         for _ in range(_ASKED):
             asked_s = time.time()
-            said = await self._asking.ask(self._all("clock"), limit_s=ASK_S)
+            said = await self._probes.ask(self._all("clock"), limit_s=ASK_S)
             for node, answer in said.items():
                 now_s = read_figure(answer.found, "now_s")
                 if now_s is not None:
@@ -180,11 +190,11 @@ class Examination:
         Each node looks for the file once before it exists, because a file system may also cache
         that a file does not exist.
         """
-        path, text = self._place.folder / "coherent", secrets.token_hex(8)
+        path, text = self._paths.folder / "coherent", secrets.token_hex(8)
         about = {"path": str(path), "text": text, "limit_s": 0.0}
-        await self._asking.ask(self._all("file", about), limit_s=ASK_S)
+        await self._probes.ask(self._all("file", about), limit_s=ASK_S)
         write_atomic(path, text)
-        said = await self._asking.ask(
+        said = await self._probes.ask(
             self._all("file", {**about, "limit_s": LATE_S}), limit_s=ASK_S
         )
         late = {node: read_figure(one.found, "late_s") for node, one in said.items()}
@@ -201,9 +211,9 @@ class Examination:
         self._tell("testing ports between nodes")
         questions: dict[int, tuple[str, Mapping[str, Any]]] = {}
         for node in self._here():
-            own = [self._address(node), *self._crew.agents[node].hello.addresses]
+            own = [self._address(node), *self._pool.agents[node].hello.addresses]
             questions[node] = ("open", {"addresses": list(dict.fromkeys(own))})
-        opened = await self._asking.ask(questions, limit_s=ASK_S)
+        opened = await self._probes.ask(questions, limit_s=ASK_S)
         doors = {node: said.found["ports"] for node, said in opened.items() if not said.error}
         tries = {node: [peer for peer in self._peers(node) if peer in doors] for node in doors}
         names = {str(node): node for node in doors}
@@ -211,7 +221,7 @@ class Examination:
             node: ("reach", {"doors": {str(peer): doors[peer] for peer in peers}})
             for node, peers in tries.items()
         }
-        for node, said in (await self._asking.ask(asked, limit_s=ASK_S)).items():
+        for node, said in (await self._probes.ask(asked, limit_s=ASK_S)).items():
             if said.error:  # late or lost: this says nothing about ports
                 continue
             reached = said.found.get("reached", {})
@@ -228,7 +238,7 @@ class Examination:
 
     async def _ask_torch(self) -> None:
         self._tell("importing torch")
-        said = await self._asking.ask(self._all("torch", {"limit_s": TORCH_S}), limit_s=2 * TORCH_S)
+        said = await self._probes.ask(self._all("torch", {"limit_s": TORCH_S}), limit_s=2 * TORCH_S)
         for node, answer in said.items():
             error = answer.error
             self._note(node, torch=Torch(error=error) if error else read_torch(answer.found))
@@ -238,44 +248,44 @@ class Examination:
         torches = {node: self._nodes[node].torch for node in able}
         devices = {node: torch.devices if torch else 0 for node, torch in torches.items()}
         with_gpus = bool(able) and all(devices.values())
-        reducing = Reducing(
-            self._asking,
+        all_reduce = AllReduce(
+            self._probes,
             names={node: self._nodes[node].name for node in able},
             counts={node: devices[node] if with_gpus else 1 for node in able},
             backend="nccl" if with_gpus else "gloo",
             addresses=self._common_addresses,
         )
-        await self._reduce_pairs(reducing, {self._nodes[node].name: node for node in able})
+        await self._reduce_pairs(all_reduce, {self._nodes[node].name: node for node in able})
         # Leave out nodes that are known to slow down the others.
         bad = {suspect.node for suspect in find_suspects(self._pairs) if suspect.what != "lagging"}
         left = [
             node
             for node in able
-            if node not in self._asking.lost and self._nodes[node].name not in bad
+            if node not in self._probes.lost and self._nodes[node].name not in bad
         ]
         if len(left) > 2 or (with_gpus and sum(devices[node] for node in left) > 1):
             self._tell(f"measuring all-reduce over {len(left)} node{'s' if len(left) > 1 else ''}")
-            (self._overall,) = await reducing.measure([tuple(left)])
+            (self._overall,) = await all_reduce.measure([tuple(left)])
         elif len(left) == 2:
             names = tuple(self._nodes[node].name for node in left)
             own = [pair for pair in self._pairs if set(pair.nodes) == set(names)]
             self._overall = max(own, key=lambda pair: pair.bandwidth, default=None)
 
-    async def _reduce_pairs(self, reducing: Reducing, able: Mapping[str, int]) -> None:
+    async def _reduce_pairs(self, all_reduce: AllReduce, able: Mapping[str, int]) -> None:
         rounds = plan_rounds(list(able)) if len(able) > 1 else []
         for number, pairs in enumerate(rounds, start=1):
             self._tell(f"measuring all-reduce in pairs, round {number} of {len(rounds)}")
-            self._pairs += await reducing.measure([(able[one], able[two]) for one, two in pairs])
+            self._pairs += await all_reduce.measure([(able[one], able[two]) for one, two in pairs])
         for again in range(_AGAIN):
             doubtful = [
                 (able[one], able[two])
                 for one, two in plan_confirmation(self._pairs, again)
-                if not self._asking.lost.keys() & {able[one], able[two]}
+                if not self._probes.lost.keys() & {able[one], able[two]}
             ]
             if doubtful:
                 nodes = f"{len(doubtful)} slow or failing node{'s' if len(doubtful) > 1 else ''}"
                 self._tell(f"measuring all-reduce again for {nodes}")
-                self._pairs += await reducing.measure(doubtful)
+                self._pairs += await all_reduce.measure(doubtful)
 
     def _can_reduce(self, node: int) -> bool:
         known = self._nodes[node]
@@ -285,10 +295,10 @@ class Examination:
     def _common_addresses(self, group: Sequence[int]) -> list[str]:
         """Return an address of a group's first node that all others are known to reach."""
         first, *others = group
-        if first not in self._crew.agents:
+        if first not in self._pool.agents:
             return []  # lost since the last round
         known = [self._reached[node, first] for node in others if (node, first) in self._reached]
-        every = [self._address(first), *self._crew.agents[first].hello.addresses]
+        every = [self._address(first), *self._pool.agents[first].hello.addresses]
         common = [address for address in every if all(address in found for found in known)]
         return list(dict.fromkeys(common))[:1] or every[:1]
 
@@ -302,7 +312,7 @@ class Examination:
         if not asked:
             return
         self._tell("measuring matrix products and copies on each GPU")
-        for node, said in (await self._asking.ask(asked, limit_s=2 * ASK_S)).items():
+        for node, said in (await self._probes.ask(asked, limit_s=2 * ASK_S)).items():
             facts = self._nodes[node].facts
             if facts is not None and not said.error:
                 self._note(node, facts=add_figures(facts, said.found))

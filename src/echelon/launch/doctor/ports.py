@@ -8,7 +8,7 @@ neighbours.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from echelon.launch.doctor.record import Finding, Node
+from echelon.launch.doctor.results import Finding, Node
 
 FEW = 16
 """Up to this many nodes, each tries all others."""

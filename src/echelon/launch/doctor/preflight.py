@@ -15,9 +15,9 @@ from typing import Any
 
 from echelon.core.records import parse_json, read_bytes
 from echelon.core.shell import LocalShell, Shell
-from echelon.launch.doctor.asking import Questioner
-from echelon.launch.doctor.programs import GRACE_S, run_program
-from echelon.launch.doctor.record import Finding
+from echelon.launch.doctor.probe_client import ProbeClient
+from echelon.launch.doctor.results import Finding
+from echelon.launch.doctor.timed_program import GRACE_S, run_program
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.protocol.messages import Hello
 from echelon.launch.roles import role_command
@@ -37,7 +37,7 @@ _LONGEST = 200
 
 
 async def fly(
-    crew: AgentPool,
+    pool: AgentPool,
     journal: Journal,
     hosts: Sequence[str],
     *,
@@ -45,10 +45,10 @@ async def fly(
     left_s: float | None,
     shell: Shell | None = None,
 ) -> None:
-    """Examine the nodes of a job, and have the crew reject the unfit ones.
+    """Examine the nodes of a job, and have the pool reject the unfit ones.
 
     Args:
-        crew: the agents of the job's nodes.
+        pool: the agents of the job's nodes.
         journal: where findings are reported and recorded.
         hosts: the nodes.
         environ: the job's environment variables.
@@ -58,7 +58,7 @@ async def fly(
     Raises:
         StopError: a stop of the run was requested.
     """
-    crew.hear_signals()
+    pool.hear_signals()
     run, attempt = journal.run, journal.attempt
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
     argv = role_command("doctor", run.path, attempt, scratch)
@@ -76,7 +76,7 @@ async def fly(
     )
     try:
         task = asyncio.get_running_loop().create_task(work)
-        await Questioner(crew).attend([task])
+        await ProbeClient(pool).attend([task])
     finally:
         _sweep(run.doctor(attempt), scratch)
     try:
@@ -93,7 +93,7 @@ async def fly(
             journal.report(f"preflight: {about}{one['message'][:_LONGEST]}")
     for node, hello in find_unfit(findings, hosts).items():
         assert node == hello.node
-        crew.reject(hello)
+        pool.reject(hello)
 
 
 def limit_of(left_s: float | None) -> float:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -15,10 +16,8 @@ from echelon.core import addresses
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets, try_sockets
-from echelon.launch.doctor.facts import await_text, find_network
-from echelon.launch.doctor.gpus import ask_gpus, ask_parts
-from echelon.launch.doctor.granted import find_ours, read_grant
-from echelon.launch.doctor.torchworker import TorchWorker
+from echelon.launch.doctor.gpus import ask_gpus, ask_parts, find_ours, read_grant
+from echelon.launch.doctor.torch_client import TorchClient
 from echelon.launch.protocol.link import SILENCE_S, Link, connect, sleep_a_pulse
 from echelon.launch.protocol.messages import Answer, Ask, Hello, Leave, Message, Pulse
 from echelon.launch.protocol.rank_environment import (
@@ -32,6 +31,10 @@ from echelon.launch.protocol.rank_environment import (
 from echelon.run.journal import write_error
 from echelon.world import count_devices
 
+RESOLVE_S = 5.0
+"""Limit for resolving a name; an unreachable resolver is tried twice, for 5 s each."""
+_GLANCE_S = 0.05
+_RDMA = Path("/sys/class/infiniband")
 _PATIENCE_S = (0.2, 0.5, 1.0, 2.0)
 """Pauses between attempts to reach the doctor."""
 _SLACK_S = 5.0
@@ -47,7 +50,7 @@ class Probe:
         self._node, self._environ, self._shell = node, environ, shell
         self._key = key
         clean = {name: value for name, value in environ.items() if name not in PRIVATE}
-        self._worker = TorchWorker(shell, clean, scratch / "torch.log")
+        self._worker = TorchClient(shell, clean, scratch / "torch.log")
         self._doors = RendezvousSockets()
         self._link: Link | None = None
         self._done = asyncio.Event()
@@ -202,6 +205,83 @@ class Probe:
         name = addresses.interface_towards(address)
         names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
         return {key: self._environ.get(key) or name for key in names if name}
+
+
+# --- facts about the network and the shared directory --------------------------------------------
+
+
+async def find_network(peers: Mapping[str, str], towards: str) -> dict[str, Any]:
+    """Return the interface that leads to the coordinator, and names that do not resolve.
+
+    Args:
+        peers: name → address of the nodes to resolve.
+        towards: the coordinator's address.
+    """
+    interface = addresses.interface_towards(towards)
+    checked = await asyncio.gather(*(_check_name(*peer) for peer in peers.items()))
+    return {
+        "interface": interface,
+        "mtu": read_mtu(interface),
+        "addresses": addresses.host_addresses(),
+        "unresolved": [wrong for wrong, _ in checked if wrong],
+        "unnamed": [address for _, address in checked if address],
+        "rdma": has_rdma(),
+    }
+
+
+def has_rdma() -> bool:
+    try:
+        return any(_RDMA.iterdir())
+    except OSError:
+        return False
+
+
+def read_mtu(interface: str) -> int:
+    try:
+        return int(Path("/sys/class/net", interface, "mtu").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+async def _check_name(name: str, address: str) -> tuple[str, str]:
+    """Return the name if it resolves wrongly, and the address if it has no name; '' otherwise."""
+    loop = asyncio.get_running_loop()
+
+    async def look_up() -> set[str]:
+        found = await loop.getaddrinfo(name, None, family=socket.AF_INET)
+        return {str(entry[4][0]) for entry in found}
+
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            known = await look_up()
+        wrong = "" if address in known else f"{name} ({', '.join(sorted(known))})"
+    except OSError:  # a time-out is one too
+        wrong = name
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            await loop.getnameinfo((address, 0), socket.NI_NAMEREQD)
+    except OSError:
+        return wrong, address
+    return wrong, ""
+
+
+async def await_text(path: Path, text: str, limit_s: float) -> float:
+    """Return the seconds until a file contains a text; -1 if it never does."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    while True:
+        if await asyncio.to_thread(_read, path) == text:
+            return round(loop.time() - began_s, 3)
+        if loop.time() - began_s > limit_s:
+            return -1.0
+        await asyncio.sleep(_GLANCE_S)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 def main(_arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from echelon.launch.backends.base import Started, Starter
 from echelon.launch.pool.agent_launcher import AgentLauncher
 from echelon.launch.pool.agent_server import AgentServer
-from echelon.launch.pool.controller_events import Agent, Entry, Gone, Lost
+from echelon.launch.pool.controller_events import AgentHandle, Entry, Gone, Lost
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.link import PULSE_S, SILENCE_S, sleep_a_pulse
 from echelon.launch.protocol.messages import Hello, Leave, Message, Note, Pulse, Signalled
@@ -55,17 +55,15 @@ class AgentPool:
         note: NoteTaker,
         report: Callable[[str], None],
     ) -> None:
-        self.agents: dict[int, Agent] = {}
+        self.agents: dict[int, AgentHandle] = {}
         """By node; those that are here."""
         self.unfit: dict[int, Hello] = {}
         """By node; those that were sent away, or not called, because they failed their check."""
         self.homes: dict[int, Home] = {}
         """By node; of those that ever came."""
         self._starter, self._watch, self._note, self._report = starter, watch, note, report
-        self._muster = AgentLauncher(starter, self._tell_gone)
-        self._reception = AgentServer(
-            starter.nodes, received=self._hear, lost=self._lose, note=note
-        )
+        self._launcher = AgentLauncher(starter, self._tell_gone)
+        self._server = AgentServer(starter.nodes, received=self._hear, lost=self._lose, note=note)
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._pulse: asyncio.Task[None] | None = None
         self._furthest = (0, -1)
@@ -95,12 +93,12 @@ class AgentPool:
         """
         loop = asyncio.get_running_loop()
         self.hear_signals()
-        loop.add_signal_handler(signal.SIGCHLD, self._muster.reap)
-        heard = await self._reception.open(self._starter.candidates())
+        loop.add_signal_handler(signal.SIGCHLD, self._launcher.reap)
+        heard = await self._server.open(self._starter.candidates())
         few, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         private = {CONTROLLER: ",".join(heard), FILES: str(few)}
         fit = [node for node in range(self._starter.nodes) if node not in self.unfit]
-        self._muster.call_all(fit, argv, {**env, **private}, folder, self._reception.key)
+        self._launcher.call_all(fit, argv, {**env, **private}, folder, self._server.key)
         _allow_many_files()
         self._pulse = loop.create_task(self._keep_pulse())
         self._pulse.add_done_callback(self._end_with)
@@ -108,9 +106,9 @@ class AgentPool:
     @property
     def started(self) -> list[Started]:
         """All processes that were to bring agents."""
-        return self._muster.started
+        return self._launcher.started
 
-    async def recall(self, node: int) -> bool:
+    async def restart(self, node: int) -> bool:
         """Have the agent of a node started again; tell whether it has come.
 
         It comes as soon as somebody takes what happens out of the queue.
@@ -119,7 +117,7 @@ class AgentPool:
             EchelonError, OSError: it could not be started.
         """
         home = self.homes.get(node)
-        return await self._muster.call(node, **{REPLACES: str(home.pid)} if home else {})
+        return await self._launcher.call(node, **{REPLACES: str(home.pid)} if home else {})
 
     async def next(self, deadline_s: float | None = None) -> Entry | None:
         """Return the next thing that happened; None when the time is over."""
@@ -151,12 +149,12 @@ class AgentPool:
                 return agent, Stop("preemption", message, 128 + signal.SIGTERM, told=True)
         return agent, what
 
-    def _take_in(self, agent: Agent) -> None:
+    def _take_in(self, agent: AgentHandle) -> None:
         hello, node = agent.hello, agent.node
         self.agents[node] = agent
         self.homes[node] = Home(agent.link.peer_address, hello.pid, hello.gpus)
         self._lost.discard(node)
-        self._muster.welcome(node)
+        self._launcher.welcome(node)
         self._note("joined", node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus)
 
     async def _take(self, deadline_s: float | None) -> Entry:
@@ -181,7 +179,7 @@ class AgentPool:
         """Have whoever waits for the next thing look about."""
         self._queue.put_nowait((None, None))
 
-    def has(self, agent: Agent) -> bool:
+    def has(self, agent: AgentHandle) -> bool:
         return self.agents.get(agent.node) is agent
 
     async def leave(self) -> None:
@@ -190,17 +188,17 @@ class AgentPool:
             self._pulse.cancel()
         for agent in self.agents.values():
             agent.link.say(Leave())
-        self._muster.reap()
-        self._muster.dismiss()
+        self._launcher.reap()
+        self._launcher.dismiss()
         # What brought an agent that is lost would wait for it much longer.
         deadline = time.monotonic() + (LOST_S if self._lost else LEAVE_S)
-        while self._muster.is_here() and time.monotonic() < deadline:
+        while self._launcher.is_here() and time.monotonic() < deadline:
             self._dismiss_late()
             await asyncio.sleep(0.005)
-        self._muster.end()
+        self._launcher.end()
         # What dies from here on may do so when the loop has closed the pipe that would tell.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
-        self._reception.close()
+        self._server.close()
 
     def _dismiss_late(self) -> None:
         """Send away who comes only now: a run may be stopped while its agents still start."""
@@ -211,15 +209,15 @@ class AgentPool:
 
     # --- what becomes an entry ------------------------------------------------------------------
 
-    def _hear(self, agent: Agent, message: Message) -> None:
+    def _hear(self, agent: AgentHandle, message: Message) -> None:
         if not isinstance(message, Pulse):
             self._queue.put_nowait((agent, message))
             return
         self._feel(message)
-        agent.pace = message.pace or agent.pace
+        agent.pace = message.pace or agent.pace  # without ranks, the last one counts
         agent.held = any(seen[2] == "D" for seen in message.ranks)
 
-    def _lose(self, agent: Agent, reason: str) -> None:
+    def _lose(self, agent: AgentHandle, reason: str) -> None:
         if time.monotonic() - self._resumed_s < SILENCE_S:
             reason = f"it left {OUR_PAUSE} for {self._paused_s:.0f} s"
         self._queue.put_nowait((agent, Lost(reason)))

@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from echelon.errors import UnavailableError
-from echelon.launch.pool.controller_events import Agent
+from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.protocol.link import HANDSHAKE_S, Link
 from echelon.launch.protocol.messages import Hello, Message
 from echelon.launch.protocol.rank_environment import KEY_SIZE
@@ -40,8 +40,8 @@ class AgentServer:
         self,
         nodes: int,
         *,
-        received: Callable[[Agent, Message], None],
-        lost: Callable[[Agent, str], None],
+        received: Callable[[AgentHandle, Message], None],
+        lost: Callable[[AgentHandle, str], None],
         note: NoteTaker,
     ) -> None:
         self.key = secrets.token_bytes(KEY_SIZE)
@@ -103,12 +103,12 @@ class AgentServer:
         Args:
             first: what it has said.
         """
-        agent: Agent | None = None
+        agent: AgentHandle | None = None
 
         def received(link: Link, message: Message) -> None:
             nonlocal agent
             if agent is None and isinstance(message, Hello):
-                agent = Agent(hello=message, link=link)
+                agent = AgentHandle(hello=message, link=link)
             if agent is not None:
                 self._received(agent, message)
 

@@ -1,23 +1,23 @@
-"""What can happen to an attempt, and who says it: the entries of its crew's queue (crew.py)."""
+"""Entries of the agent pool's queue: what happened in an attempt, and which agent reported it."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 from echelon.launch.backends.base import Started
 from echelon.launch.protocol.link import Link
-from echelon.launch.protocol.messages import Hello
+from echelon.launch.protocol.messages import Hello, Pace
 
 
 @dataclass(slots=True)
-class Agent:
-    """One that has joined."""
+class AgentHandle:
+    """The controller's view of an agent that has connected."""
 
     hello: Hello
     link: Link
-    pace: list[int] = field(default_factory=list)
-    """Of the last pulse with ranks: see `Pulse.pace`."""
+    pace: Pace = field(default_factory=Pace)
+    """From its last pulse that had ranks."""
     held: bool = False
-    """Whether storage holds one of its ranks: not even a kill ends that before storage is back."""
+    """Whether a rank is blocked on storage, so that not even SIGKILL ends it."""
 
     @property
     def node(self) -> int:
@@ -29,33 +29,33 @@ class Agent:
 
     @property
     def save_s(self) -> float:
-        """How long its ranks took to save, at most."""
-        return max(0, self.pace[0]) / 1e6 if self.pace else 0.0
+        """Longest time that one of its ranks took to save."""
+        return max(0, self.pace.save_us) / 1e6
 
     @property
     def way_s(self) -> float:
-        """How long they went, at most, between two places where they could stop."""
-        return max(0, self.pace[1]) / 1e6 if self.pace else 0.0
+        """Longest time between two points at which its ranks could stop."""
+        return max(0, self.pace.way_us) / 1e6
 
     @property
     def trains_unsaved(self) -> bool:
-        """Whether they train with the library, and one of them has saved nothing yet."""
-        return bool(self.pace) and self.pace[1] >= 0 > self.pace[2]
+        """Whether its ranks train with the library and one of them has not saved yet."""
+        return self.pace.way_us >= 0 > self.pace.saved_low
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """An agent is gone."""
+    """The connection to an agent was lost."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A process that brings up agents has ended."""
+    """A process that starts agents has exited."""
 
     started: Started
 
 
-Entry = tuple[Agent | None, Any]
-"""Who says it, if an agent does, and what has happened."""
+Entry = tuple[AgentHandle | None, Any]
+"""The agent that reported it, if one did, and what happened."""

@@ -1,8 +1,12 @@
-"""What controller and agents say to each other: these dataclasses are the protocol."""
+"""What controller, agents and zygotes send each other: these dataclasses are the protocol.
+
+Controller and agents exchange them in authenticated frames (`wire.py`), an agent and its zygote in
+packets of a socket pair, where file descriptors can travel beside them.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from echelon.launch.protocol.wire import WireError
 
@@ -102,6 +106,19 @@ class Ended(Message):
     generation: int
 
 
+class Pace(NamedTuple):
+    """How fast a node's ranks save and could stop; -1 where no rank has reported it."""
+
+    save_us: int = -1
+    """Longest time to save."""
+    way_us: int = -1
+    """Longest time between two points at which a rank can stop."""
+    saved_low: int = -1
+    """Newest saved step of the rank that is furthest behind,"""
+    saved_high: int = -1
+    """and of the one that is furthest ahead."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse(Message):
     """I live. From an agent: and so do these ranks."""
@@ -109,9 +126,12 @@ class Pulse(Message):
     generation: int = 0
     ranks: list[list[Any]] = field(default_factory=list)
     """Rank, step, state (R, S, T, D …), CPU seconds used by it and its children."""
-    pace: list[int] = field(default_factory=list)
-    """Of the node's ranks, as in their beacons: the largest save_us and pass_us, the least and the
-    largest `saved`; -1 where none said."""
+    pace: Pace | None = None
+    """None without ranks. On the wire it is a list."""
+
+    def __post_init__(self) -> None:
+        if self.pace is not None:
+            object.__setattr__(self, "pace", Pace(*self.pace))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +260,73 @@ class Ask(Message):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Message):
     """End everything, and go."""
+
+
+# --- agent → zygote ---------------------------------------------------------------------------
+
+ZYGOTE_PACKET = 1 << 17
+"""Bytes of the largest message in either direction: a rank's variables are its largest part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkRank(Message):
+    """Fork a rank; answered by `RankForked`, and by `RankReaped` when it has exited."""
+
+    generation: int
+    rank: int
+    env: dict[str, str]
+    """Variables of this rank, in addition to the zygote's own."""
+    log: str
+    """File for its output."""
+    error: str
+    """File for the record of an exception."""
+    stacks: str
+    """File for its stacks."""
+    temp: str
+    """Folder for the sockets of multiprocessing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeStore(Message):
+    """Fork a process that serves the ranks' store on the socket that comes with this message."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalRanks(Message):
+    """Signal a generation's ranks; SIGKILL also ends their process groups and their store."""
+
+    generation: int
+    signal: int
+
+
+# --- zygote → agent ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteReady(Message):
+    """Imports are done: ranks can be forked."""
+
+    serves_store: bool
+    cold_reason: str
+    """Why ranks start cold; empty if they start warm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankForked(Message):
+    rank: int
+    pid: int
+    warm: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReaped(Message):
+    """A rank has exited, and its process group has been killed."""
+
+    rank: int
+    status: int
+    """Exit code; the negative number of the signal that killed it."""
 
 
 _KINDS = {kind.__name__: kind for kind in Message.__subclasses__()}

@@ -139,7 +139,7 @@ def common_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(restarts),
     }
     if cpus and "SLURM_JOB_ID" in environ:
-        # A task of srun has it; the agent's own step was started without (starting.py).
+        # srun sets it for tasks; the agent's own step lacks it (`backends/slurm/starter.py`).
         own["SLURM_CPUS_PER_TASK"] = str(cpus)
     return {**defaults, **found, **own}
 

@@ -8,7 +8,7 @@ of its time counts as productive.
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from echelon.launch.protocol.messages import RankExited
+from echelon.launch.protocol.messages import Pace, RankExited
 from echelon.launch.protocol.rank_shm import RankShm
 
 # What the time of a rank goes to; `queue` and `launch` come before there are any.
@@ -50,13 +50,17 @@ def read_spent(beacon: RankShm, still_s: float) -> dict[str, int]:
     }
 
 
-def read_pace(beacons: Sequence[RankShm]) -> list[int]:
-    """Return how long a node's ranks take to save, and to come by a place where they can stop."""
+def read_pace(beacons: Sequence[RankShm]) -> Pace | None:
+    """Return how fast a node's ranks save and could stop; None without ranks."""
     if not beacons:
-        return []
+        return None
     saved = [beacon.saved for beacon in beacons]
-    slowest = max(beacon.save_us for beacon in beacons)
-    return [slowest, max(beacon.pass_us for beacon in beacons), min(saved), max(saved)]
+    return Pace(
+        save_us=max(beacon.save_us for beacon in beacons),
+        way_us=max(beacon.pass_us for beacon in beacons),
+        saved_low=min(saved),
+        saved_high=max(saved),
+    )
 
 
 # --- the controller's side --------------------------------------------------------------------

@@ -15,12 +15,23 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from echelon.launch.protocol.leftovers import Groups, end_group, list_groups, remove_files
+from echelon.launch.protocol.messages import (
+    ZYGOTE_PACKET,
+    ForkRank,
+    RankForked,
+    RankReaped,
+    ServeStore,
+    SignalRanks,
+    ZygoteReady,
+    decode,
+    encode,
+)
 from echelon.launch.protocol.program import Program
 from echelon.launch.zygote.library import PACKAGE, Library, import_library, own_modules
 from echelon.launch.zygote.preload_guess import OPTIMIZING, foresee_modules, read_words
@@ -32,7 +43,6 @@ _DEAF_TO = (
     *(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
-MESSAGE_SIZE = 1 << 17
 _LATER_S = 5.0
 """What most programs of torch come to import is imported when their ranks have been at work for so
 long: it would be a second of the first start of those that do not."""
@@ -97,7 +107,7 @@ class Zygote:
             # unlike SIG_IGN, is not handed on to what a rank executes.
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        self._say("ready", warm=self.warm, reason=self.reason, store="torch" in sys.modules)
+        self._send(ZygoteReady(serves_store="torch" in sys.modules, cold_reason=self.reason))
         while True:
             patience_s = _LATER_S if self.later and self.children else None
             ready, _, _ = select.select([self.agent.fileno(), read_end], [], [], patience_s)
@@ -111,20 +121,21 @@ class Zygote:
                 return become
 
     def _obey(self) -> "_Become | None":
-        data, handles, _, _ = socket.recv_fds(self.agent, MESSAGE_SIZE, 1)
+        data, handles, _, _ = socket.recv_fds(self.agent, ZYGOTE_PACKET, 1)
         if not data:
             self._end_all()
-        order = json.loads(data)
-        match order["order"]:
-            case "start":
-                return self._fork(order, rank=order["rank"])
-            case "store":
+        match decode(json.loads(data)):
+            case ForkRank() as order:
+                return self._fork(order, rank=order.rank)
+            case ServeStore() as order:
                 return self._fork(order, rank=-1, handle=handles[0])
-            case "end":
-                self._signal(order["generation"], order["signal"])
+            case SignalRanks(generation=generation, signal=number):
+                self._signal(generation, number)
         return None
 
-    def _fork(self, order: Mapping[str, Any], *, rank: int, handle: int = -1) -> "_Become | None":
+    def _fork(
+        self, order: ForkRank | ServeStore, *, rank: int, handle: int = -1
+    ) -> "_Become | None":
         parent = os.getpid()
         # Threads started meanwhile, by some preloaded library, would be lost in the fork.
         warm = self.warm and _count_threads() == 1
@@ -146,9 +157,9 @@ class Zygote:
             )
         if handle >= 0:
             os.close(handle)
-        self.children[pid] = _Child(rank=rank, generation=order["generation"])
+        self.children[pid] = _Child(rank=rank, generation=order.generation)
         if rank >= 0:
-            self._say("started", rank=rank, generation=order["generation"], pid=pid, warm=warm)
+            self._send(RankForked(rank=rank, pid=pid, warm=warm))
         return None
 
     def _signal(self, generation: int, number: int) -> None:
@@ -177,15 +188,10 @@ class Zygote:
             if child is None or not child.ended:
                 groups = groups or list_groups()  # one look for all that end together
                 _end_group(gone.si_pid, groups)
-            _, status, used = os.wait4(gone.si_pid, 0)
+            _, status = os.waitpid(gone.si_pid, 0)
             if child is not None and child.rank >= 0:
-                self._say(
-                    "exited",
-                    rank=child.rank,
-                    generation=child.generation,
-                    status=os.waitstatus_to_exitcode(status),
-                    max_rss_kib=used.ru_maxrss,
-                )
+                code = os.waitstatus_to_exitcode(status)
+                self._send(RankReaped(rank=child.rank, status=code))
 
     def _end_all(self) -> NoReturn:
         """Without an agent nobody watches the ranks: they end, and so do we."""
@@ -195,9 +201,9 @@ class Zygote:
         remove_files(self.children)
         os._exit(0)
 
-    def _say(self, what: str, **facts: Any) -> None:
+    def _send(self, message: ZygoteReady | RankForked | RankReaped) -> None:
         try:
-            self.agent.send(json.dumps({"what": what, **facts}).encode())
+            self.agent.send(json.dumps(encode(message)).encode())
         except (BrokenPipeError, ConnectionResetError):
             self._end_all()
 
@@ -206,7 +212,7 @@ class Zygote:
 class _Become:
     """What a fork of the zygote is to be."""
 
-    order: Mapping[str, Any]
+    order: ForkRank | ServeStore
     program: Program
     modules: tuple[str, ...]
     library: Library | None
@@ -214,17 +220,18 @@ class _Become:
     handle: int
 
     def become(self) -> NoReturn:
-        if self.handle >= 0:
+        order = self.order
+        if isinstance(order, ServeStore):
             _serve_store(self.handle)
-        os.environ.update(self.order["env"])
-        _open_output(Path(self.order["log"]))
+        os.environ.update(order.env)
+        _open_output(Path(order.log))
         if not self.warm:
             _execute(self.program)
-        restore_fresh_state(Path(self.order["stacks"]), self.modules)
-        keep_sockets_in(self.order["temp"])
+        restore_fresh_state(Path(order.stacks), self.modules)
+        keep_sockets_in(order.temp)
         if self.library is not None:
             self.library.offer()
-        run_program(self.program, Path(self.order["error"]))
+        run_program(self.program, Path(order.error))
 
 
 def _import_all(modules: Iterable[str]) -> str:

@@ -4,15 +4,15 @@ import ast
 import re
 from collections.abc import Iterator
 
-from echelon.lint.bash import Assignment, Command, Where
+from echelon.lint.bash import Assignment, Command, Where, Word
 from echelon.lint.facts import PER_TASK, reads_variables
+from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.python_guards import guards
 from echelon.lint.python_script import constant, is_conditional
 from echelon.lint.request import read_step
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
-from echelon.lint.words import Word
 
 _OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
 _LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:.*)?")
@@ -39,8 +39,7 @@ def find_picked_address(subject: Subject) -> Iterator[Hit]:
             continue
         which = {1: "first", 2: "second", 3: "third"}.get(field, f"{field}th")
         yield Hit(
-            path=command.path,
-            line=command.line,
+            at=command,
             what=f"This picks the {which} address of the host, but their order is undefined. "
             "The address can be empty, or unreachable from other nodes.",
             fix=_FIRST_NODE,
@@ -69,7 +68,7 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
         handed_on = bool(assignment.value.names & blamed)
         if reason and not handed_on and _is_told_to_ranks(subject, assignment):
             blamed.add(assignment.name)
-            yield _wrong(assignment.path, assignment.line, reason, _FIRST_NODE)
+            yield _wrong(assignment, reason, _FIRST_NODE)
     told: set[str] = set()
     for one in subject.started:
         for word in _host_words(one.launch):
@@ -78,7 +77,9 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
             reason = "" if known else _wrong_host(word, _shell_of(subject, one.launch))
             if reason and word.text not in told:
                 told.add(word.text)
-                yield _wrong(one.launch.path, word.line or one.launch.line, reason, _FIRST_NODE)
+                yield _wrong(
+                    Place(one.launch.path, word.line or one.launch.line), reason, _FIRST_NODE
+                )
     yield from _wrong_in_python(subject)
 
 
@@ -130,8 +131,8 @@ def _wrong_host(value: Word, where: Where) -> str:
     return ""
 
 
-def _wrong(path: str, line: int, reason: str, fix: str) -> Hit:
-    return Hit(path=path, line=line, what=f"{reason}. The ranks never connect.", fix=fix)
+def _wrong(at: Located, reason: str, fix: str) -> Hit:
+    return Hit(at=at, what=f"{reason}. The ranks never connect.", fix=fix)
 
 
 def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
@@ -145,14 +146,14 @@ def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
             if name == "MASTER_ADDR" and looped and not chosen:
                 reason = f"'{value}' is a different host on each node"
                 fix = f"set it in the job script instead:\n{_FIRST_NODE}"
-                yield _wrong(python.path, node.lineno, reason, fix)
+                yield _wrong(python.at(node), reason, fix)
 
 
 def find_early_expansion(subject: Subject) -> Iterator[Hit]:
     told: set[tuple[str, int]] = set()
     for hit in (*_early_words(subject), *_early_files(subject), *_early_exports(subject)):
-        if (hit.path, hit.line) not in told:
-            told.add((hit.path, hit.line))
+        if (hit.at.path, hit.at.line) not in told:
+            told.add((hit.at.path, hit.at.line))
             yield hit
 
 
@@ -165,7 +166,7 @@ def _early_words(subject: Subject) -> Iterator[Hit]:
         for word in given:
             for use in word.uses:
                 if use.name in PER_TASK:
-                    yield _early(command.path, use.line, use.name)
+                    yield _early(Place(command.path, use.line), use.name)
 
 
 def _early_files(subject: Subject) -> Iterator[Hit]:
@@ -175,7 +176,9 @@ def _early_files(subject: Subject) -> Iterator[Hit]:
         for text in shell.written.values():
             if text.text in run and subject.job.several_tasks and shell.where is Where.BATCH:
                 yield from (
-                    _early(shell.path, u.line, u.name) for u in text.uses if u.name in PER_TASK
+                    _early(Place(shell.path, u.line), u.name)
+                    for u in text.uses
+                    if u.name in PER_TASK
                 )
 
 
@@ -192,7 +195,7 @@ def _early_exports(subject: Subject) -> Iterator[Hit]:
         if assignment.where is not Where.BATCH or not names or not _is_rank(subject, assignment):
             continue
         if any(assignment.name not in launch.variables for launch in plain):
-            yield _early(assignment.path, assignment.line, min(names))
+            yield _early(assignment, min(names))
 
 
 def _is_rank(subject: Subject, assignment: Assignment) -> bool:
@@ -203,10 +206,9 @@ def _is_rank(subject: Subject, assignment: Assignment) -> bool:
     )
 
 
-def _early(path: str, line: int, name: str) -> Hit:
+def _early(at: Located, name: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what=f"`${name}` is 0 for every task, because the job script expands it before srun "
         "starts.",
         fix=f"srun bash -c '… ${name} …'  # in single quotes, each task expands it",
@@ -221,21 +223,14 @@ RULES = (
         check=find_picked_address,
         why="`hostname -I` prints all addresses of a host, in no defined order. The name of the "
         "first node is reliable.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname -I | cut -d ' ' -f 2)    # <- here
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_PORT=29500
+-export MASTER_ADDR=$(hostname -I | cut -d ' ' -f 2)    # <- here
++export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+ srun python train.py
 """,
     ),
     Rule(
@@ -246,20 +241,14 @@ srun python train.py
         why="All ranks must connect to the same host: the first node. In the job script, "
         "`$(hostname)` is the first node. In a command that srun starts, it is a different name "
         "on each node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-srun bash -c 'MASTER_ADDR=$(hostname) python train.py'    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_PORT=29500
+-srun bash -c 'MASTER_ADDR=$(hostname) python train.py'    # <- here
++export MASTER_ADDR=$(hostname)
++srun python train.py
 """,
     ),
     Rule(
@@ -269,21 +258,15 @@ srun python train.py
         check=find_early_expansion,
         why="The job script runs as task 0 on node 0, so it expands the variable to 0 for all "
         "tasks. With single quotes, a backslash or a separate script, each task expands it itself.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname)
-srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
-    --master_port=29500 train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname)
-srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
-    --master_port=29500 train.py'
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_ADDR=$(hostname)
+-srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+-    --master_port=29500 train.py
++srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
++    --master_port=29500 train.py'
 """,
     ),
 )

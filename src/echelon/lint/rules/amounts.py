@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from echelon.core.units import parse_memory
 from echelon.errors import UsageError
-from echelon.lint.directives import Directive, count_gpus, count_gres_gpus, is_slurm_time
+from echelon.lint.files import Place
+from echelon.lint.request import Directive, count_gpus, count_gres_gpus, is_slurm_time
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
 from echelon.lint.subject import Subject
 
@@ -25,8 +26,7 @@ def find_bad_memory(subject: Subject) -> Iterator[Hit]:
             unit = re.search(r"[KMGT]", item.value.upper())
             better = f"{number[0]}{unit[0] if unit else 'G'}" if number else "64G"
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"'{item.value}' is not a valid memory size. sbatch rejects the script.",
                 fix=f"#SBATCH --{item.option}={better}",
             )
@@ -36,8 +36,7 @@ def find_bad_time(subject: Subject) -> Iterator[Hit]:
     for item in _given(subject, "time", "time-min"):
         if not is_slurm_time(item.value):
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"'{item.value}' is not a valid time limit. sbatch rejects the script.",
                 fix=f"#SBATCH --{item.option}=2-12:00:00  # days-hours:minutes:seconds",
             )
@@ -48,8 +47,7 @@ def find_bad_numbers(subject: Subject) -> Iterator[Hit]:
     for item in _given(subject, *options):
         if not re.fullmatch(r"[0-9]+", item.value) or int(item.value) == 0:
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"'{item.value}' is not a valid number for `--{item.option}`. sbatch rejects "
                 "the script.",
                 fix=f"#SBATCH --{item.option}=4",
@@ -65,8 +63,7 @@ def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
                 continue
             mpi = name == "ntasks" and word.text == "p"
             yield Hit(
-                path=command.path,
-                line=word.line or command.line,
+                at=Place(command.path, word.line or command.line),
                 what=f"'{word.text}' is not a valid number for `--{name}`. srun fails immediately.",
                 fix="srun -n 4  # -np is an option of mpirun" if mpi else f"--{name}=4",
             )
@@ -88,7 +85,7 @@ def find_contradictions(subject: Subject) -> Iterator[Hit]:
                 f"`--{option}`" for option in sorted({item.option for item in given})
             )
             what = f"{both} are mutually exclusive. sbatch rejects the script."
-            yield Hit(path=path, line=given[-1].line, what=what, fix="remove one of them")
+            yield Hit(at=Place(path, given[-1].line), what=what, fix="remove one of them")
     nodes = subject.job.nodes if directives.last("nodes") else None
     total, each = directives.last("ntasks"), directives.last("ntasks-per-node")
     if nodes and total and each and total.value.isdecimal() and each.value.isdecimal():
@@ -99,7 +96,7 @@ def find_contradictions(subject: Subject) -> Iterator[Hit]:
                 f"`--ntasks-per-node={each.value}`, which allow at most {most}."
             )
             fix = f"#SBATCH --ntasks={most}  # or remove the line"
-            yield Hit(path=path, line=total.line, what=what, fix=fix)
+            yield Hit(at=Place(path, total.line), what=what, fix=fix)
     yield from _contradicting_gpus(subject, nodes)
 
 
@@ -110,8 +107,7 @@ def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:
     by_gres = count_gres_gpus(gres.value) if gres else None
     if each and per_node and by_gres and per_node != by_gres:
         yield Hit(
-            path=subject.path,
-            line=each.line,
+            at=Place(subject.path, each.line),
             what=f"The numbers of GPUs per node differ: {by_gres} in `--gres`, {per_node} in "
             "`--gpus-per-node`.",
             fix=f"remove either --gres (line {gres.line if gres else 0}) or --gpus-per-node",
@@ -120,8 +116,7 @@ def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:
     per_node = per_node or by_gres
     if total and amount and per_node and nodes and amount != per_node * nodes:
         yield Hit(
-            path=subject.path,
-            line=total.line,
+            at=Place(subject.path, total.line),
             what=f"`--gpus={total.value}` contradicts `--nodes={nodes}` with "
             f"{counted(per_node, 'GPU')} per node, {per_node * nodes} in total.",
             fix=f"#SBATCH --gpus={per_node * nodes}  # or remove the line",
@@ -133,8 +128,7 @@ def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
     total = count_gpus(given.value) if given else None
     if given and total and nodes and nodes > 1 and total % nodes:
         yield Hit(
-            path=subject.path,
-            line=given.line,
+            at=Place(subject.path, given.line),
             what=f"`--gpus={given.value}` is not divisible by {nodes} nodes, so ranks and GPUs do "
             "not match on some nodes.",
             fix=f"#SBATCH --gpus-per-node={max(1, total // nodes)}  # instead of --gpus",
@@ -145,8 +139,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     for item in _given(subject, "mail-user", "account", "partition", "qos"):
         if _PLACEHOLDER.fullmatch(item.value):
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"`--{item.option}` still has the placeholder value '{item.value}'.",
                 fix=f"#SBATCH --{item.option}=…  # your own value, or remove the line",
                 severity=ADVICE if item.option == "mail-user" else None,
@@ -161,15 +154,11 @@ RULES = (
         check=find_bad_memory,
         why="A memory size is a whole number with an optional suffix K, M, G or T. Since version "
         "20.11, Slurm rejects anything after the suffix.",
-        bad="""\
-#!/bin/bash
-#SBATCH --mem=16Go    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --mem=16G
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --mem=16Go    # <- here
++#SBATCH --mem=16G
+ python train.py
 """,
     ),
     Rule(
@@ -178,15 +167,11 @@ python train.py
         severity=ERROR,
         check=find_bad_time,
         why="Valid formats are minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS.",
-        bad="""\
-#!/bin/bash
-#SBATCH --time=2h    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --time=02:00:00
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --time=2h    # <- here
++#SBATCH --time=02:00:00
+ python train.py
 """,
     ),
     Rule(
@@ -195,15 +180,11 @@ python train.py
         severity=ERROR,
         check=find_bad_numbers,
         why="Numbers of tasks and CPUs must be whole numbers of at least 1.",
-        bad="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=four    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=4
-srun hostname
+        example="""\
+ #!/bin/bash
+-#SBATCH --ntasks-per-node=four    # <- here
++#SBATCH --ntasks-per-node=4
+ srun hostname
 """,
     ),
     Rule(
@@ -213,19 +194,13 @@ srun hostname
         check=find_contradictions,
         why="Some options exclude each other, such as `--mem` and `--mem-per-cpu`. A total, such "
         "as `--gpus`, must match the number of nodes and the amount per node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus-per-node=4
-#SBATCH --gpus=4    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus-per-node=4
-#SBATCH --gpus=8
-srun hostname
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --gpus-per-node=4
+-#SBATCH --gpus=4    # <- here
++#SBATCH --gpus=8
+ srun hostname
 """,
     ),
     Rule(
@@ -234,17 +209,12 @@ srun hostname
         severity=WARNING,
         check=find_uneven_gpus,
         why="Launchers start the same number of ranks on every node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus=5    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --gpus-per-node=2
-srun hostname
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-#SBATCH --gpus=5    # <- here
++#SBATCH --gpus-per-node=2
+ srun hostname
 """,
     ),
     Rule(
@@ -254,15 +224,11 @@ srun hostname
         check=find_placeholders,
         why="Example scripts use placeholders for values that depend on the user or the cluster. "
         "Replace them before you submit the script.",
-        bad="""\
-#!/bin/bash
-#SBATCH --account=<project>    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --account=physics
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --account=<project>    # <- here
++#SBATCH --account=physics
+ python train.py
 """,
     ),
 )

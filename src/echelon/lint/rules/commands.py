@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 from echelon.lint.bash import Command
 from echelon.lint.expanding import NAME
-from echelon.lint.rule import ERROR, Hit, Rule
+from echelon.lint.files import Place
+from echelon.lint.rule import ERROR, Hit, Located, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
@@ -23,8 +24,7 @@ def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
         if "--local-rank" in python.text or python.calls("parse_known_args"):
             continue
         yield Hit(
-            path=one.launch.path,
-            line=one.launch.line,
+            at=one.launch,
             what="torch.distributed.launch passes `--local-rank`, which the script does not "
             "define. It exits with 'unrecognized arguments'.",
             fix="torchrun …  # instead of python -m torch.distributed.launch\n"
@@ -44,8 +44,7 @@ def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
             reason, fix = _why_it_ends(lines, begun)
             first = command.words[0].text
             yield Hit(
-                path=shell.path,
-                line=begun,
+                at=Place(shell.path, begun),
                 what=f"{reason}. Bash runs line {command.line} as a separate command"
                 + (f": '{first}: command not found'." if first.startswith("-") else "."),
                 fix=fix,
@@ -90,21 +89,17 @@ def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
         sign = second[0].text if second else ""
         if NAME.fullmatch(name) and (sign == "=" or (name.isupper() and re.match("=[^=]", sign))):
             value = " ".join([sign[1:], *(word.text for word in command.words[2:])]).strip()
-            yield _blanks(
-                command.path, command.line, name, f"{name}={value}", f"{name}: command not found"
-            )
+            yield _blanks(command, name, f"{name}={value}", f"{name}: command not found")
         empty = [own.name for own in command.assignments if own.value.text == ""]
         run = command.words[0].number is not None or _is_told("".join(empty[-1:]), name)
         if empty and len(command.words) == 1 and run:
-            yield _blanks(
-                command.path, command.line, empty[-1], f"{empty[-1]}={name}", "command not found"
-            )
+            yield _blanks(command, empty[-1], f"{empty[-1]}={name}", "command not found")
     for path in dict.fromkeys(shell.path for shell in subject.shells):
         for number, line in enumerate(_lines(subject, path), start=1):
             if match := _EXPORTED.match(line):
                 fix = f"{match[1]} {match[2]}={match[3].strip()}"
                 yield _blanks(
-                    path, number, match[2], fix, f"{match[1]}: `=': not a valid identifier"
+                    Place(path, number), match[2], fix, f"{match[1]}: `=': not a valid identifier"
                 )
 
 
@@ -113,10 +108,9 @@ def _is_told(name: str, program: str) -> bool:
     return program.startswith("$(") and name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
-def _blanks(path: str, line: int, name: str, fix: str, said: str) -> Hit:
+def _blanks(at: Located, name: str, fix: str, said: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what=f"`{name}` is not assigned because of the space next to `=`: '{said}'.",
         fix=fix,
     )
@@ -130,26 +124,17 @@ RULES = (
         check=find_local_rank_argument,
         why="torch.distributed.launch passes the local rank as an argument, spelled "
         "`--local-rank` since PyTorch 2.0. torchrun sets the variable `LOCAL_RANK` instead.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-#SBATCH --exclusive
-python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 train.py    # <- here
---- train.py
-import argparse
-parser = argparse.ArgumentParser()
-args = parser.parse_args()
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=2 train.py
---- train.py
-import argparse
-parser = argparse.ArgumentParser()
-args = parser.parse_args()
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=2
+-#SBATCH --exclusive
+-python -m torch.distributed.launch --nproc_per_node=2 --master_port=29501 train.py    # <- here
++torchrun --standalone --nproc_per_node=2 train.py
+ --- train.py
+ import argparse
+ parser = argparse.ArgumentParser()
+ args = parser.parse_args()
 """,
     ),
     Rule(
@@ -160,8 +145,13 @@ args = parser.parse_args()
         why="A backslash continues a command only if it is the last character of a line. A "
         "comment or an empty line ends the command. Bash then runs the next line, often an "
         "option, as a command.",
-        bad="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\ \n    --fast\n",
-        good="#!/bin/bash\n#SBATCH --nodes=1\npython prepare.py \\\n    --fast\n",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-python prepare.py \\\x20
++python prepare.py \\
+     --fast
+""",
     ),
     Rule(
         code="E209",
@@ -170,19 +160,13 @@ args = parser.parse_args()
         check=find_blanks_around_equals,
         why="Bash splits a line at spaces first. `NAME = value` runs the program NAME with two "
         "arguments and does not change the variable.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-MASTER_ADDR = $(hostname)    # <- here
-export MASTER_ADDR
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-MASTER_ADDR=$(hostname)
-export MASTER_ADDR
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-MASTER_ADDR = $(hostname)    # <- here
++MASTER_ADDR=$(hostname)
+ export MASTER_ADDR
+ srun python train.py
 """,
     ),
 )

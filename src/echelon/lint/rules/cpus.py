@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from echelon.lint.bash import Where
 from echelon.lint.facts import processes_per_task, spawns
+from echelon.lint.files import Place
 from echelon.lint.python_script import constant, keyword
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule, counted
 from echelon.lint.subject import Started, Subject
@@ -25,8 +26,7 @@ def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
             continue
         told.add(command.line)
         yield Hit(
-            path=command.path,
-            line=command.line,
+            at=command,
             what="In Slurm 22.05 to 23.02, srun does not inherit `--cpus-per-task` from sbatch. "
             f"Each task gets 1 CPU instead of {cpus}.",
             fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # before srun",
@@ -46,8 +46,7 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
                 else counted(workers, "worker")
             )
             yield Hit(
-                path=path,
-                line=line,
+                at=Place(path, line),
                 what=f"{each} share {counted(cpus, 'CPU')}, which slows data loading down.",
                 fix=f"--num-workers={max(1, cpus // processes)}",
             )
@@ -61,8 +60,8 @@ def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
         if flag not in _WORKER_FLAGS:
             continue
         given = value if equals else (words[number + 1].text if number + 1 < len(words) else "")
-        line = word.line if one.launch.path == subject.path else one.launch.line
-        return one.launch.path, line, int(given) if given.isdecimal() else 0
+        path, line = one.launch.place_of(word, subject.path)
+        return path, line, int(given) if given.isdecimal() else 0
     if one.python is not None:
         for call in one.python.calls("DataLoader"):
             count = constant(keyword(call, "num_workers"))
@@ -77,8 +76,7 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
         cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
         if given and cpus and processes and processes > cpus:
             yield Hit(
-                path=subject.path,
-                line=given.line,
+                at=Place(subject.path, given.line),
                 what=f"{processes} processes in each task share {counted(cpus, 'CPU')} and slow "
                 "each other down.",
                 fix=f"#SBATCH --cpus-per-task={processes * 4}",
@@ -95,8 +93,7 @@ def find_threads_of_spawned(subject: Subject) -> Iterator[Hit]:
             continue
         share = max(1, (cpus or processes) // processes)
         yield Hit(
-            path=one.launch.path,
-            line=one.launch.line,
+            at=one.launch,
             what=f"Each of the {processes} spawned processes starts one thread per CPU of the "
             "task. The threads compete for the CPUs.",
             fix=f"export OMP_NUM_THREADS={share}",
@@ -111,18 +108,12 @@ RULES = (
         check=find_lost_cpus,
         why="In Slurm 22.05 to 23.02, srun requests one CPU per task unless told otherwise. In "
         "other versions, the `export` line is harmless.",
-        bad="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=4
-#SBATCH --cpus-per-task=8
-srun python train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=4
-#SBATCH --cpus-per-task=8
-export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --ntasks-per-node=4
+ #SBATCH --cpus-per-task=8
++export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+ srun python train.py    # <- here
 """,
     ),
     Rule(
@@ -131,17 +122,12 @@ srun python train.py
         severity=WARNING,
         check=find_too_many_workers,
         why="Every rank starts its own workers. All ranks of a task share its CPUs.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=2
-#SBATCH --cpus-per-task=16
-torchrun --standalone --nproc_per_node=2 train.py --num-workers=16    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=2
-#SBATCH --cpus-per-task=16
-torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
+        example="""\
+ #!/bin/bash
+ #SBATCH --gpus-per-node=2
+ #SBATCH --cpus-per-task=16
+-torchrun --standalone --nproc_per_node=2 train.py --num-workers=16    # <- here
++torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
 """,
     ),
     Rule(
@@ -151,17 +137,12 @@ torchrun --standalone --nproc_per_node=2 train.py --num-workers=8
         check=find_too_few_cpus,
         why="All processes of a task share the CPUs of `--cpus-per-task`. With torchrun or "
         "`mp.spawn`, these are all ranks of the node.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=1    # <- here
-torchrun --standalone --nproc_per_node=4 train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=32
-torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --gpus-per-node=4
+-#SBATCH --cpus-per-task=1    # <- here
++#SBATCH --cpus-per-task=32
+ torchrun --standalone --nproc_per_node=4 train.py
 """,
     ),
     Rule(
@@ -170,40 +151,23 @@ torchrun --standalone --nproc_per_node=4 train.py
         severity=ADVICE,
         check=find_threads_of_spawned,
         why="torchrun limits the number of threads of each rank, but `mp.spawn` does not.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=32
-python train.py    # <- here
---- train.py
-import torch
-import torch.multiprocessing as mp
+        example="""\
+ #!/bin/bash
+ #SBATCH --gpus-per-node=4
+ #SBATCH --cpus-per-task=32
++export OMP_NUM_THREADS=8
+ python train.py    # <- here
+ --- train.py
+ import torch
+ import torch.multiprocessing as mp
 
 
-def work(rank):
-    torch.cuda.set_device(rank)
+ def work(rank):
+     torch.cuda.set_device(rank)
 
 
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=torch.cuda.device_count())
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-#SBATCH --cpus-per-task=32
-export OMP_NUM_THREADS=8
-python train.py
---- train.py
-import torch
-import torch.multiprocessing as mp
-
-
-def work(rank):
-    torch.cuda.set_device(rank)
-
-
-if __name__ == "__main__":
-    mp.spawn(work, nprocs=torch.cuda.device_count())
+ if __name__ == "__main__":
+     mp.spawn(work, nprocs=torch.cuda.device_count())
 """,
     ),
 )

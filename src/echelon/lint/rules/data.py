@@ -43,8 +43,7 @@ def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
                 isinstance(v, ast.Call) and "ampler" in unparse(v.func) for v in values
             ):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="`DataLoader` rejects `shuffle=True` together with a sampler: 'sampler "
                     "option is mutually exclusive with shuffle'.",
                     fix="DataLoader(…, sampler=sampler)  # without shuffle; the sampler shuffles",
@@ -58,8 +57,7 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
         if not samplers or python.mentions("set_epoch") or framework or not _has_epochs(python):
             continue
         yield Hit(
-            path=python.path,
-            line=samplers[0].lineno,
+            at=python.at(samplers[0]),
             what="Nothing calls `set_epoch`, so every epoch has the same order of samples.",
             fix="sampler.set_epoch(epoch)  # as the first line of the epoch loop",
         )
@@ -81,8 +79,7 @@ def find_local_sampler(subject: Subject) -> Iterator[Hit]:
             rank = keyword(call, "rank", 2)
             if rank is not None and _is_local(python, rank):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="The sampler uses the local rank. On several nodes, all nodes read the "
                     "same samples. The other samples are never read.",
                     fix="DistributedSampler(dataset)  # uses the global rank by default",
@@ -97,8 +94,7 @@ def find_local_group_rank(subject: Subject) -> Iterator[Hit]:
             rank = keyword(call, "rank")
             if rank is not None and _is_local(python, rank):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="The process group uses the local rank. On several nodes, more than one "
                     "process claims rank 0, and the group never forms.",
                     fix='rank=int(os.environ["RANK"])  # with srun: SLURM_PROCID',
@@ -122,8 +118,7 @@ def find_downloads(subject: Subject) -> Iterator[Hit]:
             if guards(python, node) or _behind_barrier(python, node) or not is_called(python, node):
                 continue
             yield Hit(
-                path=python.path,
-                line=node.lineno,
+                at=python.at(node),
                 what="All ranks download the data to the same directory at the same time. Some "
                 "read files that others are still writing.",
                 fix="download the data once before the job, or on one rank per node while the "
@@ -158,8 +153,7 @@ def find_unreduced(subject: Subject) -> Iterator[Hit]:
             )
             if divided is not None and re.fullmatch(r"len\(\S+\.dataset\)", unparse(divided)):
                 yield Hit(
-                    path=python.path,
-                    line=divided.lineno,
+                    at=python.at(divided),
                     what="Each rank counts its share of the samples but divides by the size of the "
                     "whole dataset. The result is too small.",
                     fix="dist.all_reduce(counts)  # before the division",
@@ -182,8 +176,7 @@ def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
             )
             if share and loader and not inner and not re.search("world_size|get_world_size", text):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="The progress counts the samples of one rank but divides by those of all "
                     "ranks. It ends far below 100%.",
                     fix="batch_idx * len(data) * dist.get_world_size()",
@@ -199,19 +192,13 @@ RULES = (
         check=find_shuffled_sampler,
         why="`DataLoader` accepts either a sampler or `shuffle=True`. `DistributedSampler` "
         "shuffles by default.",
-        bad="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, shuffle=True, sampler=sampler)    # <- here
-""",
-        good="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, sampler=sampler)
+        example="""\
+ --- train.py
+ from torch.utils.data import DataLoader, DistributedSampler
+ data = list(range(100))
+ sampler = DistributedSampler(data)
+-loader = DataLoader(data, shuffle=True, sampler=sampler)    # <- here
++loader = DataLoader(data, sampler=sampler)
 """,
     ),
     Rule(
@@ -221,26 +208,16 @@ loader = DataLoader(data, sampler=sampler)
         check=find_missing_set_epoch,
         why="`DistributedSampler` derives the order of the samples from its seed and the epoch. "
         "Without `set_epoch`, the epoch is always 0.",
-        bad="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)    # <- here
-loader = DataLoader(data, sampler=sampler)
-for epoch in range(10):
-    for batch in loader:
-        print(batch)
-""",
-        good="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-sampler = DistributedSampler(data)
-loader = DataLoader(data, sampler=sampler)
-for epoch in range(10):
-    sampler.set_epoch(epoch)
-    for batch in loader:
-        print(batch)
+        example="""\
+ --- train.py
+ from torch.utils.data import DataLoader, DistributedSampler
+ data = list(range(100))
+ sampler = DistributedSampler(data)    # <- here
+ loader = DataLoader(data, sampler=sampler)
+ for epoch in range(10):
++    sampler.set_epoch(epoch)
+     for batch in loader:
+         print(batch)
 """,
     ),
     Rule(
@@ -249,19 +226,13 @@ for epoch in range(10):
         severity=ERROR,
         check=find_local_sampler,
         why="`LOCAL_RANK` starts at 0 on every node. `RANK` is unique across all nodes.",
-        bad="""\
---- train.py
-import os
-from torch.utils.data import DistributedSampler
-rank = int(os.environ["LOCAL_RANK"])
-sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)    # <- here
-""",
-        good="""\
---- train.py
-import os
-from torch.utils.data import DistributedSampler
-rank = int(os.environ["RANK"])
-sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)
+        example="""\
+ --- train.py
+ import os
+ from torch.utils.data import DistributedSampler
+-rank = int(os.environ["LOCAL_RANK"])
++rank = int(os.environ["RANK"])
+ sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)    # <- here
 """,
     ),
     Rule(
@@ -270,21 +241,14 @@ sampler = DistributedSampler(range(100), num_replicas=4, rank=rank)
         severity=ERROR,
         check=find_local_group_rank,
         why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique.",
-        bad="""\
---- train.py
-import os
-import torch.distributed as dist
-rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("gloo", rank=rank, world_size=4)    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch.distributed as dist
-rank = int(os.environ["RANK"])
-dist.init_process_group("gloo", rank=rank, world_size=4)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import os
+ import torch.distributed as dist
+-rank = int(os.environ["LOCAL_RANK"])
++rank = int(os.environ["RANK"])
+ dist.init_process_group("gloo", rank=rank, world_size=4)    # <- here
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -294,21 +258,14 @@ dist.destroy_process_group()
         check=find_downloads,
         why="Compute nodes often have no internet access. If they have it, all ranks write the "
         "same files.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-from torchvision.datasets import MNIST
-dist.init_process_group("gloo")
-data = MNIST("data", download=True)    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-from torchvision.datasets import MNIST
-dist.init_process_group("gloo")
-data = MNIST("data", download=False)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+ from torchvision.datasets import MNIST
+ dist.init_process_group("gloo")
+-data = MNIST("data", download=True)    # <- here
++data = MNIST("data", download=False)
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -318,28 +275,19 @@ dist.destroy_process_group()
         check=find_unreduced,
         why="With a distributed sampler, each rank sees only its share of the data. "
         "`len(loader.dataset)` is the size of the whole dataset.",
-        bad="""\
---- train.py
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
-right = 0
-for batch in loader:
-    right += len(batch)
-print(right / len(loader.dataset))    # <- here
-""",
-        good="""\
---- train.py
-import torch
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
-data = list(range(100))
-loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
-right = torch.zeros(1)
-for batch in loader:
-    right += len(batch)
-dist.all_reduce(right)
-print(right / len(loader.dataset))
+        example="""\
+ --- train.py
++import torch
++import torch.distributed as dist
+ from torch.utils.data import DataLoader, DistributedSampler
+ data = list(range(100))
+ loader = DataLoader(data, sampler=DistributedSampler(data, shuffle=False))
+-right = 0
++right = torch.zeros(1)
+ for batch in loader:
+     right += len(batch)
++dist.all_reduce(right)
+ print(right / len(loader.dataset))    # <- here
 """,
     ),
     Rule(
@@ -349,27 +297,17 @@ print(right / len(loader.dataset))
         check=find_counted_against_all,
         why="`batch_idx * len(data)` counts the samples of one rank. `len(loader.dataset)` counts "
         "those of all ranks.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
-dist.init_process_group("gloo")
-data = list(range(100))
-train_loader = DataLoader(data, sampler=DistributedSampler(data))
-for batch_idx, batch in enumerate(train_loader):
-    print(batch_idx * len(batch), len(train_loader.dataset))    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler
-dist.init_process_group("gloo")
-data = list(range(100))
-train_loader = DataLoader(data, sampler=DistributedSampler(data))
-for batch_idx, batch in enumerate(train_loader):
-    print(batch_idx, len(train_loader))
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+ from torch.utils.data import DataLoader, DistributedSampler
+ dist.init_process_group("gloo")
+ data = list(range(100))
+ train_loader = DataLoader(data, sampler=DistributedSampler(data))
+ for batch_idx, batch in enumerate(train_loader):
+-    print(batch_idx * len(batch), len(train_loader.dataset))    # <- here
++    print(batch_idx, len(train_loader))
+ dist.destroy_process_group()
 """,
     ),
 )

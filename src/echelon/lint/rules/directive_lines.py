@@ -4,7 +4,9 @@ import difflib
 import re
 from collections.abc import Iterator
 
-from echelon.lint.directives import SBATCH_OPTIONS, SRUN_OPTIONS, Directive
+from echelon.clusters.slurm.options import SBATCH, SRUN
+from echelon.lint.files import Place
+from echelon.lint.request import Directive
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
@@ -30,8 +32,7 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
     what = f"The `#!` line is line {later}, not line 1" if later else "There is no `#!` line"
     yield Hit(
-        path=subject.path,
-        line=1,
+        at=Place(subject.path, 1),
         what=f"{what}. sbatch rejects the script.",
         fix="make #!/bin/bash the first line of the file",
     )
@@ -48,8 +49,7 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
         rest = len(late) - 1
         more = f" It also ignores {counted(rest, 'later directive')}." if rest else ""
         yield Hit(
-            path=subject.path,
-            line=late[0],
+            at=Place(subject.path, late[0]),
             what="Slurm ignores this directive because it comes after a command (line "
             f"{end}).{more}",
             fix="move all #SBATCH lines directly below the #! line",
@@ -64,8 +64,7 @@ def find_lookalikes(subject: Subject) -> Iterator[Hit]:
         if indented or _MISSPELT.match(line.lstrip()):
             mistake = "indented" if indented else "misspelled"
             yield Hit(
-                path=subject.path,
-                line=number,
+                at=Place(subject.path, number),
                 what=f"`#SBATCH` is {mistake}, so Slurm treats this line as a comment.",
                 fix=re.sub(r"^\s*#\s?\w+", "#SBATCH", line),
             )
@@ -73,22 +72,20 @@ def find_lookalikes(subject: Subject) -> Iterator[Hit]:
 
 def find_unknown_options(subject: Subject) -> Iterator[Hit]:
     for item in subject.directives.items:
-        if item.option in SBATCH_OPTIONS or not (near := _nearest(item.option, SBATCH_OPTIONS)):
+        if item.option in SBATCH.known or not (near := _nearest(item.option, SBATCH.known)):
             continue
         yield Hit(
-            path=subject.path,
-            line=item.line,
+            at=Place(subject.path, item.line),
             what=f"sbatch has no option `--{item.option}` and rejects the script.",
             fix=f"#SBATCH --{near}={item.value}" if item.value else f"#SBATCH --{near}",
         )
     for command, options, _ in subject.sruns:
         for name in options:
-            known = any(option.startswith(name) for option in SRUN_OPTIONS)
-            if len(name) == 1 or known or not (near := _nearest(name, SRUN_OPTIONS)):
+            known = any(option.startswith(name) for option in SRUN.known)
+            if name.startswith("-") or known or not (near := _nearest(name, SRUN.known)):
                 continue
             yield Hit(
-                path=command.path,
-                line=options[name].line or command.line,
+                at=Place(command.path, options[name].line or command.line),
                 what=f"srun has no option `--{name}` and fails immediately.",
                 fix=f"--{near}",
             )
@@ -106,8 +103,7 @@ def _nearest(name: str, known: frozenset[str]) -> str:
 def find_broken_lines(subject: Subject) -> Iterator[Hit]:
     for line, message in subject.directives.broken:
         yield Hit(
-            path=subject.path,
-            line=line,
+            at=Place(subject.path, line),
             what="sbatch rejects or misreads this directive: "
             f"{message.removeprefix(f'line {line}: ')}.",
             fix="write #SBATCH --option=value, with no spaces around = and all quotes closed",
@@ -124,8 +120,7 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
             shown = variable[0] if variable else "~"
             better = "%j" if "JOB" in shown else "the value, or pass it to sbatch as an option"
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"Slurm uses '{shown}' literally. It does not expand variables here.",
                 fix=f"replace it with {better}",
             )
@@ -141,8 +136,7 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
             continue
         if before and before.value != item.value and before.line != item.line:
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
                 f"last one, '{item.value}'.",
                 fix=f"remove line {before.line} or this line",
@@ -154,8 +148,7 @@ def find_dos_lines(subject: Subject) -> Iterator[Hit]:
     for path, text, effect in _shell_files(subject):
         if "\r\n" in text:
             yield Hit(
-                path=path,
-                line=text[: text.index("\r\n")].count("\n") + 1,
+                at=Place(path, text[: text.index("\r\n")].count("\n") + 1),
                 what=f"The script has Windows line endings (CRLF). {effect}.",
                 fix=f"sed -i 's/\\r$//' {path}",
             )
@@ -165,8 +158,7 @@ def find_byte_order_mark(subject: Subject) -> Iterator[Hit]:
     for path, text, effect in _shell_files(subject):
         if text.startswith(BYTE_ORDER_MARK):
             yield Hit(
-                path=path,
-                line=1,
+                at=Place(path, 1),
                 what=f"The script starts with an invisible byte order mark. {effect}.",
                 fix=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
             )
@@ -190,14 +182,10 @@ RULES = (
         check=find_missing_shebang,
         why="sbatch accepts only scripts whose first two characters are `#!`. Nothing may come "
         "before them, not even a blank line.",
-        bad="""\
-#SBATCH --nodes=1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-python train.py
+        example="""\
++#!/bin/bash
+ #SBATCH --nodes=1    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -207,19 +195,13 @@ python train.py
         check=find_late_directives,
         why="Slurm reads directives up to the first line that is neither blank nor a comment. It "
         "ignores later ones, and the job runs with default values.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-module load cuda
-#SBATCH --gres=gpu:1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gres=gpu:1
-module load cuda
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++#SBATCH --gres=gpu:1
+ module load cuda
+-#SBATCH --gres=gpu:1    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -229,18 +211,13 @@ python train.py
         check=find_lookalikes,
         why="A directive starts with `#SBATCH`, in capital letters and in the first column. Slurm "
         "treats anything else as a comment and does not warn about it.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBACTH --gres=gpu:1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gres=gpu:1
-##SBATCH --time=10   (a second # disables a directive)
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-#SBACTH --gres=gpu:1    # <- here
++#SBATCH --gres=gpu:1
++##SBATCH --time=10   (a second # disables a directive)
+ python train.py
 """,
     ),
     Rule(
@@ -250,16 +227,12 @@ python train.py
         check=find_unknown_options,
         why="sbatch and srun exit with an error if they do not know an option. Lint reports only "
         "names that resemble a known option; others may belong to a plugin.",
-        bad="""\
-#!/bin/bash
-#SBATCH --ntask-per-nodes=1    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --ntasks-per-node=1
-#SBATCH --container-image=pytorch.sqsh
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --ntask-per-nodes=1    # <- here
++#SBATCH --ntasks-per-node=1
++#SBATCH --container-image=pytorch.sqsh
+ python train.py
 """,
     ),
     Rule(
@@ -268,15 +241,11 @@ python train.py
         severity=ERROR,
         check=find_broken_lines,
         why="Common causes are a stray word, spaces around `=` and an unclosed quote.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes = 2    # <- here
-srun hostname
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2    # two of them
-srun hostname
+        example="""\
+ #!/bin/bash
+-#SBATCH --nodes = 2    # <- here
++#SBATCH --nodes=2    # two of them
+ srun hostname
 """,
     ),
     Rule(
@@ -286,15 +255,11 @@ srun hostname
         check=find_variables,
         why="The shell treats directives as comments, and Slurm does not expand variables. In "
         "file names, Slurm replaces only its own patterns, such as `%j` and `%x`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --output=$HOME/run.%j    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --output=run.%j
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --output=$HOME/run.%j    # <- here
++#SBATCH --output=run.%j
+ python train.py
 """,
     ),
     Rule(
@@ -303,16 +268,11 @@ python train.py
         severity=WARNING,
         check=find_repeated,
         why="Slurm uses the last value. The earlier line has no effect and misleads readers.",
-        bad="""\
-#!/bin/bash
-#SBATCH --mem=16G
-#SBATCH --mem=64G    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --mem=64G
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --mem=16G
+ #SBATCH --mem=64G    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -322,8 +282,13 @@ python train.py
         check=find_dos_lines,
         why="Editors on Windows end each line with CR and LF. sbatch rejects scripts with CR: "
         "'Batch script contains DOS line breaks'.",
-        bad="#!/bin/bash\n#SBATCH --nodes=1    # <- here\r\npython train.py\r\n",
-        good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+        example="""\
+ #!/bin/bash
+-#SBATCH --nodes=1    # <- here\r
+-python train.py\r
++#SBATCH --nodes=1
++python train.py
+""",
     ),
     Rule(
         code="E109",
@@ -332,7 +297,11 @@ python train.py
         check=find_byte_order_mark,
         why="Some editors on Windows put this character at the start of a file. sbatch then does "
         "not find `#!` there: 'This does not look like a batch script'.",
-        bad="\ufeff#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
-        good="#!/bin/bash\n#SBATCH --nodes=1\npython train.py\n",
+        example="""\
+-\ufeff#!/bin/bash
++#!/bin/bash
+ #SBATCH --nodes=1
+ python train.py
+""",
     ),
 )

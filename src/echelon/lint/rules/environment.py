@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.facts import is_training
+from echelon.lint.files import Place
 from echelon.lint.request import OF_OPTIONS
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, counted
 from echelon.lint.subject import Subject
 
 _INTERFACE = re.compile(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
@@ -31,8 +32,7 @@ def find_interfaces(subject: Subject) -> Iterator[Hit]:
         if not assignment.value.known or not _INTERFACE.fullmatch(text):
             continue
         yield Hit(
-            path=assignment.path,
-            line=assignment.line,
+            at=assignment,
             what=f"On a node without the interface '{text.removeprefix('=')}', the ranks cannot "
             "connect. Interface names differ between clusters and types of nodes.",
             fix="export NCCL_SOCKET_IFNAME=^lo,docker  # exclude these, or remove the line"
@@ -49,16 +49,15 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
             continue
         named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
-            yield _secret(assignment.path, assignment.line, f"`{assignment.name}`")
+            yield _secret(assignment, f"`{assignment.name}`")
     for command in subject.commands:
         if "login" in command.text and _TOKEN.search(command.text):
-            yield _secret(command.path, command.line, "the token")
+            yield _secret(command, "the token")
 
 
-def _secret(path: str, line: int, name: str) -> Hit:
+def _secret(at: Located, name: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what=f"Everyone who can read the script can read {name}. Slurm also stores a copy of the "
         "script.",
         fix='export NAME="$(cat ~/.secrets/name)"  # a file with mode 600, or log in once by hand',
@@ -94,10 +93,10 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
             if given is not None and not typed:
                 continue
             told.add((use.line, use.name))
-            yield _unset(path, use.line, use.name, given.value if given else "", option)
+            yield _unset(Place(path, use.line), use.name, given.value if given else "", option)
 
 
-def _unset(path: str, line: int, name: str, value: str, option: str) -> Hit:
+def _unset(at: Located, name: str, value: str, option: str) -> Hit:
     if value:
         what = f"`${name}` is '{value}' here, which is not a number."
         fix = "write the number instead of the variable"
@@ -105,7 +104,7 @@ def _unset(path: str, line: int, name: str, value: str, option: str) -> Hit:
         what = f"`${name}` is empty. Slurm sets it only if the script uses `--{option}`."
         fix = f"#SBATCH --{option}=…"
         fix += "  # or use $SLURM_GPUS_ON_NODE" if name == "SLURM_GPUS_PER_NODE" else ""
-    return Hit(path=path, line=line, what=what, fix=fix)
+    return Hit(at=at, what=what, fix=fix)
 
 
 def find_unready_conda(subject: Subject) -> Iterator[Hit]:
@@ -121,8 +120,7 @@ def find_unready_conda(subject: Subject) -> Iterator[Hit]:
             "activate"
         ]:
             yield Hit(
-                path=command.path,
-                line=command.line,
+                at=command,
                 what=f"`{command.name} activate` fails in a job script ('run conda init'). The "
                 "script continues with another Python.",
                 fix='eval "$(conda shell.bash hook)"  # before this line',
@@ -146,8 +144,7 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
         count = value.text.count(",") + 1
         if count != gpus:
             yield Hit(
-                path=assignment.path,
-                line=assignment.line,
+                at=assignment,
                 what=f"`CUDA_VISIBLE_DEVICES` lists {counted(count, 'GPU')}, but the job has "
                 f"{gpus} on each node.",
                 fix="remove the line; Slurm sets the variable to the GPUs of the job",
@@ -163,17 +160,12 @@ RULES = (
         why="NCCL finds the right interface itself on most clusters. A full name fits only one "
         "type of node. `^name` excludes an interface, and a prefix such as `ib` matches all that "
         "start with it.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export NCCL_SOCKET_IFNAME=eth0    # <- here
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export NCCL_SOCKET_IFNAME=^lo,docker
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-export NCCL_SOCKET_IFNAME=eth0    # <- here
++export NCCL_SOCKET_IFNAME=^lo,docker
+ srun python train.py
 """,
     ),
     Rule(
@@ -182,17 +174,12 @@ srun python train.py
         severity=WARNING,
         check=find_secrets,
         why="Scripts are copied, shared and committed, and Slurm stores every submitted script.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-export WANDB_API_KEY=made-up-key-of-nobody    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-export WANDB_API_KEY=$(cat ~/.secrets/wandb)
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-export WANDB_API_KEY=made-up-key-of-nobody    # <- here
++export WANDB_API_KEY=$(cat ~/.secrets/wandb)
+ python train.py
 """,
     ),
     Rule(
@@ -202,15 +189,11 @@ python train.py
         check=find_unset_variables,
         why="Variables such as `SLURM_GPUS_PER_NODE` and `SLURM_CPUS_PER_TASK` repeat an option. "
         "They are empty without it, and include the GPU type if the option does, as in a100:4.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gres=gpu:4
-torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --gres=gpu:4
++#SBATCH --gpus-per-node=4
+ torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py    # <- here
 """,
     ),
     Rule(
@@ -220,18 +203,12 @@ torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py
         check=find_unready_conda,
         why="A job script is not an interactive shell, so bash does not read the conda setup in "
         "`~/.bashrc`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-conda activate torch    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-eval "$(conda shell.bash hook)"
-conda activate torch
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++eval "$(conda shell.bash hook)"
+ conda activate torch    # <- here
+ python train.py
 """,
     ),
     Rule(
@@ -241,16 +218,12 @@ python train.py
         check=find_visible_devices,
         why="Slurm sets the variable to the GPUs of the job. A different number leaves GPUs idle "
         "or lists GPUs that do not exist.",
-        bad="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=4
-export CUDA_VISIBLE_DEVICES=0,1    # <- here
-torchrun --standalone --nproc_per_node=2 train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=2 train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --gpus-per-node=4
+-export CUDA_VISIBLE_DEVICES=0,1    # <- here
++#SBATCH --gpus-per-node=2
+ torchrun --standalone --nproc_per_node=2 train.py
 """,
     ),
 )

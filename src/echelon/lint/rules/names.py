@@ -8,6 +8,7 @@ import symtable
 import sys
 from collections.abc import Iterator
 
+from echelon.lint.files import Place
 from echelon.lint.python_script import PythonScript, ancestors
 from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
 from echelon.lint.subject import Subject
@@ -49,8 +50,7 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         for name, line in sorted(_undefined(python).items(), key=lambda item: item[1]):
             yield Hit(
-                path=python.path,
-                line=line,
+                at=Place(python.path, line),
                 what=f"`{name}` is not defined. This line raises a NameError.",
                 fix=_guess(python, name),
             )
@@ -128,8 +128,7 @@ def find_syntax_error(subject: Subject) -> Iterator[Hit]:
             yield _refused(path, text, error)
         except (ValueError, RecursionError, MemoryError):
             yield Hit(
-                path=path,
-                line=1,
+                at=Place(path, 1),
                 what=f"{_HERE} cannot parse the file: it is nested too deeply or contains too long "
                 "an expression. Lint did not check it.",
                 fix=f"python -m py_compile {path}",
@@ -141,8 +140,7 @@ def _refused(path: str, text: str, error: SyntaxError) -> Hit:
     line = error.lineno or 1
     newer = _newer_python(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", error)
     return Hit(
-        path=path,
-        line=line,
+        at=Place(path, line),
         what=f"{_HERE} cannot parse the file: {error.msg}. Lint did not check it."
         + (f" Python {newer} may accept it." if newer else ""),
         fix=f"run the job with Python {newer} or later"
@@ -169,15 +167,11 @@ RULES = (
         check=find_undefined_names,
         why="Python finds an undefined name only when it reaches the line. On a cluster, that can "
         "be after hours in the queue.",
-        bad="""\
---- train.py
-trainer = object()
-print(tainer)    # <- here
-""",
-        good="""\
---- train.py
-trainer = object()
-print(trainer)
+        example="""\
+ --- train.py
+ trainer = object()
+-print(tainer)    # <- here
++print(trainer)
 """,
     ),
     Rule(
@@ -186,14 +180,11 @@ print(trainer)
         severity=ERROR,
         check=find_syntax_error,
         why="Python cannot compile the file, so the job fails when it starts the script.",
-        bad="""\
---- train.py
-if True print("yes")    # <- here
-""",
-        good="""\
---- train.py
-if True:
-    print("yes")
+        example="""\
+ --- train.py
+-if True print("yes")    # <- here
++if True:
++    print("yes")
 """,
     ),
 )

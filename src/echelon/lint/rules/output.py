@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command
-from echelon.lint.files import beside
+from echelon.lint.files import Place, beside
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
@@ -25,8 +25,7 @@ def find_missing_folder(subject: Subject) -> Iterator[Hit]:
         if not any(subject.files.is_folder(place) for place in places):
             late = any(c.name == "mkdir" and folder in c.text for c in subject.commands)
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what=f"If the directory '{folder}' does not exist, the job fails immediately and "
                 "writes no output. Slurm does not create it"
                 + (", and the script's own `mkdir` runs too late." if late else "."),
@@ -53,15 +52,13 @@ def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
         patterns = set(re.findall(r"%\d*([A-Za-z])", item.value))
         if array and not patterns & {"a", "j"}:
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what="All tasks of the job array write to this file.",
                 fix=f"#SBATCH --{option}=%x-%A_%a.out",
             )
         elif not patterns & {"j", "J", "A"}:
             yield Hit(
-                path=subject.path,
-                line=item.line,
+                at=Place(subject.path, item.line),
                 what="The next job overwrites this file, even while this job is still writing it.",
                 fix=f"#SBATCH --{option}=%x-%j.out",
             )
@@ -79,8 +76,7 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     for wait in bare[-1:]:
         if wait.line >= background[-1].line:
             yield Hit(
-                path=wait.path,
-                line=wait.line,
+                at=wait,
                 what="`wait` without arguments returns 0, so the job is COMPLETED even if a step "
                 "failed.",
                 fix="pids+=($!)  # after each &, then replace wait with:\n"
@@ -106,8 +102,7 @@ def find_missing_wait(subject: Subject) -> Iterator[Hit]:
     ]
     if all(c.name in _QUIET for c in after) and not any(c.name == "sleep" for c in after):
         yield Hit(
-            path=last.path,
-            line=last.line,
+            at=last,
             what="The script ends while this command is still running. Slurm then kills the "
             "command.",
             fix="wait $!  # as the last line",
@@ -126,8 +121,7 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
         into = command.piped_into[:1]
         if starts and id(command) in launched and into and into[0] not in _HARMLESS_PIPES:
             yield Hit(
-                path=command.path,
-                line=command.line,
+                at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
                 "if this command fails.",
                 fix="set -o pipefail  # near the top of the script",
@@ -153,8 +147,7 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
         )
         if trains and "epoch" in python.text and not python.mentions(*words):
             yield Hit(
-                path=subject.path,
-                line=limit.line,
+                at=Place(subject.path, limit.line),
                 what=f"{python.path} cannot resume from a checkpoint. All progress is lost when "
                 "the job reaches its time limit.",
                 fix="save the model, optimizer and epoch regularly, and load them at startup",
@@ -169,16 +162,12 @@ RULES = (
         check=find_missing_folder,
         why="Slurm opens the output file before it runs the script. If the directory is missing, "
         "the job fails and there is no file that says why.",
-        bad="""\
-#!/bin/bash
-#SBATCH --output=logs/%j.out    # <- here
-mkdir -p logs
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --output=%x-%j.out
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --output=logs/%j.out    # <- here
+-mkdir -p logs
++#SBATCH --output=%x-%j.out
+ python train.py
 """,
     ),
     Rule(
@@ -188,15 +177,11 @@ python train.py
         check=find_overwritten_output,
         why="Include the job ID in the file name: `%j`, or `%A_%a` for the ID and index of a task "
         "in a job array.",
-        bad="""\
-#!/bin/bash
-#SBATCH --output=output.txt    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --output=output-%j.txt
-python train.py
+        example="""\
+ #!/bin/bash
+-#SBATCH --output=output.txt    # <- here
++#SBATCH --output=output-%j.txt
+ python train.py
 """,
     ),
     Rule(
@@ -206,19 +191,15 @@ python train.py
         check=find_swallowed_failure,
         why="`wait` without arguments returns 0 even if a background process failed. Jobs that "
         "depend on the success of this job then start.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun -N1 -n1 python a.py &
-srun -N1 -n1 python b.py &
-wait    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun -N1 -n1 python a.py & first=$!
-srun -N1 -n1 python b.py & second=$!
-wait $first && wait $second
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-srun -N1 -n1 python a.py &
+-srun -N1 -n1 python b.py &
+-wait    # <- here
++srun -N1 -n1 python a.py & first=$!
++srun -N1 -n1 python b.py & second=$!
++wait $first && wait $second
 """,
     ),
     Rule(
@@ -227,16 +208,11 @@ wait $first && wait $second
         severity=ERROR,
         check=find_missing_wait,
         why="A job ends when its script ends. Slurm then kills all remaining processes.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-python train.py &    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-python train.py &
-wait $!
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ python train.py &    # <- here
++wait $!
 """,
     ),
     Rule(
@@ -245,16 +221,11 @@ wait $!
         severity=WARNING,
         check=find_swallowing_pipe,
         why="Without `pipefail`, the exit status of a pipe is that of its last command.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-srun python train.py 2>&1 | tee train.log    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-set -o pipefail
-srun python train.py 2>&1 | tee train.log
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++set -o pipefail
+ srun python train.py 2>&1 | tee train.log    # <- here
 """,
     ),
     Rule(
@@ -263,34 +234,22 @@ srun python train.py 2>&1 | tee train.log
         severity=ADVICE,
         check=find_nothing_saved,
         why="Slurm kills a job at its time limit. Failures and preemption can end it earlier.",
-        bad="""\
-#!/bin/bash
-#SBATCH --time=24:00:00    # <- here
-python train.py
---- train.py
-import torch
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(100):
-    model(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --time=24:00:00
-python train.py
---- train.py
-import os
-import torch
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-if os.path.exists("last.pt"):
-    model.load_state_dict(torch.load("last.pt"))
-for epoch in range(100):
-    model(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
-    torch.save(model.state_dict(), "last.tmp")
-    os.replace("last.tmp", "last.pt")
+        example="""\
+ #!/bin/bash
+ #SBATCH --time=24:00:00    # <- here
+ python train.py
+ --- train.py
++import os
+ import torch
+ model = torch.nn.Linear(1, 1)
+ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
++if os.path.exists("last.pt"):
++    model.load_state_dict(torch.load("last.pt"))
+ for epoch in range(100):
+     model(torch.ones(1, 1)).sum().backward()
+     optimizer.step()
++    torch.save(model.state_dict(), "last.tmp")
++    os.replace("last.tmp", "last.pt")
 """,
     ),
 )

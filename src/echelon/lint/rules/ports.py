@@ -5,8 +5,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from echelon.lint.bash import Where
+from echelon.lint.bash import Where, Word
 from echelon.lint.facts import reads_variables
+from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.python_script import (
     PythonScript,
@@ -16,9 +17,8 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
-from echelon.lint.words import Word
 
 _PORT_OPTIONS = ("master-port", "main-process-port")
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
@@ -56,9 +56,8 @@ def ports(subject: Subject) -> Iterator[Port]:
             for maker in makers:
                 yield Port(value=maker.value, path=maker.path, line=maker.line, where=maker.where)
             if not makers:
-                where = one.launch.command.where
-                line = word.line if one.launch.path == subject.path else one.launch.line
-                yield Port(value=word, path=one.launch.path, line=line, where=where)
+                path, line = one.launch.place_of(word, subject.path)
+                yield Port(value=word, path=path, line=line, where=one.launch.command.where)
 
 
 def _is_port(value: Word) -> bool:
@@ -94,11 +93,11 @@ def find_fixed_port(subject: Subject) -> Iterator[Hit]:
         for port in ports(subject):
             number = _literal_port(port.value)
             if number:
-                yield _fixed(port.path, port.line, number, _FREE_PORT)
+                yield _fixed(port, number, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if isinstance(given := constant(value), str | int) and str(given) != "0":
-                yield _fixed(python.path, line, str(given), _SET_IN_JOB)
+                yield _fixed(Place(python.path, line), str(given), _SET_IN_JOB)
 
 
 def _literal_port(value: Word) -> str:
@@ -110,10 +109,9 @@ def _literal_port(value: Word) -> str:
     return match[1]
 
 
-def _fixed(path: str, line: int, number: str, fix: str) -> Hit:
+def _fixed(at: Located, number: str, fix: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what=f"Port {number} is hard-coded. If two such jobs share a node, the second one fails "
         "with 'address already in use'.",
         fix=fix,
@@ -156,8 +154,7 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
             continue
         port = 29500 if endpoint is None else 29400
         yield Hit(
-            path=one.launch.path,
-            line=endpoint.line if endpoint and one.launch.path == subject.path else one.launch.line,
+            at=one.launch.place_of(endpoint, subject.path),
             what=f"No port is given, so {launcher.name} uses its default, {port}. A second job on "
             "the node fails, or joins this one.",
             fix="--standalone"
@@ -190,11 +187,11 @@ def find_port_of_job_id(subject: Subject) -> Iterator[Hit]:
         return
     for port in ports(subject):
         if port.value.names & _JOB_ID and not _is_probe(port.value) and not _names_only(port.value):
-            yield _of_job_id(port.path, port.line, _FREE_PORT)
+            yield _of_job_id(port, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if "SLURM_JOB" in origin(python, value):
-                yield _of_job_id(python.path, line, _SET_IN_JOB)
+                yield _of_job_id(Place(python.path, line), _SET_IN_JOB)
 
 
 def _names_only(value: Word) -> bool:
@@ -202,10 +199,9 @@ def _names_only(value: Word) -> bool:
     return ":" in value.text and not re.search(r":\$[^:]*$", value.text)
 
 
-def _of_job_id(path: str, line: int, fix: str) -> Hit:
+def _of_job_id(at: Located, fix: str) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what="Two jobs on a node get the same port if their job IDs end in the same digits. The "
         "port may also be in use already.",
         fix=fix,
@@ -218,8 +214,7 @@ def find_released_port(subject: Subject) -> Iterator[Hit]:
     for port in ports(subject):
         if _is_probe(port.value) and port.where is Where.BATCH:
             yield Hit(
-                path=port.path,
-                line=port.line,
+                at=port,
                 what="The port is released as soon as it is chosen. Another job can take it before "
                 "rank 0 listens on it.",
                 fix=_RETRY,
@@ -236,8 +231,7 @@ def find_port_per_task(subject: Subject) -> Iterator[Hit]:
         )
         if several and port.where is Where.TASK and (random or _is_probe(port.value)):
             yield Hit(
-                path=port.path,
-                line=port.line,
+                at=port,
                 what="Each task chooses its own port, so the ranks never connect to each other.",
                 fix=f"{_FREE_PORT}  # in the job script, before srun",
             )
@@ -251,20 +245,13 @@ RULES = (
         check=find_fixed_port,
         why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
         "`--exclusive`, the node runs only one job, and a fixed port is safe.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_PORT=29500    # <- here
-export MASTER_ADDR=$(hostname)
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
++#SBATCH --exclusive
+ export MASTER_PORT=29500    # <- here
+ export MASTER_ADDR=$(hostname)
+ srun python train.py
 """,
     ),
     Rule(
@@ -274,17 +261,12 @@ srun python train.py
         check=find_default_port,
         why="torchrun uses port 29500 by default, and 29400 with a c10d endpoint. If another job "
         "on the node uses the same default, a node can even join that job's store.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --nproc_per_node=4 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=4
+-torchrun --nproc_per_node=4 train.py    # <- here
++torchrun --standalone --nproc_per_node=4 train.py
 """,
     ),
     Rule(
@@ -294,20 +276,14 @@ torchrun --standalone --nproc_per_node=4 train.py
         check=find_port_of_job_id,
         why="The last digits of job IDs repeat. Another program may also use the port, because "
         "nothing checks that it is free.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))    # <- here
-export MASTER_ADDR=$(hostname)
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_PORT=29500
-export MASTER_ADDR=$(hostname)
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))    # <- here
++#SBATCH --exclusive
++export MASTER_PORT=29500
+ export MASTER_ADDR=$(hostname)
+ srun python train.py
 """,
     ),
     Rule(
@@ -317,25 +293,21 @@ srun python train.py
         check=find_released_port,
         why="The command binds a free port, prints it and releases it. This is much safer than a "
         "fixed port. A script that also retries on EADDRINUSE is safer still.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')    # <- here
-export MASTER_PORT MASTER_ADDR=$(hostname)
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_ADDR=$(hostname)
-for try in 1 2 3; do
-    MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
+-export MASTER_PORT MASTER_ADDR=$(hostname)
+-srun python train.py
++export MASTER_ADDR=$(hostname)
++for try in 1 2 3; do
++    MASTER_PORT=$(python -c 'import socket; s=socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')
-    export MASTER_PORT
-    srun python train.py 2> errors && break
-    grep -q EADDRINUSE errors || exit 1
-done
++    export MASTER_PORT
++    srun python train.py 2> errors && break
++    grep -q EADDRINUSE errors || exit 1
++done
 """,
     ),
     Rule(
@@ -344,18 +316,13 @@ done
         severity=ERROR,
         check=find_port_per_task,
         why="All ranks must use the same port: the one on which rank 0 listens.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_ADDR=$(hostname)
-srun bash -c 'export MASTER_PORT=$((20000 + RANDOM % 10000)); python train.py'    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-export MASTER_ADDR=$(hostname)
-export MASTER_PORT=$((20000 + RANDOM % 10000))
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ export MASTER_ADDR=$(hostname)
+-srun bash -c 'export MASTER_PORT=$((20000 + RANDOM % 10000)); python train.py'    # <- here
++export MASTER_PORT=$((20000 + RANDOM % 10000))
++srun python train.py
 """,
     ),
 )

@@ -5,6 +5,7 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from echelon.lint.files import Place
 from echelon.lint.python_script import (
     PythonScript,
     constant,
@@ -55,8 +56,7 @@ def find_one_device(subject: Subject) -> Iterator[Hit]:
         places = re.search(r"\.cuda\(\)|['\"]cuda['\"]", python.text)
         if places and not _BY_INDEX.search(python.neighbours):
             yield Hit(
-                path=python.path,
-                line=python.text[: places.start()].count("\n") + 1,
+                at=Place(python.path, python.text[: places.start()].count("\n") + 1),
                 what="All ranks of a node use GPU 0, because none selects another device. NCCL "
                 "fails with 'Duplicate GPU detected'.",
                 fix='torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))  # before any CUDA call',
@@ -67,8 +67,7 @@ def find_missing_set_device(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         if _needs_device(subject, python) and _BY_INDEX.search(python.text):
             yield Hit(
-                path=python.path,
-                line=python.calls("init_process_group")[0].lineno,
+                at=python.at(python.calls("init_process_group")[0]),
                 what="The process does not set its device. Every rank also opens GPU 0, and calls "
                 "such as `barrier` and `all_gather_object` use it.",
                 fix="torch.cuda.set_device(local_rank)  # before init_process_group",
@@ -83,8 +82,7 @@ def find_missing_destroy(subject: Subject) -> Iterator[Hit]:
         )
         if calls and not frameworks and _is_program(subject, python):
             yield Hit(
-                path=python.path,
-                line=calls[0].lineno,
+                at=python.at(calls[0]),
                 what="The script does not call `destroy_process_group`. NCCL warns, and can hang "
                 "or crash at exit.",
                 fix="dist.destroy_process_group()  # at the end of the program",
@@ -110,8 +108,7 @@ def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
                 near = difflib.get_close_matches(odd[0], _BACKENDS, n=1, cutoff=0.7) if odd else []
                 if odd and (near or not re.fullmatch(r"\w+", odd[0])):
                     yield Hit(
-                        path=python.path,
-                        line=call.lineno,
+                        at=python.at(call),
                         what=f"There is no backend '{text}', so `init_process_group` fails.",
                         fix=f'backend="{near[0] if near else "nccl"}"',
                     )
@@ -125,8 +122,7 @@ def find_counted_local_rank(subject: Subject) -> Iterator[Hit]:
             counted = re.search(r"\brank\s*(%|-\s*\w+\s*\*)|SLURM_PROCID['\"]\]\)\s*%", made_of)
             if counted and "LOCAL" not in made_of:
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="The local rank is computed from the rank. Two ranks get the same GPU if "
                     "tasks are distributed cyclically or nodes have different numbers of GPUs.",
                     fix='local_rank = int(os.environ["SLURM_LOCALID"])  # torchrun: LOCAL_RANK',
@@ -141,23 +137,15 @@ RULES = (
         check=find_one_device,
         why="'cuda' without an index is the current device, which is GPU 0 unless the script calls "
         "`set_device`.",
-        bad="""\
---- train.py
-import torch
-import torch.distributed as dist
-dist.init_process_group("nccl")
-model = torch.nn.Linear(1, 1).to("cuda")    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-model = torch.nn.Linear(1, 1).to("cuda")
-dist.destroy_process_group()
+        example="""\
+ --- train.py
++import os
+ import torch
+ import torch.distributed as dist
++torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+ dist.init_process_group("nccl")
+ model = torch.nn.Linear(1, 1).to("cuda")    # <- here
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -167,25 +155,16 @@ dist.destroy_process_group()
         check=find_missing_set_device,
         why="Moving the model to a GPU is not enough. Collectives without a tensor use the current "
         "device.",
-        bad="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-local_rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("nccl")    # <- here
-model = torch.nn.Linear(1, 1).to(local_rank)
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-local_rank = int(os.environ["LOCAL_RANK"])
-dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
-model = torch.nn.Linear(1, 1).to(local_rank)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import os
+ import torch
+ import torch.distributed as dist
+ local_rank = int(os.environ["LOCAL_RANK"])
+-dist.init_process_group("nccl")    # <- here
++dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
+ model = torch.nn.Linear(1, 1).to(local_rank)
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -195,18 +174,12 @@ dist.destroy_process_group()
         check=find_missing_destroy,
         why="Since version 2.4, PyTorch warns if a process exits while its NCCL process group is "
         "open.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")    # <- here
-dist.barrier()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.barrier()
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+ dist.init_process_group("gloo")    # <- here
+ dist.barrier()
++dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -215,17 +188,12 @@ dist.destroy_process_group()
         severity=ERROR,
         check=find_unknown_backend,
         why="Use nccl for GPUs, gloo for CPUs, or `cpu:gloo,cuda:nccl` for both.",
-        bad="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group(backend="gloo|nccl")    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch.distributed as dist
-dist.init_process_group(backend="cpu:gloo,cuda:nccl", device_id=None)
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch.distributed as dist
+-dist.init_process_group(backend="gloo|nccl")    # <- here
++dist.init_process_group(backend="cpu:gloo,cuda:nccl", device_id=None)
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -235,18 +203,13 @@ dist.destroy_process_group()
         check=find_counted_local_rank,
         why="`rank % gpus` is the local rank only if Slurm fills one node after the other and all "
         "nodes are the same. Slurm provides the local rank as `SLURM_LOCALID`.",
-        bad="""\
---- train.py
-import os
-import torch
-rank = int(os.environ["SLURM_PROCID"])
-torch.cuda.set_device(rank % torch.cuda.device_count())    # <- here
-""",
-        good="""\
---- train.py
-import os
-import torch
-torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
+        example="""\
+ --- train.py
+ import os
+ import torch
+-rank = int(os.environ["SLURM_PROCID"])
+-torch.cuda.set_device(rank % torch.cuda.device_count())    # <- here
++torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
 """,
     ),
 )

@@ -49,8 +49,7 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
                 continue
             if not guards(python, call):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="All ranks write this file at the same time, which can corrupt it.",
                     fix="if dist.get_rank() == 0:  # around this call",
                 )
@@ -84,8 +83,7 @@ def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
             per_node = all(_ONE_PER_NODE.search(test) for test in tests)
             if per_node and not re.search(r"==\s*-1", " ".join(tests)):
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="One rank of each node writes this file. On several nodes, they write it "
                     "at the same time.",
                     fix="if dist.get_rank() == 0:  # instead of the local rank",
@@ -104,8 +102,7 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
         for call, target in _saves(python):
             if unparse(target) in loaded:
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what="A job that is killed while saving leaves an incomplete file. The "
                     "previous checkpoint is lost, and the next job cannot resume.",
                     fix='torch.save(state, f"{path}.tmp"); os.replace(f"{path}.tmp", path)',
@@ -128,8 +125,7 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
             if guards(python, call):
                 continue
             yield Hit(
-                path=python.path,
-                line=call.lineno,
+                at=python.at(call),
                 what="Every rank loads the file onto the GPU it was saved from, usually GPU 0. "
                 "That GPU then holds one copy per rank.",
                 fix='torch.load(path, map_location="cpu")',
@@ -146,8 +142,7 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
             tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
             if tests:
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what=f"Only rank 0 runs `{min(used)}`, which is wrapped in DDP. It waits "
                     "forever for the other ranks when DDP broadcasts buffers, such as those of "
                     "BatchNorm.",
@@ -208,22 +203,15 @@ RULES = (
         severity=ERROR,
         check=find_every_rank_saves,
         why="All ranks have the same weights, so only one of them needs to save.",
-        bad="""\
---- train.py
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-torch.save({"step": 1}, "last.pt")    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-if dist.get_rank() == 0:
-    torch.save({"step": 1}, "last.pt")
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch
+ import torch.distributed as dist
+ dist.init_process_group("gloo")
+-torch.save({"step": 1}, "last.pt")    # <- here
++if dist.get_rank() == 0:
++    torch.save({"step": 1}, "last.pt")
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -232,27 +220,18 @@ dist.destroy_process_group()
         severity=WARNING,
         check=find_one_writer_per_node,
         why="Every node has a local rank 0, and the nodes usually share a file system.",
-        bad="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-local_rank = int(os.environ["LOCAL_RANK"])
-if local_rank == 0:
-    torch.save({"step": 1}, "last.pt")    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-rank = int(os.environ["RANK"])
-if rank == 0:
-    torch.save({"step": 1}, "last.pt")
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import os
+ import torch
+ import torch.distributed as dist
+ dist.init_process_group("gloo")
+-local_rank = int(os.environ["LOCAL_RANK"])
+-if local_rank == 0:
++rank = int(os.environ["RANK"])
++if rank == 0:
+     torch.save({"step": 1}, "last.pt")    # <- here
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -262,22 +241,15 @@ dist.destroy_process_group()
         check=find_torn_checkpoint,
         why="Write the new checkpoint to a temporary file, then rename it. The old checkpoint "
         "remains until the new one is complete.",
-        bad="""\
---- train.py
-import os
-import torch
-if os.path.exists("last.pt"):
-    state = torch.load("last.pt")
-torch.save({"step": 1}, "last.pt")    # <- here
-""",
-        good="""\
---- train.py
-import os
-import torch
-if os.path.exists("last.pt"):
-    state = torch.load("last.pt")
-torch.save({"step": 1}, "last.pt.tmp")
-os.replace("last.pt.tmp", "last.pt")
+        example="""\
+ --- train.py
+ import os
+ import torch
+ if os.path.exists("last.pt"):
+     state = torch.load("last.pt")
+-torch.save({"step": 1}, "last.pt")    # <- here
++torch.save({"step": 1}, "last.pt.tmp")
++os.replace("last.pt.tmp", "last.pt")
 """,
     ),
     Rule(
@@ -286,25 +258,16 @@ os.replace("last.pt.tmp", "last.pt")
         severity=WARNING,
         check=find_missing_map_location,
         why="By default, `torch.load` moves tensors to the device on which they were saved.",
-        bad="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-dist.init_process_group("nccl")
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-state = torch.load("start.pt")    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import os
-import torch
-import torch.distributed as dist
-dist.init_process_group("nccl")
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-state = torch.load("start.pt", map_location="cpu")
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import os
+ import torch
+ import torch.distributed as dist
+ dist.init_process_group("nccl")
+ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+-state = torch.load("start.pt")    # <- here
++state = torch.load("start.pt", map_location="cpu")
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -314,27 +277,17 @@ dist.destroy_process_group()
         check=find_lonely_forward,
         why="If a model has buffers, the forward pass of its DDP wrapper is a collective "
         "operation. All ranks must take part in it.",
-        bad="""\
---- train.py
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("gloo")
-model = DDP(torch.nn.BatchNorm1d(2))
-if dist.get_rank() == 0:
-    print(model(torch.ones(4, 2)))    # <- here
-dist.destroy_process_group()
-""",
-        good="""\
---- train.py
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel as DDP
-dist.init_process_group("gloo")
-model = DDP(torch.nn.BatchNorm1d(2))
-if dist.get_rank() == 0:
-    print(model.module(torch.ones(4, 2)))
-dist.destroy_process_group()
+        example="""\
+ --- train.py
+ import torch
+ import torch.distributed as dist
+ from torch.nn.parallel import DistributedDataParallel as DDP
+ dist.init_process_group("gloo")
+ model = DDP(torch.nn.BatchNorm1d(2))
+ if dist.get_rank() == 0:
+-    print(model(torch.ones(4, 2)))    # <- here
++    print(model.module(torch.ones(4, 2)))
+ dist.destroy_process_group()
 """,
     ),
 )

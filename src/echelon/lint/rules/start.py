@@ -39,8 +39,7 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         count = subject.job.fewest_nodes or 2
         waits = one.launch.launcher is not None
         yield Hit(
-            path=one.launch.path,
-            line=one.launch.line,
+            at=one.launch,
             what=f"This runs only on the first of {count} nodes, because srun does not start it."
             + (" It waits for the other nodes until it times out." if waits else ""),
             fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
@@ -60,8 +59,7 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
         gpus = launch.amounts.gpus_per_node or 0
         if (ranks or 0) > 1 or (ranks is None and counted and gpus > 1):
             yield Hit(
-                path=launch.path,
-                line=launch.line,
+                at=launch,
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
                 fix="srun --ntasks-per-node=1 …  # and #SBATCH --ntasks-per-node=1",
@@ -87,8 +85,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         tasks = tasks if launch.srun is not None else 1
         if ranks and tasks and ranks * tasks < gpus:
             yield Hit(
-                path=launch.path,
-                line=launch.line,
+                at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
                 "are idle.",
                 fix=f"--nproc_per_node={gpus}"
@@ -115,8 +112,7 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
             continue  # reported by E202
         if total > gpus:
             yield Hit(
-                path=launch.path,
-                line=launch.line,
+                at=launch,
                 what=f"{total} ranks share {counted(gpus, 'GPU')} on each node. They fail with "
                 "'invalid device ordinal' or 'Duplicate GPU detected'.",
                 fix=f"--nproc_per_node={gpus}"
@@ -147,8 +143,7 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
             continue
         waits = given > nodes
         yield Hit(
-            path=one.launch.path,
-            line=option.line if option and one.launch.path == subject.path else one.launch.line,
+            at=one.launch.place_of(option, subject.path),
             what=f"{launcher.name} expects {counted(given, 'node')}, but the job has {nodes}. "
             + (
                 "It waits for the missing nodes until it times out."
@@ -174,8 +169,7 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
             local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
             if local and "device_count" not in made_of and "%" not in made_of:
                 yield Hit(
-                    path=python.path,
-                    line=call.lineno,
+                    at=python.at(call),
                     what=f"With `--gpus-per-task={amounts.gpus_per_task}`, each task sees only its "
                     "own GPUs, numbered from 0. Larger local ranks fail with 'invalid device "
                     "ordinal'.",
@@ -192,19 +186,13 @@ RULES = (
         check=find_missing_srun,
         why="A job script runs on the first node of the job. Only srun, or a similar launcher "
         "such as mpirun, starts processes on the other nodes.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=1
+ #SBATCH --exclusive
+-torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
++srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py
 """,
     ),
     Rule(
@@ -214,19 +202,13 @@ srun torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 tra
         check=find_launcher_per_task,
         why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
         "too many ranks, or the rendezvous never completes.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-node=4
-srun torchrun --standalone --nproc_per_node=4 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node=4
-srun torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-#SBATCH --ntasks-per-node=4
++#SBATCH --ntasks-per-node=1
+ #SBATCH --gpus-per-node=4
+ srun torchrun --standalone --nproc_per_node=4 train.py    # <- here
 """,
     ),
     Rule(
@@ -235,17 +217,12 @@ srun torchrun --standalone --nproc_per_node=4 train.py
         severity=WARNING,
         check=find_idle_gpus,
         why="Each rank uses one GPU. Requested GPUs count toward your usage even if they are idle.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=2 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=4
-torchrun --standalone --nproc_per_node=4 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=4
+-torchrun --standalone --nproc_per_node=2 train.py    # <- here
++torchrun --standalone --nproc_per_node=4 train.py
 """,
     ),
     Rule(
@@ -254,17 +231,12 @@ torchrun --standalone --nproc_per_node=4 train.py
         severity=ERROR,
         check=find_too_many_ranks,
         why="NCCL needs a separate GPU for each rank.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=4 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --gpus-per-node=2
-torchrun --standalone --nproc_per_node=2 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --gpus-per-node=2
+-torchrun --standalone --nproc_per_node=4 train.py    # <- here
++torchrun --standalone --nproc_per_node=2 train.py
 """,
     ),
     Rule(
@@ -274,20 +246,14 @@ torchrun --standalone --nproc_per_node=2 train.py
         check=find_wrong_nnodes,
         why="The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` "
         "is always the number of nodes of the job.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-srun torchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --exclusive
-srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
-    --rdzv_endpoint=$HOSTNAME:29500 train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=1
+ #SBATCH --exclusive
+-srun torchrun --nnodes=4 --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500 train.py    # <- here
++srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
++    --rdzv_endpoint=$HOSTNAME:29500 train.py
 """,
     ),
     Rule(
@@ -297,27 +263,17 @@ srun torchrun --nnodes=$SLURM_NNODES --rdzv_backend=c10d \\
         check=find_hidden_devices,
         why="With `--gpus-per-task`, Slurm binds each task to its own GPUs and numbers them from "
         "0 in every task. The local rank is then not a valid device index.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-task=1
-srun python train.py
---- train.py
-import os
-import torch
-torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=4
-#SBATCH --gpus-per-node=4
-srun python train.py
---- train.py
-import os
-import torch
-torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ #SBATCH --ntasks-per-node=4
+-#SBATCH --gpus-per-task=1
++#SBATCH --gpus-per-node=4
+ srun python train.py
+ --- train.py
+ import os
+ import torch
+ torch.cuda.set_device(int(os.environ["SLURM_LOCALID"]))    # <- here
 """,
     ),
 )

@@ -2,22 +2,29 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from echelon.core.shell import Shell as Programs
+from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Shell
-from echelon.lint.bash_syntax import ask_bash
+from echelon.lint.files import Place
 from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
 _BASH = re.compile(r"#!\s*(\S*/)?(env\s+(-\S+\s+)*)?(bash|sh)\b")
+_TIMEOUT_S = 5.0
+_HEREDOC = re.compile(r"here-document at line (\d+) delimited by end-of-file \(wanted [`'](.*)'\)")
+_COMPLAINT = re.compile(
+    r"^\S*bash: (?:line (\d+): )?((?:syntax error|unexpected EOF).*)$", re.MULTILINE
+)
 
 
 def find_bash_errors(subject: Subject) -> Iterator[Hit]:
     for path, shell in {shell.path: shell for shell in reversed(subject.shells)}.items():
         if shell.too_deep:
             yield Hit(
-                path=path,
-                line=1,
+                at=Place(path, 1),
                 what="Commands are nested too deeply. Lint did not check this script.",
                 fix="check that the file is a bash script",
                 severity=ADVICE,
@@ -28,8 +35,7 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
         complaint = ask_bash(clean(shell.text), subject.programs)
         if complaint is not None:
             yield Hit(
-                path=path,
-                line=complaint.line,
+                at=Place(path, complaint.line),
                 what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
                 fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
@@ -41,6 +47,38 @@ def _is_file(subject: Subject, shell: Shell) -> bool:
     return whole and (not shell.text.startswith("#!") or bool(_BASH.match(shell.text)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Complaint:
+    line: int
+    message: str
+
+
+def ask_bash(script: str, programs: Programs) -> Complaint | None:
+    """Return the first syntax error of a script; None if there is none or bash is missing."""
+    try:
+        # An empty environment, because bash would run the file in BASH_ENV. With extglob, because
+        # `bash -n` does not execute `shopt -s extglob`.
+        done = programs.run(
+            ["bash", "--norc", "--noprofile", "-O", "extglob", "-n"],
+            env={"LC_ALL": "C"},
+            stdin=script,
+            timeout_s=_TIMEOUT_S,
+        )
+    except (MissingProgramError, TimedOutError, OSError):
+        return None
+    return parse_complaint(done.stderr, lines=len(script.splitlines()))
+
+
+def parse_complaint(said: str, *, lines: int) -> Complaint | None:
+    """Return the first error in the output of `bash -n`; `lines` is the length of the script."""
+    if match := _HEREDOC.search(said):
+        message = f"the here-document that starts here has no end line '{match[2]}'"
+        return Complaint(line=int(match[1]), message=message)
+    if match := _COMPLAINT.search(said):
+        return Complaint(line=min(int(match[1] or lines), lines), message=match[2])
+    return None
+
+
 RULES = (
     Rule(
         code="E210",
@@ -49,19 +87,13 @@ RULES = (
         check=find_bash_errors,
         why="Bash reads a script while it runs it. The commands before the error have already run "
         "when the job exits with status 2.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-if [ -d data ] then
-    python prepare.py
-fi    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-if [ -d data ]; then
-    python prepare.py
-fi
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-if [ -d data ] then
++if [ -d data ]; then
+     python prepare.py
+ fi    # <- here
 """,
     ),
 )

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Where
+from echelon.lint.files import Place
 from echelon.lint.python_script import (
     PythonScript,
     constant,
@@ -13,7 +14,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, counted
 from echelon.lint.subject import Started, Subject
 
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -39,16 +40,14 @@ def find_world_size(subject: Subject) -> Iterator[Hit]:
         literal = not assignment.value.uses
         if number not in ranks:
             yield Hit(
-                path=assignment.path,
-                line=assignment.line,
+                at=assignment,
                 what=f"`WORLD_SIZE` is {number}, but srun starts {counted(amounts.tasks, 'rank')}. "
                 "The ranks wait for each other until they time out.",
                 fix="export WORLD_SIZE=$SLURM_NTASKS",
             )
         elif literal and amounts.tasks == number and number > 1:
             yield Hit(
-                path=assignment.path,
-                line=assignment.line,
+                at=assignment,
                 what="`WORLD_SIZE` is hard-coded. The job hangs if you change the number of nodes "
                 "or tasks but not this line.",
                 fix="export WORLD_SIZE=$SLURM_NTASKS",
@@ -79,8 +78,7 @@ def find_missing_variables(subject: Subject) -> Iterator[Hit]:
         if missing:
             values = " ".join(f"{name}={_FROM_SLURM.get(name, '…')}" for name in missing)
             yield Hit(
-                path=launch.path,
-                line=launch.line,
+                at=launch,
                 what=f"{python.path} needs {_listed(missing)}, but neither srun nor this script "
                 f"sets {'it' if len(missing) == 1 else 'them'}.",
                 fix=f"srun bash -c 'export {values}; exec python …'",
@@ -147,7 +145,7 @@ def find_stale_file(subject: Subject) -> Iterator[Hit]:
                 continue
             if word.names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not requeues:
                 continue
-            yield _stale(one.launch.path, word.line or one.launch.line)
+            yield _stale(Place(one.launch.path, word.line or one.launch.line))
     for python in subject.pythons:
         for call in python.calls("init_process_group"):
             method = keyword(call, "init_method", 1)
@@ -164,7 +162,7 @@ def find_stale_file(subject: Subject) -> Iterator[Hit]:
                 "NamedTemporaryFile",
             )
             if literal and not cleans:
-                yield _stale(python.path, call.lineno)
+                yield _stale(python.at(call))
 
 
 def _is_fresh(text: str, names: frozenset[str]) -> bool:
@@ -176,10 +174,9 @@ def _is_removed(subject: Subject, path: str) -> bool:
     return any(c.name == "rm" and (name in c.text or path in c.text) for c in subject.commands)
 
 
-def _stale(path: str, line: int) -> Hit:
+def _stale(at: Located) -> Hit:
     return Hit(
-        path=path,
-        line=line,
+        at=at,
         what="The file remains if the job is killed, and a requeued job has the same ID. The new "
         "ranks then read stale entries.",
         fix="file://$PWD/.rendezvous-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}",
@@ -197,8 +194,7 @@ def find_not_exported(subject: Subject) -> Iterator[Hit]:
             if not _is_for_programs(name) or name in subject.exported or name in used:
                 continue
             yield Hit(
-                path=assignment.path,
-                line=assignment.line,
+                at=assignment,
                 what=f"`{name}` is not exported, so programs do not see it.",
                 fix=f"export {name}={assignment.value.text}",
             )
@@ -217,23 +213,15 @@ RULES = (
         check=find_world_size,
         why="`WORLD_SIZE` is the number of ranks, not of nodes. If each task is a rank, Slurm "
         "provides it as `SLURM_NTASKS`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500
-export WORLD_SIZE=$SLURM_NNODES    # <- here
-srun python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=4
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500
-export WORLD_SIZE=$SLURM_NTASKS
-srun python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=4
+ #SBATCH --exclusive
+ export MASTER_ADDR=$(hostname) MASTER_PORT=29500
+-export WORLD_SIZE=$SLURM_NNODES    # <- here
++export WORLD_SIZE=$SLURM_NTASKS
+ srun python train.py
 """,
     ),
     Rule(
@@ -244,27 +232,17 @@ srun python train.py
         why="torchrun sets `RANK`, `LOCAL_RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. "
         "srun sets none of them. By default, `init_process_group` needs all of them except "
         "`LOCAL_RANK`.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
-srun python train.py    # <- here
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.destroy_process_group()
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-#SBATCH --exclusive
-export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
-srun bash -c 'RANK=$SLURM_PROCID python train.py'
---- train.py
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.destroy_process_group()
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
+-srun python train.py    # <- here
++srun bash -c 'RANK=$SLURM_PROCID python train.py'
+ --- train.py
+ import torch.distributed as dist
+ dist.init_process_group("gloo")
+ dist.destroy_process_group()
 """,
     ),
     Rule(
@@ -274,15 +252,11 @@ dist.destroy_process_group()
         check=find_stale_file,
         why="Ranks that are killed leave the rendezvous file behind. A requeued job has the same "
         "ID, and only `SLURM_RESTART_COUNT` differs.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID    # <- here
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=2
-srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID    # <- here
++srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 """,
     ),
     Rule(
@@ -291,17 +265,12 @@ srun python train.py --dist-url file://$PWD/meet.$SLURM_JOB_ID.${SLURM_RESTART_C
         severity=ERROR,
         check=find_not_exported,
         why="A plain assignment sets a shell variable. Programs see only exported variables.",
-        bad="""\
-#!/bin/bash
-#SBATCH --nodes=1
-OMP_NUM_THREADS=8    # <- here
-python train.py
-""",
-        good="""\
-#!/bin/bash
-#SBATCH --nodes=1
-export OMP_NUM_THREADS=8
-python train.py
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-OMP_NUM_THREADS=8    # <- here
++export OMP_NUM_THREADS=8
+ python train.py
 """,
     ),
 )

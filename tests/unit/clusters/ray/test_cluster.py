@@ -30,7 +30,7 @@ from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
-from echelon.launch.backends.ray.status import NODES, Standing
+from echelon.launch.backends.ray.status import NODES, Status
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Layer, merge
 
@@ -167,7 +167,7 @@ def test_what_is_waited_for_is_the_reason(api, cluster, run):
     job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
     (record,) = api.jobs.values()
     record["status"] = "RUNNING"
-    told = Standing(pid=1, waits="waiting for 3 nodes")
+    told = Status(pid=1, waits="waiting for 3 nodes")
     write_atomic(run.attempt(1) / NODES, told.render())
     assert cluster.job(job_id, run_id=run.run_id).reason == "waiting for 3 nodes"
 

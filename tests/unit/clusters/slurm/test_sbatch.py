@@ -182,14 +182,14 @@ def test_what_slurm_would_not_take_is_an_error(line):
     [
         (
             "-n 2 --tasks-per-node=1 --gpus=8 --gpus-per-node=2",
-            "--ntasks-per-node=1 makes 2, but --gpus=8 with --gpus-per-node=2 makes 4",
+            "--ntasks-per-node=1 requires 2, but --gpus=8 with --gpus-per-node=2 requires 4",
         ),
         (
             "-N 3 -n 4 --ntasks-per-node=2",
-            "--nodes=3, but --ntasks=4 with --ntasks-per-node=2 makes 2",
+            "--nodes=3, but --ntasks=4 with --ntasks-per-node=2 requires 2",
         ),
         ("-N 3-4 -G 4 --gpus-per-node=2", "--nodes=3-4, but --gpus=4 with"),
-        ("-n 3 --ntasks-per-node=2", "with --ntasks-per-node=2 does not come out even"),
+        ("-n 3 --ntasks-per-node=2", "with --ntasks-per-node=2 would give some node less"),
         ("-n x --ntasks-per-node=2", "--ntasks=x is not a number"),
     ],
 )
@@ -208,7 +208,7 @@ def test_totals_and_shares_have_to_agree(line, message):
     ],
 )
 def test_an_abbreviation_of_several_options_is_refused_with_their_names(name, candidates):
-    with pytest.raises(UsageError, match=f"--{name} may be any of {candidates}"):
+    with pytest.raises(UsageError, match=f"--{name} is ambiguous: {candidates}"):
         parse_directives(f"#SBATCH --{name}=2")
 
 

@@ -9,134 +9,180 @@ import pytest
 
 from echelon.core.shell import FakeShell
 from echelon.errors import CommandError
-from echelon.launch.backends.local import LocalStarter, OwnMachine
+from echelon.launch.backends.local import LocalAllocation
 from echelon.launch.controller.controller import Controller
-from echelon.launch.controller.succession import NoSuccession
+from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.notify import Notifier
+from echelon.launch.controller.slots import Slots
+from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.stop import Stop, StopError
-from echelon.run.attempts import orphan
 from echelon.run.directory import RunDir
+from echelon.run.history import History
+from echelon.run.journal import Journal
+from echelon.run.node_record import NodeRecord
 from echelon.run.verdict import Failure
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
+from unit.launch.fakes import FakePool, FakeRecovery, make_agent, make_backend
+
+LOST = Failure(cause="lost node", message="it is gone", node="node1")
 
 
-class AgentPool:
-    """Has the nodes it is given, and may not be able to start any."""
-
-    def __init__(self, *nodes, fails=None):
-        self.agents = dict.fromkeys(nodes, SimpleNamespace(pace=[]))
-        self.homes, self._fails = {}, fails
-
-    async def start(self, *_):
-        if self._fails:
-            raise self._fails
-
-    async def leave(self):
-        pass
-
-    def post(self, _stop):
-        pass
-
-
-class Membership:
+class FakeMembership:
     """Whoever waits hears of a stop, if there is one."""
 
-    def __init__(self, *, stop=None, enough=True):
-        self._stop, self._enough = stop, enough
+    def __init__(self, *, first=None, later=None, enough=True):
+        self._first, self._later, self._enough = first, later, enough
+
+    async def await_all(self):
+        if self._first:
+            raise StopError(self._first)
+        return []
 
     async def await_missing(self):
-        if self._stop:
-            raise StopError(self._stop)
-
-    await_all = await_missing
+        if self._later:
+            raise StopError(self._later)
 
     def has_enough(self):
         return self._enough
 
 
+class FakeRendezvous:
+    async def find(self, _agents, _number):
+        return None
+
+
+class FakeGeneration:
+    """One that has ended as it was given."""
+
+    def __init__(self, *, stop=None, made_room=False, failures=()):
+        self.stop, self.made_room, self.failures = stop, made_room, list(failures)
+        self.stacks = {}
+
+    async def run(self, _endpoint, _ranks_of):
+        pass
+
+
 @pytest.fixture
-def controller(tmp_path):
-    one = Controller(
-        run=RunDir.create(tmp_path, "a"),
-        attempt=1,
-        request=JobSpec(script="train.py", nodes=NodeCount(2, 3)),
-        digest="",
-        starter=LocalStarter(FakeShell(), 3),
-        allocation=OwnMachine(),
-        succession=NoSuccession(),
-        notifier=None,
-        environ={},
-        say=lambda _: None,
-    )
-    yield one
-    one._journal.close()
+def make(tmp_path):
+    """Make a controller for a run on 2:3 nodes, and what it leaves behind."""
+    run, journals = RunDir.create(tmp_path, "a"), []
+    run.claim_attempt()
+
+    def make(*generations, pool=None, membership=None, **parts):
+        pool, backend = pool or FakePool(0, 1), make_backend(**parts)
+        request = JobSpec(script="train.py", nodes=NodeCount(2, 3))
+        journals.append(Journal(run, 1, lambda _: None))
+        left = iter(generations)
+        one = Controller(
+            request=request,
+            environ={},
+            agent_command=["agent"],
+            backend=backend,
+            journal=journals[0],
+            history=History(),
+            record=NodeRecord(tmp_path / "record", run.run_id, keep_s=60.0),
+            pool=pool,
+            slots=Slots(request, backend.starter, pool),
+            recovery=FakeRecovery(),
+            membership=membership or FakeMembership(),
+            rendezvous=FakeRendezvous(),
+            make_generation=lambda _number, _agents: next(left),
+            conclusion=Conclusion(
+                request=request,
+                history=History(),
+                backend=backend,
+                journal=journals[0],
+                notifier=Notifier("", run=run, shell=FakeShell(), environ={}),
+                environ={},
+            ),
+        )
+        return one, SimpleNamespace(run=run, standby=backend.standby)
+
+    yield make
+    for journal in journals:
+        journal.close()
 
 
-def test_where_agents_cannot_be_started_the_verdict_says_why(controller):
+def carry(controller, left):
+    """Return the exit code of an attempt, its outcome, and its verdict if there is one."""
+    code = asyncio.run(controller.run())
+    outcome = json.loads(left.run.outcome(1).read_text())
+    verdict = left.run.verdict
+    return code, outcome, json.loads(verdict.read_text()) if verdict.exists() else None
+
+
+def events(left):
+    return [
+        json.loads(line) for line in left.run.events_of("controller-1").read_text().splitlines()
+    ]
+
+
+def test_where_agents_cannot_be_started_the_verdict_says_why(make):
     away = CommandError(("scontrol",), 1, "Unable to contact slurm controller")
-    controller._crew = AgentPool(fails=away)
-    failure = asyncio.run(controller._gather()).failure
-    assert failure.cause == "start"
-    assert "Unable to contact" in failure.message
+    code, _, verdict = carry(*make(pool=FakePool(fails=away)))
+    assert code == 69
+    assert verdict["failure"]["cause"] == "start"
+    assert "Unable to contact" in verdict["failure"]["message"]
 
 
-def test_who_hears_late_that_its_own_agents_have_ended_the_job_takes_nothing_from_the_queue(
-    controller,
-):
-    withdrawn = []
-    controller._conclusion.withdraw = lambda: withdrawn.append(True)
-    cancelled = Stop("cancelled", "the job was cancelled", 75)
-    controller._run.claim_attempt()
-    assert asyncio.run(controller._explain(cancelled)).cause == "cancelled"
-    assert withdrawn.pop()
-    orphan(controller._run, 1)
-    assert asyncio.run(controller._explain(cancelled)).cause == "superseded"
-    assert not withdrawn
-
-
-def test_a_signal_that_slurm_explains_late_is_understood_in_the_end(controller):
-    class Late(OwnMachine):
+def test_a_signal_that_slurm_explains_late_is_understood_in_the_end(make):
+    class Late(LocalAllocation):
         async def explain(self, stop):
             return replace(stop, cause="cancelled")
 
-    withdrawn = []
-    controller._conclusion.withdraw = lambda: withdrawn.append(True)
-    controller._run.claim_attempt()
-    controller._allocation = Late()
-    guessed = Stop("preemption", "node2 was told to stop (SIGTERM)", 143)
-    assert asyncio.run(controller._confirm(guessed)).cause == "cancelled"
-    assert withdrawn == [True]
+    guessed = Stop("preemption", "node2 received SIGTERM", 143)
+    controller, left = make(FakeGeneration(stop=guessed), allocation=Late())
+    code, outcome, _ = carry(controller, left)
+    assert (code, outcome["state"], left.standby.withdrawn) == (143, "CANCELLED", 1)
+
+
+def test_what_is_sure_is_not_asked_again(make):
+    class Deaf(LocalAllocation):
+        async def explain(self, _stop):
+            raise AssertionError
+
     limit = Stop("time limit", "the job's time is over", 75)
-    assert asyncio.run(controller._confirm(limit)) is limit
+    code, outcome, _ = carry(*make(FakeGeneration(stop=limit), allocation=Deaf()))
+    assert (code, outcome["state"]) == (75, "TIMEOUT")
 
 
-def test_more_nodes_than_before_cost_nothing(controller):
-    controller._crew, controller._joining = AgentPool(0, 1, 2), Membership()
-    assert asyncio.run(controller._welcome()) is None
-    assert controller._failures == []
+def test_more_nodes_than_before_cost_nothing(make):
+    grown, done = FakeGeneration(made_room=True), FakeGeneration()
+    controller, left = make(grown, done, pool=FakePool(0, 1, 2))
+    assert carry(controller, left)[0] == 0
+    assert "restart" not in [event["kind"] for event in events(left)]
 
 
-def test_when_others_were_lost_meanwhile_too_few_may_be_left(controller):
-    controller._crew, controller._joining = AgentPool(0), Membership(enough=False)
-    failure = asyncio.run(controller._welcome()).failure
-    assert (failure.cause, failure.message) == ("lost node", "1 nodes are left, and it needs 2")
+def test_when_others_were_lost_meanwhile_too_few_may_be_left(make):
+    few = {"pool": FakePool(0), "membership": FakeMembership(enough=False)}
+    _, outcome, verdict = carry(*make(FakeGeneration(made_room=True), **few))
+    failure = verdict["failure"]
+    assert outcome["state"] == "FAILED"
+    assert failure["cause"] == "lost node"
+    assert failure["message"] == "1 node is left; the run needs at least 2"
+
+
+def test_a_failure_costs_a_restart_and_another_generation_follows(make):
+    controller, left = make(FakeGeneration(failures=[LOST]), FakeGeneration())
+    assert carry(controller, left)[0] == 0
+    (restart,) = [event for event in events(left) if event["kind"] == "restart"]
+    assert restart["verdict"]["failure"]["node"] == "node1"
 
 
 @pytest.mark.parametrize("when", ["at the beginning", "after a failure", "after room was made"])
-def test_a_stop_that_comes_while_nodes_are_waited_for_is_how_it_ends(controller, when):
-    async def run_generation(_number):
-        failures = [Failure(cause="lost node", message="it is gone", node="node1")]
-        room = when == "after room was made"
-        return SimpleNamespace(stop=None, made_room=room, failures=[] if room else failures)
+def test_a_stop_that_comes_while_nodes_are_waited_for_is_how_it_ends(make, when):
+    stop = Stop("cancelled", "it was cancelled", 143)
+    first, later = (stop, None) if when == "at the beginning" else (None, stop)
+    room = when == "after room was made"
+    generation = FakeGeneration(made_room=room, failures=[] if room else [LOST])
+    code, outcome, _ = carry(*make(generation, membership=FakeMembership(first=first, later=later)))
+    assert (code, outcome["state"]) == (143, "CANCELLED")
 
-    async def gather():
-        return None
 
-    controller._run.claim_attempt()
-    controller._run_generation = run_generation
-    controller._crew = AgentPool(0, 1)
-    controller._joining = Membership(stop=Stop("cancelled", "it was cancelled", 143))
-    if when != "at the beginning":
-        controller._gather = gather
-    assert asyncio.run(controller.run()) == 143
-    assert json.loads(controller._run.outcome(1).read_text())["state"] == "CANCELLED"
+def test_ranks_are_told_of_a_limit_as_early_as_their_pace_needs(make):
+    pool = FakePool()
+    controller, _ = make(pool=pool)
+    assert controller.lead_s() == 0.0  # nobody would save
+    pool.agents[0] = make_agent(0, Pace(save_us=60_000_000, way_us=1_000_000))
+    assert controller.lead_s() == 10.0 + 2.0 + 120.0

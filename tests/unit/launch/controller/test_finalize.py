@@ -1,35 +1,44 @@
 """What is said at the end of an attempt."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from echelon.core.shell import FakeShell
 from echelon.launch.controller.finalize import Conclusion
 from echelon.launch.controller.notify import Notifier
-from echelon.launch.controller.succession import NoSuccession
+from echelon.launch.protocol.stop import Stop
+from echelon.run.attempts import orphan
 from echelon.run.directory import RunDir
 from echelon.run.history import History
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
+from unit.launch.fakes import make_backend
+
+FAILURE = Failure(cause="cancelled", message="so it was", exit_code=143)
+
+
+def make(journal, backend):
+    return Conclusion(
+        request=JobSpec(script="train.py", hand_over="never"),
+        history=History(),
+        backend=backend,
+        journal=journal,
+        notifier=Notifier("", run=journal.run, shell=FakeShell(), environ={}),
+        environ={},
+    )
 
 
 def conclude(folder, cause):
-    """Return what is said of an attempt after which nobody goes on, and how it ended."""
+    """Return what is said of an attempt that no job continues, and how it ended."""
     run, said = RunDir.create(folder, "r-1"), []
     journal = Journal(run, 1, said.append)
-    conclusion = Conclusion(
-        run=run,
-        request=JobSpec(script="train.py", hand_over="never"),
-        history=History(),
-        succession=NoSuccession(),
-        journal=journal,
-        notifier=Notifier("", run=run, shell=FakeShell(), environ={}),
-        environ={},
+    verdict = judge([replace(FAILURE, cause=cause)])
+    reached = make(journal, make_backend()).reach(
+        verdict, failures=(), nodes=1, saved=7, progress=True
     )
-    verdict = judge([Failure(cause=cause, message="so it was", exit_code=143)])
-    reached = conclusion.reach(verdict, failures=(), nodes=1, saved=7, progress=True)
     outcome = asyncio.run(reached)
     journal.close()
     return "\n".join(said).splitlines(), outcome
@@ -47,7 +56,7 @@ def conclude(folder, cause):
 def test_a_run_that_was_stopped_is_not_said_to_have_failed(tmp_path, cause, state):
     said, outcome = conclude(tmp_path, cause)
     assert said[:2] == ["r-1 was stopped", "the run: so it was"]
-    assert said[-1] == "  hint: go on with: echelon resume r-1"
+    assert said[-1] == "  hint: continue with: echelon resume r-1"
     assert outcome.state == state
 
 
@@ -56,3 +65,25 @@ def test_a_run_that_has_failed_is_said_to(tmp_path, cause):
     said, outcome = conclude(tmp_path, cause)
     assert said[0] == "r-1 failed"
     assert outcome.state == "FAILED"
+
+
+def test_whoever_cancels_a_run_also_cancels_the_job_that_waits(tmp_path):
+    """Unless agents ended the job, because they had lost their controller: then it takes over."""
+    run, backend = RunDir.create(tmp_path, "r-1"), make_backend()
+    run.claim_attempt()
+    journal = Journal(run, 1, lambda _: None)
+    conclusion = make(journal, backend)
+    cancelled = Stop("cancelled", "the job was cancelled", 143)
+
+    async def scenario():
+        explained = await conclusion.explain(cancelled)
+        await conclusion.reach(judge([FAILURE]), failures=(), nodes=1, saved=7, progress=True)
+        return explained.cause
+
+    orphan(run, 1)
+    assert asyncio.run(scenario()) == "superseded"
+    assert backend.standby.withdrawn == 0
+    (run.attempt(1) / "orphaned").unlink()
+    assert asyncio.run(scenario()) == "cancelled"
+    assert backend.standby.withdrawn == 1
+    journal.close()

@@ -8,55 +8,14 @@ from echelon.core.shell import FakeShell
 from echelon.launch.backends.base import Outlook, Started
 from echelon.launch.backends.local import LocalStarter
 from echelon.launch.controller.membership import Membership
-from echelon.launch.pool.controller_events import Agent, Gone, Lost
+from echelon.launch.pool.controller_events import Gone, Lost
 from echelon.launch.protocol.messages import Hello
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.directory import RunDir
 from echelon.run.journal import Journal
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
-
-
-class AgentPool:
-    """Has the nodes it is given; what happens is in a script."""
-
-    def __init__(self, *nodes, script=(), unfit=()):
-        self.agents, self.unfit = dict.fromkeys(nodes, "agent"), {}
-        self.started, self._script = [], list(script)
-        for node in unfit:
-            self.reject(
-                Hello(node=node, name=f"node{node}", host="h", addresses=[], fault="no disk")
-            )
-
-    async def next(self, _deadline_s):
-        await asyncio.sleep(0)
-        what = self._script.pop(0) if self._script else None
-        if isinstance(what, str):
-            self.agents[int(what.split()[1])] = "agent"
-            return (None, None)
-        return what
-
-    def reject(self, hello):
-        self.unfit[hello.node] = hello
-
-
-class AgentRecovery:
-    """Nobody comes back."""
-
-    def __init__(self):
-        self.departed, self.begun = set(), []
-
-    def begin(self, nodes=None):
-        self.begun.append(nodes)
-
-    def part_with(self, nodes):
-        self.departed |= nodes
-
-    async def find_departed(self, _nodes):
-        pass
-
-    def may_come(self, *, soon):  # noqa: ARG002
-        return False
+from unit.launch.fakes import FakePool, FakeRecovery, joins, make_agent
 
 
 class Starter(LocalStarter):
@@ -81,22 +40,32 @@ def blamed():
 
 
 @pytest.fixture
-def join(tmp_path, said, blamed):
-    """Make one for a run on 2:3 nodes."""
-    journal = Journal(RunDir.create(tmp_path, "a"), 1, said.append)
+def journal(tmp_path, said):
+    one = Journal(RunDir.create(tmp_path, "a"), 1, said.append)
+    yield one
+    one.close()
 
-    def make(crew, *outlooks):
+
+@pytest.fixture
+def recovery():
+    return FakeRecovery()
+
+
+@pytest.fixture
+def join(journal, recovery, blamed):
+    """Make one for a run on 2:3 nodes."""
+
+    def make(pool, *outlooks):
         return Membership(
-            crew,
+            pool,
             Starter(*outlooks or [Outlook()]),
-            AgentRecovery(),
+            recovery,
             request=JobSpec(script="train.py", nodes=NodeCount(2, 3)),
             journal=journal,
             blame=lambda failure: blamed.append(failure.node),
         )
 
-    yield make
-    journal.close()
+    return make
 
 
 @pytest.mark.parametrize(
@@ -108,53 +77,56 @@ def join(tmp_path, said, blamed):
     ],
     ids=["absent", "lost", "bad"],
 )
-def test_nodes_from_which_nobody_will_come_are_not_waited_for(join, outlook, left):
-    crew = AgentPool(0, 1)
-    joining = join(crew, outlook)
-    assert asyncio.run(joining.await_all()) == []
-    assert joining._recall.departed == left.get("departed", set())
-    assert [one.fault for one in crew.unfit.values()] == (
+def test_nodes_from_which_nobody_will_come_are_not_waited_for(join, outlook, left, recovery):
+    pool = FakePool(0, 1)
+    membership = join(pool, outlook)
+    assert asyncio.run(membership.await_all()) == []
+    assert recovery.departed == left.get("departed", set())
+    assert [one.fault for one in pool.unfit.values()] == (
         [left["unfit"]] if "unfit" in left else []
     )
 
 
-def test_an_agent_that_is_lost_while_others_come_is_brought_back(join):
-    lost = Agent(hello=Hello(node=2, name="node2", host="h", addresses=[]), link=None)
-    crew = AgentPool(0, 1, script=[(lost, Lost("it hung up"))])
-    joining = join(crew, Outlook(lost=frozenset({2})))
-    assert asyncio.run(joining.await_all()) == []
-    assert joining._recall.begun == [[2]]
+def test_an_agent_that_is_lost_while_others_come_is_brought_back(join, recovery):
+    pool = FakePool(0, 1, script=[(make_agent(2), Lost("it hung up"))])
+    membership = join(pool, Outlook(lost=frozenset({2})))
+    assert asyncio.run(membership.await_all()) == []
+    assert recovery.begun == [[2]]
 
 
 def test_a_bad_node_is_why_where_it_leaves_too_few(join):
     lost = Outlook(absent=frozenset({2}), faults={1: "sees nothing"})
-    (failure,) = asyncio.run(join(AgentPool(0), lost).await_all())
+    (failure,) = asyncio.run(join(FakePool(0), lost).await_all())
     assert (failure.node, failure.message) == ("node1", "it failed its check: sees nothing")
 
 
 @pytest.mark.parametrize("nodes", [(0, 1), (0,)], ids=["enough", "too few"])
-def test_a_node_that_has_failed_is_not_waited_for_and_is_blamed_once(join, said, blamed, nodes):
+def test_a_node_that_has_failed_is_not_waited_for_and_is_blamed_once(
+    join, said, blamed, nodes, journal
+):
     """With srun one process brings up all agents: its end tells of no single one."""
     unfit = sorted({0, 1, 2} - set(nodes))
-    crew = AgentPool(*nodes, unfit=unfit)
-    crew.next = None  # nobody is left to wait for
-    joining = join(crew)
-    failures = asyncio.run(joining.await_all())
+    pool = FakePool(*nodes, unfit=unfit)
+    pool.next = None  # nobody is left to wait for
+    membership = join(pool)
+    failures = asyncio.run(membership.await_all())
     assert [failure.node for failure in failures] == ([] if len(nodes) == 2 else ["node1", "node2"])
-    joining.look_about()
+    membership.look_about()
     assert blamed == [f"node{node}" for node in unfit]
-    joining._journal.close()
-    told = [f"{node} is left out: it failed its check: no disk" for node in blamed]
+    journal.close()
+    told = [f"{node} excluded: it failed its check: no disk" for node in blamed]
     assert said == ([] if failures else told)
 
 
-def test_only_a_wait_for_nodes_moves_the_deadline_and_it_is_said_once(join, said, monkeypatch):
+def test_only_a_wait_for_nodes_moves_the_deadline_and_it_is_said_once(
+    join, said, monkeypatch, journal
+):
     monkeypatch.setattr("echelon.launch.controller.membership.JOIN_S", 0.0)
     waits = Outlook(waits="waiting for 3 nodes")
-    joining = join(AgentPool(0), waits, waits, waits, Outlook())
-    (failure,) = asyncio.run(joining.await_all())
-    assert failure.message.startswith("1 of 3 nodes came, without node1, node2")
-    joining._journal.close()
+    membership = join(FakePool(0), waits, waits, waits, Outlook())
+    (failure,) = asyncio.run(membership.await_all())
+    assert failure.message.startswith("1 of 3 nodes joined; missing: node1, node2")
+    journal.close()
     assert said == ["a: waiting for 3 nodes"]
 
 
@@ -172,14 +144,16 @@ EXITED = "srun: error: node2: task 2: Exited with exit code 69"
     [(UNREACHED, True), (REFUSED, True), (EXITED, False), ("", False)],
     ids=["unreachable", "not ours any more", "an agent failed", "nothing is said"],
 )
-def test_where_srun_reaches_not_all_nodes_each_is_started_by_itself(join, tmp_path, line, again):
+def test_where_srun_reaches_not_all_nodes_each_is_started_by_itself(
+    join, tmp_path, line, again, recovery
+):
     log = tmp_path / "srun-0.log"
     log.write_text(f"srun: a warning\n{line}\nsrun: error: Application launch failed\n")
     gone = Gone(Started(pid=1, nodes=frozenset({0, 1, 2}), log=log))
-    crew = AgentPool(script=[(None, gone), "node 0 comes", "node 1 comes"])
-    joining = join(crew, Outlook(absent=frozenset({2})) if again else Outlook())
-    assert bool(asyncio.run(joining.await_all())) is not again
-    assert joining._recall.begun == ([{0, 1, 2}] if again else [])
+    pool = FakePool(script=[(None, gone), joins(0), joins(1)])
+    membership = join(pool, Outlook(absent=frozenset({2})) if again else Outlook())
+    assert bool(asyncio.run(membership.await_all())) is not again
+    assert recovery.begun == ([{0, 1, 2}] if again else [])
 
 
 def test_a_node_that_cannot_be_reached_is_not_waited_for_where_others_suffice(
@@ -189,43 +163,43 @@ def test_a_node_that_cannot_be_reached_is_not_waited_for_where_others_suffice(
     log = tmp_path / "srun-0.log"
     log.write_text(f"{UNREACHED}\n")
     gone = Gone(Started(pid=1, nodes=frozenset({0, 1, 2}), log=log))
-    crew = AgentPool(script=[(None, gone), "node 0 comes", "node 1 comes"])
-    assert asyncio.run(asyncio.wait_for(join(crew).await_all(), 10)) == []
-    assert crew.agents.keys() == {0, 1}
+    pool = FakePool(script=[(None, gone), joins(0), joins(1)])
+    assert asyncio.run(asyncio.wait_for(join(pool).await_all(), 10)) == []
+    assert pool.agents.keys() == {0, 1}
 
 
 @pytest.mark.parametrize("wait", [Membership.await_all, Membership.await_missing])
 def test_a_stop_that_comes_meanwhile_is_heard(join, wait):
     stop = Stop("cancelled", "it was cancelled", 143)
     with pytest.raises(StopError) as caught:
-        asyncio.run(wait(join(AgentPool(0, 1, script=[(None, None), (None, stop)]))))
+        asyncio.run(wait(join(FakePool(0, 1, script=[(None, None), (None, stop)]))))
     assert caught.value.stop is stop
 
 
 @pytest.mark.parametrize("when", ["while ranks run", "between generations"])
-def test_one_that_comes_back_unfit_is_told_of_and_remembered(join, said, blamed, when):
-    crew = AgentPool(0, 1, 2)
-    joining = join(crew)
-    assert asyncio.run(joining.await_all()) == []
-    del crew.agents[2]
-    crew.reject(Hello(node=2, name="node2", host="h", addresses=[], fault="no disk"))
+def test_one_that_comes_back_unfit_is_told_of_and_remembered(join, said, blamed, when, journal):
+    pool = FakePool(0, 1, 2)
+    membership = join(pool)
+    assert asyncio.run(membership.await_all()) == []
+    del pool.agents[2]
+    pool.reject(Hello(node=2, name="node2", host="h", addresses=[], fault="no disk"))
     if when == "while ranks run":
-        joining.look_about()
+        membership.look_about()
     else:
-        asyncio.run(joining.await_missing())
+        asyncio.run(membership.await_missing())
     assert blamed == ["node2"]
-    joining._journal.close()
-    assert said == ["node2 is left out: it failed its check: no disk"]
+    journal.close()
+    assert said == ["node2 excluded: it failed its check: no disk"]
 
 
-def test_where_nobody_is_left_no_node_is_named(join, said):
-    joining = join(AgentPool(unfit=[2]))
-    joining.look_about()
-    joining._journal.close()
+def test_where_nobody_is_left_no_node_is_named(join, said, journal):
+    membership = join(FakePool(unfit=[2]))
+    membership.look_about()
+    journal.close()
     assert said == ["no node passed its check (node2); node2: no disk"]
 
 
 def test_where_nobody_may_come_back_there_is_no_waiting(join):
-    joining = join(AgentPool(0))
-    asyncio.run(asyncio.wait_for(joining.await_missing(), 10))
-    assert not joining.has_enough()
+    membership = join(FakePool(0))
+    asyncio.run(asyncio.wait_for(membership.await_missing(), 10))
+    assert not membership.has_enough()

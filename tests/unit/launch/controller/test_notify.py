@@ -14,13 +14,13 @@ from echelon.errors import MissingProgramError, TimedOutError
 from echelon.launch.controller import notify as notifying
 from echelon.launch.controller.finalize import Conclusion
 from echelon.launch.controller.notify import Notifier, shorten
-from echelon.launch.controller.succession import NoSuccession
 from echelon.run.attempts import Outcome
 from echelon.run.directory import RunDir
 from echelon.run.history import History
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
+from unit.launch.fakes import make_backend
 
 HOSTILE = "ValueError: $(touch x); `touch x`\n'\"\0\x1b[31m\ud800 \N{PARTY POPPER}"
 PRINT = 'printf "%s|" "$ECHELON_RUN" "$ECHELON_STATE" "$ECHELON_REASON" "$ECHELON_RUN_DIR"'
@@ -151,10 +151,9 @@ def conclude(run):
 
     def conclude(outcome, verdict=None, *, notifier):
         conclusion = Conclusion(
-            run=run,
             request=JobSpec(script="train.py", notify="x"),
             history=History(),
-            succession=NoSuccession(),
+            backend=make_backend(),
             journal=journal,
             notifier=notifier,
             environ={},
@@ -193,7 +192,7 @@ def test_a_run_that_is_done_has_no_reason(conclude):
 
 def test_what_was_wrong_with_the_command_is_an_event(run, conclude):
     said = conclude(Outcome(state="COMPLETED", exit_code=0), notifier=Heard("it ended with code 3"))
-    assert said == ["r-1: the command of --notify: it ended with code 3"]
+    assert said == ["r-1: --notify command: it ended with code 3"]
     told = run.events_of("controller-1").read_text()
     assert '"kind":"notified","state":"COMPLETED","wrong":"it ended with code 3"' in told
 

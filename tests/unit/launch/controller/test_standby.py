@@ -1,17 +1,13 @@
 """When another job takes over, and when not."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from echelon.core.jobs import Job
-from echelon.core.shell import FakeShell, Result
-from echelon.core.slurm import Slurm
 from echelon.errors import UnavailableError
 from echelon.launch.controller.standby import (
     Objection,
-    Standby,
     decide_hand_over,
     find_exhaustion,
     find_objection,
@@ -37,8 +33,8 @@ def test_a_planned_stop_hands_over_however_much_has_failed_before(cause):
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"mode": "never"}, "switched off"),
-        ({"saved": -1}, "nothing is saved"),
+        ({"mode": "never"}, "disabled"),
+        ({"saved": -1}, "no checkpoint"),
         ({"progress": False, "stalled": 1}, "2 jobs in a row"),
     ],
 )
@@ -64,7 +60,7 @@ def test_a_preempted_run_may_begin_anew():
 
 @pytest.mark.parametrize("cause", ["exception", "exit", "cuda out of memory", "import error"])
 def test_other_nodes_do_not_mend_a_bug(cause):
-    assert decide(cause) == "other nodes would not mend it"
+    assert decide(cause) == "other nodes would not help"
 
 
 def test_what_somebody_stopped_stays_stopped():
@@ -76,71 +72,18 @@ def test_what_somebody_stopped_stays_stopped():
     [
         ({}, ""),
         ({"failures": 3}, "all 3 restarts are used up"),
-        ({"restarts": 0}, "restarts are switched off"),
+        ({"restarts": 0}, "restarts are disabled"),
         ({"progress": False, "stalled": 1}, ""),
-        ({"progress": False, "stalled": 2}, "3 jobs in a row have saved nothing new"),
+        ({"progress": False, "stalled": 2}, "3 jobs in a row saved nothing new"),
     ],
 )
 def test_too_few_nodes_hand_over_within_the_budget(facts, why):
     assert decide("lost node", nodes_are_why=True, **facts) == why
 
 
-# --- the standby --------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def run(tmp_path):
     return RunDir.create(tmp_path, "r-1")
-
-
-def test_a_standby_waits_for_our_end_and_is_written_down(run):
-    run.claim_attempt()
-    show = "JobId=8 JobState=PENDING Comment=echelon:r-1/2 StdOut=/x/out "
-    shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
-    standby = Standby(
-        Slurm(shell, {}),
-        run,
-        job_id="7",
-        environ={"A": "1", "SLURM_JOB_ID": "7"},
-        script=b"#!/bin/bash\n",
-    )
-    found = standby.submit("node3")
-    submitted = shell.calls[0]
-    assert submitted[:2] == ("sbatch", "--parsable")
-    assert "--dependency=afternotok:7" in submitted
-    assert "--kill-on-invalid-dep=yes" in submitted
-    assert "--exclude=node3" in submitted
-    assert (Path(submitted[-2]).name, submitted[-1]) == (run.script.name, "2")
-    assert (found.number, found.job_id, found.after, found.output) == (2, "8", "7", "/x/out")
-    assert json.loads((run.attempt(2) / "job.json").read_text())["after"] == "7"
-
-
-@pytest.mark.parametrize("reason", ["Dependency", "JobHeldUser"])
-def test_a_standby_is_not_held_as_the_first_job_was(run, reason):
-    show = f"JobId=8 JobState=PENDING Reason={reason} Comment=echelon:r-1/1 "
-    shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
-    Standby(Slurm(shell, {}), run, job_id="7", environ={}, script=b"#!/bin/bash\n").submit()
-    assert (("scontrol", "release", "8") in shell.calls) == (reason == "JobHeldUser")
-
-
-@pytest.mark.parametrize("quiet", [False, True])
-def test_nobody_gets_mail_about_a_standby_that_is_withdrawn(run, quiet):
-    show = "JobId=8 JobState=PENDING Comment=echelon:r-1/1 "
-    shell = FakeShell(answers={"sbatch": "8\n", "scontrol": show})
-    Standby(
-        Slurm(shell, {}), run, job_id="7", environ={}, script=b"#!/bin/bash\n", quiet=quiet
-    ).submit()
-    hushed = ("scontrol", "update", "JobId=8", "MailType=NONE")
-    assert (hushed in shell.calls) == quiet
-
-
-def test_what_slurm_refuses_leaves_no_attempt_behind(run):
-    shell = FakeShell(answers={"sbatch": Result(argv=(), code=1, stderr="sbatch: error: no\n")})
-    standby = Standby(Slurm(shell, {}), run, job_id="7", environ={}, script=b"#!/bin/bash\n")
-    with pytest.raises(Exception, match="no"):
-        standby.submit()
-    assert not run.attempt(1).exists()
-    standby.withdraw()  # there is none
 
 
 # --- who may begin ------------------------------------------------------------------------------
@@ -240,14 +183,27 @@ def test_one_that_had_no_business_here_says_nothing_about_the_run(run):
     assert find_objection(run, Attempt(number=3, job_id="3", after="1"), Told()) is None
 
 
+SILENT = "attempt 1 exited without reporting an outcome; all 1 restarts are used up"
+
+
 @pytest.mark.parametrize(
     ("failures", "stalled", "own", "why"),
     [
         (1, 0, {"after": "1"}, ""),
-        (2, 0, {"after": "1"}, "attempt 1 has ended without a word; all 1 restarts are used up"),
+        (
+            2,
+            0,
+            {"after": "1"},
+            SILENT,
+        ),
         (1, 2, {"after": "1"}, ""),
-        (1, 3, {"after": "1"}, "3 jobs in a row have saved nothing new"),
-        (2, 0, {"job_id": "1"}, "attempt 1 has ended without a word; all 1 restarts are used up"),
+        (1, 3, {"after": "1"}, "3 jobs in a row saved nothing new"),
+        (
+            2,
+            0,
+            {"job_id": "1"},
+            SILENT,
+        ),
         (2, 9, {}, ""),  # somebody wants it
     ],
 )

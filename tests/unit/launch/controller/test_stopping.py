@@ -50,8 +50,8 @@ class Node:
 )
 def test_all_ranks_come_to_one_place(shape, lead, delays):
     nodes = [Node(ranks) for ranks in shape]
-    accord = StopConsensus(range(len(nodes)), 0)
-    order, pauses = accord.begin(), iter([lead, *delays])
+    consensus = StopConsensus(range(len(nodes)), 0)
+    order, pauses = consensus.begin(), iter([lead, *delays])
     for _ in range(60):
         steps = next(pauses, 0)  # how far ranks get while a message travels
         for node in nodes:
@@ -64,30 +64,30 @@ def test_all_ranks_come_to_one_place(shape, lead, delays):
                     answers.setdefault(number, answer)
                 node.run(1)
         for number, answer in answers.items():
-            order = accord.hear(number, answer) or order
-        if accord.committed:
+            order = consensus.hear(number, answer) or order
+        if consensus.committed:
             break
-    assert accord.committed
+    assert consensus.committed
     assert isinstance(order, Commit)
     assert {w for node in nodes for w in node.waiting} == {order.place}
 
 
 def test_a_rank_that_does_not_listen_ends_the_talk():
-    accord = StopConsensus([0, 1], 3)
-    assert accord.begin() == Propose(generation=3, place=0)
-    assert accord.hear(0, Place(generation=3, proposed=0, furthest=-1, waiting=False)) is None
-    assert accord.deaf
+    consensus = StopConsensus([0, 1], 3)
+    assert consensus.begin() == Propose(generation=3, place=0)
+    assert consensus.hear(0, Place(generation=3, proposed=0, furthest=-1, waiting=False)) is None
+    assert consensus.deaf
 
 
 def test_answers_to_an_earlier_question_do_not_count():
-    accord = StopConsensus([0], 0)
-    accord.begin()
+    consensus = StopConsensus([0], 0)
+    consensus.begin()
     old = Place(generation=0, proposed=0, furthest=5, waiting=False)
-    assert accord.hear(0, old) == Propose(generation=0, place=6)
-    assert accord.hear(0, old) is None
-    assert accord.hear(9, Place(generation=0, proposed=6, furthest=6, waiting=True)) is None
+    assert consensus.hear(0, old) == Propose(generation=0, place=6)
+    assert consensus.hear(0, old) is None
+    assert consensus.hear(9, Place(generation=0, proposed=6, furthest=6, waiting=True)) is None
     waits = Place(generation=0, proposed=6, furthest=6, waiting=True)
-    assert accord.hear(0, waits) == Commit(generation=0, place=6)
+    assert consensus.hear(0, waits) == Commit(generation=0, place=6)
 
 
 def test_a_rank_waits_at_the_place_until_the_word_comes(tmp_path):

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.launch.doctor.ports import FEW, choose_peers, judge_ports
-from echelon.launch.doctor.record import Node
+from echelon.launch.doctor.results import Node
 
 
 def reach(name, tried, unreached=()):

@@ -69,13 +69,13 @@ def run(tmp_path):
 def prepare(run, line, left_s=None):
     said = []
     journal = Journal(run, 1, said.append)
-    crew = AgentPool(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
+    pool = AgentPool(LocalStarter(None, 3), HangWatch(0), journal.note, journal.report)
 
     async def scenario():
         shell, environ = Doctor(line), dict(os.environ)
-        await fly(crew, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
+        await fly(pool, journal, HOSTS, environ=environ, left_s=left_s, shell=shell)
 
-    return crew, journal, scenario, said
+    return pool, journal, scenario, said
 
 
 def events(run):
@@ -86,19 +86,19 @@ def test_the_crew_rejects_what_fails_and_the_rest_is_told(run, tmp_path):
     record = {"seconds": 1.5, "findings": [finding("node2"), finding("node3", "warning", "odd")]}
     (tmp_path / "found").write_text(json.dumps(record))
     line = f'test "$0" = doctor && cp {tmp_path}/found {run.preflight(1)}'
-    crew, journal, scenario, said = prepare(run, line)
+    pool, journal, scenario, said = prepare(run, line)
     asyncio.run(scenario())
     journal.close()
-    assert list(crew.unfit) == [1]
+    assert list(pool.unfit) == [1]
     assert said == ["preflight: node3: odd"]
     assert [one["kind"] for one in events(run)] == ["preflight", "bad node"]
 
 
 def test_a_doctor_that_fails_costs_the_run_nothing(run):
-    crew, journal, scenario, said = prepare(run, "echo no such thing; exit 1")
+    pool, journal, scenario, said = prepare(run, "echo no such thing; exit 1")
     asyncio.run(scenario())
     journal.close()
-    assert crew.unfit == {}
+    assert pool.unfit == {}
     assert said == ["preflight skipped: no such thing"]
 
 
@@ -111,12 +111,12 @@ def test_it_may_take_a_small_share_of_what_the_job_has_left(left_s, limit_s):
 
 
 def test_one_that_is_cut_says_so(run):
-    crew, journal, scenario, said = prepare(
+    pool, journal, scenario, said = prepare(
         run, "echo importing torch; exec sleep 600", left_s=10.0
     )
     asyncio.run(scenario())
     journal.close()
-    assert crew.unfit == {}
+    assert pool.unfit == {}
     cut = "it did not finish within 1 s, a tenth of the job's remaining 10 s"
     assert said == [f"preflight skipped: {cut}"]
 

@@ -29,7 +29,7 @@ class Starter:
         self.go.wait(10)
         self.environs.append(env)
         child = subprocess.Popen([sys.executable, "-c", self._program], start_new_session=True)
-        child.returncode = 0  # the muster collects it
+        child.returncode = 0  # the launcher collects it
         self.pids.append(child.pid)
         return [Started(pid=child.pid, nodes=frozenset(nodes), log=logs)]
 
@@ -48,16 +48,16 @@ def is_there(pid):
     return os.path.exists(f"/proc/{pid}")  # noqa: PTH110
 
 
-async def call(muster, then, **environ):
-    calling = asyncio.ensure_future(muster.call(0, **environ))
+async def call(launcher, then, **environ):
+    calling = asyncio.ensure_future(launcher.call(0, **environ))
     await then(calling)
     return await calling
 
 
 def make(starter, gone=lambda _: None):
-    muster = AgentLauncher(starter, gone)
-    muster.call_all(range(starter.nodes), ["agent"], {"A": "1"}, None, b"k" * 32)
-    return muster
+    launcher = AgentLauncher(starter, gone)
+    launcher.call_all(range(starter.nodes), ["agent"], {"A": "1"}, None, b"k" * 32)
+    return launcher
 
 
 def run(scenario):
@@ -75,17 +75,17 @@ async def started(starter, count):
 
 def test_one_that_is_called_again_comes(starter):
     async def scenario():
-        muster = make(starter)
+        launcher = make(starter)
 
         async def welcome(_):
             await started(starter, 2)
-            muster.welcome(0)
+            launcher.welcome(0)
 
-        assert await call(muster, welcome, B="2")
+        assert await call(launcher, welcome, B="2")
         assert starter.environs == [{"A": "1"}, {"A": "1", "B": "2"}]
         assert all(map(is_there, starter.pids))
-        muster.end()
-        await until(lambda: not muster.is_here())
+        launcher.end()
+        await until(lambda: not launcher.is_here())
 
     run(scenario())
     assert not any(map(is_there, starter.pids))
@@ -95,16 +95,16 @@ def test_or_its_process_ends_and_it_has_not():
     gone = []
 
     async def scenario():
-        muster = make(Starter("pass"), gone.append)
+        launcher = make(Starter("pass"), gone.append)
 
         async def collect(calling):
             while not calling.done():
-                muster.reap()
+                launcher.reap()
                 await asyncio.sleep(0.005)
 
-        assert not await call(muster, collect)
+        assert not await call(launcher, collect)
         # The first one may take longer to end than the second.
-        assert wait_until(lambda: not muster.is_here(), timeout_s=20)
+        assert wait_until(lambda: not launcher.is_here(), timeout_s=20)
 
     run(scenario())
     assert [one.nodes for one in gone] == [{0}, {0}]
@@ -113,7 +113,7 @@ def test_or_its_process_ends_and_it_has_not():
 @pytest.mark.parametrize("when", ["while it is started", "while it comes"])
 def test_one_that_nobody_wants_any_more_is_ended(starter, when):
     async def scenario():
-        muster = make(starter)
+        launcher = make(starter)
         if when == "while it is started":
             starter.go.clear()
 
@@ -123,11 +123,11 @@ def test_one_that_nobody_wants_any_more_is_ended(starter, when):
             starter.go.set()
 
         with pytest.raises(asyncio.CancelledError):
-            await call(muster, cancel)
+            await call(launcher, cancel)
         await started(starter, 2)
-        await until(lambda: not (muster.is_here() and is_there(starter.pids[1])))
+        await until(lambda: not (launcher.is_here() and is_there(starter.pids[1])))
         assert is_there(starter.pids[0])  # the other is none of its business
-        assert muster._awaited == {}
+        assert launcher._awaited == {}
 
     run(scenario())
     assert wait_until(lambda: not is_there(starter.pids[1]), timeout_s=30)
@@ -160,14 +160,14 @@ def test_one_that_is_no_longer_wanted_and_does_not_end_is_killed(starter, monkey
     starter._program = deaf
 
     async def scenario():
-        muster = AgentLauncher(starter, lambda _: None)
-        muster.call_all([], ["agent"], {}, None, b"k" * 32)
-        calling = asyncio.ensure_future(muster.call(0))
+        launcher = AgentLauncher(starter, lambda _: None)
+        launcher.call_all([], ["agent"], {}, None, b"k" * 32)
+        calling = asyncio.ensure_future(launcher.call(0))
         await started(starter, 1)
         (pid,) = starter.pids
         await until(lambda: ignores_sigterm(pid))
         calling.cancel()
-        await until(lambda: not muster.is_here())
+        await until(lambda: not launcher.is_here())
 
     run(scenario())
 

@@ -22,7 +22,7 @@ def told():
 
 
 @pytest.fixture
-def reception(told):
+def server(told):
     return AgentServer(
         1,
         received=lambda agent, message: told.append((agent.node, message)),
@@ -31,38 +31,38 @@ def reception(told):
     )
 
 
-def test_an_agent_is_one_from_its_greeting_on(reception, told):
-    link = reception.make_link()
+def test_an_agent_is_one_from_its_greeting_on(server, told):
+    link = server.make_link()
     for message in (Pulse(), Note(text="early"), HELLO, Pulse()):
         link._received(link, message)
     link._lost(link, "it was killed")
     assert told == [(0, HELLO), (0, Pulse()), (0, "it was killed")]
 
 
-def test_of_strangers_the_first_is_told_of_and_then_every_thousandth(reception, told):
+def test_of_strangers_the_first_is_told_of_and_then_every_thousandth(server, told):
     for _ in range(2001):
-        link = reception.make_link()
+        link = server.make_link()
         link._lost(link, "it does not know the key")
     assert told == [("stranger", count) for count in (1, 1000, 2000)]
 
 
-def test_where_a_knock_is_replayed_too_often_the_oldest_goes_and_no_agent(reception, monkeypatch):
+def test_where_a_knock_is_replayed_too_often_the_oldest_goes_and_no_agent(server, monkeypatch):
     dropped = []
     monkeypatch.setattr(
         "echelon.launch.protocol.link.Link.drop", lambda link, _: dropped.append(link)
     )
     monkeypatch.setattr(module, "STRANGERS", 8)
-    agent, *replays = [reception.make_link() for _ in range(9)]
+    agent, *replays = [server.make_link() for _ in range(9)]
     agent._opened(agent)
-    replays += [reception.make_link() for _ in range(3)]
+    replays += [server.make_link() for _ in range(3)]
     assert dropped == replays[:2]
 
 
-def among_silent_strangers(reception, scenario):
-    """Run a scenario at an open reception, with as many silent connections as it keeps."""
+def among_silent_strangers(server, scenario):
+    """Run a scenario at an open server, with as many silent connections as it keeps."""
 
     async def limited():
-        (place,) = await reception.open(["127.0.0.1"])
+        (place,) = await server.open(["127.0.0.1"])
         address, _, port = place.rpartition(":")
         with ExitStack() as stack:
 
@@ -74,7 +74,7 @@ def among_silent_strangers(reception, scenario):
 
             async with asyncio.timeout(20):
                 await scenario(connect, [await connect() for _ in range(module._room())])
-            reception.close()
+            server.close()
 
     asyncio.run(limited())
 
@@ -84,9 +84,9 @@ async def hear(link, size=4096):
 
 
 @pytest.mark.usefixtures("few")
-def test_a_knock_is_heard_among_silent_strangers_who_lose_their_places(reception):
+def test_a_knock_is_heard_among_silent_strangers_who_lose_their_places(server):
     async def scenario(connect, silent):
-        loop, agent = asyncio.get_running_loop(), Channel(reception.key, "agent")
+        loop, agent = asyncio.get_running_loop(), Channel(server.key, "agent")
         first = await connect()
         await loop.sock_sendall(first, agent.take_outgoing())
         agent.receive(await hear(first))
@@ -98,13 +98,13 @@ def test_a_knock_is_heard_among_silent_strangers_who_lose_their_places(reception
         assert agent.open
         assert crowd
 
-    among_silent_strangers(reception, scenario)
+    among_silent_strangers(server, scenario)
 
 
 @pytest.mark.usefixtures("few")
-def test_first_words_in_portions_are_put_together(reception):
+def test_first_words_in_portions_are_put_together(server):
     async def scenario(connect, _silent):
-        agent, link = Channel(reception.key, "agent"), await connect()
+        agent, link = Channel(server.key, "agent"), await connect()
         for byte in agent.take_outgoing():
             await asyncio.get_running_loop().sock_sendall(link, bytes([byte]))
         agent.receive(await hear(link))
@@ -112,10 +112,10 @@ def test_first_words_in_portions_are_put_together(reception):
         agent.receive(await hear(link))
         assert agent.open
 
-    among_silent_strangers(reception, scenario)
+    among_silent_strangers(server, scenario)
 
 
-def test_a_stranger_hears_nothing_and_has_no_more_time_than_others(reception, told, monkeypatch):
+def test_a_stranger_hears_nothing_and_has_no_more_time_than_others(server, told, monkeypatch):
     monkeypatch.setattr(module, "HANDSHAKE_S", 0.1)
     monkeypatch.setattr(module, "STRANGERS", 1)
 
@@ -123,26 +123,26 @@ def test_a_stranger_hears_nothing_and_has_no_more_time_than_others(reception, to
         assert [await hear(link) for link in silent] == [b""]
         assert told == [("stranger", 1)]
 
-    among_silent_strangers(reception, scenario)
+    among_silent_strangers(server, scenario)
 
 
 @pytest.mark.usefixtures("few")
-def test_where_no_file_is_left_strangers_make_room(reception, told, monkeypatch):
+def test_where_no_file_is_left_strangers_make_room(server, told, monkeypatch):
     monkeypatch.setattr(module, "_PAUSE_S", 0.0)
 
     async def scenario(connect, silent):
-        (listener,) = reception._listeners
+        (listener,) = server._listeners
         refusing = Refusing(listener)
-        reception._listeners = [refusing]
+        server._listeners = [refusing]
         asyncio.get_running_loop().remove_reader(listener)
-        reception._resume(refusing)
-        agent, link = Channel(reception.key, "agent"), await connect()
+        server._resume(refusing)
+        agent, link = Channel(server.key, "agent"), await connect()
         await asyncio.get_running_loop().sock_sendall(link, agent.take_outgoing())
         assert (await hear(link)).startswith(GREETING)
         assert [await hear(link) for link in silent] == [b""] * len(silent)
         assert told == [("stranger", 1)]
 
-    among_silent_strangers(reception, scenario)
+    among_silent_strangers(server, scenario)
 
 
 class Refusing:
@@ -164,6 +164,6 @@ def few(monkeypatch):
     monkeypatch.setattr(module, "STRANGERS", 8)
 
 
-def test_where_none_of_our_addresses_is_ours_that_is_said(reception):
+def test_where_none_of_our_addresses_is_ours_that_is_said(server):
     with pytest.raises(UnavailableError, match=r"at none of 192\.0\.2\.1"):
-        asyncio.run(reception.open(["192.0.2.1"]))
+        asyncio.run(server.open(["192.0.2.1"]))

@@ -13,6 +13,7 @@ from echelon.launch.protocol import messages
 from echelon.launch.protocol.messages import (
     Hello,
     Message,
+    Pace,
     Pulse,
     RankExited,
     Stacks,
@@ -33,7 +34,7 @@ VALUES = {
     bool: st.booleans(),
     str: st.text(),
     list[str]: st.lists(st.text()),
-    list[int]: st.lists(st.integers()),
+    Pace | None: st.none() | st.builds(Pace, *[st.integers()] * 4),
     list[list[Any]]: st.lists(st.lists(anything)),
     dict[str, int]: st.dictionaries(st.text(), st.integers()),
     dict[str, str]: st.dictionaries(st.text(), st.text()),

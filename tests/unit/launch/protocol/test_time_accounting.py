@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.launch.protocol.messages import RankExited
+from echelon.launch.protocol.messages import Pace, RankExited
 from echelon.launch.protocol.rank_shm import VARIABLE, RankShm
 from echelon.launch.protocol.time_accounting import (
     PHASES,
@@ -123,11 +123,11 @@ def test_the_longest_way_between_two_places_is_known(tmp_path, monkeypatch):
 
 def test_the_pace_of_a_node_is_that_of_its_slowest_rank(tmp_path):
     beacons = [RankShm.create(tmp_path / str(rank)) for rank in range(2)]
-    assert read_pace(beacons) == [-1, -1, -1, -1]
+    assert read_pace(beacons) == Pace()
     beacons[0].save_us, beacons[0].saved = 5, 10
     beacons[1].save_us, beacons[1].saved, beacons[1].pass_us = 3, 20, 7
-    assert read_pace(beacons) == [5, 7, 10, 20]
-    assert read_pace([]) == []
+    assert read_pace(beacons) == Pace(save_us=5, way_us=7, saved_low=10, saved_high=20)
+    assert read_pace([]) is None
 
 
 def test_a_rank_is_seen_to_stand_still(tmp_path):

@@ -1,6 +1,6 @@
-"""A controller's place on a Ray cluster: where its agents come from, and which nodes are left.
+"""The backend of a Ray cluster: where agents come from, and which nodes are left.
 
-Ray itself is asked by a process of its own (raykeeper.py), which writes down what it hears.
+A separate process talks to Ray (`driver.py`) and records the status of the nodes.
 """
 
 import asyncio
@@ -10,51 +10,57 @@ from pathlib import Path
 
 from echelon.core import addresses
 from echelon.core.shell import Shell
-from echelon.launch.backends.base import Outlook, Started, View
+from echelon.launch.backends.base import (
+    AttemptContext,
+    Backend,
+    NoStandby,
+    Outlook,
+    Started,
+    View,
+)
 from echelon.launch.backends.ray.plan import Plan, bundle_of
-from echelon.launch.backends.ray.status import CANCELLED, Outpost, is_current
+from echelon.launch.backends.ray.status import CANCELLED, StatusReader, is_current
 from echelon.launch.protocol.rank_environment import render_key
 from echelon.launch.protocol.stop import Stop
 from echelon.launch.roles import role_command
-from echelon.run.directory import RunDir
-from echelon.spec.job_spec import JobSpec
 
 _LOOK_S = 0.5
-"""How often we look whether the user wants the end at once."""
+"""How often we check whether the user has cancelled the run."""
+
+
+def ray_backend(shell: Shell, environ: Mapping[str, str], attempt: AttemptContext) -> Backend:
+    """Return the backend of the Ray cluster whose job we are."""
+    return Backend(
+        starter=RayStarter(shell, environ, attempt),
+        allocation=RayAllocation(attempt.run.attempt(attempt.number)),
+        standby=NoStandby() if attempt.request.hand_over == "never" else RayStandby(),
+    )
 
 
 class RayStarter:
-    """One agent on each of some nodes of the Ray cluster that our job is of.
+    """One agent on each of some nodes of the Ray cluster.
 
-    The first time it starts the keeper of all of them, and then, for each that is called back, a
-    process that asks the keeper for it.
+    The first call starts the driver of all agents. Later calls start a process for each agent that
+    is restarted, which asks the driver for it.
     """
 
-    def __init__(
-        self,
-        shell: Shell,
-        environ: Mapping[str, str],
-        *,
-        run: RunDir,
-        attempt: int,
-        request: JobSpec,
-    ) -> None:
-        self._shell, self._environ, self._request = shell, environ, request
-        self._run, self._attempt = run, attempt
-        self._outpost = Outpost(run.attempt(attempt))
-        self._keeper = 0
-        self.nodes = request.nodes.high
+    def __init__(self, shell: Shell, environ: Mapping[str, str], attempt: AttemptContext) -> None:
+        self._shell, self._environ, self._attempt = shell, environ, attempt
+        self._folder = attempt.run.attempt(attempt.number)
+        self._reader = StatusReader(self._folder)
+        self._driver = 0
+        self.nodes = attempt.request.nodes.high
 
     def ranks(self, node: int) -> int:  # noqa: ARG002  all are alike
         return 1
 
     def host(self, node: int) -> str:
-        standing = self._outpost.read()
-        place = standing.places.get(node) if standing else None
+        status = self._reader.read()
+        place = status.places.get(node) if status else None
         return place.name if place else f"node{node}"
 
     def candidates(self) -> list[str]:
-        """Ask the kernel which way leads to the head: there the other nodes come too."""
+        """Ask the kernel for the route to the head, which the other nodes reach as well."""
         head = self._environ.get("RAY_ADDRESS", "").rpartition(":")[0].strip("[]")
         towards = addresses.address_towards(head) if head else ""
         own = [towards] if towards else [addresses.LOOPBACK]
@@ -68,11 +74,11 @@ class RayStarter:
         logs: Path,
         key: bytes,
     ) -> list[Started]:
-        if not self._keeper:
-            return [self._start_keeper(nodes, argv, env, logs, key)]
+        if not self._driver:
+            return [self._start_driver(nodes, argv, env, logs, key)]
         return [self._call(node, env, logs) for node in nodes]
 
-    def _start_keeper(
+    def _start_driver(
         self,
         nodes: Sequence[int],
         argv: Sequence[str],
@@ -81,30 +87,29 @@ class RayStarter:
         key: bytes,
     ) -> Started:
         plan = Plan(
-            run=str(self._run.path),
-            attempt=self._attempt,
-            low=self._request.nodes.low,
-            high=self._request.nodes.high,
-            bundle=bundle_of(self._request),
+            run=str(self._attempt.run.path),
+            attempt=self._attempt.number,
+            low=self._attempt.request.nodes.low,
+            high=self._attempt.request.nodes.high,
+            bundle=bundle_of(self._attempt.request),
             argv=list(argv),
         )
         log = logs / "ray.log"
-        keeper = role_command("ray-keeper", plan.render())
-        self._keeper = self._shell.start(keeper, log=log, env=env, stdin=render_key(key))
-        return Started(pid=self._keeper, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
+        driver = role_command("ray-driver", plan.render())
+        self._driver = self._shell.start(driver, log=log, env=env, stdin=render_key(key))
+        return Started(pid=self._driver, nodes=frozenset(nodes), log=log, dismissal=signal.SIGTERM)
 
     def _call(self, node: int, env: Mapping[str, str], logs: Path) -> Started:
         log = logs / f"ray-{node}.log"
-        folder = self._run.attempt(self._attempt)
-        argv = role_command("ray-call", folder, node, self._keeper)
+        argv = role_command("ray-call", self._folder, node, self._driver)
         pid = self._shell.start(argv, log=log, env=env)
         return Started(pid=pid, nodes=frozenset({node}), log=log)
 
     def outlook(self) -> Outlook:
-        standing = self._outpost.read()
-        if standing is None or not standing.places:
-            return Outlook(waits=standing.waits if standing else "")
-        places = standing.places
+        status = self._reader.read()
+        if status is None or not status.places:
+            return Outlook(waits=status.waits if status else "")
+        places = status.places
         return Outlook(
             absent=frozenset(range(self.nodes)) - places.keys(),
             lost=frozenset(node for node in places if not places[node].here),
@@ -113,17 +118,17 @@ class RayStarter:
 
 
 class RayAllocation:
-    """Nodes of a Ray cluster: no time limit, and a place is ours as long as somebody keeps it.
+    """Nodes of a Ray cluster: no time limit; they are held as long as the driver lives.
 
-    Ray looks for another node for a place whose node is lost.
+    Ray finds another node for a place whose node is lost.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._wish, self._outpost = folder / CANCELLED, Outpost(folder)
+        self._cancelled, self._reader = folder / CANCELLED, StatusReader(folder)
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:  # noqa: ARG002
-        """Wait for the user to want the end at once: a job of Ray's can be asked only once."""
-        while not await asyncio.to_thread(self._wish.exists):  # noqa: ASYNC110  others make it
+        """Wait until the user cancels the run: a job of Ray can be signalled only once."""
+        while not await asyncio.to_thread(self._cancelled.exists):  # noqa: ASYNC110  others make it
             await asyncio.sleep(_LOOK_S)
         post(Stop("cancelled", "the run was cancelled", 130, at_once=True))
 
@@ -131,14 +136,26 @@ class RayAllocation:
         return stop
 
     async def reaches_cluster(self) -> bool:
-        standing = await asyncio.to_thread(self._outpost.read)
-        return standing is not None and is_current(standing)
+        status = await asyncio.to_thread(self._reader.read)
+        return status is not None and is_current(status)
 
     async def held(self, hosts: Collection[str]) -> frozenset[str] | None:
-        standing = await asyncio.to_thread(self._outpost.read)
-        if standing is None or standing.waits:
+        status = await asyncio.to_thread(self._reader.read)
+        if status is None or status.waits:
             return None
-        return frozenset(hosts) if is_current(standing) else frozenset()
+        return frozenset(hosts) if is_current(status) else frozenset()
 
     async def left_s(self) -> float | None:
         return None
+
+
+class RayStandby(NoStandby):
+    """The waiting client, or the user, has to submit the next job.
+
+    The run waits for missing nodes at its start, so a failed start would fail again.
+    """
+
+    mends: tuple[str, ...] = ("lost node",)
+
+    async def conclude(self, *, wanted: bool) -> str:
+        return "wanted" if wanted else ""

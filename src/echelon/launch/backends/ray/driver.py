@@ -1,10 +1,10 @@
-"""`ray-keeper PLAN`: keeps a run's nodes on a Ray cluster, and brings up their agents.
+"""`ray-driver PLAN`: reserves a run's nodes on a Ray cluster, and starts their agents.
 
-A child of the controller, with the agents' variables as its own; of all our processes it alone
-imports ray. The nodes are one placement group for the whole attempt, a bundle for each place, and
-on each an actor is its agent's parent: when the actor goes, whatever the reason, the kernel ends
-the agent, and its guard the ranks. When a node dies, Ray gives its bundle another as soon as there
-is one: an agent that the controller calls back comes up there.
+It is a child of the controller, has the agents' variables, and is the only process of Echelon that
+imports ray. The nodes are one placement group for the whole attempt, with a bundle for each place.
+On each node an actor is the parent of the agent: when the actor exits, for whatever reason, the
+kernel ends the agent, and its guard ends the ranks. When a node dies, Ray moves its bundle to
+another node as soon as there is one. An agent that the controller restarts then starts there.
 """
 
 import importlib
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,45 +26,45 @@ from echelon.launch.backends.base import CAUSE
 from echelon.launch.backends.ray.host import make_host
 from echelon.launch.backends.ray.orders import Order, read_orders
 from echelon.launch.backends.ray.plan import Plan, choose_count, describe_wait, parse_plan
-from echelon.launch.backends.ray.status import NODES, Place, Standing, settle_places
+from echelon.launch.backends.ray.status import NODES, Place, Status, settle_places
 from echelon.launch.backends.ray.version import SHOWN, is_too_old
 from echelon.launch.protocol.rank_environment import NAME, NODE, receive_key, render_key
 from echelon.run.journal import write_error
 
 LOOK_S = 1.0
-"""How often Ray is asked where our places are."""
+"""How often Ray is asked for the nodes of our places."""
 TICK_S = 0.2
-"""How often we look whether somebody wants something."""
-_TELL_S = 5.0
-"""After how long it is said what is waited for."""
-_START_S = 60.0
-"""How long Ray may take to start an actor on a node that it has given us."""
+"""How often we check for orders."""
+TELL_S = 5.0
+"""Time after which we report what we wait for."""
+START_S = 60.0
+"""How long Ray may take to start an actor on an assigned node."""
 _TRIES = 3
 _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _INSTALL = "pip install 'ray[default]'"
 
 
-class KeeperError(Exception):
-    """Why agents do not come, in a line."""
+class DriverError(Exception):
+    """Why agents do not start, in one line."""
 
 
 def main(arguments: list[str]) -> int:
-    """Carry a plan out; the agents' variables are our own, and their key is on our input."""
-    plan, environ = parse_plan(arguments[0]), dict(os.environ)
+    """Carry out a plan; the agents get our variables, and the key that is on our input."""
+    plan, environ, controller = parse_plan(arguments[0]), dict(os.environ), os.getppid()
     key = receive_key(sys.stdin.buffer)
-    # To stop a job, Ray sends this to all processes of it: for us the controller decides.
+    # Ray sends this to all processes of a job to stop it, but the controller decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         ray = load_ray()
         connect(ray, plan, environ)
-        environ.pop(_JOB_CONFIG, None)  # between Ray and us: of a rank's own Ray it would be part
-        keeper = Keeper(ray, plan, environ, key)
-        signal.signal(signal.SIGTERM, keeper.be_dismissed)
+        environ.pop(_JOB_CONFIG, None)  # it would affect a rank's own use of Ray
+        driver = Driver(ray, plan, environ, key, lambda: os.getppid() == controller)
+        signal.signal(signal.SIGTERM, driver.be_dismissed)
         try:
-            keeper.keep()
+            driver.keep()
         finally:
             ray.shutdown()
-    except KeeperError as error:
+    except DriverError as error:
         write_error(f"{CAUSE}{error}")
         return 69
     return 0
@@ -74,14 +74,14 @@ def load_ray() -> ModuleType:
     """Import ray.
 
     Raises:
-        KeeperError: it is not there, or too old.
+        DriverError: it is not installed, or too old.
     """
     try:
         found = version("ray")
     except PackageNotFoundError as error:
-        raise KeeperError(f"the Python {sys.executable} has no ray: {_INSTALL}") from error
+        raise DriverError(f"ray is not installed for {sys.executable}: {_INSTALL}") from error
     if is_too_old(found):
-        raise KeeperError(f"ray {found} is too old, it takes {SHOWN}: {_INSTALL} --upgrade")
+        raise DriverError(f"ray {found} is too old (need {SHOWN} or newer): {_INSTALL} --upgrade")
     return importlib.import_module("ray")
 
 
@@ -89,10 +89,10 @@ def connect(ray: ModuleType, plan: Plan, environ: Mapping[str, str]) -> None:
     """Join the Ray cluster as one of its drivers.
 
     Raises:
-        KeeperError: it does not answer, or is of another version.
+        DriverError: it does not answer, or has another version.
     """
     if config := environ.get(_JOB_CONFIG):
-        # Variables of the job's own would have Ray start a new worker for each actor.
+        # With variables of the job, Ray would start a new worker for each actor.
         os.environ[_JOB_CONFIG] = json.dumps({**json.loads(config), "runtime_env": {}})
     try:
         ray.init(
@@ -101,56 +101,72 @@ def connect(ray: ModuleType, plan: Plan, environ: Mapping[str, str]) -> None:
             log_to_driver=False,
             logging_level="error",
         )
-    except Exception as error:  # whatever it is, agents will not come
+    except Exception as error:  # whatever it is, agents cannot start
         said = " ".join(str(error).split()) or type(error).__name__
-        raise KeeperError(f"cannot join the Ray cluster: {said[:400]}") from error
+        raise DriverError(f"cannot join the Ray cluster: {said[:400]}") from error
 
 
 @dataclass(slots=True, kw_only=True)
-class _Post:
-    """A place's agent: wanted, on its way, or there."""
+class _Slot:
+    """A place's agent: ordered, starting, or running."""
 
     order: Order | None = None
-    """Who asked for it; nobody for the first."""
+    """The order for it; None for the first agent."""
     actor: Any = None
-    """None as long as its place has no node."""
+    """None while its place has no node."""
     reference: Any = None
-    """What the actor is at: it starts the agent, and then waits for its end."""
+    """The actor's current call: it starts the agent, and then waits for its exit."""
     due_s: float = math.inf
-    """When the agent has to be started."""
+    """Deadline for the start of the agent."""
     started: bool = False
     tries: int = 0
 
 
-class Keeper:
+class Driver:
     """See the module."""
 
-    def __init__(self, ray: ModuleType, plan: Plan, environ: Mapping[str, str], key: bytes) -> None:
+    def __init__(
+        self,
+        ray: ModuleType,
+        plan: Plan,
+        environ: Mapping[str, str],
+        key: bytes,
+        is_wanted: Callable[[], bool],
+    ) -> None:
+        """Prepare it.
+
+        Args:
+            ray: the module.
+            plan: what to do.
+            environ: the agents' variables.
+            key: what agents need to connect.
+            is_wanted: tells whether the controller is still there; asked in each round.
+        """
         self._ray, self._plan, self._environ, self._key = ray, plan, environ, key
+        self._is_wanted = is_wanted
         self._util: Any = importlib.import_module("ray.util")
         self._strategies: Any = importlib.import_module("ray.util.scheduling_strategies")
-        self._controller = os.getppid()
         self._dismissed = False
         self._group: Any = None
-        self._posts: dict[int, _Post] = {}
+        self._slots: dict[int, _Slot] = {}
         self._orders: set[str] = set()
-        """Names of those that were taken."""
-        self._standing = Standing(pid=os.getpid())
+        """Names of orders that were taken."""
+        self._status = Status(pid=os.getpid())
         self._looked_s = -math.inf
         owner = plan.folder / "owner"
         self._mark = str(owner), owner.read_text()
 
     def be_dismissed(self, _number: int, _frame: FrameType | None) -> None:
-        """Take it that no more agents are wanted: those that are here are about to go."""
+        """Note that no more agents are wanted; those that run are about to exit."""
         self._dismissed = True
 
     def keep(self) -> None:
-        """Have nodes, and agents on them, for as long as the controller wants them."""
+        """Hold nodes, and agents on them, as long as the controller wants them."""
         if not self._reserve():
             return
         self._look()
-        self._posts = {node: _Post() for node in self._standing.places}
-        while os.getppid() == self._controller and (self._posts or not self._dismissed):
+        self._slots = {node: _Slot() for node in self._status.places}
+        while self._is_wanted() and (self._slots or not self._dismissed):
             self._take_orders()
             self._send()
             self._hear()
@@ -160,23 +176,23 @@ class Keeper:
     # --- nodes ----------------------------------------------------------------------------------
 
     def _reserve(self) -> bool:
-        """Have as many different nodes as there are, or wait for the fewest that will do."""
+        """Reserve all free nodes, or wait for the minimum; tell whether there are nodes."""
         plan = self._plan
         count = choose_count(plan, self._free())
         bundles = [dict(plan.bundle)] * count
         self._group = self._util.placement_group(bundles, strategy="STRICT_SPREAD", name=plan.group)
         told_s = time.monotonic()
         while not self._group.wait(timeout_seconds=TICK_S):
-            if os.getppid() != self._controller or self._dismissed:
+            if not self._is_wanted() or self._dismissed:
                 return False
-            if time.monotonic() - told_s > _TELL_S:
+            if time.monotonic() - told_s > TELL_S:
                 told_s = time.monotonic()
                 total = [entry["Resources"] for entry in self._ray.nodes() if entry["Alive"]]
-                self._tell(replace(self._standing, waits=describe_wait(plan, total)))
+                self._tell(replace(self._status, waits=describe_wait(plan, total)))
         return True
 
     def _free(self) -> list[Mapping[str, float]]:
-        """Return what living nodes have left; all they have, where this Ray does not tell."""
+        """Return the free resources of live nodes; all resources if this Ray does not tell."""
         try:
             state = importlib.import_module("ray._private.state")
             return list(state.available_resources_per_node().values())
@@ -184,46 +200,46 @@ class Keeper:
             return [entry["Resources"] for entry in self._ray.nodes() if entry["Alive"]]
 
     def _look(self) -> None:
-        """See which nodes our places have now."""
+        """Update the nodes of our places."""
         table = self._util.placement_group_table(self._group)["bundles_to_node_id"]
         bundles = {node: str(table.get(node) or "") for node in range(self._group.bundle_count)}
         entries = {entry["NodeID"]: entry for entry in self._ray.nodes()}
-        places = settle_places(bundles, entries, self._standing.places)
-        self._tell(Standing(pid=os.getpid(), places=places))
+        places = settle_places(bundles, entries, self._status.places)
+        self._tell(Status(pid=os.getpid(), places=places))
         self._looked_s = time.monotonic()
 
-    def _tell(self, standing: Standing) -> None:
-        """Write down how it is, when that has changed."""
-        if standing != self._standing:
-            self._standing = standing
-            write_atomic(self._plan.folder / NODES, standing.render())
+    def _tell(self, status: Status) -> None:
+        """Write the status if it has changed."""
+        if status != self._status:
+            self._status = status
+            write_atomic(self._plan.folder / NODES, status.render())
 
     # --- agents ---------------------------------------------------------------------------------
 
     def _take_orders(self) -> None:
-        """Make a post of each new order, and give up those that are no longer wanted."""
+        """Take new orders, and end agents that are no longer wanted."""
         orders = {order.path.name: order for order in read_orders(self._plan.folder)}
-        for node, post in list(self._posts.items()):
-            given_up = post.order and post.order.path.name not in orders
-            if given_up or (self._dismissed and not post.started):
+        for node, slot in list(self._slots.items()):
+            given_up = slot.order and slot.order.path.name not in orders
+            if given_up or (self._dismissed and not slot.started):
                 self._end(node)
         for name in [name for name in orders if name not in self._orders]:
             self._orders.add(name)
             order = orders[name]
-            self._end(order.node)  # an agent that is only stopped, say
-            if order.node in self._standing.places and not self._dismissed:
-                self._posts[order.node] = _Post(order=order)
+            self._end(order.node)  # an agent that was only suspended, say
+            if order.node in self._status.places and not self._dismissed:
+                self._slots[order.node] = _Slot(order=order)
             else:
                 order.withdraw()
 
     def _send(self) -> None:
-        """Start agents at places that have a node."""
-        for node, post in self._posts.items():
-            place = self._standing.places[node]
-            if post.actor is None and place.here:
-                post.actor = self._start_actor(node)
-                post.reference = self._start_agent(node, post, place)
-                post.due_s = time.monotonic() + _START_S
+        """Start agents on places that have a node."""
+        for node, slot in self._slots.items():
+            place = self._status.places[node]
+            if slot.actor is None and place.here:
+                slot.actor = self._start_actor(node)
+                slot.reference = self._start_agent(node, slot, place)
+                slot.due_s = time.monotonic() + START_S
 
     def _start_actor(self, node: int) -> Any:
         bundle = dict(self._plan.bundle)
@@ -239,12 +255,12 @@ class Keeper:
         )
         return actor.remote()
 
-    def _start_agent(self, node: int, post: _Post, place: Place) -> Any:
+    def _start_agent(self, node: int, slot: _Slot, place: Place) -> Any:
         plan = self._plan
         own = {**self._environ, NODE: str(node), NAME: place.name}
-        more = post.order.variables if post.order else {}
+        more = slot.order.variables if slot.order else {}
         log = str(plan.folder / f"agent-{node}.log")
-        return post.actor.start.remote(
+        return slot.actor.start.remote(
             node=place.id,
             mark=self._mark,
             argv=list(plan.argv),
@@ -255,63 +271,63 @@ class Keeper:
         )
 
     def _hear(self) -> None:
-        """Wait a moment for what actors have to say."""
-        waits = {post.reference: node for node, post in self._posts.items() if post.reference}
+        """Wait a moment for actors to answer."""
+        waits = {slot.reference: node for node, slot in self._slots.items() if slot.reference}
         if not waits:
             time.sleep(TICK_S)
             return
         done, _ = self._ray.wait(list(waits), timeout=TICK_S)
         for reference in done:
             self._hear_one(waits[reference])
-        for node, post in list(self._posts.items()):
-            if time.monotonic() > post.due_s:
-                self._fail(node, f"has started no actor within {_START_S:g} s")
+        for node, slot in list(self._slots.items()):
+            if time.monotonic() > slot.due_s:
+                self._fail(node, f"started no actor within {START_S:g} s")
 
     def _hear_one(self, node: int) -> None:
-        post, name = self._posts[node], self._standing.places[node].name
+        slot, name = self._slots[node], self._status.places[node].name
         try:
-            said = self._ray.get(post.reference)
+            said = self._ray.get(slot.reference)
         except self._ray.exceptions.RayError as error:
             self._lose_actor(node, str(error).strip().splitlines() or [type(error).__name__])
             return
-        if post.started:
+        if slot.started:
             code, words = said
             if code:
-                write_error(f"{name}: its agent ended with code {code}: {words}")
+                write_error(f"{name}: the agent exited with code {code}: {words}")
             self._end(node)
         elif said:
             self._fail(node, said)
         else:
-            post.started, post.due_s = True, math.inf
-            post.reference = post.actor.wait.remote()
+            slot.started, slot.due_s = True, math.inf
+            slot.reference = slot.actor.wait.remote()
 
     def _lose_actor(self, node: int, said: list[str]) -> None:
-        """Try again where the agent was not there yet: mostly its node is gone, and another comes.
+        """Try again if the agent did not run yet: usually its node was lost, and Ray finds another.
 
-        For one that was, the controller calls.
+        The controller restarts an agent that did run.
         """
-        post, name = self._posts[node], self._standing.places[node].name
-        write_error(f"{name}: its actor is gone: {said[-1]}")
-        if post.started:
+        slot, name = self._slots[node], self._status.places[node].name
+        write_error(f"{name}: the actor was lost: {said[-1]}")
+        if slot.started:
             self._end(node)
-        elif post.tries + 1 < _TRIES:
-            self._posts[node] = _Post(order=post.order, tries=post.tries + 1)
+        elif slot.tries + 1 < _TRIES:
+            self._slots[node] = _Slot(order=slot.order, tries=slot.tries + 1)
             self._looked_s = -math.inf
         else:
             self._fail(node, f"cannot start an actor: {said[-1]}")
 
     def _fail(self, node: int, fault: str) -> None:
-        """Do without an agent, and say why."""
-        place = self._standing.places[node]
+        """Give up an agent, and report why."""
+        place = self._status.places[node]
         write_error(f"{place.name} ({place.address}) {fault}")
-        if self._posts[node].order is None:
-            places = {**self._standing.places, node: replace(place, fault=fault)}
-            self._tell(replace(self._standing, places=places))
+        if self._slots[node].order is None:
+            places = {**self._status.places, node: replace(place, fault=fault)}
+            self._tell(replace(self._status, places=places))
         self._end(node)
 
     def _end(self, node: int) -> None:
-        if post := self._posts.pop(node, None):
-            if post.actor is not None:
-                self._ray.kill(post.actor)
-            if post.order:
-                post.order.withdraw()
+        if slot := self._slots.pop(node, None):
+            if slot.actor is not None:
+                self._ray.kill(slot.actor)
+            if slot.order:
+                slot.order.withdraw()

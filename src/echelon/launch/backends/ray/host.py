@@ -1,15 +1,15 @@
-"""The actor that Ray has on each node of a run, which is its agent's parent."""
+"""The actor that Ray runs on each node of a run; the parent of the agent."""
 
 
 def make_host() -> type:
     """Return the actor's class.
 
-    Made in a function so that it travels as a whole: its node may not see this very file. It uses
-    the standard library alone, and ours only once it has seen that it is there.
+    It is made in a function so that Ray sends it as a whole: its node may not see this file. It
+    uses the standard library alone, and Echelon only after checking that it is there.
     """
 
     class Host:
-        """One node's agent, and that it ends with us."""
+        """Runs one node's agent, which ends with this actor."""
 
         def start(
             self,
@@ -22,19 +22,19 @@ def make_host() -> type:
             folder: str,
             log: str,
         ) -> str:
-            """Start the agent; return what is missing here, if so.
+            """Start the agent; return what is missing on this node, if anything.
 
             Args:
-                node: the id of ours: the agent was told its name.
-                mark: a file that is on all nodes, and what is in it.
-                argv: the agent, as `launcher_command` starts it.
+                node: id of the intended node; the agent gets its name.
+                mark: a file that all nodes must see, and its content.
+                argv: the agent's command, from `launcher_command`.
                 env: its variables.
-                stdin: what it is to read.
-                folder: where ranks run.
-                log: what it says goes there.
+                stdin: its input.
+                folder: the ranks' working directory.
+                log: file for its output.
 
             Raises:
-                RuntimeError: Ray has put us elsewhere.
+                RuntimeError: Ray placed the actor on another node.
             """
             import hashlib  # noqa: PLC0415
             import os  # noqa: PLC0415
@@ -49,13 +49,13 @@ def make_host() -> type:
             path, said = mark
             try:
                 if Path(path).read_text() != said:
-                    return "sees another folder under the name of the run's"
+                    return "sees another directory under the path of the run directory"
             except OSError as error:
-                return f"does not see the run's folder {Path(path).parents[2]}: {error.strerror}"
+                return f"does not see the run directory {Path(path).parents[2]}: {error.strerror}"
             if not os.access(argv[0], os.X_OK):
                 return f"does not have the Python {argv[0]}"
             if not Path(folder).is_dir():
-                return f"does not have the folder {folder}, where ranks run"
+                return f"does not have the working directory {folder}"
             os.chdir(folder)
             digest, launcher = argv[3:5]
             data = Path(launcher).read_bytes()
@@ -79,7 +79,7 @@ def make_host() -> type:
             return ""
 
         def wait(self) -> tuple[int, str]:
-            """Wait for the agent's end; return its code, and what it said last."""
+            """Wait for the agent's exit; return its code and its last line of output."""
             import os  # noqa: PLC0415
 
             _, status = os.waitpid(self.pid, 0)

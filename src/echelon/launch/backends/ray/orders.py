@@ -1,8 +1,8 @@
-"""`ray-call FOLDER NODE KEEPER`: asks a run's keeper for the agent of one place, once more.
+"""`ray-call FOLDER NODE DRIVER`: asks a run's driver to start the agent of one place again.
 
-What srun is for a node of Slurm, this process is for one of Ray: it is there for as long as its
-agent is. It has no ray itself, so that a hundred of them cost little. What it asks for is a file:
-while the file is there the agent is wanted, and the keeper takes it away when the agent has gone.
+Like srun on Slurm, this process lives as long as its agent. It does not import ray, so a hundred of
+them cost little. Its order is a file: the agent is wanted as long as the file exists, and the
+driver removes it when the agent has exited.
 """
 
 import json
@@ -21,7 +21,7 @@ from echelon.launch.protocol.rank_environment import REPLACES
 from echelon.run.journal import write_error
 
 ORDERS = "orders"
-"""The folder of such files, in the attempt's."""
+"""The directory of orders, in the attempt's."""
 _LOOK_S = 0.2
 
 
@@ -32,7 +32,7 @@ class Order:
     path: Path
     node: int
     variables: Mapping[str, str]
-    """What it is told besides."""
+    """Additional variables of the agent."""
 
     def write(self) -> None:
         self.path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -44,7 +44,7 @@ class Order:
 
 
 def read_orders(folder: Path) -> list[Order]:
-    """Return what is wanted in an attempt's folder, the oldest first."""
+    """Return the orders in an attempt's directory, the oldest first."""
     found = []
     for path in (folder / ORDERS).glob("*.json"):
         with suppress(OSError, ValueError, KeyError):
@@ -55,22 +55,22 @@ def read_orders(folder: Path) -> list[Order]:
 
 
 def main(arguments: list[str]) -> int:
-    """Ask, and wait for the agent's end."""
-    folder, node, keeper = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    """Order the agent, and wait for its exit."""
+    folder, node, driver = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     controller = os.getppid()
     variables = {REPLACES: os.environ[REPLACES]} if REPLACES in os.environ else {}
     path = folder / ORDERS / f"{node}-{os.getpid()}.json"
     order = Order(path=path, node=node, variables=variables)
-    # To stop a job, Ray sends this to all processes of it: for us the controller decides.
+    # Ray sends this to all processes of a job to stop it, but the controller decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # it is no longer wanted
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # no longer wanted
     try:
         order.write()
         while path.exists() and os.getppid() == controller:
-            os.kill(keeper, 0)
+            os.kill(driver, 0)
             time.sleep(_LOOK_S)
     except ProcessLookupError:
-        write_error(f"{CAUSE}the process that keeps the run's nodes is gone")
+        write_error(f"{CAUSE}the Ray driver of the run is not running")
         return 69
     finally:
         order.withdraw()

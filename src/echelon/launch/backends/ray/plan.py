@@ -1,7 +1,4 @@
-"""What is asked of Ray for a run. Pure.
-
-The controller and the process that speaks to Ray for it are two: the plan is that one's argument.
-"""
+"""What a run asks of Ray: the argument of the driver. Pure."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,23 +10,23 @@ from echelon.spec.job_spec import JobSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How many agents to bring up, and what they need."""
+    """Number of agents, and what they need."""
 
     run: str
-    """The run's folder."""
+    """The run directory."""
     attempt: int
     low: int
-    """How many nodes there have to be, at least,"""
+    """Minimum number of nodes."""
     high: int
-    """and at most."""
+    """Maximum number of nodes."""
     bundle: Mapping[str, float]
-    """What each node has to give, in Ray's words."""
+    """Resources of each node, in Ray's terms."""
     argv: Sequence[str]
-    """The agent."""
+    """The agent's command."""
 
     @property
     def group(self) -> str:
-        """The name of what Ray keeps for us."""
+        """Name of the placement group."""
         return f"{Path(self.run).name}-{self.attempt}"
 
     @property
@@ -45,7 +42,7 @@ def parse_plan(text: str) -> Plan:
 
 
 def bundle_of(request: JobSpec) -> dict[str, float]:
-    """Return what each node has to give."""
+    """Return the resources that each node has to provide."""
     wanted = {
         "CPU": request.cpus_per_node,
         "GPU": request.gpus,
@@ -55,11 +52,11 @@ def bundle_of(request: JobSpec) -> dict[str, float]:
 
 
 def choose_count(plan: Plan, free: Sequence[Mapping[str, float]]) -> int:
-    """Return how many nodes to ask for: as many as are free now, or the fewest that will do.
+    """Return the number of nodes to ask for: all that are free now, or the minimum.
 
     Args:
         plan: what is wanted.
-        free: what each living node has left.
+        free: free resources of each live node.
     """
     fit = sum(
         all(node.get(name, 0.0) >= amount for name, amount in plan.bundle.items()) for node in free
@@ -68,14 +65,14 @@ def choose_count(plan: Plan, free: Sequence[Mapping[str, float]]) -> int:
 
 
 def describe_wait(plan: Plan, nodes: Sequence[Mapping[str, float]]) -> str:
-    """Return what is waited for, in words.
+    """Describe what the run waits for.
 
     Args:
         plan: what is wanted.
-        nodes: what each living node has in all.
+        nodes: total resources of each live node.
     """
     amounts = ", ".join(f"{name} {amount:g}" for name, amount in plan.bundle.items())
     fit = choose_count(replace(plan, low=0, high=len(nodes)), nodes)
-    have = f"{fit} of Ray's {len(nodes)} nodes {'is' if fit == 1 else 'are'} so large"
-    busy = ", and not all of them are free" if fit >= plan.low else ""
+    have = f"{fit} of {len(nodes)} nodes in the Ray cluster {'has' if fit == 1 else 'have'} that"
+    busy = ", but not all are free" if fit >= plan.low else ""
     return f"waiting for {plan.low} nodes with {amounts} each; {have}{busy}"

@@ -1,4 +1,4 @@
-"""How it is with a run's nodes on Ray: its keeper writes it down, controller and client read it."""
+"""Status of a run's nodes on Ray: the driver writes it, controller and client read it."""
 
 import json
 import os
@@ -13,47 +13,47 @@ from typing import Any
 from echelon.core.records import parse_json, read_bytes
 
 NODES = "nodes.json"
-"""The file, in the attempt's folder."""
+"""The status file, in the attempt's directory."""
 CANCELLED = "cancelled"
-"""Another one there: the user wants the end at once, which no signal of Ray's says."""
-_FRESH_S = 0.25
-"""For how long what was read is not read again, however many nodes are asked about."""
+"""A file there that says that the user cancelled the run; Ray has no signal for that."""
+FRESH_S = 0.25
+"""How long the file is not read again, however many nodes are asked about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A node of Ray's that has one of our places, or had it last."""
+    """The node of Ray that has one of the run's places, or had it last."""
 
     id: str
     name: str
     address: str
     here: bool = True
-    """Whether it lives; if not, Ray looks for another."""
+    """Whether it is alive; if not, Ray looks for another one."""
     fault: str = ""
-    """Why no agent can be there."""
+    """Why no agent can run there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What the keeper says."""
+class Status:
+    """What the driver reports."""
 
     pid: int
-    """The keeper: as long as it lives, it holds."""
+    """The driver. The status is valid as long as it lives."""
     waits: str = ""
     """What it waits for; empty once it has nodes."""
     places: Mapping[int, Place] = field(default_factory=dict)
-    """By place; all that there are to be, once it has nodes."""
+    """By place; complete once it has nodes."""
 
     def render(self) -> str:
         return json.dumps(asdict(self)) + "\n"
 
     def names(self) -> list[str]:
-        """Return what our nodes are called, in their order."""
+        """Return the names of the nodes, in order."""
         return [self.places[node].name for node in sorted(self.places)]
 
 
-def parse_standing(text: str) -> Standing:
-    """Read what a keeper has written.
+def parse_status(text: str) -> Status:
+    """Parse what a driver has written.
 
     Raises:
         ValueError: it is damaged.
@@ -61,8 +61,8 @@ def parse_standing(text: str) -> Standing:
     match parse_json(text):
         case {"pid": int(pid), "waits": str(waits), "places": dict(places)} if 0 < pid < 1 << 31:
             found = {int(node): _parse_place(place) for node, place in places.items()}
-            return Standing(pid=pid, waits=waits, places=found)
-    raise ValueError("this is no record of a keeper")
+            return Status(pid=pid, waits=waits, places=found)
+    raise ValueError("not the status of a Ray driver")
 
 
 def _parse_place(record: Any) -> Place:
@@ -70,37 +70,37 @@ def _parse_place(record: Any) -> Place:
         case {"id": str(one), "name": str(name), "address": str(address)}:
             here, fault = record.get("here") is not False, str(record.get("fault", ""))
             return Place(id=one, name=name, address=address, here=here, fault=fault)
-    raise ValueError("this is no record of a place")
+    raise ValueError("not the record of a place")
 
 
-def read_standing(folder: Path) -> Standing | None:
-    """Return what was last told in an attempt's folder; None before anything was."""
+def read_status(folder: Path) -> Status | None:
+    """Return the last status in an attempt's directory; None if there is none."""
     try:
-        return parse_standing(read_bytes(folder / NODES).decode())
+        return parse_status(read_bytes(folder / NODES).decode())
     except (OSError, ValueError):
         return None
 
 
-def is_current(standing: Standing) -> bool:
-    """Tell whether whoever said so is still there to say otherwise."""
+def is_current(status: Status) -> bool:
+    """Tell whether the driver that wrote it is still running."""
     with suppress(OSError):
-        os.kill(standing.pid, 0)
+        os.kill(status.pid, 0)
         return True
     return False
 
 
-class Outpost:
-    """Reads for a controller, which asks of each of its nodes."""
+class StatusReader:
+    """Reads the status for a controller, which asks for each of its nodes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._standing: Standing | None = None
+        self._status: Status | None = None
         self._read_s = float("-inf")
 
-    def read(self) -> Standing | None:
-        if time.monotonic() - self._read_s > _FRESH_S:
-            self._standing, self._read_s = read_standing(self._folder), time.monotonic()
-        return self._standing
+    def read(self) -> Status | None:
+        if time.monotonic() - self._read_s > FRESH_S:
+            self._status, self._read_s = read_status(self._folder), time.monotonic()
+        return self._status
 
 
 # --- pure -------------------------------------------------------------------------------------
@@ -111,15 +111,15 @@ def settle_places(
     entries: Mapping[str, Mapping[str, Any]],
     known: Mapping[int, Place],
 ) -> dict[int, Place]:
-    """Return which node each place has now.
+    """Return the node of each place.
 
-    They are called what their users call them; several on one host, as in tests, are told apart. A
-    place keeps its name for as long as it keeps its node: agents and logs have it.
+    Nodes have the names that users know; several on one host, as in tests, get distinct names. A
+    place keeps its name as long as it keeps its node, since agents and logs use it.
 
     Args:
-        bundles: by place, the id of the node that Ray has given it; empty while it looks for one.
-        entries: what Ray says of each node, by id.
-        known: how it was before.
+        bundles: by place, the id of the node that Ray assigned; empty while it looks for one.
+        entries: what Ray reports about each node, by id.
+        known: the places before.
     """
     here = {node for node, one in bundles.items() if one in entries and entries[one]["Alive"]}
     stayed = {node for node in here & known.keys() if known[node].id == bundles[node]}

@@ -1,17 +1,15 @@
-"""The keeper of a run's nodes on Ray, with a Ray of the tests' own."""
+"""The driver of a run's nodes on Ray, with a Ray of the tests' own."""
 
 import math
-import os
-import time
 from types import SimpleNamespace
 
 import pytest
 
-from echelon.launch.backends.ray import driver as raykeeper
-from echelon.launch.backends.ray.driver import Keeper
+from echelon.launch.backends.ray import driver as module
+from echelon.launch.backends.ray.driver import Driver
 from echelon.launch.backends.ray.orders import ORDERS, Order
 from echelon.launch.backends.ray.plan import Plan
-from echelon.launch.backends.ray.status import read_standing
+from echelon.launch.backends.ray.status import read_status
 from echelon.run.directory import RunDir
 
 KEY = b"k" * 32
@@ -102,43 +100,53 @@ def ray():
 
 
 @pytest.fixture
-def keeper(ray, tmp_path, monkeypatch):
+def folder(tmp_path):
     run = RunDir.create(tmp_path, "train-abcd")
     run.claim_attempt()
     (run.attempt(1) / "owner").write_text("me")
-    strategies = SimpleNamespace(
-        PlacementGroupSchedulingStrategy=lambda **asked: {
-            "index": asked["placement_group_bundle_index"]
-        }
-    )
-    modules = {"ray.util": ray, "ray.util.scheduling_strategies": strategies}
-    monkeypatch.setattr(raykeeper.importlib, "import_module", lambda name: modules[name])
+    return run.attempt(1)
+
+
+@pytest.fixture
+def keep(ray, folder, monkeypatch):
+    """Let a driver go once around for each moment, and do what is to happen in it."""
+    modules = {
+        "ray.util": ray,
+        "ray.util.scheduling_strategies": SimpleNamespace(
+            PlacementGroupSchedulingStrategy=lambda **asked: {
+                "index": asked["placement_group_bundle_index"]
+            }
+        ),
+        "ray._private.state": SimpleNamespace(
+            available_resources_per_node=lambda: {one: {"CPU": 1.0} for one in ray.names}
+        ),
+    }
+    monkeypatch.setattr(module.importlib, "import_module", lambda name: modules[name])
+    monkeypatch.setattr(module, "LOOK_S", -1.0)
     plan = Plan(
-        run=str(run.path), attempt=1, low=1, high=2, bundle={"CPU": 1.0}, argv=["p", "l", "agent"]
+        run=str(folder.parents[1]),
+        attempt=1,
+        low=1,
+        high=2,
+        bundle={"CPU": 1.0},
+        argv=["p", "l", "agent"],
     )
-    monkeypatch.setattr(Keeper, "_free", lambda _: [{"CPU": 1.0}] * 2)
-    monkeypatch.setattr(raykeeper, "LOOK_S", -1.0)
-    return Keeper(ray, plan, {"A": "1"}, KEY)
 
+    def keep(*moments, dismissed=False):
+        turns = iter(moments)
 
-def keep(keeper, *moments):
-    """Let the keeper go once around for each moment, and do what is to happen in it."""
-    turns = iter(moments)
+        def is_wanted():
+            for moment in turns:
+                moment()
+                return True
+            return False
 
-    def tick():
-        try:
-            next(turns)()
-        except StopIteration:
-            keeper.be_dismissed(15, None)
-            keeper._posts.clear()
-        Keeper._take_orders(keeper)
+        driver = Driver(ray, plan, {"A": "1"}, KEY, is_wanted)
+        if dismissed:
+            driver.be_dismissed(15, None)
+        driver.keep()
 
-    keeper._take_orders = tick
-    keeper.keep()
-
-
-def folder(keeper):
-    return keeper._plan.folder
+    return keep
 
 
 def say(ray, node, call, said):
@@ -149,29 +157,29 @@ def nothing():
     pass
 
 
-def test_agents_are_told_who_they_are_and_that_is_written_down(keeper, ray):
-    keep(keeper, nothing)
+def test_agents_are_told_who_they_are_and_that_is_written_down(keep, folder, ray):
+    keep(nothing)
     assert [actor.env["ECHELON_NODE"] for actor in ray.started] == ["0", "1"]
     assert {actor.stdin for actor in ray.started} == {KEY.hex().encode() + b"\n"}
     assert [actor.env["ECHELON_NODE_NAME"] for actor in ray.started] == ["aa", "bb"]
-    assert read_standing(folder(keeper)).names() == ["aa", "bb"]
+    assert read_status(folder).names() == ["aa", "bb"]
 
 
-def test_a_node_where_no_agent_can_be_costs_only_itself(keeper, ray):
-    keep(keeper, nothing, say(ray, 1, "start", "sees nothing"), say(ray, 0, "start", ""), nothing)
-    places = read_standing(folder(keeper)).places
+def test_a_node_where_no_agent_can_be_costs_only_itself(keep, folder, ray):
+    keep(nothing, say(ray, 1, "start", "sees nothing"), say(ray, 0, "start", ""), nothing)
+    places = read_status(folder).places
     assert {node: place.fault for node, place in places.items()} == {0: "", 1: "sees nothing"}
     assert [actor.killed for actor in ray.started] == [False, True]
 
 
-def test_an_actor_that_ray_does_not_start_is_given_up_in_time(keeper, ray, monkeypatch):
-    monkeypatch.setattr(raykeeper, "_START_S", -1.0)
-    keep(keeper, nothing, nothing)
-    faults = {place.fault for place in read_standing(folder(keeper)).places.values()}
-    assert faults == {"has started no actor within -1 s"}
+def test_an_actor_that_ray_does_not_start_is_given_up_in_time(keep, folder, ray, monkeypatch):
+    monkeypatch.setattr(module, "START_S", -1.0)
+    keep(nothing, nothing)
+    faults = {place.fault for place in read_status(folder).places.values()}
+    assert faults == {"started no actor within -1 s"}
 
 
-def test_a_node_that_is_lost_before_its_agent_came_is_replaced(keeper, ray):
+def test_a_node_that_is_lost_before_its_agent_came_is_replaced(keep, folder, ray):
     def lose():
         ray.ready[1, "start"] = RayError("the node is gone")
         ray.names["bb"], ray.bundles[1] = False, ""
@@ -180,27 +188,28 @@ def test_a_node_that_is_lost_before_its_agent_came_is_replaced(keeper, ray):
         ray.names["cc"], ray.bundles[1] = True, "cc"
 
     seen = []
-    look = lambda: seen.append(read_standing(folder(keeper)).places[1])  # noqa: E731
-    keep(keeper, nothing, lose, nothing, look, move, nothing, nothing)
+    look = lambda: seen.append(read_status(folder).places[1])  # noqa: E731
+    keep(nothing, lose, nothing, look, move, nothing, nothing)
     assert (seen[0].name, seen[0].here) == ("bb", False)
     assert [actor.env["ECHELON_NODE_NAME"] for actor in ray.started] == ["aa", "bb", "cc"]
 
 
-def test_a_place_whose_actors_fail_again_and_again_is_given_up(keeper, ray):
+def test_a_place_whose_actors_fail_again_and_again_is_given_up(keep, folder, ray):
     fail = say(ray, 1, "start", RayError("no\nit cannot"))
-    keep(keeper, nothing, *[fail, nothing] * 4)
-    assert read_standing(folder(keeper)).places[1].fault == "cannot start an actor: it cannot"
+    keep(nothing, *[fail, nothing] * 4)
+    assert read_status(folder).places[1].fault == "cannot start an actor: it cannot"
     assert len(ray.started) == 1 + 3
 
 
-def order(keeper, node, name="x", **variables):
-    return Order(path=folder(keeper) / ORDERS / f"{name}.json", node=node, variables=variables)
+def order(folder, node, name="x", **variables):
+    return Order(path=folder / ORDERS / f"{name}.json", node=node, variables=variables)
 
 
-def test_an_agent_that_is_ordered_comes_in_the_same_group_and_the_order_ends_with_it(keeper, ray):
-    again = order(keeper, 1, ECHELON_REPLACES="77")
+def test_an_agent_that_is_ordered_is_in_the_same_group_and_its_order_ends_with_it(
+    keep, folder, ray
+):
+    again = order(folder, 1, ECHELON_REPLACES="77")
     keep(
-        keeper,
         say(ray, 1, "start", ""),
         say(ray, 1, "end", (-9, "killed")),
         again.write,
@@ -215,37 +224,34 @@ def test_an_agent_that_is_ordered_comes_in_the_same_group_and_the_order_ends_wit
     assert not again.path.exists()
 
 
-def test_an_order_that_is_withdrawn_ends_its_agent(keeper, ray):
-    again = order(keeper, 1)
-    keep(keeper, say(ray, 1, "start", ""), again.write, nothing, again.withdraw, nothing)
+def test_an_order_that_is_withdrawn_ends_its_agent(keep, folder, ray):
+    again = order(folder, 1)
+    keep(say(ray, 1, "start", ""), again.write, nothing, again.withdraw, nothing)
     assert [actor.killed for actor in ray.started] == [False, True, True]
 
 
-def test_an_order_for_a_place_that_there_is_not_is_answered(keeper):
-    wrong = order(keeper, 7)
-    keep(keeper, wrong.write, nothing)
+def test_an_order_for_a_place_that_there_is_not_is_answered(keep, folder):
+    wrong = order(folder, 7)
+    keep(wrong.write, nothing)
     assert not wrong.path.exists()
 
 
-def test_what_is_waited_for_is_told_until_there_are_nodes(keeper, ray, monkeypatch):
-    monkeypatch.setattr(raykeeper, "_TELL_S", -1.0)
+def test_what_is_waited_for_is_told_until_there_are_nodes(keep, folder, ray, monkeypatch):
+    monkeypatch.setattr(module, "TELL_S", -1.0)
     told = []
-    monkeypatch.setattr(
-        Keeper, "_tell", lambda self, one: (told.append(one), setattr(self, "_standing", one))
-    )
+    look = lambda: told.append(read_status(folder).waits)  # noqa: E731
     ray.delay = 2
-    keep(keeper, nothing)
-    assert "waiting for 1 nodes with CPU 1 each" in told[0].waits
-    assert told[-1].waits == ""
+    keep(nothing, look, look)
+    assert "waiting for 1 nodes with CPU 1 each" in told[0]
+    assert told[-1] == ""
 
 
-@pytest.mark.parametrize("moment", ["waits", "runs"])
-def test_a_keeper_goes_when_it_is_dismissed_or_its_controller_is_gone(keeper, ray, moment):
-    ray.delay = math.inf if moment == "waits" else 0
-    if moment == "waits":
-        keeper.be_dismissed(15, None)
-    else:
-        keeper._controller = os.getppid() + 1
-    began_s = time.monotonic()
-    keeper.keep()
-    assert time.monotonic() - began_s < 10
+def test_a_driver_goes_when_it_is_dismissed_while_it_waits(keep, ray):
+    ray.delay = math.inf
+    keep(nothing, nothing, dismissed=True)
+    assert ray.started == []
+
+
+def test_a_driver_goes_when_its_controller_is_gone(keep, ray):
+    keep()
+    assert ray.started == []

@@ -1,4 +1,4 @@
-"""Plans for Ray, what its keeper tells, and what a controller makes of that."""
+"""Plans for Ray, what its driver tells, and what a controller makes of that."""
 
 import asyncio
 import os
@@ -12,8 +12,9 @@ import pytest
 import echelon
 from echelon.core.shell import FakeShell
 from echelon.core.waiting import wait_until
+from echelon.launch.backends.base import AttemptContext
 from echelon.launch.backends.ray.backend import RayAllocation, RayStarter
-from echelon.launch.backends.ray.driver import KeeperError, load_ray
+from echelon.launch.backends.ray.driver import DriverError, load_ray
 from echelon.launch.backends.ray.orders import read_orders
 from echelon.launch.backends.ray.plan import (
     Plan,
@@ -25,15 +26,14 @@ from echelon.launch.backends.ray.plan import (
 from echelon.launch.backends.ray.status import (
     CANCELLED,
     NODES,
-    Outpost,
     Place,
-    Standing,
+    Status,
+    StatusReader,
     is_current,
-    read_standing,
+    read_status,
     settle_places,
 )
 from echelon.launch.backends.ray.version import SHOWN, is_too_old
-from echelon.launch.controller.succession import OthersSuccession, choose_succession
 from echelon.launch.pool.agent_launcher import read_reason
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
@@ -55,9 +55,15 @@ GONE = 2**22 + 1
 """No process has this pid."""
 
 
-def standing(*here, pid=None, waits=""):
+def status(*here, pid=None, waits=""):
     places = {node: Place(**{**PLACES[node], "here": node in here}) for node in PLACES}
-    return Standing(pid=pid or os.getpid(), places={} if waits else places, waits=waits)
+    return Status(pid=pid or os.getpid(), places={} if waits else places, waits=waits)
+
+
+def context(run, request):
+    return AttemptContext(
+        run=run, number=1, request=request, owns_job=False, environ={}, script=b""
+    )
 
 
 def test_a_plan_arrives_as_it_was_made():
@@ -103,10 +109,10 @@ def test_as_many_nodes_as_are_free(free, count):
 @pytest.mark.parametrize(
     ("nodes", "told"),
     [
-        ([{"CPU": 1.0}, {}], "0 of Ray's 2 nodes are so large"),
+        ([{"CPU": 1.0}, {}], "0 of 2 nodes in the Ray cluster have that"),
         (
             [{"CPU": 8.0}, {"CPU": 1.0}],
-            "1 of Ray's 2 nodes is so large, and not all of them are free",
+            "1 of 2 nodes in the Ray cluster has that, but not all are free",
         ),
     ],
 )
@@ -115,23 +121,23 @@ def test_what_is_waited_for(nodes, told):
 
 
 def test_what_a_keeper_tells_is_read_again(tmp_path):
-    assert read_standing(tmp_path) is None
-    (tmp_path / NODES).write_text(standing(0).render())
-    assert read_standing(tmp_path) == standing(0)
+    assert read_status(tmp_path) is None
+    (tmp_path / NODES).write_text(status(0).render())
+    assert read_status(tmp_path) == status(0)
     (tmp_path / NODES).write_text('{"pid": 1')
-    assert read_standing(tmp_path) is None
-    assert standing(0).names() == ["alpha", "beta"]
+    assert read_status(tmp_path) is None
+    assert status(0).names() == ["alpha", "beta"]
 
 
 def test_a_keeper_that_is_gone_says_nothing_more():
-    assert is_current(standing())
-    assert not is_current(standing(pid=GONE))
+    assert is_current(status())
+    assert not is_current(status(pid=GONE))
 
 
 def test_whoever_asks_of_many_nodes_reads_once(tmp_path, monkeypatch):
     reads = []
-    monkeypatch.setattr("echelon.launch.backends.ray.status.read_standing", reads.append)
-    outpost = Outpost(tmp_path)
+    monkeypatch.setattr("echelon.launch.backends.ray.status.read_status", reads.append)
+    outpost = StatusReader(tmp_path)
     for _ in range(100):
         outpost.read()
     assert len(reads) == 1
@@ -184,41 +190,41 @@ def run(tmp_path):
 def test_a_keeper_is_started_with_a_plan_and_the_key_is_in_neither(run):
     request = JobSpec(nodes=NodeCount(1, 3), procs=2)
     shell = FakeShell()
-    starter = RayStarter(shell, {}, run=run, attempt=1, request=request)
+    starter = RayStarter(shell, {}, context(run, request))
     key = b"k" * 32
     start = lambda nodes: starter.start(nodes, ["p", "l", "agent"], {}, run.logs, key)  # noqa: E731
-    (keeper,) = start([0, 1, 2])
-    assert (keeper.nodes, keeper.dismissal) == ({0, 1, 2}, signal.SIGTERM)
+    (driver,) = start([0, 1, 2])
+    assert (driver.nodes, driver.dismissal) == ({0, 1, 2}, signal.SIGTERM)
     (called,) = start([1])
     assert (called.nodes, called.dismissal) == ({1}, 0)
     first, second = shell.calls
-    assert first[-2] == "ray-keeper"
+    assert first[-2] == "ray-driver"
     plan = parse_plan(first[-1])
     assert (plan.low, plan.high, plan.bundle) == (1, 3, {"CPU": 2.0})
-    assert second[-4:] == ("ray-call", str(run.attempt(1)), "1", str(keeper.pid))
+    assert second[-4:] == ("ray-call", str(run.attempt(1)), "1", str(driver.pid))
     assert key.hex() not in "".join((*first, *second))
 
 
 def test_what_a_controller_learns_of_nodes_that_have_not_come(run, monkeypatch):
-    monkeypatch.setattr("echelon.launch.backends.ray.status._FRESH_S", -1.0)
+    monkeypatch.setattr("echelon.launch.backends.ray.status.FRESH_S", -1.0)
     request = JobSpec(nodes=NodeCount(1, 3))
-    starter = RayStarter(FakeShell(), {}, run=run, attempt=1, request=request)
+    starter = RayStarter(FakeShell(), {}, context(run, request))
     file = run.attempt(1) / NODES
     assert (starter.host(1), starter.outlook().waits) == ("node1", "")
-    file.write_text(standing(waits="waiting").render())
+    file.write_text(status(waits="waiting").render())
     assert (starter.host(1), starter.outlook().waits) == ("node1", "waiting")
-    file.write_text(standing(0).render())
+    file.write_text(status(0).render())
     seen = starter.outlook()
     assert (starter.host(1), seen.waits, seen.absent, seen.lost) == ("beta", "", {2}, {1})
-    bad = Standing(pid=1, places={0: Place(**PLACES[0], fault="sees nothing")})
+    bad = Status(pid=1, places={0: Place(**PLACES[0], fault="sees nothing")})
     file.write_text(bad.render())
     assert starter.outlook().faults == {0: "sees nothing"}
 
 
-def call(folder, keeper, **environ):
-    """Ask a keeper for the agent of place 3, as a controller does."""
+def call(folder, driver, **environ):
+    """Ask a driver for the agent of place 3, as a controller does."""
     launcher = Path(echelon.__file__).parents[1]
-    argv = [sys.executable, "-m", "echelon.launch", "ray-call", str(folder), "3", str(keeper)]
+    argv = [sys.executable, "-m", "echelon.launch", "ray-call", str(folder), "3", str(driver)]
     environ = {**os.environ, "PYTHONPATH": str(launcher), **environ}
     return subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True)
 
@@ -233,7 +239,7 @@ def test_an_order_is_there_as_long_as_its_agent_is_wanted(tmp_path, given_up):
         if given_up:
             caller.terminate()
         else:
-            order.withdraw()  # as a keeper does when its agent has gone
+            order.withdraw()  # as a driver does when its agent has gone
         assert caller.wait(60) == (143 if given_up else 0)
     assert read_orders(tmp_path) == []
 
@@ -241,7 +247,7 @@ def test_an_order_is_there_as_long_as_its_agent_is_wanted(tmp_path, given_up):
 def test_without_a_keeper_nobody_waits_for_an_agent(tmp_path):
     with call(tmp_path, GONE) as caller:
         assert caller.wait(60) == 69
-        assert "keeps the run's nodes is gone" in caller.stderr.read()
+        assert "Ray driver of the run is not running" in caller.stderr.read()
     assert read_orders(tmp_path) == []
 
 
@@ -255,22 +261,22 @@ def test_agents_reach_us_on_the_way_to_the_head(run, monkeypatch, address, expec
     monkeypatch.setattr("echelon.core.addresses.host_addresses", lambda: ["10.1.0.5", "10.0.0.5"])
     environ = {"RAY_ADDRESS": address} if address else {}
     request = JobSpec()
-    starter = RayStarter(FakeShell(), environ, run=run, attempt=1, request=request)
+    starter = RayStarter(FakeShell(), environ, context(run, request))
     assert starter.candidates() == expected
 
 
 def test_places_are_ours_as_long_as_somebody_keeps_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("echelon.launch.backends.ray.status._FRESH_S", -1.0)
+    monkeypatch.setattr("echelon.launch.backends.ray.status.FRESH_S", -1.0)
     allocation = RayAllocation(tmp_path)
     held = lambda: asyncio.run(allocation.held(["alpha", "beta"]))  # noqa: E731
     assert held() is None
     assert not asyncio.run(allocation.reaches_cluster())
-    (tmp_path / NODES).write_text(standing(waits="waiting").render())
+    (tmp_path / NODES).write_text(status(waits="waiting").render())
     assert held() is None
-    (tmp_path / NODES).write_text(standing(0).render())
+    (tmp_path / NODES).write_text(status(0).render())
     assert held() == {"alpha", "beta"}  # Ray looks for another node for the second
     assert asyncio.run(allocation.reaches_cluster())
-    (tmp_path / NODES).write_text(standing(0, pid=GONE).render())
+    (tmp_path / NODES).write_text(status(0, pid=GONE).render())
     assert held() == frozenset()
     assert not asyncio.run(allocation.reaches_cluster())
 
@@ -290,30 +296,13 @@ def test_a_wish_to_cancel_is_a_stop_at_once(tmp_path):
     assert (stop.cause, stop.at_once) == ("cancelled", True)
 
 
-def test_on_ray_somebody_else_submits_the_next_job(run):
-    environ = {"ECHELON_ON_RAY": "train-abcd-1"}
-    shell = FakeShell()
-
-    def choose(mode):
-        return choose_succession(
-            mode, run, shell, environ, environ, script=b"", owns_job=False, mail=False
-        )
-
-    succession = choose("auto")
-    assert isinstance(succession, OthersSuccession)
-    assert succession.mends == ("lost node",)
-    assert asyncio.run(succession.conclude(wanted=True)) == "wanted"
-    assert asyncio.run(succession.conclude(wanted=False)) == ""
-    assert not isinstance(choose("never"), OthersSuccession)
-
-
 def test_why_agents_did_not_come(tmp_path):
     log = tmp_path / "log"
     log.write_text("noise\nno agents: cannot join the Ray cluster\nnoise\n")
     assert read_reason(log) == "cannot join the Ray cluster"
 
 
-# --- the keeper itself ----------------------------------------------------------------------------
+# --- the driver itself ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", ["2.56.0", "2.60.0", "2.60rc1", "3.0.0.dev0"])
@@ -334,5 +323,5 @@ def test_what_is_installed_and_documented_is_the_same():
 
 def test_a_ray_that_is_too_old_is_named_with_the_command_that_mends_it(monkeypatch):
     monkeypatch.setattr("echelon.launch.backends.ray.driver.version", lambda _: "2.9.3")
-    with pytest.raises(KeeperError, match=r"ray 2.9.3 is too old, it takes 2.56: pip install"):
+    with pytest.raises(DriverError, match=r"ray 2.9.3 is too old .need 2.56 or newer"):
         load_ray()

@@ -1,0 +1,258 @@
+"""Results of an examination, as plain values; `findings.py` derives the findings from them.
+
+A broken node may send anything. Values of its answers that cannot be parsed stay unknown; the rest
+is used.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The first look at a node, from a few lines of sh."""
+
+    error: str = ""
+    """Why there was no output, or why it stopped early."""
+    hostname: str = ""
+    skew_low_s: float = 0.0
+    """Lower bound of how far its clock is ahead of ours."""
+    skew_high_s: float = 0.0
+    """Upper bound; its clock was read at some time between our question and its answer."""
+    folder: str = ""
+    """`seen`, `missing`, or `stale`: the directory exists, but not the file just written to it."""
+    folder_late_s: int = 0
+    """Whole seconds until the file appeared."""
+    folder_type: str = ""
+    """The file system type, as the kernel names it."""
+    python: str = ""
+    """The resolved path of the requested Python."""
+    python_version: str = ""
+    python_prefix: str = ""
+    """Its sys.prefix."""
+    python_error: str = ""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """`files`, `locked_kib`, `processes`; -1 is unlimited."""
+    shm_mib: int = -1
+    """Size of /dev/shm; -1 if there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU, as reported by its driver."""
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    memory_mib: int = 0
+    ecc_errors: int = 0
+    """Uncorrected errors since the driver was loaded."""
+    throttle: Sequence[str] = ()
+    """Reasons for reduced clocks, other than those of an idle GPU."""
+    tflops: float = 0.0
+    """Of a large matrix product in bf16; 0 if not measured."""
+    memory_gbs: float = 0.0
+    """Bytes read and written per second during a copy, in 1e9."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a node's probe reports."""
+
+    skew_s: float = 0.0
+    """How far its clock is ahead of ours, from the quickest of several exchanges."""
+    interface: str = ""
+    """The interface that leads to the doctor."""
+    mtu: int = 0
+    """The MTU of that interface."""
+    addresses: Sequence[str] = ()
+    unresolved: Sequence[str] = ()
+    """Node names that do not resolve, or resolve wrongly: `node3`, `node3 (127.0.1.1)`."""
+    unnamed: Sequence[str] = ()
+    """Node addresses without a name."""
+    folder_late_s: float = 0.0
+    """Seconds until a file that we wrote appeared; negative if it never did."""
+    rdma: bool = False
+    """Whether there is an InfiniBand or RoCE device, which needs locked memory."""
+    in_job: bool = False
+    """Whether it runs in a Slurm job, where GPUs that were not granted are not ours."""
+    granted: int = 0
+    """Number of GPUs or MIG instances in CUDA_VISIBLE_DEVICES."""
+    parts: bool = False
+    """Whether they are MIG instances."""
+    driver: str = ""
+    gpus: Sequence[Gpu] = ()
+    """All GPUs that the driver shows; some may belong to other jobs."""
+    ours: Sequence[int] | None = None
+    """Indices of our GPUs, in torch's order; None if they cannot be determined."""
+    gpu_error: str = ""
+    """Why the driver could not be queried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Torch:
+    """What a node's torch reports."""
+
+    error: str = ""
+    """Why it cannot be imported."""
+    import_s: float = 0.0
+    version: str = ""
+    cuda: str = ""
+    """The CUDA version it was built for; empty for a CPU build."""
+    nccl: str = ""
+    devices: int = 0
+    """Number of GPUs that it can use."""
+    device_error: str = ""
+    """Why it cannot use any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """All results for a node."""
+
+    name: str
+    look: Look = field(default_factory=Look)
+    lost: str = ""
+    """Why its probe did not connect, or ended."""
+    facts: Facts | None = None
+    torch: Torch | None = None
+    unreached: Sequence[str] = ()
+    """Nodes whose ports it cannot reach."""
+    tried: Sequence[str] = ()
+    """Nodes whose ports it tried."""
+
+    @property
+    def skew_s(self) -> float:
+        """The smallest clock difference that is consistent with what was measured."""
+        low_s, high_s = self.look.skew_low_s, self.look.skew_high_s
+        if not low_s <= 0 <= high_s:
+            return min(low_s, high_s, key=abs)
+        return self.facts.skew_s if self.facts else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Result of an all-reduce over some nodes."""
+
+    nodes: tuple[str, ...]
+    ranks: int = 0
+    backend: str = ""
+    bandwidth: float = 0.0
+    """Bytes per second on each rank's link ("bus bandwidth": comparable between sizes)."""
+    latency_s: float = 0.0
+    """Shortest time of an all-reduce of one number."""
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """All results of an examination."""
+
+    nodes: Sequence[Node]
+    pairs: Sequence[Group] = ()
+    overall: Group | None = None
+    """Over all nodes that can participate."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A problem."""
+
+    severity: Severity
+    """`error`: the node must not be used. `warning`: worth knowing."""
+    node: str
+    """Empty if no single node is to blame."""
+    check: str
+    message: str
+    fix: str
+
+
+_COUNT = re.compile(r"[0-9]{1,18}")
+_MOST = 1 << 63
+R = TypeVar("R", Facts, Gpu, Torch)
+
+
+def read_count(text: str, unknown: int) -> int:
+    """Parse a count; return `unknown` if it is not a number of plausible size."""
+    return int(text) if _COUNT.fullmatch(text) else unknown
+
+
+def read_figure(found: Mapping[str, Any], name: str) -> float | None:
+    """Return a number from an answer; None if there is none."""
+    value: Any = found.get(name)
+    return float(value) if _fits(value, 0.0) else None
+
+
+def read_ranks(found: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
+    """Return the answer of each rank of a measurement: the named figures, or an `error`."""
+    told = found.get("ranks")
+    return [_read_rank(rank, names) for rank in told] if isinstance(told, list) else []
+
+
+def _read_rank(rank: object, names: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(rank, Mapping):
+        return {"error": "the answer has no figures"}
+    if "error" in rank:
+        return {"error": str(rank["error"])}
+    if missing := [name for name in names if read_figure(rank, name) is None]:
+        return {"error": f"the answer has no {missing[0]}"}
+    return dict(rank)
+
+
+def read_facts(
+    found: Mapping[str, Any], *, granted: int, skew_s: float, folder_late_s: float
+) -> Facts:
+    """Return a probe's facts about its node, combined with those that the doctor measured."""
+    told = found.get("gpus")
+    gpus = [read_gpu(gpu) for gpu in told if _is_gpu(gpu)] if isinstance(told, list) else []
+    ours = found.get("ours")
+    known = isinstance(ours, list) and all(_fits(index, 0) for index in ours)
+    more = {"gpus": gpus, "ours": ours if known else None}
+    sure = {"granted": granted, "skew_s": skew_s, "folder_late_s": folder_late_s}
+    return Facts(**{**_take(Facts, found), **more, **sure})
+
+
+def read_gpu(found: Mapping[str, Any]) -> Gpu:
+    return Gpu(**{**_take(Gpu, found), "index": found["index"]})
+
+
+def _is_gpu(found: object) -> bool:
+    return isinstance(found, Mapping) and _fits(found.get("index"), 0) and found["index"] >= 0
+
+
+def read_torch(found: Mapping[str, Any]) -> Torch:
+    """Return a node's answer about torch; one without a version is an error."""
+    known = _take(Torch, found)
+    if not known.get("version") and not known.get("error"):
+        known["error"] = "the answer has no version"
+    return Torch(**known)
+
+
+def _take(kind: type[R], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those values of an answer that match a field of the record in name and type."""
+    taken: dict[str, Any] = {}
+    for one in fields(kind):
+        if one.default is not MISSING and _fits(found.get(one.name), one.default):
+            value = found[one.name]
+            taken[one.name] = tuple(value) if isinstance(value, list) else value
+    return taken
+
+
+def _fits(value: object, example: object) -> bool:
+    """Tell whether a value has an example's type and a plausible size."""
+    match example:
+        case bool() | str():
+            return type(value) is type(example)
+        case int():
+            return type(value) is int and abs(value) < _MOST
+        case float():
+            return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+        case tuple():
+            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return False

@@ -1,0 +1,188 @@
+"""All-reduce: planning of pairs, suspects, and merging of answers."""
+
+import asyncio
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from echelon.launch.doctor.all_reduce import (
+    AllReduce,
+    find_suspects,
+    merge_answers,
+    plan_confirmation,
+    plan_rounds,
+)
+from echelon.launch.doctor.probe_client import ProbeAnswer
+from echelon.launch.doctor.results import Group
+
+FAST, SLOW = 1e9, 1e7
+
+
+def names(count):
+    return [f"n{number}" for number in range(count)]
+
+
+@given(st.integers(2, 60))
+def test_everybody_meets_enough_others_and_nobody_twice(count):
+    rounds = plan_rounds(names(count))
+    met = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert len(met) == len(set(met))
+    for pairs in rounds:
+        seated = list(itertools.chain(*pairs))
+        assert len(seated) == len(set(seated)) == count - count % 2
+    for node in names(count):
+        assert sum(node in pair for pair in met) >= min(3, count - 1)
+
+
+def test_alone_there_is_nobody_to_meet():
+    assert [pair for pairs in plan_rounds(["n0"]) for pair in pairs] == []
+    assert plan_rounds([]) == []
+    assert find_suspects([]) == []
+
+
+def measure(nodes, bad, noise):
+    """What pairs would show: a bad node's link is slow, or it fails, with every partner."""
+    found = []
+    for pair in itertools.chain(*plan_rounds(nodes)):
+        kinds = {bad[node] for node in pair if node in bad}
+        if "broken" in kinds:
+            found.append(Group(nodes=pair, error="no route"))
+            continue
+        share = next(noise)
+        rate, seconds = FAST * share, 1e-3 / share
+        if "slow" in kinds:
+            rate = SLOW
+        found.append(Group(nodes=pair, bandwidth=rate, latency_s=seconds))
+    return found
+
+
+@given(st.integers(5, 40), st.data())
+def test_any_one_or_two_bad_nodes_are_named_and_no_other(count, data):
+    nodes = names(count)
+    who = data.draw(st.lists(st.sampled_from(nodes), max_size=2, unique=True))
+    bad = {node: data.draw(st.sampled_from(["slow", "broken"])) for node in who}
+    shares = data.draw(st.randoms(use_true_random=False))
+    noise = iter(lambda: shares.uniform(0.5, 1.0), None)
+    suspects = find_suspects(measure(nodes, bad, noise))
+    assert {one.node: one.what for one in suspects} == bad
+
+
+@pytest.mark.parametrize(("count", "slow"), [(4, 2), (5, 3), (6, 3), (7, 4), (11, 6)])
+def test_where_half_or_more_are_slow_nobody_is_to_blame(count, slow):
+    for who in itertools.combinations(names(count), slow):
+        pairs = measure(names(count), dict.fromkeys(who, "slow"), itertools.repeat(1.0))
+        assert find_suspects(pairs) == [], who
+
+
+def test_of_four_two_that_work_with_nobody_are_named():
+    pairs = measure(names(4), {"n0": "broken", "n1": "broken"}, itertools.repeat(1.0))
+    assert [one.node for one in find_suspects(pairs)] == ["n0", "n1"]
+
+
+@given(st.integers(5, 12), st.data())
+def test_no_good_node_is_named_however_many_are_bad(count, data):
+    bad = data.draw(st.sets(st.sampled_from(names(count))))
+    pairs = measure(names(count), dict.fromkeys(bad, "slow"), itertools.repeat(1.0))
+    for again in range(3):
+        for pair in plan_confirmation(pairs, again):
+            rate = SLOW if bad & set(pair) else FAST
+            pairs.append(Group(nodes=pair, bandwidth=rate, latency_s=1e-3))
+    assert {one.node for one in find_suspects(pairs)} <= bad
+
+
+def test_who_stands_out_is_measured_once_more_each_time_with_another():
+    measured = measure(names(6), {"n1": "slow", "n4": "broken"}, itertools.repeat(1.0))
+    assert plan_confirmation(measured, 0) == [("n1", "n0"), ("n4", "n5")]
+    assert plan_confirmation(measured, 1) == [("n1", "n5"), ("n4", "n2")]
+    assert plan_confirmation(measure(names(6), {}, itertools.repeat(1.0)), 0) == []
+    cleared = Group(nodes=("n1", "n0"), bandwidth=FAST, latency_s=1e-3)
+    assert [one.node for one in find_suspects([*measured, cleared])] == ["n4"]
+
+
+def test_where_half_seem_slow_they_are_measured_once_more():
+    pairs = measure(names(4), {"n1": "slow", "n2": "slow"}, itertools.repeat(1.0))
+    assert find_suspects(pairs) == []
+    assert plan_confirmation(pairs, 0) == [("n1", "n0"), ("n2", "n3")]
+
+
+@given(st.sampled_from(names(3)), st.sampled_from(["slow", "broken"]))
+def test_of_three_one_can_be_named(bad, what):
+    found = find_suspects(measure(names(3), {bad: what}, itertools.repeat(1.0)))
+    assert [(one.node, one.what) for one in found] == [(bad, what)]
+
+
+@pytest.mark.parametrize("what", ["slow", "broken"])
+def test_of_two_none_is_to_blame(what):
+    assert find_suspects(measure(names(2), {"n0": what}, itertools.repeat(1.0))) == []
+
+
+def test_one_that_takes_long_for_one_number():
+    nodes = names(5)
+    pairs = [
+        Group(nodes=pair, bandwidth=FAST, latency_s=5e-2 if "n2" in pair else 1e-3)
+        for pair in itertools.chain(*plan_rounds(nodes))
+    ]
+    (one,) = find_suspects(pairs)
+    assert (one.node, one.what, one.best, one.usual) == ("n2", "lagging", 5e-2, 1e-3)
+
+
+GOOD = {"bandwidth": 1e9, "latency_s": 1e-3, "size": 1 << 20}
+
+
+def merge(*answers):
+    return merge_answers(("a", "b"), answers, backend="gloo")
+
+
+def test_the_slowest_rank_counts():
+    slow = {**GOOD, "bandwidth": 5e8, "latency_s": 2e-3}
+    found = merge(
+        ProbeAnswer(found={"ranks": [GOOD, GOOD]}), ProbeAnswer(found={"ranks": [GOOD, slow]})
+    )
+    assert (found.nodes, found.ranks, found.error) == (("a", "b"), 4, "")
+    assert (found.bandwidth, found.latency_s) == (5e8, 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (ProbeAnswer(error="the connection was closed"), "b: the connection was closed"),
+        (
+            ProbeAnswer(found={"error": "did not finish within 25 s"}),
+            "b: did not finish within 25 s",
+        ),
+        (ProbeAnswer(found={"ranks": [GOOD, {"error": "time-out"}]}), "b: time-out"),
+    ],
+)
+def test_a_rank_that_fails_fails_them_all_and_is_named(answer, told):
+    found = merge(ProbeAnswer(found={"ranks": [GOOD]}), answer)
+    assert (found.error, found.bandwidth) == (told, 0.0)
+
+
+class Asked:
+    """In the questioner's place: it opens a port, and nobody measures anything."""
+
+    def __init__(self):
+        self.limits, self.orders = [], []
+
+    async def ask(self, questions, *, limit_s):
+        self.limits.append(limit_s)
+        self.orders += [about for what, about in questions.values() if what == "measure"]
+        return {node: ProbeAnswer(found={"ports": {"10.0.0.1": 7}}) for node in questions}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "limit_s"),
+    [(2, 1, 20.2), (2, 8, 21.6), (128, 8, 122.4), (1024, 8, 300.0)],
+)
+def test_ranks_wait_for_each_other_the_longer_the_more_they_are(nodes, gpus, limit_s):
+    asking = Asked()
+    names = {node: f"n{node}" for node in range(nodes)}
+    counts = dict.fromkeys(names, gpus)
+    here = {"names": names, "counts": counts, "addresses": lambda _group: ["10.0.0.1"]}
+    reducing = AllReduce(asking, **here, backend="gloo")
+    asyncio.run(reducing.measure([tuple(names)]))
+    assert all(order["limit_s"] == pytest.approx(limit_s) for order in asking.orders)
+    assert len(asking.orders) == nodes
+    assert asking.limits[-1] > limit_s  # else we would be gone before they are
