@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -17,12 +18,24 @@ hypothesis.settings.load_profile("untimed")
 # What a shell starts in the background ignores Ctrl-C, and so would every command that a test runs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+_TESTS = Path(__file__).parent
+_SLOWEST_FIRST = ("slurm", "docs", "local", "ray", "browser", "unit", "gpu")
+"""Folders of tests. Workers side by side finish together if the long groups start first."""
+
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        for folder in ("slurm", "browser", "ray"):
-            if f"/tests/{folder}/" in str(item.path):
-                item.add_marker(folder)
+        folder = _folder(item)
+        if folder in ("slurm", "browser", "ray"):
+            item.add_marker(folder)
+        # One worker runs all tests of a file, in order; pages of the documentation are independent.
+        page = item.callspec.id if folder == "docs" and hasattr(item, "callspec") else ""
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.relative_to(_TESTS)}{page}"))
+    items.sort(key=lambda item: _SLOWEST_FIRST.index(_folder(item)))
+
+
+def _folder(item):
+    return item.path.relative_to(_TESTS).parts[0]
 
 
 def _variables():

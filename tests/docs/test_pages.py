@@ -30,6 +30,7 @@ def marks_of(page):
     long = bool(page.needs & {"full", "peers"})
     marks = [pytest.mark.timeout(FULL_S if long else PAGE_S)]
     marks += [pytest.mark.full] if long else []
+    marks += [pytest.mark.alone] if "alone" in page.needs else []
     marks += [pytest.mark.slurm] if page.needs & {"sandbox", "slurm"} else []
     return marks
 
@@ -43,6 +44,7 @@ def marks_of(page):
         ("full", {"full"}),
         ("sandbox, full", {"slurm", "full"}),
         ("peers", {"full"}),
+        ("alone", {"alone"}),
     ],
 )
 def test_what_takes_long_or_is_not_everywhere_is_marked(needs, marks):

@@ -8,6 +8,9 @@ from local.liverun import live_run
 from procfs import listeners
 from requirements import require_root
 
+# The flood takes a core.
+pytestmark = pytest.mark.alone
+
 SCRIPT = "#!/bin/sh\nexit 0\n"
 OPTIONS = ["--nodes=4", "--procs=1", "--set=preload=", "--set=telemetry=false"]
 FLOODS = {

@@ -17,6 +17,9 @@ from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes
 from requirements import require
 
+# What is left behind is found by looking at the whole machine.
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def other(full, home):

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Runs tests on the Slurm and the Python of another Debian suite, in a root of its own.
+#
+#   tools/suite.sh trixie [ARGUMENTS OF PYTEST…]      tests/slurm, unless arguments name other tests
+#
+# The root is made once, by debootstrap, and kept in ECHELON_SUITES (~/.cache/echelon/suites). Each call copies
+# the working tree into it. Needs root. `rm -r` of the folder removes all of it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '%s\n' "suite: $*" >&2; }
+fail() { say "$1"; printf '%s\n' "hint: $2" >&2; exit 1; }
+
+suite=${1:-}
+[[ $suite =~ ^[a-z]+$ ]] || fail "no suite is named" "make test-suites SUITE=trixie"
+shift
+[ "$(id -u)" = 0 ] || fail "only root can make a root file system" "sudo make test-suites SUITE=$suite"
+root=${ECHELON_SUITES:-$HOME/.cache/echelon/suites}/$suite
+
+make_root() {
+    local mirror script=
+    command -v debootstrap >/dev/null || apt-get install -y --no-install-recommends debootstrap >&2
+    mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' | awk '$2 == "Debian" {print $1; exit}')
+    # A suite that is younger than this machine's debootstrap is made like the newest that it knows.
+    [ -e "/usr/share/debootstrap/scripts/$suite" ] || script=/usr/share/debootstrap/scripts/sid
+    say "making $root from ${mirror:-the default mirror}"
+    rm -rf "$root" "$root.part"
+    mkdir -p "$root.part"
+    debootstrap --variant=minbase \
+        --include=ca-certificates,git,iproute2,iputils-ping,make,procps,python3-dev,python3-venv,gcc,sudo,util-linux \
+        "$suite" "$root.part" "$mirror" ${script:+"$script"} >"$root.log" 2>&1 ||
+        fail "debootstrap failed" "see $root.log"
+    mv "$root.part" "$root"
+}
+
+copy_tree() {
+    mkdir -p "$root/echelon"
+    find "$root/echelon" -mindepth 1 -maxdepth 1 ! -name '.venv*' -exec rm -rf {} +
+    git ls-files -z --cached --others --exclude-standard --deduplicate |
+        tar --create --null --files-from=- --ignore-failed-read 2>/dev/null |
+        tar --extract --no-same-owner --directory "$root/echelon"
+    # Tests of packaging ask git what belongs to the project.
+    git -C "$root/echelon" init --quiet
+    git -C "$root/echelon" add --all
+    cp /etc/hosts /etc/resolv.conf "$root/etc/"
+    # How this machine reaches its package registries.
+    cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
+    ! [ -e /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
+}
+
+# A node of the sandbox enters mount namespaces of its own, which a mere chroot would leave: pivot_root does not.
+enter() {
+    local variables
+    mapfile -t variables < <(env | grep -E '^(PIP_[A-Z_]+|https?_proxy|CI|TERM)=')
+    unshare --mount --propagation private bash -euc '
+        root=$1; shift
+        mount --bind "$root" "$root"
+        cd "$root"
+        for folder in proc sys dev; do mount --rbind "/$folder" "$folder"; done
+        mount -t tmpfs tmpfs run
+        if [ -d "$OLDPWD/../shared" ]; then mkdir -p shared; mount --bind "$OLDPWD/../shared" shared; fi
+        pivot_root . .
+        umount --lazy .
+        cd /echelon
+        exec "$@"' enter "$root" env --ignore-environment "${variables[@]}" HOME=/root LANG=C.UTF-8 \
+        PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
+}
+
+[ -e "$root/etc/debian_version" ] || make_root
+copy_tree
+if [ "${1:-}" = -- ]; then # for looking around: tools/suite.sh trixie -- bash
+    shift
+    enter "$@"
+    exit
+fi
+enter make setup system
+say "$(enter sbatch --version), $(enter .venv/bin/python --version)"
+[ $# -gt 0 ] || set -- tests/slurm
+enter .venv/bin/pytest -m "not full" "$@"
