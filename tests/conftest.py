@@ -19,7 +19,7 @@ hypothesis.settings.load_profile("untimed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _TESTS = Path(__file__).parent
-_SLOWEST_FIRST = ("slurm", "docs", "local", "ray", "browser", "unit", "gpu")
+_SLOWEST_FIRST = ("slurm", "local", "docs", "ray", "browser", "unit", "gpu")
 """Folders of tests. Workers side by side finish together if the long groups start first."""
 
 
@@ -28,10 +28,16 @@ def pytest_collection_modifyitems(items):
         folder = _folder(item)
         if folder in ("slurm", "browser", "ray"):
             item.add_marker(folder)
-        # One worker runs all tests of a file, in order; pages of the documentation are independent.
-        page = item.callspec.id if folder == "docs" and hasattr(item, "callspec") else ""
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.relative_to(_TESTS)}{page}"))
+        item.add_marker(pytest.mark.xdist_group(_group(item, folder)))
     items.sort(key=lambda item: _SLOWEST_FIRST.index(_folder(item)))
+
+
+def _group(item, folder):
+    """Return which tests have to run in one worker, one after the other: mostly those of a file."""
+    if folder == "slurm":  # they share a cluster
+        return folder
+    page = item.callspec.id if folder == "docs" and hasattr(item, "callspec") else ""
+    return f"{item.path.relative_to(_TESTS)}{page}"
 
 
 def _folder(item):
