@@ -12,6 +12,7 @@ SHAPES = {
     "substitutions": lambda n: "echo " + "$(a) " * n,
     "calls of a function": lambda n: "f() { a; }\n" + "x=$(f);" * n,
     "statements": lambda n: "a;" * n,
+    "assignments": lambda n: "A=1;a;" * n,
     "exports": lambda n: "export " + "A=1 " * n,
     "options": lambda n: "#SBATCH " + "-N1 " * n,
     "switches": lambda n: "#SBATCH -" + "HQ" * n,
@@ -41,7 +42,8 @@ def count_steps(text):
 def test_twice_the_text_takes_twice_the_steps(shape):
     sizes = (50, 50, 100, 200)  # the first fills caches
     _, one, two, four = (count_steps(f"#!/bin/bash\n{SHAPES[shape](n)}\n") for n in sizes)
-    assert four - two < 3 * (two - one)  # of what grows with the square it would be 4
+    # In proportion it is 2 exactly; a list that is copied for each command makes 2.15 of it.
+    assert four - two < 2.1 * (two - one)
 
 
 @pytest.mark.timeout(300)
