@@ -128,15 +128,15 @@ class EventLog:
         """Keep at most `room` events while storage is away; `tell_lost` reports dropped ones."""
         self._path, self._clock, self._make_lost = path, clock, tell_lost
         self._file = -1
-        self.scribe = BackgroundWriter("events", tell_lost=self._tell_lost, room=room)
+        self.writer = BackgroundWriter("events", tell_lost=self._tell_lost, room=room)
         """For other records that have to be written in the same order."""
 
     def write(self, event: Event | Unknown) -> None:
-        self.scribe.post(partial(self._append, _line(self._clock(), event)))
+        self.writer.post(partial(self._append, _line(self._clock(), event)))
 
     def close(self, within_s: float) -> bool:
         """Write what is left; return whether storage took it in time."""
-        if not self.scribe.close(within_s):
+        if not self.writer.close(within_s):
             return False
         if self._file >= 0:
             os.close(self._file)

@@ -61,7 +61,7 @@ class Journal:
 
     def _speak(self, text: str) -> None:
         # A reader of this message may look for the records: write them first, if storage allows.
-        self._events.scribe.settle(_FIRST_S)
+        self._events.writer.settle(_FIRST_S)
         with suppress(OSError):
             self._say(text)
 
@@ -78,11 +78,11 @@ class Journal:
 
     def leave_notice(self, write: Callable[[], None]) -> None:
         """Record a notification, before the records that are left next."""
-        self._events.scribe.post(write)
+        self._events.writer.post(write)
 
     def settle(self) -> None:
         """Wait a moment for storage, on behalf of a program that reads the records next."""
-        self._events.scribe.settle(_SOON_S)
+        self._events.writer.settle(_SOON_S)
 
     def _leave(self, path: Path, content: str, what: str) -> None:
         def write() -> None:
@@ -93,24 +93,24 @@ class Journal:
                     raise  # it is tried again
                 self.report(f"cannot write {what}: {error}")
 
-        self._events.scribe.post(write)
+        self._events.writer.post(write)
 
     def close(self) -> None:
         """Wait until everything is written, for a limited time; then report what is not."""
-        scribe = self._events.scribe
-        if not scribe.settle(_SOON_S):
-            wrong = scribe.trouble or "it does not answer"
+        writer = self._events.writer
+        if not writer.settle(_SOON_S):
+            wrong = writer.trouble or "it does not answer"
             self.report(f"waiting {PATIENCE_S:g} s for the storage of {self.run.path}: {wrong}")
-        if not self._events.close(PATIENCE_S - _SOON_S) or scribe.lost:
-            wrong = scribe.trouble or "storage did not answer"
-            self.report(f"{scribe.undone} records of {self.run.path} were not written: {wrong}")
+        if not self._events.close(PATIENCE_S - _SOON_S) or writer.lost:
+            wrong = writer.trouble or "storage did not answer"
+            self.report(f"{writer.undone} records of {self.run.path} were not written: {wrong}")
         self._speaker.close(_SAY_S)
         atexit.unregister(self._hurry)
 
     def _hurry(self) -> None:
         """Write what can be written when the controller ends by an exception."""
-        for scribe in (self._events.scribe, self._speaker):
-            scribe.settle(1.0)
+        for writer in (self._events.writer, self._speaker):
+            writer.settle(1.0)
 
 
 def write_error(text: str) -> None:
