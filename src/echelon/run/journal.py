@@ -25,9 +25,9 @@ from echelon.run.verdict import Verdict, to_record
 PATIENCE_S = 60.0
 """How long an attempt that is over waits for storage to take its last records."""
 _SOON_S = 3.0
-"""After how much of that time it reports that it waits."""
+"""How long it waits before it reports that it is waiting."""
 _FIRST_S = 1.0
-"""How long a message waits for the records that it is about."""
+"""How long a message waits for the records that it refers to."""
 _SAY_S = 5.0
 """How long a slow reader of the job's output may block us."""
 
@@ -77,7 +77,7 @@ class Journal:
         self._leave(self.run.outcome(self.attempt), json.dumps(record), "the outcome")
 
     def leave_notice(self, write: Callable[[], None]) -> None:
-        """Record a notification, before the records that are left next."""
+        """Record a notification, before the verdict and outcome that follow."""
         self._events.writer.post(write)
 
     def settle(self) -> None:
@@ -90,13 +90,13 @@ class Journal:
                 write_atomic(path, f"{content}\n")
             except OSError as error:
                 if error.errno in AWAY | FULL:
-                    raise  # it is tried again
+                    raise  # the writer retries it
                 self.report(f"cannot write {what}: {error}")
 
         self._events.writer.post(write)
 
     def close(self) -> None:
-        """Wait until everything is written, for a limited time; then report what is not."""
+        """Wait until everything is written, for a limited time; then report what was not."""
         writer = self._events.writer
         if not writer.settle(_SOON_S):
             wrong = writer.trouble or "it does not answer"
@@ -108,7 +108,7 @@ class Journal:
         atexit.unregister(self._hurry)
 
     def _hurry(self) -> None:
-        """Write what can be written when the controller ends by an exception."""
+        """Write what can be written when an exception ends the controller."""
         for writer in (self._events.writer, self._speaker):
             writer.settle(1.0)
 
