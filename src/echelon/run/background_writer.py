@@ -20,7 +20,7 @@ AWAY = frozenset(
 )
 """Errors of a file system that is unavailable, perhaps only for a while."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a full disk, which may be freed."""
+"""Errors of a full disk, where space may be freed."""
 _ROOM = 10_000
 
 Task = Callable[[], None]
