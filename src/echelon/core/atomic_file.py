@@ -32,7 +32,7 @@ def encode(text: str) -> bytes:
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Yield a file that replaces `path` at the end of the block; after an error, nothing changed."""
+    """Yield a file that replaces `path` at the end of the block, unless that raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
