@@ -228,7 +228,7 @@ def _spawned(variables: _Variables, local_rank: int) -> World:
     size_here = size_here or count_devices(visible)
     if not size_here:
         raise UsageError(
-            "LOCAL_WORLD_SIZE and CUDA_VISIBLE_DEVICES are not set: how many ranks has this node?",
+            "LOCAL_WORLD_SIZE and CUDA_VISIBLE_DEVICES are not set: the rank is unknown",
             hint="export LOCAL_WORLD_SIZE=<processes per node>",
         )
     variables.below(local_rank, "local_rank", size_here, "LOCAL_WORLD_SIZE")

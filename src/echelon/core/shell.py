@@ -167,7 +167,7 @@ def _readable(data: bytes) -> Iterator[int]:
     if not data:
         yield subprocess.DEVNULL
         return
-    assert len(data) <= select.PIPE_BUF, "more would wait for somebody to read"
+    assert len(data) <= select.PIPE_BUF, "a larger write could block"
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         os.write(write_end, data)

@@ -48,8 +48,8 @@ class Journal:
             tell_lost=lambda count: EventsLost(count=count),
         )
         # The job's output may be on other storage than the run: neither waits for the other.
-        self._speaker = BackgroundWriter("speaker")
-        atexit.register(self._hurry)
+        self._output = BackgroundWriter("output")
+        atexit.register(self._flush)
 
     def note(self, event: ControllerEvent) -> None:
         """Record an event."""
@@ -57,9 +57,9 @@ class Journal:
 
     def report(self, text: str) -> None:
         """Write a message to the job's output."""
-        self._speaker.post(partial(self._speak, text))
+        self._output.post(partial(self._write_report, text))
 
-    def _speak(self, text: str) -> None:
+    def _write_report(self, text: str) -> None:
         # A reader of this message may look for the records: write them first, if storage allows.
         self._events.writer.settle(_FIRST_S)
         with suppress(OSError):
@@ -71,7 +71,7 @@ class Journal:
 
     def leave_outcome(self, outcome: Outcome) -> None:
         """Record how the attempt ended, after its output: followers stop reading at the outcome."""
-        self._speaker.settle(_SAY_S)
+        self._output.settle(_SAY_S)
         record = asdict(outcome)
         self.note(AttemptEnded(**record))
         self._leave(self.run.outcome(self.attempt), json.dumps(record), "the outcome")
@@ -104,12 +104,12 @@ class Journal:
         if not self._events.close(PATIENCE_S - _SOON_S) or writer.lost:
             wrong = writer.trouble or "storage did not answer"
             self.report(f"{writer.undone} records of {self.run.path} were not written: {wrong}")
-        self._speaker.close(_SAY_S)
-        atexit.unregister(self._hurry)
+        self._output.close(_SAY_S)
+        atexit.unregister(self._flush)
 
-    def _hurry(self) -> None:
+    def _flush(self) -> None:
         """Write what can be written when an exception ends the controller."""
-        for writer in (self._events.writer, self._speaker):
+        for writer in (self._events.writer, self._output):
             writer.settle(1.0)
 
 

@@ -109,7 +109,7 @@ def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
                 continue
             own.append(entry)
             others = max((n for name, n in harm[entry.run].items() if name != node), default=0)
-            if reason := _condemn(own, others):
+            if reason := _find_reason(own, others):
                 bad = BadNode(
                     node=node,
                     since_s=bad.since_s if bad else entry.time_s,
@@ -122,7 +122,7 @@ def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
     return found
 
 
-def _condemn(own: Sequence[Entry], others: int) -> str:
+def _find_reason(own: Sequence[Entry], others: int) -> str:
     """Return why a node's entries make it a bad one; empty if they do not.
 
     Args:

@@ -78,7 +78,7 @@ def memory(raw: object) -> int:
     """Read an amount of memory; return MiB."""
     if not (mib := parse_memory(str(raw))):
         raise UsageError(
-            "0 means all of a node's memory to Slurm", hint="say so to Slurm itself: --slurm mem=0"
+            "0 means all of a node's memory to Slurm", hint="to request that, use --slurm mem=0"
         )
     return mib
 
