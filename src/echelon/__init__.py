@@ -61,7 +61,7 @@ _HOME = {
 }
 
 _RENAMED = {"StopLine": "StopBarrier"}
-"""Old names that work for one more release."""
+"""Old names, which work for one more release."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
-"""Who am I among the ranks? One answer under every way of starting them.
+"""Find this process's rank, whichever launcher started it.
 
-Each launcher tells its processes in variables of its own. `detect` reads them in one order, stated
-in `SOURCES`, and refuses to guess where they contradict each other. Standard library alone: it runs
-in the user's own Python on the nodes.
+Each launcher sets its own variables. `detect` reads them in the order of `SOURCES`, and raises an
+error if they contradict each other. Standard library only: it runs in the user's Python on the
+nodes.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from echelon.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """A rank's place; the words are PyTorch's."""
+    """A rank's place, in PyTorch's terms."""
 
     rank: int = 0
     """0 … world_size - 1, over all nodes."""
@@ -25,11 +25,11 @@ class World:
     """Ranks on this node; nodes may differ."""
     nodes: int = 1
     source: str = "none"
-    """Whose variables told it: see SOURCES."""
+    """The launcher whose variables were used: see SOURCES."""
     init_method: str = "env://"
-    """What to give `init_process_group`."""
+    """The argument for `init_process_group`."""
     gpu: int | None = None
-    """Which of the visible GPUs is this rank's; None when none is granted by name."""
+    """Index of this rank's GPU among the visible ones; None if CUDA_VISIBLE_DEVICES lists none."""
 
 
 def detect(environ: Mapping[str, str], *, local_rank: int | None = None) -> World:
@@ -37,10 +37,10 @@ def detect(environ: Mapping[str, str], *, local_rank: int | None = None) -> Worl
 
     Args:
         environ: the process's variables.
-        local_rank: for children of `mp.spawn`, which nothing in the environment tells apart.
+        local_rank: for children of `mp.spawn`, whose environments are all the same.
 
     Raises:
-        UsageError: variables that contradict each other, or are no numbers; both are named.
+        UsageError: variables contradict each other, or are not numbers; the message names them.
     """
     if local_rank is not None:
         return _spawned(_Variables(environ), local_rank)
@@ -55,13 +55,13 @@ def detect(environ: Mapping[str, str], *, local_rank: int | None = None) -> Worl
 
 
 class _Variables:
-    """Numbers out of an environment, with errors that name the variable."""
+    """Reads numbers from an environment; errors name the variable."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.environ = environ
 
     def number(self, *names: str, default: int | None = None) -> int:
-        """Return the first of these that is set."""
+        """Return the first of these variables that is set."""
         for name in names:
             if (text := self.environ.get(name, "")) == "":
                 continue
@@ -78,20 +78,20 @@ class _Variables:
         return default
 
     def below(self, value: int, name: str, limit: int, limit_name: str) -> int:
-        """Return the value, which must be less than the limit."""
+        """Return a value that must be less than a limit."""
         if not value < limit:
             raise _contradiction(f"{name}={value}", f"{limit_name}={limit}")
         return value
 
     def agree(self, name: str, value: int, because: str) -> None:
-        """Check a variable that may be set as well, and then must say the same."""
+        """Check that a variable, if it is set, has this value."""
         text = self.environ.get(name, "")
         if text.isdecimal() and int(text) != value:
             raise _contradiction(f"{name}={text}", because)
 
     @property
     def init_method(self) -> str:
-        """Set where ranks meet in a file rather than at an address."""
+        """Set if ranks meet at a file instead of an address."""
         return self.environ.get("ECHELON_INIT_METHOD", "env://")
 
     def gpu(self, local_rank: int) -> int | None:
@@ -104,12 +104,12 @@ class _Variables:
 
 
 def count_devices(visible: str) -> int:
-    """Count the GPUs of CUDA_VISIBLE_DEVICES."""
+    """Return the number of GPUs in CUDA_VISIBLE_DEVICES."""
     return len(list_devices(visible))
 
 
 def list_devices(visible: str) -> list[str]:
-    """Return the GPUs of CUDA_VISIBLE_DEVICES; Slurm says NoDevFiles for none, and others -1."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; NoDevFiles (Slurm) and -1 mean none."""
     entries = [entry.strip() for entry in visible.split(",")]
     return [entry for entry in entries if entry and entry not in ("-1", "NoDevFiles")]
 
@@ -125,11 +125,11 @@ def _contradiction(first: str, second: str) -> UsageError:
 
 
 def _torchrun(variables: _Variables, source: str) -> World:
-    """RANK and its companions, as torchrun, Accelerate and Echelon set them."""
+    """Read RANK and related variables, as torchrun, Accelerate and Echelon set them."""
     size = variables.number("WORLD_SIZE")
     rank = variables.below(variables.number("RANK"), "RANK", size, "WORLD_SIZE")
     if "TORCHELASTIC_RUN_ID" not in variables.environ and _in_step(variables.environ):
-        # Exported by a task of srun, or by hand in the batch script: then the same in every task.
+        # Set by each task of srun, or by the batch script: then they are the same in every task.
         variables.agree("SLURM_PROCID", rank, f"RANK={rank}")
         if "LOCAL_RANK" not in variables.environ:
             return replace(_slurm(variables, source), rank=rank, world_size=size)
@@ -152,7 +152,7 @@ def _torchrun(variables: _Variables, source: str) -> World:
 
 
 def _lightning(variables: _Variables, source: str) -> World:
-    """Lightning's own children: WORLD_SIZE, NODE_RANK and LOCAL_RANK, but no RANK."""
+    """Read the variables of Lightning's children: WORLD_SIZE, NODE_RANK, LOCAL_RANK; no RANK."""
     size, node_rank = variables.number("WORLD_SIZE"), variables.number("NODE_RANK", default=0)
     local_rank = variables.number("LOCAL_RANK")
     local_size = variables.number("LOCAL_WORLD_SIZE", default=0)
@@ -177,7 +177,7 @@ def _lightning(variables: _Variables, source: str) -> World:
 
 
 def _slurm(variables: _Variables, source: str) -> World:
-    """One task of an srun step is one rank."""
+    """Read the variables of srun: each task of a step is a rank."""
     size = variables.number("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
     rank = variables.below(variables.number("SLURM_PROCID"), "SLURM_PROCID", size, "SLURM_NTASKS")
     variables.agree("WORLD_SIZE", size, f"SLURM_NTASKS={size}")
@@ -198,7 +198,7 @@ def _slurm(variables: _Variables, source: str) -> World:
 
 
 def parse_counts(text: str) -> list[int]:
-    """Read Slurm's numbers per node: `2(x3),1` is 2, 2, 2, 1."""
+    """Parse Slurm's counts per node: `2(x3),1` is 2, 2, 2, 1."""
     found: list[int] = []
     for part in text.split(","):
         number, _, times = part.partition("(x")
@@ -208,7 +208,7 @@ def parse_counts(text: str) -> list[int]:
 
 
 def _tasks_here(variables: _Variables, node_rank: int, size: int) -> int:
-    """SLURM_STEP_TASKS_PER_NODE counts the tasks on each node: `2(x3),1`."""
+    """Return the tasks on this node, from SLURM_STEP_TASKS_PER_NODE: `2(x3),1`."""
     environ = variables.environ
     text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
     counts = parse_counts(text)
@@ -220,7 +220,7 @@ def _alone(variables: _Variables, source: str) -> World:
 
 
 def _spawned(variables: _Variables, local_rank: int) -> World:
-    """Read the place of a child of `mp.spawn`: the node is known, the rank on it is given."""
+    """Return the place of a child of `mp.spawn`, from its node's variables and its local rank."""
     if local_rank < 0:
         raise UsageError(f"local_rank={local_rank} is negative", hint="count from 0")
     size_here = variables.number("LOCAL_WORLD_SIZE", default=0)
@@ -228,7 +228,7 @@ def _spawned(variables: _Variables, local_rank: int) -> World:
     size_here = size_here or count_devices(visible)
     if not size_here:
         raise UsageError(
-            "LOCAL_WORLD_SIZE and CUDA_VISIBLE_DEVICES are not set: how many ranks has this node?",
+            "LOCAL_WORLD_SIZE and CUDA_VISIBLE_DEVICES are not set: the rank is unknown",
             hint="export LOCAL_WORLD_SIZE=<processes per node>",
         )
     variables.below(local_rank, "local_rank", size_here, "LOCAL_WORLD_SIZE")
@@ -261,13 +261,13 @@ def _spawned(variables: _Variables, local_rank: int) -> World:
 def _in_step(environ: Mapping[str, str]) -> bool:
     """Tell whether srun started this process as a task.
 
-    In a batch script SLURM_PROCID is 0 and SLURM_NTASKS the job's, yet it is one process; so is a
+    A batch script has SLURM_PROCID=0 and the job's SLURM_NTASKS, but is a single process; so is a
     shell in `salloc` or under `srun --pty`.
     """
     step = environ.get("SLURM_STEP_ID", "")
     return (
         step.isdecimal()
-        and int(step) < 2**32 - 10  # Slurm's numbers for batch, external and interactive steps
+        and int(step) < 2**32 - 10  # above: batch, external and interactive steps
         and "SLURM_PROCID" in environ
         and "SLURM_PTY_PORT" not in environ
     )
@@ -285,9 +285,9 @@ SOURCES: tuple[
     tuple[str, Callable[[Mapping[str, str]], bool], Callable[[_Variables, str], World]], ...
 ] = (
     ("torchrun", _set("RANK", "WORLD_SIZE"), _torchrun),
-    # A task of srun that exports these has its rank from Slurm all the same.
+    # A task of srun that exports these still gets its rank from Slurm.
     ("lightning", _lightnings_child, _lightning),
     ("slurm", _in_step, _slurm),
     ("none", lambda _environ: True, _alone),
 )
-"""Name, whether it applies, who reads it: the first that applies decides."""
+"""Name, whether it applies, and its reader; the first that applies is used."""

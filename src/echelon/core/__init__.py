@@ -1,1 +1,1 @@
-"""What every layer stands on: programs, units, host lists, run directories, events."""
+"""Basics that all layers use: programs, Slurm, units, host lists, safe files."""

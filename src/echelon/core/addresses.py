@@ -1,4 +1,4 @@
-"""Addresses of this host, as the kernel knows them: names may lead anywhere or nowhere."""
+"""Addresses of this host, from the kernel: host names may resolve to anything or not at all."""
 
 import array
 import fcntl
@@ -10,7 +10,7 @@ from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFCONF = 0x8912
-_IFREQ = 40  # bytes of one entry on 64-bit Linux
+_IFREQ = 40  # size of one entry on 64-bit Linux
 _NAME = 16
 
 
@@ -29,13 +29,13 @@ def interface_addresses() -> list[tuple[str, str]]:
 
 
 def host_addresses() -> list[str]:
-    """Return the addresses by which others may reach this host."""
+    """Return the addresses at which others may reach this host."""
     found = [address for _, address in interface_addresses()]
     return [a for a in found if not ipaddress.ip_address(a).is_loopback]
 
 
 def address_towards(peer: str) -> str:
-    """Return which of our addresses the kernel would use to reach a peer; empty when none."""
+    """Return our address that the kernel would use to reach a peer; empty if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((peer, 9))  # sends nothing
@@ -45,12 +45,12 @@ def address_towards(peer: str) -> str:
 
 
 def interface_towards(peer: str) -> str:
-    """Return the name of the interface that leads to a peer; empty when none does."""
+    """Return the name of the interface that leads to a peer; empty if none does."""
     own = address_towards(peer)
     return next((name for name, address in interface_addresses() if address == own), "")
 
 
 def host_identity() -> str:
-    """Return a text that two processes share when they share one network stack."""
+    """Return an id that is equal for processes that share a network stack."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"  # noqa: PTH116  a link to nowhere

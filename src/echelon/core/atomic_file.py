@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Files that are written completely or not at all."""
 
 import os
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from typing import BinaryIO
 
 
 def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
-    """Put the whole content under `path` or, whatever happens, leave what was there."""
+    """Write a file; if anything fails, the previous content stays."""
     with replacing(path, mode=mode) as file:
         file.write(encode(content) if isinstance(content, str) else content)
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner alone.
+    """Create a folder and its missing parents, accessible by their owner alone.
 
-    The umask of a shared group would let its members replace what lies in there.
+    With the umask of a shared group, its members could replace the files in it.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
@@ -26,13 +26,13 @@ def make_private(folder: Path) -> None:
 
 
 def encode(text: str) -> bytes:
-    """Return text as files have it: what came from a command line may hold bytes that are none."""
+    """Encode text for a file; command lines may contain bytes that are not UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
-    """Write what will be under `path` at the end of the block; after an error, nothing changed."""
+    """Yield a file that replaces `path` at the end of the block, unless that raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:

@@ -1,7 +1,7 @@
 """Dataclasses to JSON objects and back, for files that other versions wrote or a crash damaged.
 
 A field that is missing or has a value of the wrong type gets its default, or the neutral value of
-its type: 0, an empty text. Fields that this version does not know are ignored.
+its type: 0, an empty text. Unknown fields are ignored.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Read(NamedTuple):
     read: Callable[[Any], Any]
     """Return the value, or None to reject it."""
     neutral: Any
-    """What stands for a rejected value, unless the field has a default; None if nothing can."""
+    """Replaces a rejected value, unless the field has a default; None if nothing can."""
 
 
 def _of(kind: type) -> Callable[[Any], Any]:
@@ -55,7 +55,7 @@ def _tuple(read: Callable[[Any], Any], value: Any) -> tuple[Any, ...] | None:
 
 
 Index = Annotated[int, Read(to_count, -1)]
-"""A whole number; -1 if it is not known."""
+"""An integer; -1 if unknown."""
 RankCount = Annotated[int, Read(partial(to_count, below=MOST_RANKS), 0)]
 Seconds = Annotated[float, Read(_seconds, 0.0)]
 SecondsByName = Annotated[Mapping[str, float], Read(partial(_mapping, _seconds), {})]
@@ -83,7 +83,7 @@ class Field(NamedTuple):
 
 
 _FIELDS: dict[type, tuple[Field, ...]] = {}
-"""By class, made once: there are thousands of events of each."""
+"""Cached by class: there are thousands of events of each."""
 
 
 def describe(cls: type) -> tuple[Field, ...]:
@@ -108,7 +108,7 @@ def _describe(field: dataclasses.Field[Any], hint: Any) -> Field:
 
 
 def _split(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type, and the notes that annotate it."""
+    """Return a type and its annotations."""
     kind, *notes = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     return kind, tuple(notes)
 
@@ -155,7 +155,7 @@ def decode(cls: type[T], record: Mapping[str, Any]) -> T:
 
 
 def encode(value: Any) -> dict[str, Any]:
-    """Return a dataclass's fields; those that are None are left out."""
+    """Return a dataclass's fields, without those that are None."""
     return {
         name: one
         for name, _, _, _, _ in describe(type(value))

@@ -14,12 +14,12 @@ _ID = re.compile(
 
 
 def is_job_id(text: str) -> bool:
-    """Tell whether a text has the form of a job's id: what a file says may be anything."""
+    """Tell whether a text has the form of a job id: a file may contain anything."""
     return _ID.fullmatch(text) is not None
 
 
 def short_id(job_id: str) -> str:
-    """Return a job's id as people know it: Slurm's number or Ray's name; `local` without one."""
+    """Return a job's id as users know it: Slurm's number or Ray's name; `local` without one."""
     kind, colon, rest = job_id.partition(":")
     return (rest.partition("@")[0] if kind == "ray" else kind) if colon else job_id
 
@@ -37,15 +37,15 @@ class Job:
 
     id: str
     state: str
-    """The cluster's own word, without decoration; UNKNOWN when it has forgotten the job."""
+    """The cluster's own term, without flags; UNKNOWN if it no longer knows the job."""
     reason: str = ""
-    """Why it waits or why it ended, as far as the cluster says."""
+    """Why it waits or why it ended, if the cluster says so."""
     nodes: str = ""
-    """Host list; empty before it runs."""
+    """Host list; empty before it starts."""
     output: str = ""
     """Where its output goes."""
     exit_code: int = 0
-    """Of the batch script; 128 + signal when one killed it."""
+    """Of the batch script; 128 + signal if one killed it."""
 
     @property
     def over(self) -> bool:

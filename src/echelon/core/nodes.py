@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from echelon.errors import UsageError
 
 MAX_HOSTS = 65536
-"""Slurm's own bound on one list; a typing error must not fill the memory."""
+"""Slurm's own limit for one list; a typing error must not fill the memory."""
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _NUMBER = re.compile(r"[0-9]{1,18}")
@@ -21,16 +21,16 @@ _DIGITS = re.compile(r"([0-9]+)")
 
 
 def expand(text: str) -> list[str]:
-    """Return the names that a host list stands for; an empty list for an empty text.
+    """Return the names in a host list; an empty list for an empty text.
 
     Raises:
-        UsageError: not a host list; the message shows at which character.
+        UsageError: not a host list; the message shows the position of the error.
     """
     return list(_Reader(text.strip()).hosts()) if text.strip() else []
 
 
 class _Reader:
-    """Reads a host list from left to right; `at` is where it stands."""
+    """Parses a host list from left to right; `at` is the position."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -50,7 +50,7 @@ class _Reader:
             self._take(",", "',' or the end")
 
     def _parts(self) -> list[list[str]]:
-        """Read one entry: pieces of a name and, in brackets, numbers."""
+        """Parse one entry: parts of a name and, in brackets, numbers."""
         parts: list[list[str]] = []
         while self.at < len(self.text) and self.text[self.at] != ",":
             if self.text[self.at] == "[":
@@ -115,7 +115,7 @@ def compress(names: Iterable[str]) -> str:
     """Return the short form of the names, in their order: `expand(compress(names)) == list(names)`.
 
     Raises:
-        UsageError: a name that no host list can hold.
+        UsageError: a name that cannot be part of a host list.
     """
     patterns = []
     for name in names:
@@ -124,17 +124,17 @@ def compress(names: Iterable[str]) -> str:
                 f"'{name}' is not a host name",
                 hint="host names are made of letters, digits, '.', '_' and '-'",
             )
-        # Odd places hold the digits: "rack1n01" → ("rack", "1", "n", "01", "").
+        # Odd indices hold the digits: "rack1n01" → ("rack", "1", "n", "01", "").
         patterns.append(tuple(_DIGITS.split(name)))
-    # Slurm takes brackets only when the name ends in one, and expands three of them in an order of
-    # its own: so the number at the end first, then the one before it.
+    # Slurm accepts brackets only if the name ends with one, and expands three of them in its own
+    # order: so compress the last number first, then the one before it.
     for depth in (1, 3):
         patterns = list(_fold(patterns, depth))
     return ",".join("".join(pattern) for pattern in patterns)
 
 
 def _fold(patterns: list[tuple[str, ...]], depth: int) -> Iterator[tuple[str, ...]]:
-    """Join neighbours that differ in their `depth`-th piece from the right alone, a number."""
+    """Merge neighbours that differ only in the `depth`-th part from the right, a number."""
 
     def shape(pattern: tuple[str, ...]) -> tuple[object, ...]:
         if len(pattern) <= depth or pattern[-1] or (depth > 1 and pattern[-2][0] != "["):

@@ -1,7 +1,7 @@
-"""Who else could put something of theirs in a file's place.
+"""Whether other users could replace a file.
 
-A file is as trustworthy as the weakest folder on the way to it: whoever may write to one of them
-can rename what lies there and leave another file under its name.
+A file is as trustworthy as the weakest folder on its path: a user who can write to one of them can
+rename an entry and put another file in its place.
 """
 
 import grp
@@ -14,9 +14,9 @@ from pathlib import Path
 
 _ROOT = 0
 _ACLS = ("system.posix_acl_access", "system.nfs4_acl")
-"""Where a file system keeps rights beyond the mode; then the group's bits may be somebody's."""
+"""Attributes with permissions beyond the mode; the group bits may then apply to other users."""
 _MOST_LINKS = 40
-"""As many as the kernel follows."""
+"""The kernel's own limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class User:
 
     uid: int
     private_gid: int | None
-    """The group that this user alone is in, as Debian and Red Hat give one to each user."""
+    """The group that only this user is in; Debian and Red Hat create one for each user."""
 
 
 def current_user() -> User:
@@ -38,31 +38,31 @@ def _find_private_group(uid: int) -> int | None:
     try:
         account = pwd.getpwuid(uid)
         group = grp.getgrgid(account.pw_gid)
-    except KeyError:  # a number without an account
+    except KeyError:  # the uid has no account
         return None
     alone = group.gr_name == account.pw_name and set(group.gr_mem) <= {account.pw_name}
     return group.gr_gid if alone else None
 
 
 def find_intruder(path: Path, user: User | None = None) -> str:
-    """Return why somebody else could replace what is under `path`; empty where nobody could.
+    """Return why another user could replace what is at `path`; empty if none could.
 
     Args:
-        path: a file or folder, which need not exist: then its folders are judged.
-        user: on whose behalf; root is trusted besides.
+        path: a file or folder; if it does not exist, its parents are checked.
+        user: the user to check for; root is trusted too.
     """
     user = user or current_user()
     path = path.absolute()
     for step, entry in _walk(path):
         if entry is None:
             return ""
-        # In a user namespace the owner of / is not 0, but the number that stands for root outside.
-        landlord = Path("/").stat().st_uid if stat.S_ISDIR(entry.st_mode) else _ROOT
-        if entry.st_uid not in (user.uid, _ROOT, landlord):
+        # In a user namespace, the owner of / is the uid that root outside is mapped to, not 0.
+        root_uid = Path("/").stat().st_uid if stat.S_ISDIR(entry.st_mode) else _ROOT
+        if entry.st_uid not in (user.uid, _ROOT, root_uid):
             return f"{step} belongs to {_name(entry.st_uid)}"
         if stat.S_ISLNK(entry.st_mode):
             continue
-        # In a sticky folder nobody can rename another user's entries.
+        # In a sticky folder, users cannot rename the entries of others.
         sticky = stat.S_ISDIR(entry.st_mode) and entry.st_mode & stat.S_ISVTX and step != path
         if not sticky and (who := find_writers(step, entry, user)):
             return f"{who} can write to {step}"
@@ -70,7 +70,7 @@ def find_intruder(path: Path, user: User | None = None) -> str:
 
 
 def find_writers(path: Path, entry: os.stat_result, user: User) -> str:
-    """Return who besides the user may write to an entry; empty where nobody else may."""
+    """Return who besides the user may write to an entry; empty if nobody."""
     if entry.st_mode & stat.S_IWOTH:
         return "everybody"
     if not entry.st_mode & stat.S_IWGRP:
@@ -81,7 +81,7 @@ def find_writers(path: Path, entry: os.stat_result, user: User) -> str:
 
 
 def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result | None]]:
-    """Yield every entry on the way to a path, the root first; links, then where they lead."""
+    """Yield every entry on the way to a path, the root first, and follow links."""
     waiting = list(reversed(path.parts))
     here, links = Path(waiting.pop()), 0
     yield here, here.lstat()

@@ -1,4 +1,4 @@
-"""How far a training is, as one line of text: what a rank draws, and whoever watches it. Pure."""
+"""The progress of a training as one line of text, for ranks and for commands that watch. Pure."""
 
 from dataclasses import dataclass
 
@@ -7,24 +7,24 @@ _BAR = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where a training is."""
+    """The progress of a training."""
 
     epoch: int
-    """Counted from 1."""
+    """From 1."""
     epochs: int
     done: int
-    """Of this epoch."""
+    """Within this epoch."""
     length: int
     rate: float
     """Per second."""
     left_s: float
-    """Until the end of the training, if it goes on like this."""
+    """Until the end of the training, at this rate."""
     loss: float
     unit: str = "samples"
 
 
 def render_standing(standing: Standing, *, bar: bool) -> str:
-    """Return the line, with or without a bar in it."""
+    """Return the line, with or without a bar."""
     share = min(1.0, standing.done / max(1, standing.length))
     drawn = f"[{'#' * int(_BAR * share):<{_BAR}}] " if bar else ""
     return (
@@ -34,7 +34,7 @@ def render_standing(standing: Standing, *, bar: bool) -> str:
 
 
 def render_time(seconds: float) -> str:
-    """Return a time as a person would say it."""
+    """Format a duration for people."""
     whole = max(0, round(seconds))
     if whole < 90:
         return f"{whole} s"

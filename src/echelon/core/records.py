@@ -1,6 +1,6 @@
-"""Reading files that a crash, a full disk or somebody else may have damaged.
+"""Reading files that may be damaged, by a crash, a full disk or another program.
 
-Whatever lies under a name, reading it ends soon, takes bounded memory, and raises nothing but
+Whatever a path leads to, reading it ends soon, takes bounded memory, and raises nothing but
 `OSError` (it cannot be read) or `ValueError` (its content is damaged).
 """
 
@@ -16,34 +16,34 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 64 << 20
-"""What a record holds at most: a verdict with the stacks of thousands of ranks is far smaller."""
+"""Largest size of a record; a verdict with the stacks of thousands of ranks is far smaller."""
 MOST_SECONDS = 1e11
-"""The year 5138: a later time was never written by a clock."""
+"""The year 5138: no clock shows a later time."""
 MOST_RANKS = 1 << 14
-"""No run has more ranks, or nodes: a record that claims so is damaged."""
+"""No run has more ranks or nodes: a record that says so is damaged."""
 MOST_COUNT = 1 << 53
-"""What is larger was no count."""
+"""A larger number is not a count."""
 MOST_NUMBER = 1e30
-"""Nothing that is measured is larger; NaN and infinity are not measurements either."""
+"""No measurement is larger; NaN and infinity are not measurements either."""
 _MOST_DEPTH = 300
-"""How deeply JSON may be nested, so that whoever walks it stays within Python's stack."""
+"""Largest nesting depth of JSON, so that recursive functions stay within Python's stack."""
 _NO_FILE = (errno.ELOOP, errno.ENOTDIR, errno.ENXIO)
-"""A link to itself, a path through a file, a socket: no storage that is away for a while."""
+"""A link to itself, a path through a file, a socket: retrying does not help."""
 _NESTING = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 class UnreadableError(OSError):
-    """What lies under a name is no regular file, or too large: no storage is at fault."""
+    """A path leads to no regular file, or to one that is too large: storage is not at fault."""
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading, unless it is a pipe, a device or a folder: those may never end.
+    """Open a file for reading, unless it is a pipe, a device or a folder: reading may never end.
 
     Raises:
-        UnreadableError: it is no regular file.
+        UnreadableError: it is not a regular file.
         OSError: it cannot be opened.
     """
-    # A pipe that nobody writes to would keep a plain `open` forever.
+    # A plain `open` of a pipe without a writer would block forever.
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
@@ -57,10 +57,10 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
-    """Return what is in a file.
+    """Return the content of a file.
 
     Raises:
-        UnreadableError: it is no regular file, or holds more than `most` bytes.
+        UnreadableError: it is not a regular file, or larger than `most` bytes.
         OSError: it cannot be read.
     """
     with open_regular(path) as file:
@@ -71,10 +71,10 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Return what JSON says.
+    """Parse JSON.
 
     Raises:
-        ValueError: it is no JSON, or nested too deeply.
+        ValueError: it is not JSON, or nested too deeply.
     """
     if isinstance(text, bytes):
         text = text.decode()
@@ -96,7 +96,7 @@ def read_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it holds no JSON object.
+        ValueError: it does not contain a JSON object.
     """
     record = parse_json(read_bytes(path, most=most))
     if not isinstance(record, dict):
@@ -105,12 +105,12 @@ def read_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what TOML says.
+    """Parse TOML.
 
     Raises:
-        ValueError: it is no TOML, or nested too deeply.
+        ValueError: it is not TOML, or nested too deeply.
     """
-    import tomllib  # noqa: PLC0415  most commands never need it
+    import tomllib  # noqa: PLC0415  few commands need it
 
     try:
         return tomllib.loads(text)
@@ -119,29 +119,29 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def to_count(value: Any, *, below: int = MOST_COUNT) -> int | None:
-    """Return a whole number that is not negative and not absurd; None for anything else."""
-    return value if type(value) is int and 0 <= value < below else None  # a bool is none
+    """Return a non-negative integer of plausible size; None for anything else."""
+    return value if type(value) is int and 0 <= value < below else None  # not a bool
 
 
 def to_number(value: Any, default: float) -> float:
-    """Return a finite number as it was written down; the default for anything else."""
+    """Return a finite number; the default for anything else."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if plain and abs(value) < MOST_NUMBER else default
 
 
 def is_time(value: float) -> bool:
-    """Tell whether a number can be a time, in seconds since the epoch."""
+    """Tell whether a number is a plausible time, in seconds since the epoch."""
     return 0 <= value < MOST_SECONDS  # False for NaN
 
 
 def render_json(value: Any, *, indent: int | None = None) -> str:
-    """Return JSON that every reader takes: null for NaN and infinity, controls escaped."""
+    """Return JSON that every parser accepts: null for NaN and infinity, controls escaped."""
     separators = (",", ":") if indent is None else None
     try:
         text = json.dumps(value, allow_nan=False, separators=separators, indent=indent)
     except ValueError:
         text = json.dumps(_finite(value), separators=separators, indent=indent)
-    return text.replace("\x7f", r"\u007f")  # the one control character that JSON leaves as it is
+    return text.replace("\x7f", r"\u007f")  # the only control character that JSON does not escape
 
 
 def _finite(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The one place that runs programs.
 
-Everything else takes a `Shell` as an argument, so tests hand over a `FakeShell` instead of
+Everything else takes a `Shell` as an argument, so that tests can pass a `FakeShell` instead of
 patching subprocess.
 """
 
@@ -20,11 +20,11 @@ from echelon.errors import CommandError, MissingProgramError, TimedOutError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How a program ended and what it said."""
+    """How a program exited, and its output."""
 
     argv: tuple[str, ...]
     code: int = 0
-    """Exit code; negative for a signal, as Python counts."""
+    """Exit code; negative for a signal, as in `subprocess`."""
     stdout: str = ""
     stderr: str = ""
 
@@ -32,7 +32,7 @@ class Result:
         """Return self.
 
         Raises:
-            CommandError: the program ended with a code other than 0.
+            CommandError: the program exited with a code other than 0.
         """
         if self.code != 0:
             raise CommandError(self.argv, self.code, self.stderr, hint=hint)
@@ -40,7 +40,7 @@ class Result:
 
 
 class Shell(Protocol):
-    """Four ways to use a program: ask it, leave it running, become it, find it."""
+    """Four ways to use a program: run it, start it in the background, exec it, find it."""
 
     def run(
         self,
@@ -51,7 +51,7 @@ class Shell(Protocol):
         timeout_s: float | None = None,
         keep: Sequence[int] = (),
     ) -> Result:
-        """Run it to its end and return what it said. It inherits the file descriptors in `keep`.
+        """Run a program and return its output. It inherits the file descriptors in `keep`.
 
         Raises:
             MissingProgramError: it is not installed.
@@ -67,22 +67,22 @@ class Shell(Protocol):
         keep: Sequence[int] = (),
         stdin: bytes = b"",
     ) -> int:
-        """Leave it running in a session of its own, output appended to `log`; return its pid.
+        """Start a program in its own session, append its output to `log`, and return its pid.
 
-        It inherits the file descriptors in `keep` and no others. Whoever waits for it, may. Its
-        input is `stdin`, at most a pipe's 4 KiB: unlike arguments and variables, nobody finds it
-        in /proc once it has been read.
+        It inherits the file descriptors in `keep` and no others. The caller may wait for it. Its
+        input is `stdin`, at most a pipe's 4 KiB: unlike arguments and variables, nobody can
+        read it in /proc once the program has.
         """
 
     def replace(self, argv: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
-        """Become it: signals, terminal and exit code are then its own."""
+        """Replace this process: signals, terminal and exit code are the program's."""
 
     def which(self, program: str) -> Path | None:
-        """Return where it is, or None."""
+        """Return the path of a program, or None."""
 
 
 class LocalShell:
-    """The real one."""
+    """Runs real programs."""
 
     def run(
         self,
@@ -102,7 +102,7 @@ class LocalShell:
                 stderr=subprocess.PIPE,
                 encoding="utf-8",
                 errors="replace",
-                # Its own group, so that a time-out reaches its children as well.
+                # In its own process group, so that a time-out also kills its children.
                 process_group=0,
                 pass_fds=keep,
             )
@@ -144,18 +144,18 @@ class LocalShell:
                 )
             except FileNotFoundError as error:
                 raise MissingProgramError(argv[0]) from error
-        # It outlives us on purpose: without this, Popen would complain when it is collected.
+        # It outlives us on purpose: otherwise Popen would warn when it is garbage-collected.
         child.returncode = 0
         return child.pid
 
     def replace(self, argv: Sequence[str], *, env: Mapping[str, str]) -> NoReturn:
         try:
-            os.execvpe(argv[0], list(argv), env)  # noqa: S606  that there is no shell is the point
+            os.execvpe(argv[0], list(argv), env)  # noqa: S606  without a shell on purpose
         except FileNotFoundError as error:
             raise MissingProgramError(argv[0]) from error
 
     def which(self, program: str) -> Path | None:
-        # Debian keeps daemons where an ordinary user's PATH does not look.
+        # On Debian, daemons are in folders that are not on an ordinary user's PATH.
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
         found = shutil.which(program, path=path)
         return Path(found) if found else None
@@ -163,11 +163,11 @@ class LocalShell:
 
 @contextmanager
 def _readable(data: bytes) -> Iterator[int]:
-    """Give a file descriptor that has this data to read, and then ends."""
+    """Yield a file descriptor from which this data can be read, followed by end of file."""
     if not data:
         yield subprocess.DEVNULL
         return
-    assert len(data) <= select.PIPE_BUF, "more would wait for somebody to read"
+    assert len(data) <= select.PIPE_BUF, "a larger write could block"
     read_end, write_end = os.pipe2(os.O_CLOEXEC)
     try:
         os.write(write_end, data)
@@ -178,34 +178,34 @@ def _readable(data: bytes) -> Iterator[int]:
 
 
 def _kill_group(pid: int) -> None:
-    # Interrupted, communicate() waits a moment for the child itself: it may be gone already.
+    # After an interrupt, communicate() waits a moment for the child: it may have exited.
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
 
 @dataclass(slots=True)
 class FakeShell:
-    """A shell for tests: knows some answers, remembers every call, and runs nothing."""
+    """A shell for tests: returns prepared results, records every call, and runs nothing."""
 
     answers: Mapping[str, str | Result | Callable[[Sequence[str]], Result]] = field(
         default_factory=dict
     )
-    """Beginning of a command line → its stdout, its result, or a function of its argv.
+    """Prefix of a command line → its stdout, its result, or a function of its argv.
 
     The longest match wins.
     """
     programs: Sequence[str] | None = None
-    """What `which` finds; everything when None."""
+    """What `which` finds; None for everything."""
     calls: list[tuple[str, ...]] = field(default_factory=list)
 
     class Replaced(BaseException):
-        """Raised by `replace`, as the real one never returns."""
+        """Raised by `replace`, because the real one never returns."""
 
     def run(
         self,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str] | None = None,  # noqa: ARG002  the protocol's
+        env: Mapping[str, str] | None = None,  # noqa: ARG002  part of the protocol
         stdin: str = "",  # noqa: ARG002
         timeout_s: float | None = None,  # noqa: ARG002
         keep: Sequence[int] = (),  # noqa: ARG002

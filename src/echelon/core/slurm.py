@@ -1,7 +1,7 @@
-"""Slurm, through its own commands; without accounting too, and while slurmctld is away a moment.
+"""Slurm, through its own commands; works without accounting, and retries if slurmctld is away.
 
-Where scontrol has JSON (from 23.02 on) a job is read from that, else from text. Tried with Slurm
-22.05, whose output the tests hold; what newer ones say was only read about (`slurm_json.py`).
+If scontrol supports JSON (from 23.02 on), jobs are read from that, otherwise from text. Tested with
+Slurm 22.05, whose output the tests contain; newer versions were never tried (`slurm_json.py`).
 """
 
 import itertools
@@ -29,7 +29,7 @@ from echelon.errors import (
     UsageError,
 )
 
-# What Slurm's commands say when slurmctld did not answer, and may a moment later.
+# Messages of Slurm's commands if slurmctld does not respond; it may a moment later.
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|"
     r"Zero Bytes were transmitted|slurm_receive_msg|Transport endpoint",
@@ -40,23 +40,23 @@ _ELSEWHERE = (
     "use a login node of the cluster, or run on this machine: echelon run, echelon sandbox up"
 )
 OVER = "END,FAIL"
-"""Mail about any end of a job, once: END where it completed or was cancelled, else FAIL."""
+"""One mail when a job ends: END if it completed or was cancelled, FAIL otherwise."""
 _MARK = "echelon:"
 _VARIABLES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SACCT_"),
     *("SCANCEL_", "SCONTROL_", "SPRIO_", "SSTAT_"),
 )
 PATIENCE_S = 60.0
-"""How long it is tried: a slurmctld that is started anew may be away for a minute."""
+"""How long to retry: a slurmctld that restarts may be away for a minute."""
 QUIET_S = 2.0
-"""After how long somebody is told that there is no answer: a command waits ten seconds for one."""
+"""Delay before users are told that Slurm does not respond; a command waits ten seconds itself."""
 _PAUSES_S = (0.5, 1, 2, 4, 8, 15)
-"""Between tries; the last one again and again."""
+"""Pauses between attempts; the last one repeats."""
 
 
 @contextmanager
 def _private_copy(name: str, content: bytes) -> Iterator[Path]:
-    """Lay a file into a folder where nobody else can exchange it."""
+    """Write a file to a folder where no other user can replace it."""
     with tempfile.TemporaryDirectory(prefix="echelon-") as folder:
         path = Path(folder, name)
         path.write_bytes(content)
@@ -64,7 +64,7 @@ def _private_copy(name: str, content: bytes) -> Iterator[Path]:
 
 
 class Slurm:
-    """The Slurm that the commands on PATH talk to."""
+    """The Slurm cluster that the commands on PATH talk to."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class Slurm:
         Args:
             shell: runs Slurm's commands.
             environ: their variables.
-            tell: hears, once, that slurmctld keeps whoever asks waiting; None where nobody reads.
-            sleep: waits between tries.
-            clock: in seconds; tells how long it has been tried.
+            tell: called once if slurmctld takes long to respond; None to stay silent.
+            sleep: waits between attempts.
+            clock: in seconds; measures how long to retry.
         """
         self._shell = shell
         self._environ = scrub(environ)
         self._tell, self._sleep, self._clock = tell, sleep, clock
-        self._has_json = True  # until scontrol shows that it has none
+        self._has_json = True  # until scontrol proves otherwise
 
     def submit(
         self,
@@ -103,20 +103,20 @@ class Slurm:
         """Queue a script and return the job's id.
 
         Args:
-            script: where it lies.
-            content: what is in it: exactly this is queued, whatever lies there by now.
-            run_id: whose.
+            script: its path.
+            content: its content: exactly this is queued, even if the file has changed.
+            run_id: the run.
             attempt: its number, the script's argument.
             environ: the job's variables.
-            exclude: nodes that it shall not have; those that the script says, when empty.
-            after: another job: wait for its end, and vanish if it completes.
+            exclude: nodes to exclude; empty for those that the script excludes.
+            after: a job to wait for; if that one completes, this one is cancelled.
 
-        A submission whose answer was lost may have been taken: run and attempt in the job's comment
-        tell.
+        A submission may have succeeded although its answer was lost: run and attempt in the job's
+        comment show that.
 
         Raises:
             UsageError: Slurm refuses the request.
-            UnavailableError: slurmctld stays away; nothing was queued.
+            UnavailableError: slurmctld does not respond; nothing was queued.
         """
         comment = f"{_MARK}{run_id}/{attempt}"
         options = [f"--exclude={exclude}"] if exclude else []
@@ -139,7 +139,7 @@ class Slurm:
         raise _away(done)
 
     def _find(self, comment: str) -> str:
-        # In text on purpose: in JSON squeue lists all there are, whatever it is asked for (22.05).
+        # Text on purpose: with JSON, squeue 22.05 ignores its filters and lists all jobs.
         shown = self._shell.run(
             ["squeue", "--me", "--noheader", "--format=%i|%k"], env=self._environ, timeout_s=60
         )
@@ -164,17 +164,17 @@ class Slurm:
         return parse_job(shown.stdout)
 
     def _in_json(self, job_id: str, run_id: str) -> Job | None:
-        """Ask for JSON, and take from it a job and nothing else.
+        """Read a job from scontrol's JSON; None if that has no answer.
 
-        With none to show, scontrol ends well and lists nothing, whether the job is unknown or
-        slurmctld away: text tells which.
+        If there is no job to show, scontrol succeeds with an empty list, whether the job is unknown
+        or slurmctld is away: only its text output tells which.
         """
         if not self._has_json:
             return None
         argv = ["scontrol", "--json", "show", "job", job_id]
         shown = self._shell.run(argv, env=self._environ, timeout_s=60)
         if read_jobs(shown.stdout) is None:
-            # An unknown option, a plugin that is not there: it will be so the next time too.
+            # An unknown option or a missing plugin: the next call would fail too.
             self._has_json = bool(_AWAY.search(shown.stderr))
             return None
         job = parse_job_json(shown.stdout)
@@ -183,7 +183,7 @@ class Slurm:
         return job
 
     def _from_accounting(self, job_id: str, run_id: str) -> Job:
-        """Ask accounting, where there is any: Slurm itself forgets a job soon after its end."""
+        """Ask accounting, if there is any: Slurm itself forgets a job soon after its end."""
         if self._has_json:
             argv = ["sacct", "--json", f"--jobs={job_id}"]
             shown = self._shell.run(argv, env=self._environ, timeout_s=60)
@@ -202,12 +202,12 @@ class Slurm:
         )
 
     def end(self, job_id: str, run_id: str, options: Sequence[str] = ()) -> None:
-        """Cancel a run's job, or signal it; one that is over already is no error."""
+        """Cancel a run's job, or signal it; does nothing if the job has ended."""
         job = self.job(job_id, run_id=run_id)
         if job.over:
             return
         if job.state in WAITING:
-            options = []  # nobody is there to be asked
+            options = []  # it has no processes to signal yet
         try:
             self.ask(["scancel", *options, job_id])
         except CommandError as error:
@@ -215,11 +215,11 @@ class Slurm:
                 raise
 
     def set_mail(self, job_id: str, types: str) -> None:
-        """Have Slurm write mail about these ends of a job; NONE for none."""
+        """Set the events of a job about which Slurm sends mail; NONE for none."""
         self.ask(["scontrol", "update", f"JobId={job_id}", f"MailType={types}"])
 
     def ask(self, argv: Sequence[str]) -> Result:
-        """Run a command that changes nothing, or nothing twice, until slurmctld answers."""
+        """Run a command that is safe to repeat, until slurmctld responds."""
         with self._telling() as began_s:
             for tries in itertools.count():
                 done = self._run(argv, self._environ, timeout_s=60)
@@ -230,7 +230,7 @@ class Slurm:
         raise _away(done)
 
     def _pause(self, tries: int, began_s: float) -> bool:
-        """Wait before it is tried again; tell whether there is still time for that."""
+        """Wait before the next attempt; return whether there is time for one."""
         left_s = PATIENCE_S - (self._clock() - began_s)
         if left_s <= 0:
             return False
@@ -239,7 +239,7 @@ class Slurm:
 
     @contextmanager
     def _telling(self) -> Iterator[float]:
-        """Have it told, by another thread, when the block takes long; return when it began."""
+        """Tell users, from another thread, if the block takes long; yield when it began."""
         began_s = self._clock()
         if self._tell is None:
             yield began_s
@@ -247,7 +247,7 @@ class Slurm:
 
         def say() -> None:
             tell, self._tell = self._tell, None
-            if tell:  # and nobody has been told by an outer block
+            if tell:  # an outer block may have done so
                 tell("waiting for Slurm to respond")
 
         timer = threading.Timer(QUIET_S, say)
@@ -257,10 +257,10 @@ class Slurm:
             yield began_s
         finally:
             timer.cancel()
-            timer.join()  # what it may be saying comes before whatever is said next
+            timer.join()  # its message must come before the next one
 
     def _run(self, argv: Sequence[str], environ: Mapping[str, str], *, timeout_s: float) -> Result:
-        """Run one of Slurm's commands, where it is installed and knows its cluster."""
+        """Run one of Slurm's commands; it may not be installed, or lack its configuration."""
         try:
             done = self._shell.run(argv, env=environ, timeout_s=timeout_s)
         except MissingProgramError as error:
@@ -275,7 +275,7 @@ class Slurm:
 
 def _refusal(done: Result, script: Path, exclude: str) -> UsageError:
     hint = f"to check the script yourself: sbatch --test-only {script}"
-    if exclude:  # it may be that too few are left
+    if exclude:  # too few nodes may be left
         hint = f"the job avoids {exclude}; to see why: echelon nodes"
     return UsageError(f"Slurm rejected the job: {_last_line(done.stderr)}", hint=hint)
 
@@ -288,19 +288,19 @@ def _away(done: Result) -> UnavailableError:
 
 
 def _is_of(comment: str, run_id: str) -> bool:
-    """Tell whether a job's comment says that it is a run's."""
+    """Tell whether a job's comment marks it as a job of the run."""
     return comment.partition("/")[0] == f"{_MARK}{run_id}"
 
 
 def _anothers(job_id: str) -> Job:
-    # Ids begin anew when a cluster is set up again, as a sandbox often is.
+    # Ids start over when a cluster is set up again, as a sandbox often is.
     return Job(id=job_id, state="UNKNOWN", reason="another job has this id now")
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables without those of a surrounding job and of the user's habits.
+    """Return the variables without those of a surrounding job and of the user's preferences.
 
-    Either would change what is asked for, or what is shown; only which cluster is meant stays.
+    Either would change the request or the output; SLURM_CONF, which selects the cluster, stays.
     """
     return {
         key: value
@@ -310,7 +310,7 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse_job(text: str) -> Job:
-    """Read one line of `scontrol --oneliner show job`.
+    """Parse one line of `scontrol --oneliner show job`.
 
     Raises:
         NotFoundError: there is no job in it.
@@ -330,19 +330,19 @@ def parse_job(text: str) -> Job:
 
 
 def word(text: str, name: str) -> str:
-    """Return a value of what scontrol shows that is one word, as most are."""
+    """Return a value from scontrol's output that is one word, as most are."""
     match = re.search(rf"(?:^|\s){name}=(\S*)", text)
     return match[1] if match else ""
 
 
 def _path(text: str, name: str) -> str:
-    """Return a value that may hold spaces: it goes on to the next word with a '='."""
+    """Return a value that may contain spaces: it extends to the next `name=`."""
     match = re.search(rf"(?:^|\s){name}=(.*?)(?:\s+\w+=|\s*$)", text)
     return match[1] if match else ""
 
 
 def _exit_code(text: str) -> int:
-    """`3:0` is exit code 3, `0:9` signal 9."""
+    """Parse `3:0` as exit code 3, `0:9` as signal 9."""
     code, _, number = text.partition(":")
     if number.isdecimal() and int(number):
         return 128 + int(number)

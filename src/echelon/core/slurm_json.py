@@ -1,9 +1,9 @@
-"""What newer Slurm's commands say in JSON. Pure.
+"""JSON output of newer Slurm versions. Pure.
 
-The layouts change with every release (data_parser v0.0.39 is of 23.02, v0.0.43 of 25.05), so
-whatever may be of two kinds is read as either. Seen in operation is only 22.05, which has JSON in
-squeue and sacct but not in scontrol; the layouts of 23.02 and later are read about: in Slurm's
-source, and in the answers that others have recorded.
+The layout changes with every release (data_parser v0.0.39 is that of 23.02, v0.0.43 of 25.05), so
+values that have two forms are read in either. Only 22.05 was tried, which has JSON in squeue and
+sacct but not in scontrol. The layouts of 23.02 and later are taken from Slurm's source, and from
+output that others have published.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import Any
 
 from echelon.core.jobs import Job
 
-# A job has one state and any of these; where it has one, text shows it instead of the state, the
-# first of this list.
+# A job has one state and any of these flags. Text shows the first of them, in this order, instead
+# of the state.
 _FLAGS = (
     *("COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED"),
     *("REQUEUE_HOLD", "SPECIAL_EXIT", "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING"),
@@ -21,7 +21,7 @@ _FLAGS = (
 
 
 def read_jobs(text: str) -> list[Mapping[str, Any]] | None:
-    """Return the jobs of an answer; None when the text is no answer in JSON at all."""
+    """Return the jobs in an answer; None if it is not JSON."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -33,18 +33,18 @@ def read_jobs(text: str) -> list[Mapping[str, Any]] | None:
 
 
 def parse_job_json(text: str) -> Job | None:
-    """Read the first job of `scontrol --json show job`, as text would show it.
+    """Parse the first job of `scontrol --json show job`, with the values that text would show.
 
-    None where it holds none, or not all that text would say: text has to be asked then.
+    Returns None if there is none, or if values are missing: then text has to be used.
     """
     job = _first(text)
     number, state = _number(job.get("job_id")), _state(job.get("job_state"))
     filled_in, output = _text(job.get("stdout_expanded")), _text(job.get("standard_output"))
     if not number or not state:
         return None
-    if not filled_in and "%" in output:  # as the user wrote it, in some versions
+    if not filled_in and "%" in output:  # not expanded, in some versions
         return None
-    # Text shows the description, where there is one, without blanks.
+    # Text shows the description, if there is one, without spaces.
     description = _text(job.get("state_description")).replace(" ", "_")
     return Job(
         id=str(number),
@@ -57,7 +57,7 @@ def parse_job_json(text: str) -> Job | None:
 
 
 def parse_accounting_json(text: str) -> Job | None:
-    """Read the first job of `sacct --json`; None where it holds none, or none to rely on."""
+    """Parse the first job of `sacct --json`; None if there is none, or if it is unreliable."""
     job = _first(text)
     now, code = _mapping(job.get("state")), _mapping(job.get("exit_code"))
     number, state = _number(job.get("job_id")), _state(now.get("current"))
@@ -75,7 +75,7 @@ def parse_accounting_json(text: str) -> Job | None:
 
 
 def parse_comment_json(text: str) -> str:
-    """Return the first job's comment, of either command; accounting may not have kept it."""
+    """Return the first job's comment, from either command; accounting may not store it."""
     comment = _first(text).get("comment")
     return _text(comment) or _text(_mapping(comment).get("job"))
 
@@ -93,14 +93,14 @@ def _text(value: object) -> str:
 
 
 def _number(value: object) -> int:
-    """Return a bare number, or one of the kind {set, infinite, number}; 0 when it is not set."""
+    """Return a plain number, or one of the form {set, infinite, number}; 0 if it is not set."""
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set") else 0
     return int(value) if isinstance(value, int | float) and abs(value) < 2**63 else 0
 
 
 def _state(value: object) -> str:
-    """Return the one word of text for one word, or for a list of the state and its flags."""
+    """Return the state that text would show, from one word or a list of state and flags."""
     given = value if isinstance(value, list) else [value]
     words = [word.split()[0] for word in given if isinstance(word, str) and word.strip()]
     return next((word for word in (*_FLAGS, *words) if word in words), "")
@@ -111,7 +111,7 @@ def _reason(value: object) -> str:
 
 
 def _nodes(value: object) -> str:
-    if isinstance(value, Mapping):  # as steps have them
+    if isinstance(value, Mapping):  # the form used for steps
         value = value.get("range") or value.get("list")
     if isinstance(value, list):
         value = ",".join(_text(name) for name in value)
@@ -119,7 +119,7 @@ def _nodes(value: object) -> str:
 
 
 def _exit_code(value: object) -> int:
-    """Return the exit code, 128 + signal when one killed it; a bare number is a wait status."""
+    """Return the exit code, 128 + signal if one killed it; a plain number is a wait status."""
     parts = _mapping(value)
     if "return_code" not in parts:
         status = _number(value)

@@ -1,7 +1,6 @@
-"""Memory sizes and durations, in Slurm's own notation and in the one people type.
+"""Memory sizes and durations, in Slurm's notation and in common ones.
 
-Memory is counted in MiB and time in seconds throughout Echelon; these functions are the way in
-and out.
+Throughout Echelon, memory is in MiB and time in seconds; these functions convert.
 """
 
 import re
@@ -22,14 +21,14 @@ _WORDS = re.compile(
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
 
 UNLIMITED = None
-"""What `parse_duration` gives for Slurm's UNLIMITED."""
+"""What `parse_duration` returns for Slurm's UNLIMITED."""
 
 
 def parse_memory(text: str) -> int:
     """Return MiB. A number without a unit is MiB, as in Slurm; KiB are rounded up.
 
     Raises:
-        UsageError: not a size that Slurm would take.
+        UsageError: not a size that Slurm accepts.
     """
     match = _MEMORY.fullmatch(text.strip())
     if not match or (text.strip()[-1:] in "bB" and not match["unit"]):
@@ -53,10 +52,10 @@ def parse_duration(text: str) -> int | None:
     """Return seconds, or None for no limit.
 
     Slurm's forms (`90` minutes, `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`, `UNLIMITED`)
-    and people's (`45s`, `30min`, `2h`, `1h30m`, `2d12h`).
+    and common ones (`45s`, `30min`, `2h`, `1h30m`, `2d12h`).
 
     Raises:
-        UsageError: neither.
+        UsageError: not a duration.
     """
     stripped = text.strip()
     if stripped.upper() in ("UNLIMITED", "INFINITE"):
@@ -87,7 +86,7 @@ def _clock_seconds(match: re.Match[str]) -> int:
 
 
 def format_duration(seconds: int | None) -> str:
-    """Return Slurm's `D-HH:MM:SS`, without the days when there are none."""
+    """Return Slurm's `D-HH:MM:SS`, without the days if there are none."""
     if seconds is None:
         return "UNLIMITED"
     days, rest = divmod(seconds, _DAY_S)

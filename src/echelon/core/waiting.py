@@ -1,4 +1,4 @@
-"""Waiting for something that sends no event: asked again and again, up to a limit."""
+"""Polling for a condition that sends no event."""
 
 import time
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from collections.abc import Callable
 def wait_until(
     condition: Callable[[], bool], *, timeout_s: float, interval_s: float = 0.02
 ) -> bool:
-    """Return whether it came true in time."""
+    """Wait for a condition; return whether it became true in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

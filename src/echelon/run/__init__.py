@@ -1,1 +1,1 @@
-"""The run directory: where command line, job and dashboard meet, and nowhere else."""
+"""The run directory: the only interface between command line, job and dashboard."""

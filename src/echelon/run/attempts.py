@@ -53,7 +53,7 @@ class Outcome:
     exit_code: int
     next: str = ""
     """What continues the run: `standby`, a waiting job; `requeue`, the same job; `wanted`, a job
-    that somebody has to submit; empty if the run has ended."""
+    that a user has to submit; empty if the run has ended."""
     why: str = ""
     """What ended it, in one line; empty if the work is done."""
 
@@ -96,8 +96,8 @@ def has_begun(run: RunDir, attempt: Attempt) -> bool:
 def is_superseded(run: RunDir, number: int) -> bool:
     """Tell whether a later attempt is running or has run.
 
-    One that has an owner may still find nothing to do, because we are running. Only one that does
-    something has events.
+    An attempt that has an owner may still find nothing to do, because we are running. Only one
+    that does something has events.
     """
     later = run.attempt_numbers()
     return any(one > number and run.events_of(f"controller-{one}").exists() for one in later)
@@ -166,7 +166,7 @@ def submit_attempt(
     submitted = datetime.now(tz=UTC).isoformat(timespec="seconds")
     record = {"job_id": job_id, "submitted": submitted, "after": after}
     path = run.attempt(number) / "job.json"
-    # It is in the queue, so that is recorded first.
+    # Record it first: the job is in the queue.
     write_atomic(path, json.dumps(record) + "\n")
     # An error would make the caller queue another; the job may have given its number back already.
     with contextlib.suppress(EchelonError, FileNotFoundError):

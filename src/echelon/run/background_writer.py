@@ -1,7 +1,7 @@
-"""Dealing with files without waiting for them: a thread does it, in order, however long it takes.
+"""File operations in a background thread: in order, and retried for as long as storage is away.
 
-A network file system may not answer for a minute or fail for a while, and a disk may be full for an
-hour. A process whose pulse others feel must not wait for any of that.
+A network file system may hang for a minute or fail for a while, and a disk may be full for an
+hour. A process that has to send heartbeats must not wait for that.
 """
 
 import errno
@@ -18,9 +18,9 @@ AWAY = frozenset(
         *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN),
     }
 )
-"""Errors of a file system that is away, and may come back."""
+"""Errors of a file system that is unavailable, perhaps only for a while."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a disk where somebody may yet make room."""
+"""Errors of a full disk, where space may be freed."""
 _ROOM = 10_000
 
 Task = Callable[[], None]
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def pauses(first_s: float = 0.1, longest_s: float = 2.0) -> Iterator[float]:
-    """Return how long to wait before each new try, without end."""
+    """Yield the pauses between retries, without end."""
     pause_s = first_s
     while True:
         yield pause_s
@@ -36,10 +36,10 @@ def pauses(first_s: float = 0.1, longest_s: float = 2.0) -> Iterator[float]:
 
 
 def persist(task: Callable[[], T], *, within_s: float) -> T:
-    """Do something; try again for a while where the file system is away. Waits: not for a loop.
+    """Run a task; retry it while the file system is unavailable. Blocks: not for an event loop.
 
     Raises:
-        OSError: it was away all the time, or something else is wrong.
+        OSError: it stayed unavailable, or the task failed for another reason.
     """
     deadline = time.monotonic() + within_s
     for pause_s in pauses():
@@ -53,20 +53,20 @@ def persist(task: Callable[[], T], *, within_s: float) -> T:
 
 
 class BackgroundWriter:
-    """Does tasks one after the other. One that fails for want of storage is tried until it works.
+    """Runs tasks in order; retries a task that fails because storage is unavailable or full.
 
-    The thread is a daemon: one that a dead file server holds does not keep its process from ending.
+    The thread is a daemon, so that a dead file server does not keep the process from exiting.
     """
 
     def __init__(
         self, name: str, *, tell_lost: Callable[[int], None] | None = None, room: int = _ROOM
     ) -> None:
-        """Make one; its thread begins with the first task.
+        """Create a writer; its thread starts with the first task.
 
         Args:
-            name: of the thread.
-            tell_lost: writes down how many tasks were given up, once that can be written.
-            room: how many tasks may wait; with more the oldest is given up.
+            name: the thread's name.
+            tell_lost: records how many tasks were dropped, once writing works again.
+            room: how many tasks may wait; beyond it, the oldest is dropped.
         """
         self._name, self._tell_lost, self._room = name, tell_lost, room
         self._tasks: deque[Task] = deque()
@@ -75,18 +75,18 @@ class BackgroundWriter:
         self._untold = 0
         self._thread: threading.Thread | None = None
         self.trouble = ""
-        """What is wrong with the file system, as far as it says."""
+        """The last error of the file system; empty if there is none."""
         self.lost = 0
-        """Tasks that were given up."""
+        """How many tasks were dropped."""
 
     @property
     def undone(self) -> int:
-        """How many tasks are not done, or never will be."""
+        """How many tasks are pending or dropped."""
         with self._changed:
             return len(self._tasks) + self._busy + self.lost
 
     def post(self, task: Task) -> None:
-        """Have something done. It may raise OSError, and is then tried again if that may help."""
+        """Queue a task. One that raises OSError is retried if that may help."""
         with self._changed:
             if self._closed:
                 return
@@ -100,12 +100,12 @@ class BackgroundWriter:
             self._changed.notify_all()
 
     def settle(self, within_s: float) -> bool:
-        """Wait until all is done; return whether it is."""
+        """Wait until no task is pending; return whether that is so."""
         with self._changed:
             return self._changed.wait_for(self._is_idle, within_s)
 
     def close(self, within_s: float) -> bool:
-        """Take no more, and wait until all is done; return whether it is."""
+        """Accept no more tasks, and wait for the pending ones; return whether all are done."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -114,7 +114,7 @@ class BackgroundWriter:
             self._thread.join()
         return done
 
-    # --- the thread's ---------------------------------------------------------------------------
+    # --- in the thread --------------------------------------------------------------------------
 
     def _is_idle(self) -> bool:
         return not self._tasks and not self._busy
@@ -122,7 +122,7 @@ class BackgroundWriter:
     def _work(self) -> None:
         while (task := self._take()) is not None:
             self._do(task)
-            self._confess()
+            self._report_lost()
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -140,8 +140,8 @@ class BackgroundWriter:
             with self._changed:
                 self._lose()
 
-    def _confess(self) -> None:
-        """Write down what was lost, between what came before it and what came after."""
+    def _report_lost(self) -> None:
+        """Record dropped tasks, in order with those before and after them."""
         with self._changed:
             count, self._untold = self._untold, 0
         if count and self._tell_lost and not self._try(partial(self._tell_lost, count)):
@@ -153,7 +153,7 @@ class BackgroundWriter:
         self._untold += 1
 
     def _try(self, task: Task) -> bool:
-        """Try until it works, or cannot; return whether it did."""
+        """Retry until it succeeds or cannot; return whether it succeeded."""
         for pause_s in pauses():
             try:
                 task()
@@ -161,7 +161,7 @@ class BackgroundWriter:
                 self.trouble = str(error)
                 if error.errno not in AWAY | FULL:
                     return False
-            except Exception as error:  # noqa: BLE001  one task's fault is not the next one's
+            except Exception as error:  # noqa: BLE001  the next tasks still run
                 self.trouble = f"{type(error).__name__}: {error}"
                 return False
             else:

@@ -1,8 +1,7 @@
-"""The run directory is the protocol: command line, job and dashboard meet in these files and
-nowhere else.
+"""The run directory is the protocol: the only interface between command line, job and dashboard.
 
-`RunDir` owns every file name. Files appear whole (`write_atomic`) or grow by lines
-(`core.events`).
+`RunDir` owns every file name. Files are written atomically (`write_atomic`) or grow line by line
+(`run.event_log`).
 """
 
 import os
@@ -16,23 +15,23 @@ from echelon.errors import ConflictError, NotFoundError, NotPermittedError, Usag
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
-"""An attempt's, as we write it: no run has a million of them."""
+"""An attempt's number; no run has a million attempts."""
 _MEASURED = re.compile(r"([0-9]{1,6})-([0-9]{1,6})\.[0-9]\.jsonl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDir:
-    """The files of one run. Make one with `create` or `open`, which check whose it is."""
+    """The files of one run. Use `create` or `open`, which check its owner."""
 
     path: Path
 
     @classmethod
     def create(cls, runs: Path, run_id: str) -> "RunDir":
-        """Make the directory of a new run, readable by its owner alone.
+        """Create the directory of a new run, readable by its owner alone.
 
         Raises:
-            UsageError: the id is no file name of the kind we use.
-            ConflictError: there is such a run, or a file where the runs should be.
+            UsageError: the id is invalid.
+            ConflictError: the run exists, or a file has the name of the runs folder.
         """
         if not _RUN_ID.fullmatch(run_id):
             raise UsageError(
@@ -62,8 +61,8 @@ class RunDir:
         """Return an existing run.
 
         Raises:
-            NotFoundError: no run is there.
-            NotPermittedError: it is another user's, or others may write to it.
+            NotFoundError: there is no run.
+            NotPermittedError: it belongs to another user, or others may write to it.
         """
         try:
             status = path.lstat()
@@ -104,7 +103,7 @@ class RunDir:
 
     @property
     def metrics(self) -> Path:
-        """What the training measured, as events."""
+        """Metrics of the training, as events."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -125,7 +124,7 @@ class RunDir:
 
     @property
     def notify_log(self) -> Path:
-        """What the user's command for the end of the run has said."""
+        """Output of the user's `--notify` command."""
         return self.logs / "notify.log"
 
     @property
@@ -136,7 +135,7 @@ class RunDir:
         return self.attempts / str(number)
 
     def attempt_numbers(self) -> list[int]:
-        """Return the attempts that have a folder, the first one first."""
+        """Return the attempts that have a folder, in order."""
         try:
             names = [path.name for path in self.attempts.iterdir()]
         except (FileNotFoundError, NotADirectoryError):
@@ -144,52 +143,52 @@ class RunDir:
         return sorted(int(name) for name in names if _NUMBER.fullmatch(name))
 
     def begun_numbers(self) -> list[int]:
-        """Return the attempts whose controllers have written events, the first one first."""
+        """Return the attempts whose controllers have written events, in order."""
         names = (path.stem for path in self.events.glob("controller-*.jsonl"))
         numbers = (name.removeprefix("controller-") for name in names)
         return sorted(int(number) for number in numbers if _NUMBER.fullmatch(number))
 
     def outcome(self, attempt: int) -> Path:
-        """How an attempt ended, by its controller."""
+        """How an attempt ended, written by its controller."""
         return self.attempt(attempt) / "outcome.json"
 
     def notice(self, attempt: int) -> Path:
-        """Return the notification of an attempt's end that has not been sent yet."""
+        """Return the file of a notification that is still to be sent."""
         return self.attempt(attempt) / "notify.json"
 
     def sent_notice(self, attempt: int) -> Path:
-        """Return the same notification once it has been sent: the file is renamed."""
+        """Return the file of a notification that was sent: the same file, renamed."""
         return self.attempt(attempt) / "notified.json"
 
     @property
     def launcher(self) -> Path:
-        """The programs of the attempts' own side, in one file (`clusters.runs.ship_launcher`)."""
+        """The launcher that attempts use, in one file (`clusters.runs.ship_launcher`)."""
         return self.path / "launcher"
 
     def doctor(self, number: int) -> Path:
-        """Return the folder that an attempt's preflight has while it lasts."""
+        """Return the folder of an attempt's preflight, which exists while it runs."""
         return self.attempt(number) / "doctor"
 
     def preflight(self, number: int) -> Path:
-        """Return the file of what an attempt's preflight has found."""
+        """Return the file with the findings of an attempt's preflight."""
         return self.attempt(number) / "preflight.json"
 
     def events_of(self, writer: str) -> Path:
-        """One file per writer, so that nobody ever waits for a lock."""
+        """Return a writer's event file: with one writer per file, no locks are needed."""
         return self.events / f"{writer}.jsonl"
 
     def telemetry(self, attempt: int, node: int, level: int) -> Path:
-        """Return where a node's measurements are, the newer in the lower levels: see series.py."""
+        """Return the file of a node's measurements; lower levels are newer: see series.py."""
         return self.path / "telemetry" / f"{attempt}-{node:05}.{level}.jsonl"
 
     def measured(self) -> list[tuple[int, int]]:
-        """Return of which attempts and nodes there are measurements."""
+        """Return the attempts and nodes that have measurements."""
         names = (path.name for path in (self.path / "telemetry").glob("*.jsonl"))
         found = {match.groups() for name in names if (match := _MEASURED.fullmatch(name))}
         return sorted((int(attempt), int(node)) for attempt, node in found)
 
     def job_log(self, attempt: int) -> Path:
-        """Return what an attempt's job prints to; Slurm's files are called by its own numbers."""
+        """Return the file of a job's output; Slurm's own output files are named by job id."""
         return self.logs / f"job-{attempt}.out"
 
     def rank_log(self, *, attempt: int, generation: int, rank: int) -> Path:
@@ -201,7 +200,7 @@ class RunDir:
     def claim_attempt(self) -> int:
         """Become the owner of the next attempt by creating its folder, and return its number.
 
-        mkdir is atomic on local and network file systems alike: of two that try, one gets it.
+        mkdir is atomic, on network file systems too: only one of two competitors succeeds.
         """
         while True:
             number = max(self.attempt_numbers(), default=0) + 1

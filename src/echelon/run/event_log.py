@@ -22,21 +22,21 @@ from echelon.run.background_writer import BackgroundWriter
 MOST_READ = 256 << 20
 """The most bytes of a file that one `read` returns."""
 
-# Made once: `json.dumps` would make one for every event.
+# Created once: `json.dumps` would create one for every event.
 _ENCODER = json.JSONEncoder(separators=(",", ":"), default=asdict)
 
 
 class Event:
     """The base of all events, which are frozen dataclasses.
 
-    A direct subclass stands for one kind of file; its subclasses are the events in there.
+    A direct subclass stands for one kind of file; its subclasses are the events in such a file.
     """
 
     __slots__ = ()
     kind: ClassVar[str]
-    """What an event is called in the file."""
+    """Its name in the file."""
     kinds: ClassVar[dict[str, type[Any]]] = {}
-    """By name: the events of a file."""
+    """The events of a file, by name."""
 
     def __init_subclass__(cls) -> None:
         if Event in cls.__bases__:
@@ -47,7 +47,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unknown:
-    """An event without a class: of another version, or damaged."""
+    """An event without a class: written by another version, or damaged."""
 
     kind: str
     data: Mapping[str, Any]
@@ -63,17 +63,17 @@ class Record(NamedTuple, Generic[E]):
     """Seconds since the epoch, by the writer's clock: compare times of one writer only."""
     event: E | Unknown
     data: Mapping[str, Any]
-    """Its fields as they were written, with those of other versions."""
+    """The fields as written, including those of other versions."""
 
 
 def render_event(time_s: float, event: Event | Unknown) -> str:
-    """Return the line of an event, without a line end."""
+    """Return an event as a line, without a newline."""
     told = event.data if isinstance(event, Unknown) else encode(event)
     return _ENCODER.encode({"time": time_s, "kind": event.kind, **told})
 
 
 def parse_event(line: str, events: type[E]) -> Record[E] | None:
-    """Return what a line of a file of these events says; None if it is not an event."""
+    """Parse a line of a file of these events; None if it is not an event."""
     try:
         record = parse_json(line)
         time_s, kind = float(record.pop("time")), record.pop("kind")
@@ -128,15 +128,15 @@ class EventLog:
         """Keep at most `room` events while storage is away; `tell_lost` reports dropped ones."""
         self._path, self._clock, self._make_lost = path, clock, tell_lost
         self._file = -1
-        self.scribe = BackgroundWriter("events", tell_lost=self._tell_lost, room=room)
-        """For other records that have to be written in the same order."""
+        self.writer = BackgroundWriter("events", tell_lost=self._tell_lost, room=room)
+        """For other records that have to be written in order with the events."""
 
     def write(self, event: Event | Unknown) -> None:
-        self.scribe.post(partial(self._append, _line(self._clock(), event)))
+        self.writer.post(partial(self._append, _line(self._clock(), event)))
 
     def close(self, within_s: float) -> bool:
-        """Write what is left; return whether storage took it in time."""
-        if not self.scribe.close(within_s):
+        """Write what is left; return whether that was done in time."""
+        if not self.writer.close(within_s):
             return False
         if self._file >= 0:
             os.close(self._file)
@@ -198,7 +198,7 @@ class EventReader(Generic[E]):
             return []
         whole = added[: added.rfind(b"\n") + 1]
         if not whole and len(added) == MOST_READ:
-            whole = added  # no line of ours is so long
+            whole = added  # longer than any line that we write
         self._offset += len(whole)
         lines = whole.decode(errors="replace").split("\n")
         return [found for line in lines if (found := parse_event(line, self._events)) is not None]

@@ -18,7 +18,7 @@ _STEP = re.compile(r"[0-9]{9,18}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """The history of the attempts before one's own."""
+    """The history before an attempt."""
 
     failures: tuple[Failure, ...] = ()
     """In order: failures after which ranks were started again, and controllers that vanished.
@@ -28,7 +28,7 @@ class History:
 
 
 def read_history(run: RunDir, attempt: int) -> History:
-    """Return the history before an attempt."""
+    """Read the history before an attempt."""
     failures: dict[int, list[Failure]] = {}
     began: list[int] = []
     for number, record in RunEvents(run).read():

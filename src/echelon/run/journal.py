@@ -25,9 +25,9 @@ from echelon.run.verdict import Verdict, to_record
 PATIENCE_S = 60.0
 """How long an attempt that is over waits for storage to take its last records."""
 _SOON_S = 3.0
-"""After how much of that time it reports that it waits."""
+"""How long it waits before it reports that it is waiting."""
 _FIRST_S = 1.0
-"""How long a message waits for the records that it is about."""
+"""How long a message waits for the records that it refers to."""
 _SAY_S = 5.0
 """How long a slow reader of the job's output may block us."""
 
@@ -48,8 +48,8 @@ class Journal:
             tell_lost=lambda count: EventsLost(count=count),
         )
         # The job's output may be on other storage than the run: neither waits for the other.
-        self._speaker = BackgroundWriter("speaker")
-        atexit.register(self._hurry)
+        self._output = BackgroundWriter("output")
+        atexit.register(self._flush)
 
     def note(self, event: ControllerEvent) -> None:
         """Record an event."""
@@ -57,11 +57,11 @@ class Journal:
 
     def report(self, text: str) -> None:
         """Write a message to the job's output."""
-        self._speaker.post(partial(self._speak, text))
+        self._output.post(partial(self._write_report, text))
 
-    def _speak(self, text: str) -> None:
+    def _write_report(self, text: str) -> None:
         # A reader of this message may look for the records: write them first, if storage allows.
-        self._events.scribe.settle(_FIRST_S)
+        self._events.writer.settle(_FIRST_S)
         with suppress(OSError):
             self._say(text)
 
@@ -71,18 +71,18 @@ class Journal:
 
     def leave_outcome(self, outcome: Outcome) -> None:
         """Record how the attempt ended, after its output: followers stop reading at the outcome."""
-        self._speaker.settle(_SAY_S)
+        self._output.settle(_SAY_S)
         record = asdict(outcome)
         self.note(AttemptEnded(**record))
         self._leave(self.run.outcome(self.attempt), json.dumps(record), "the outcome")
 
     def leave_notice(self, write: Callable[[], None]) -> None:
-        """Record a notification, before the records that are left next."""
-        self._events.scribe.post(write)
+        """Record a notification, before the verdict and outcome that follow."""
+        self._events.writer.post(write)
 
     def settle(self) -> None:
         """Wait a moment for storage, on behalf of a program that reads the records next."""
-        self._events.scribe.settle(_SOON_S)
+        self._events.writer.settle(_SOON_S)
 
     def _leave(self, path: Path, content: str, what: str) -> None:
         def write() -> None:
@@ -90,27 +90,27 @@ class Journal:
                 write_atomic(path, f"{content}\n")
             except OSError as error:
                 if error.errno in AWAY | FULL:
-                    raise  # it is tried again
+                    raise  # the writer retries it
                 self.report(f"cannot write {what}: {error}")
 
-        self._events.scribe.post(write)
+        self._events.writer.post(write)
 
     def close(self) -> None:
-        """Wait until everything is written, for a limited time; then report what is not."""
-        scribe = self._events.scribe
-        if not scribe.settle(_SOON_S):
-            wrong = scribe.trouble or "it does not answer"
+        """Wait until everything is written, for a limited time; then report what was not."""
+        writer = self._events.writer
+        if not writer.settle(_SOON_S):
+            wrong = writer.trouble or "it does not answer"
             self.report(f"waiting {PATIENCE_S:g} s for the storage of {self.run.path}: {wrong}")
-        if not self._events.close(PATIENCE_S - _SOON_S) or scribe.lost:
-            wrong = scribe.trouble or "storage did not answer"
-            self.report(f"{scribe.undone} records of {self.run.path} were not written: {wrong}")
-        self._speaker.close(_SAY_S)
-        atexit.unregister(self._hurry)
+        if not self._events.close(PATIENCE_S - _SOON_S) or writer.lost:
+            wrong = writer.trouble or "storage did not answer"
+            self.report(f"{writer.undone} records of {self.run.path} were not written: {wrong}")
+        self._output.close(_SAY_S)
+        atexit.unregister(self._flush)
 
-    def _hurry(self) -> None:
-        """Write what can be written when the controller ends by an exception."""
-        for scribe in (self._events.scribe, self._speaker):
-            scribe.settle(1.0)
+    def _flush(self) -> None:
+        """Write what can be written when an exception ends the controller."""
+        for writer in (self._events.writer, self._output):
+            writer.settle(1.0)
 
 
 def write_error(text: str) -> None:

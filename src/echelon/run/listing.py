@@ -10,22 +10,22 @@ from echelon.run.directory import RunDir
 
 
 def list_runs(runs: Path) -> list[RunDir]:
-    """Return all runs of a folder that are this user's, the oldest first."""
+    """Return the runs of a folder that belong to this user, the oldest first."""
     found = []
     for path in runs.iterdir() if runs.is_dir() else ():
         try:
             found.append((path.joinpath("spec.toml").stat().st_mtime_ns, RunDir.open(path)))
         except (OSError, EchelonError):
-            continue  # something else that lies there
+            continue  # not a run
     return [run for _, run in sorted(found, key=lambda entry: entry[0])]
 
 
 def find_run(runs: Path, name: str) -> RunDir:
-    """Return the run that a user means: its id, a unique beginning of it, a job's id, or `last`.
+    """Find a run by its id, a unique prefix of it, a job's id, or `last`.
 
     Raises:
-        NotFoundError: none, or none in this folder.
-        UsageError: more than one begins so.
+        NotFoundError: there is no such run, or no run at all.
+        UsageError: the prefix is ambiguous.
     """
     known = list_runs(runs)
     if name == "last" and known:
@@ -51,10 +51,10 @@ def find_run(runs: Path, name: str) -> RunDir:
 
 
 def _check_folder(runs: Path, name: str) -> None:
-    """See whether a folder of that name is a run which cannot be used, and say why.
+    """Explain why a folder of that name cannot be used as a run, if it exists.
 
     Raises:
-        NotPermittedError: it is another user's, or others may write to it.
+        NotPermittedError: it belongs to another user, or others may write to it.
         NotFoundError: its request is missing.
     """
     path = runs / name

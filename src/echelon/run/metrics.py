@@ -1,4 +1,4 @@
-"""The events in a run's `metrics.jsonl`, by scripts that use the Trainer. See run/events.py."""
+"""The events in a run's `metrics.jsonl`, written by the Trainer. See run/events.py."""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,8 +1,8 @@
 """Which nodes of a cluster to avoid: a record of their failures, kept across runs.
 
 One file per cluster in the user's state folder. Jobs and commands append lines to it, several at
-once; each reader derives the bad nodes from the lines. The verdict decides whom a failure is blamed
-on: what a program can do to itself is not the node's fault.
+once; each reader derives the bad nodes from the lines. Only failures that the node caused count:
+what a program can do to itself is not the node's fault.
 """
 
 import re
@@ -31,11 +31,11 @@ WRITE_S = 2.0
 """How long the end of a run waits for a home directory that does not respond."""
 _KINDS = ("mishap", "excluded", "forgiven")
 _FROM_OUTSIDE = (128 + signal.SIGKILL, 128 + signal.SIGBUS)
-"""Exit codes by signals that come from outside. A program or its user causes the others."""
+"""Exit codes of signals from outside. The others are caused by the program or its user."""
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _LONGEST = 500
 _LATEST_S = 1e11
-"""The last time that `datetime` can show, roughly."""
+"""Roughly the latest time that `datetime` can show."""
 
 
 def _read_keep_s(raw: object) -> float | None:
@@ -70,7 +70,7 @@ class BadNode:
     run: str
 
 
-# --- what follows: pure -----------------------------------------------------------------------
+# --- conclusions: pure ------------------------------------------------------------------------
 
 
 def blames_node(failure: Failure) -> bool:
@@ -109,7 +109,7 @@ def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
                 continue
             own.append(entry)
             others = max((n for name, n in harm[entry.run].items() if name != node), default=0)
-            if reason := _condemn(own, others):
+            if reason := _find_reason(own, others):
                 bad = BadNode(
                     node=node,
                     since_s=bad.since_s if bad else entry.time_s,
@@ -122,7 +122,7 @@ def bad_nodes(entries: Sequence[Entry], *, now_s: float) -> dict[str, BadNode]:
     return found
 
 
-def _condemn(own: Sequence[Entry], others: int) -> str:
+def _find_reason(own: Sequence[Entry], others: int) -> str:
     """Return why a node's entries make it a bad one; empty if they do not.
 
     Args:
@@ -152,7 +152,7 @@ def add_bad(nodelist: str, exclude: str, bad: Iterable[str]) -> str:
 def cluster_name(environ: Mapping[str, str]) -> str:
     """Return the name of the cluster that runs this job; empty on the local machine.
 
-    There, nodes are only simulated, and none can be avoided.
+    There, nodes are simulated, and none can be avoided.
     """
     return environ.get("SLURM_CLUSTER_NAME", "")
 

@@ -1,8 +1,8 @@
-"""The ranks' logs: written by the ranks alone, timed from outside, read merged.
+"""The ranks' logs: written by the ranks, timed by their agent, read merged.
 
-A rank writes straight into its file, so nothing it printed is lost when it dies and nobody stands
-between it and the disk. When a line was written, its agent notes down beside it: `rank-00003.times`
-holds lines of `time size`, each saying how long the log was then.
+A rank writes directly to its file, so nothing that it printed is lost when it dies. Its agent
+records when lines were written: `rank-00003.times` has lines of `time size`, the size of the log
+at that time.
 """
 
 import contextlib
@@ -19,11 +19,11 @@ from echelon.core.records import UnreadableError, open_regular
 
 _CHUNK = 1 << 15
 _LONGEST = 1 << 20
-"""Where a line is cut that does not end."""
+"""A longer line is split."""
 
 
 class LogClock:
-    """Notes down when logs have grown. The agent's."""
+    """Records when logs grow, for the agent."""
 
     def __init__(self) -> None:
         self._sizes: dict[Path, int] = {}
@@ -32,12 +32,12 @@ class LogClock:
         self._sizes[log] = 0
 
     def tick(self, now_s: float) -> None:
-        """Look at all logs once."""
+        """Check all logs once."""
         for log in self._sizes:
             self._note(log, now_s)
 
     def finish(self, log: Path, now_s: float) -> None:
-        """Look a last time: nobody writes to it any more."""
+        """Check a log for the last time: nothing writes to it any more."""
         if log in self._sizes:
             self._note(log, now_s)
             del self._sizes[log]
@@ -50,7 +50,7 @@ class LogClock:
             with _times(log).open("a") as file:
                 file.write(f"{now_s:.3f} {size}\n")
         except OSError:
-            return  # not there yet; or a full disk, on which the order of lines matters little
+            return  # it does not exist yet, or the disk is full
         self._sizes[log] = size
 
 
@@ -60,39 +60,39 @@ def _times(log: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class Line:
-    """A line of a rank's log; they sort by when they were written."""
+    """A line of a rank's log; lines sort by the time they were written."""
 
     time_s: float
     rank: int
     number: int
-    """Counts the lines of one reader, so that a rank's own order is kept."""
+    """Number of the line within one reader, which keeps each rank's own order."""
     text: str = field(compare=False)
 
 
 class Tail:
-    """Reads a growing file by whole lines, and no more of it at a time than it must."""
+    """Reads a growing file by whole lines, in small chunks."""
 
     def __init__(self, path: Path, *, start: int = 0) -> None:
         self._path = path
         self.offset = start
-        """Up to where lines have been taken."""
+        """End of the last line that was returned."""
 
     def read(self, *, over: bool) -> Iterator[tuple[int, str]]:
-        """Return the lines that have come since the last call, each with where it ends.
+        """Return the lines added since the last call, each with the offset of its end.
 
         Args:
-            over: whether nobody writes any more, so that an unfinished line is one too.
+            over: the file is complete, so a last line without a newline counts too.
         """
-        # What comes while we read is for the next call: a busy writer must not keep us here.
+        # Leave what is added meanwhile to the next call: a busy writer must not keep us here.
         size = self._path.stat().st_size
         start, left = self.offset, b""
         if size <= start:
-            return  # a thousand logs are not opened to find nothing in them
+            return  # do not open a thousand logs for nothing
         while start < size:
             found, chunk = self._piece(start, size)
             if not chunk:
                 break
-            if found > start:  # past a hole, which a crash may leave: nobody has written that
+            if found > start:  # a crash may leave a hole, which holds no data
                 if left:
                     yield from self._take(left, 0)
                 left, self.offset = b"", found
@@ -100,21 +100,21 @@ class Tail:
             *whole, left = (left + chunk).split(b"\n")
             for line in whole:
                 yield from self._take(line, 1)
-            while len(left) >= _LONGEST:  # a writer that never ends its line
+            while len(left) >= _LONGEST:  # a line without an end
                 yield from self._take(left[:_LONGEST], 0)
                 left = left[_LONGEST:]
         if over and left:
             yield from self._take(left, 0)
 
     def _piece(self, start: int, end: int) -> tuple[int, bytes]:
-        """Return the next bytes before an end that were written, and where they are."""
-        # Opened every time: the logs of all ranks are read at once, and a process may not have
-        # a thousand files open.
+        """Return the next written bytes before `end`, and their offset."""
+        # Opened every time: the logs of all ranks are read at once, and a process may not be
+        # allowed a thousand open files.
         with open_regular(self._path) as file:
             try:
                 at = os.lseek(file.fileno(), start, os.SEEK_DATA)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # there is no more of it
+                if error.errno != errno.ENXIO:  # no more data
                     raise
                 return start, b""
             return at, os.pread(file.fileno(), max(0, min(_CHUNK, end - at)), at)
@@ -122,12 +122,12 @@ class Tail:
     def _take(self, line: bytes, newline: int) -> Iterator[tuple[int, str]]:
         end = self.offset + len(line) + newline
         yield end, line.decode(errors="replace").rstrip("\r")
-        # Only now: whoever was interrupted over a line gets it again.
+        # Only now: a caller that was interrupted gets the line again.
         self.offset = end
 
 
 class _Times:
-    """Reads what a LogClock has noted down."""
+    """Reads what a LogClock has recorded."""
 
     def __init__(self, log: Path, *, recent: int | None) -> None:
         self._path, self._recent = _times(log), recent
@@ -135,7 +135,7 @@ class _Times:
         self._size, self._time_s = 0, 0.0
 
     def read(self) -> Iterator[tuple[int, float]]:
-        """Return the sizes that the log has had, and when: the last known one first."""
+        """Return sizes of the log and their times, the last known one first."""
         yield self._size, self._time_s
         if self._notes is None:
             self._notes = Tail(self._path, start=line_start(self._path, self._recent))
@@ -148,7 +148,7 @@ class _Times:
 
 
 def line_start(path: Path, recent: int | None) -> int:
-    """Return where the first line begins that is in the last so many bytes of a file."""
+    """Return where the first line within the last `recent` bytes of a file begins."""
     if recent is None:
         return 0
     try:
@@ -156,7 +156,7 @@ def line_start(path: Path, recent: int | None) -> int:
         if start <= 0:
             return 0
         with open_regular(path) as file:
-            file.seek(start - 1)  # a line may begin just there
+            file.seek(start - 1)  # a line may begin exactly at `start`
             return start - 1 + len(file.readline(_LONGEST))
     except OSError:
         return 0
@@ -166,7 +166,7 @@ class RankLog:
     """Reads one rank's log, with the times of its lines."""
 
     def __init__(self, path: Path, *, recent: int | None = None) -> None:
-        """Read a log; of what is there already, so many bytes, or all of it when None."""
+        """Read a log; of its present content, only the last `recent` bytes, or all if None."""
         self.rank = parse_rank(path)
         self._tail = Tail(path, start=line_start(path, recent))
         self._times = _Times(path, recent=recent)
@@ -174,20 +174,20 @@ class RankLog:
 
     @property
     def offset(self) -> int:
-        """Up to where it has been read."""
+        """End of what has been read."""
         return self._tail.offset
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
-        """Return what came since the last call.
+        """Return the lines added since the last call.
 
         Args:
             over: as for `Tail`.
-            now_s: the time of lines that nobody has timed yet.
+            now_s: the time for lines without a recorded one.
         """
         times = self._times.read()
         size, time_s = next(times)
         for end, text in self._tail.read(over=over):
-            while size < end:  # until when the log had first grown past this line
+            while size < end:  # find when the log first included this line
                 size, time_s = next(times, (sys.maxsize, now_s))
             self._number += 1
             yield Line(time_s=time_s, rank=self.rank, number=self._number, text=text)
@@ -197,49 +197,49 @@ class RunLogs:
     """Reads all ranks' logs of a run, merged by time, and follows new ones."""
 
     def __init__(self, logs: Path, *, rank: int | None = None, recent: int | None = None) -> None:
-        """Follow the logs of a folder.
+        """Follow the logs in a folder.
 
         Args:
-            logs: where the generations' folders are.
-            rank: whose alone; None for all.
-            recent: how many bytes are read of each log that is there; None for all.
+            logs: contains a folder for each generation.
+            rank: the only rank to read; None for all.
+            recent: how many bytes to read of each existing log; None for all.
         """
         self._folder, self._recent = logs, recent
         self._rank = rank
         self._open: dict[Path, RankLog] = {}
         self._done: set[Path] = set()
-        """Generations that were read to their end."""
+        """Generations that were read to the end."""
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
-        """Return what came since the last call, a generation after the other."""
+        """Return the lines added since the last call, one generation after the other."""
         folders = sorted(self._folder.glob("*.*/"), key=parse_generation)
         for folder in folders:
             if folder in self._done:
                 continue
             readers = []
-            # Ranks are started anew only when all earlier ones are gone.
+            # A generation starts only when all earlier ranks have exited.
             ended = over or folder is not folders[-1]
             for name, size in _sizes(folder):
                 path = folder / name
                 reader = self._open.get(path)
                 if reader is None:
                     reader = self._open[path] = RankLog(path, recent=self._recent)
-                # Of a thousand, few have anything new to say.
+                # Of a thousand logs, few have grown.
                 if size > reader.offset and self._rank in (None, reader.rank):
                     readers.append(reader.read(over=ended, now_s=now_s))
             yield from heapq.merge(*readers)
             if folder is not folders[-1]:
                 self._done.add(folder)
                 self._open = {p: log for p, log in self._open.items() if p.parent != folder}
-        self._recent = None  # what comes from now on is read wholly
+        self._recent = None  # logs that appear later are read in full
 
     def ends(self) -> dict[Path, int]:
-        """Return up to where the logs are read that may still grow."""
+        """Return how far the logs that may still grow have been read."""
         return {path: log.offset for path, log in self._open.items()}
 
 
 def _sizes(folder: Path) -> list[tuple[str, int]]:
-    """Return the logs in a folder, by their names, and how long they are."""
+    """Return the names and sizes of the logs in a folder."""
     try:
         with os.scandir(folder) as entries:
             return sorted(
@@ -249,17 +249,17 @@ def _sizes(folder: Path) -> list[tuple[str, int]]:
                 if entry.is_file()
             )
     except OSError:
-        return []  # it was taken away meanwhile
+        return []  # it was removed meanwhile
 
 
 def parse_rank(log: Path) -> int:
-    """Return whose log it is, by its name; -1 where that is none of ours."""
+    """Return the rank in a log's file name; -1 if it is not such a name."""
     match = re.search(r"rank-(\d+)\.log$", log.name)
     return int(match[1]) if match else -1
 
 
 def parse_generation(folder: Path) -> tuple[int, int]:
-    """Return of which attempt and generation the logs in a folder are, by its name."""
+    """Return the attempt and generation in a folder's name."""
     attempt, _, generation = folder.name.partition(".")
     try:
         return int(attempt), int(generation)

@@ -13,8 +13,8 @@ def read_spec(run: RunDir, digest: str = "") -> JobSpec:
     """Read the frozen request of a run.
 
     Args:
-        run: whose.
-        digest: its SHA-256; with one, no other request is accepted.
+        run: the run.
+        digest: the expected SHA-256; empty to accept any request.
 
     Raises:
         NotPermittedError: the request has another digest.

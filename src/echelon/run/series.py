@@ -1,8 +1,8 @@
 """A record of measurements in files that stay small, however long it is kept.
 
-What is new is kept sample by sample. When a file is full, its older half is summarised, ten samples
-as one, and goes to the next file, and so on: minutes in seconds, hours in tens of seconds, weeks in
-quarters of an hour. One writer per series; anyone may read at any time.
+New samples are kept one by one. When a file is full, its older half is summarised, ten samples into
+one, and moved to the next file: minutes are kept per second, hours per ten seconds, weeks per
+quarter of an hour. One writer per series; anyone may read at any time.
 """
 
 import json
@@ -17,33 +17,33 @@ from echelon.core.atomic_file import write_atomic
 from echelon.core.records import MOST_COUNT, MOST_NUMBER, is_time, parse_json, read_bytes
 
 LINES = 1200
-"""What a file holds at most."""
+"""Most lines of a file."""
 FOLD = 10
-"""How many samples become one."""
+"""How many samples are summarised into one."""
 _LEVELS = 5
 _BLOCK = 1 << 13
 MOST_TAIL = 16 << 20
-"""How many bytes at the end of a file are looked at for its last lines."""
+"""How many bytes at the end of a file are searched for its last lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """What was measured at a time, or in the time up to it."""
+    """Values measured at one time, or summarised over a period."""
 
     time_s: float
-    """When, or the last moment of it: seconds since the epoch, by the writer's clock."""
+    """When, or the end of the period: seconds since the epoch, by the writer's clock."""
     count: int = 1
-    """Of how many samples it is made."""
+    """How many samples it summarises."""
     means: Mapping[str, float] = field(default_factory=dict)
-    """Values of which a summary keeps the mean: a utilisation."""
+    """Values that are averaged, such as utilisation."""
     peaks: Mapping[str, float] = field(default_factory=dict)
-    """Of which it keeps the largest: memory."""
+    """Values of which the largest counts, such as memory."""
     lasts: Mapping[str, float] = field(default_factory=dict)
-    """Of which it keeps the newest: a step."""
+    """Values of which the newest counts, such as a step."""
 
 
 def summarise(samples: Sequence[Sample]) -> Sample:
-    """Make one of several, of which each comes later than the one before."""
+    """Summarise samples, which are in order of time."""
     totals: dict[str, float] = {}
     counts: dict[str, int] = {}
     peaks: dict[str, float] = {}
@@ -65,7 +65,7 @@ def summarise(samples: Sequence[Sample]) -> Sample:
 
 
 def render_sample(sample: Sample) -> str:
-    """Return its line, without a line end."""
+    """Return a sample as a line, without a newline."""
     record = {
         "time": round(sample.time_s, 3),
         "count": sample.count,
@@ -78,7 +78,7 @@ def render_sample(sample: Sample) -> str:
 
 
 def parse_sample(line: str) -> Sample | None:
-    """Return the sample, or None for a line that is none: torn, or somebody else's."""
+    """Parse a line; None if it is torn or not a sample."""
     try:
         record = parse_json(line)
         sample = Sample(
@@ -94,14 +94,14 @@ def parse_sample(line: str) -> Sample | None:
 
 
 class SeriesWriter:
-    """Appends to a series; after a restart, to what is there."""
+    """Appends to a series, which may exist already."""
 
     def __init__(self, level: Callable[[int], Path], *, lines: int = LINES) -> None:
         self._level, self._most = level, lines
         self._lines: dict[int, int] = {}
 
     def append(self, sample: Sample) -> None:
-        """Add a sample, which is newer than all others.
+        """Add a sample that is newer than all others.
 
         Raises:
             OSError: it cannot be written.
@@ -123,7 +123,7 @@ class SeriesWriter:
             self._compact(number)
 
     def _compact(self, number: int) -> None:
-        """Pass the older half on, then keep the rest: who reads in between sees nothing twice."""
+        """Move the older half on, then keep the rest; readers skip what they find twice."""
         kept = read_file(self._level(number))
         older = len(kept) // 2 // FOLD * FOLD
         if number + 1 < _LEVELS:
@@ -135,16 +135,16 @@ class SeriesWriter:
 
 
 def read_file(path: Path) -> list[Sample]:
-    """Return the samples of one file; none where there is no file."""
+    """Return the samples of one file; none if it does not exist."""
     try:
-        lines = read_bytes(path).decode(errors="replace").split("\n")[:-1]  # the last is not whole
+        lines = read_bytes(path).decode(errors="replace").split("\n")[:-1]  # the last may be torn
     except OSError:
         return []
     return [sample for sample in map(parse_sample, lines) if sample]
 
 
 def read_last_lines(file: BinaryIO, lines: int) -> tuple[int, bytes]:
-    """Return where the last so many whole lines of a file begin, and what is there from then on."""
+    """Return the offset of the last `lines` whole lines of a file, and the content from there."""
     end = start = file.seek(0, os.SEEK_END)
     parts: list[bytes] = []
     found, size = 0, _BLOCK
@@ -154,18 +154,18 @@ def read_last_lines(file: BinaryIO, lines: int) -> tuple[int, bytes]:
         file.seek(start)
         parts.append(file.read(stop - start))
         found += _count_lines(parts[-1])
-        # Lines are about as long as those that were found.
+        # Assume that the other lines are about as long.
         size = max(size, (lines + 2 - found) * (end - start) // max(1, found))
     content = b"".join(reversed(parts))
     if start > 0 and found <= lines:
-        lines = max(0, found - 1)  # the first one is not whole
+        lines = max(0, found - 1)  # the first line is incomplete
     if found > lines:
         content = content.split(b"\n", found - lines)[-1]
     return end - len(content), content
 
 
 def _count_lines(content: bytes) -> int:
-    """Count by leaps: where lines are long, `bytes.count` takes much longer."""
+    """Count newlines with `find`: for long lines, `bytes.count` is much slower."""
     count, at = 0, content.find(b"\n")
     while at >= 0:
         count, at = count + 1, content.find(b"\n", at + 1)
@@ -173,12 +173,12 @@ def _count_lines(content: bytes) -> int:
 
 
 def read_series(level: Callable[[int], Path]) -> list[Sample]:
-    """Return all that is kept, the oldest and coarsest first."""
+    """Return all samples, the oldest and coarsest first."""
     return list(_in_order(read_file(level(number)) for number in reversed(range(_LEVELS))))
 
 
 def _in_order(files: Iterable[Sequence[Sample]]) -> Iterator[Sample]:
-    """Pass over what a coarser file has already summarised, and what a wrong clock wrote."""
+    """Skip samples that a coarser file has summarised, and those written with a wrong clock."""
     newest_s = -math.inf
     for sample in (sample for file in files for sample in file):
         if sample.time_s > newest_s:
@@ -187,7 +187,7 @@ def _in_order(files: Iterable[Sequence[Sample]]) -> Iterator[Sample]:
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    """Shorten what no eye could tell apart."""
+    """Round to five digits, and drop what is not finite."""
     return {
         name: value if float(value).is_integer() else float(f"{value:.5g}")
         for name, value in values.items()

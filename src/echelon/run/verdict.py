@@ -57,7 +57,7 @@ class Failure:
     node: str = ""
     step: int | None = None
     exit_code: Annotated[int, Read(partial(to_count, below=256), 1)] = 1
-    """As in a shell: 128 + the number of a signal."""
+    """As in a shell: 128 + the signal's number."""
     error_type: str = ""
     traceback: str = ""
     log: str = ""

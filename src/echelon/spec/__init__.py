@@ -1,1 +1,1 @@
-"""The request: its keys, how values are read and merged, and which contradict each other."""
+"""The request: its keys, how values are read and merged, and which ones conflict."""

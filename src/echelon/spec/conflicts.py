@@ -1,4 +1,4 @@
-"""What cannot be in one request, though each value is well written, in words. Pure."""
+"""Find values of a request that are valid by themselves but conflict. Pure."""
 
 import re
 
@@ -25,7 +25,7 @@ _SCRIPT_VARIABLES = frozenset(
         *("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_HOME"),
     }
 )
-"""What a job's script sets for itself."""
+"""Variables that the job's script sets."""
 _OWN_OPTIONS = frozenset(
     {
         *("job-name", "partition", "account", "qos", "nodes", "gpus", "cpus-per-task"),
@@ -33,17 +33,17 @@ _OWN_OPTIONS = frozenset(
         *("exclude", "dependency", "chdir", "output", "mail-user", "mail-type"),
     }
 )
-"""What has a key of its own."""
+"""sbatch options that have their own key."""
 _EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail", "mail_type"))
 
 
 def find_conflicts(spec: JobSpec) -> list[str]:
-    """Return everything in a request that cannot be."""
+    """Return a message for each conflict in a request."""
     return [*_judge_amounts(spec), *_judge_style(spec), *_judge_names(spec)]
 
 
 def _judge_amounts(spec: JobSpec) -> list[str]:
-    """Return what cannot be had together, or not in this number."""
+    """Check for amounts that are mutually exclusive or impossible."""
     found = []
     memory = [k for k in ("mem", "mem_per_cpu", "mem_per_gpu") if getattr(spec, f"{k}_mib")]
     if len(memory) > 1:
@@ -92,14 +92,14 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
 
 
 def _warned_s(spec: JobSpec) -> int:
-    """Return how long before the end of a job its ranks are told, whatever they are."""
+    """Return how long before the time limit ranks are told to stop, whatever their kind."""
     saves = spec.hand_over in ("always", "requeue")
     lead_s = spec.limit_signal.lead_s if spec.limit_signal else 0
     return max(lead_s, spec.grace_s + 10 if saves else 0)
 
 
 def _judge_style(spec: JobSpec) -> list[str]:
-    """Return what the style cannot do."""
+    """Check what the style does not support."""
     found = []
     if spec.signal_lead_s and spec.style in ("static", "torchrun", "ray"):
         found.append(
@@ -120,7 +120,7 @@ def _judge_style(spec: JobSpec) -> list[str]:
             f"style '{spec.style}' does not support preflight: use --style echelon, or run "
             "echelon doctor --nodes N first"
         )
-    # sbatch takes the beginning of an option for the whole.
+    # sbatch accepts abbreviated options.
     if spec.style == "echelon" and any("array".startswith(name) for name in spec.slurm_extra):
         found.append(
             "style 'echelon' does not support job arrays (--slurm array, or --array in a script): "
@@ -131,7 +131,7 @@ def _judge_style(spec: JobSpec) -> list[str]:
 
 
 def _judge_names(spec: JobSpec) -> list[str]:
-    """Return what cannot be a variable of a rank, or an option of sbatch's."""
+    """Check the names of variables and of sbatch options."""
     found = [
         f"the job sets the variable {name} itself: remove it from env"
         for name in spec.env

@@ -1,7 +1,7 @@
 """The request: what to run, on how much, and with which environment.
 
-A key is one field, with its reader and its help: options, files and documentation follow. Layers
-become one request in merging.py, and what cannot be together is in conflicts.py.
+Each key is one field, with its reader and its help: options, files and documentation are derived
+from it. merging.py merges layers into one request, conflicts.py finds what conflicts in it.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
 """How ranks can be started: docs/styles.md."""
 
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
-"""How sites want GPUs to be asked for."""
+"""How to request GPUs; sites differ."""
 
 _ONE_NODE = NodeCount()
 
@@ -32,7 +32,7 @@ def _key(read: Callable[[object], Any], default: Any, help_text: str, **more: An
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What is asked for. Empty or 0 means: not asked, Slurm's or the site's default."""
+    """What the user requests. Empty or 0 means not requested: Slurm's or the site's default."""
 
     script: str = _key(readers.text, "", "the training script")
     args: tuple[str, ...] = _key(readers.words, (), "arguments of the script")
@@ -122,7 +122,7 @@ class JobSpec:
         readers.options, {}, "any other sbatch option", key="slurm.extra"
     )
 
-    # Derived, never typed twice
+    # Derived values
 
     @property
     def procs_per_node(self) -> int:
@@ -131,10 +131,10 @@ class JobSpec:
 
     @property
     def tasks_per_node(self) -> int:
-        """Slurm's tasks: where a launcher on each node starts the ranks, one.
+        """Slurm's tasks; one if a launcher on each node starts the ranks.
 
-        So it is with our own where the number of nodes is open: with tasks per node Slurm would
-        take no more nodes than it must.
+        One also if the number of nodes is variable: with a number of tasks per node, Slurm would
+        allocate no more nodes than the minimum.
         """
         if self.nodes.low != self.nodes.high:
             return 1
@@ -150,7 +150,7 @@ class JobSpec:
 
     @property
     def cpus_per_rank(self) -> int:
-        """CPUs that a rank may use; 0 when the request does not say."""
+        """CPUs that a rank may use; 0 if the request does not say."""
         if self.cpus_per_task:
             return self.cpus_per_task
         return (
@@ -159,17 +159,17 @@ class JobSpec:
 
     @property
     def limit_lead_s(self) -> int:
-        """How long before the time limit ranks are told, at least; 0 where nobody asked for it."""
+        """How long before the time limit ranks are told, at least; 0 if not requested."""
         return self.limit_signal.lead_s if self.limit_signal else 0
 
     @property
     def cpus_per_node(self) -> int:
-        """CPUs that each node has to give."""
+        """CPUs to request on each node."""
         return self.procs_per_node * max(1, self.cpus_per_rank)
 
     @property
     def mem_per_node_mib(self) -> int:
-        """Memory that each node has to give, however it was asked for; 0 where it was not."""
+        """Memory to request on each node, whichever key sets it; 0 if none does."""
         return (
             self.mem_mib
             or self.mem_per_cpu_mib * self.cpus_per_node
@@ -183,14 +183,14 @@ class JobSpec:
 
     @property
     def loader_workers(self) -> int:
-        """DataLoader workers suggested per rank: what the rank itself leaves over."""
+        """DataLoader workers suggested per rank: the CPUs that its own threads leave free."""
         return max(0, self.cpus_per_rank - self.omp_threads)
 
     @property
     def limit_signal(self) -> LimitSignal | None:
-        """What ranks get before the time limit; None where nobody asked for it.
+        """The signal that ranks get before the time limit; None if not requested.
 
-        sbatch's own --signal and `signal_lead` ask for the same: the longer time counts.
+        sbatch's --signal and `signal_lead` both request it: the longer time counts.
         """
         asked = [
             readers.limit_signal(value)
@@ -214,7 +214,7 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """A name that users write, and what becomes of its value."""
+    """A name that users write, and how its value is read."""
 
     name: str
     field: str

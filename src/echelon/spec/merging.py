@@ -1,7 +1,7 @@
-"""How a request comes about: defaults ← cluster profile ← project file ← flags ← `--set`.
+"""Merge the layers of a request: defaults ← cluster profile ← project file ← flags ← `--set`.
 
-Every key has one reader, so a value means the same wherever it was written, and every problem is
-collected before it gives up. Pure: files are read by the command line.
+Every key has one reader, so a value means the same in every layer. All problems are collected
+before an error is raised. Pure: the command line reads the files.
 """
 
 import re
@@ -17,7 +17,7 @@ from echelon.spec.readers import nearest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Values from one place, as they were written."""
+    """Values from one source, as written."""
 
     source: str
     values: Mapping[str, object]
@@ -27,11 +27,11 @@ class Layer:
 class Merged:
     spec: JobSpec
     origins: Mapping[str, str]
-    """Key → the source that decided it; `default` otherwise."""
+    """Key → the source that set it, or `default`."""
 
 
 def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
-    """Yield what each layer says that no later one replaces: what is replaced may be wrong."""
+    """Yield the values that no later layer overrides: an overridden one may be invalid."""
     tables = {name for name, key in KEYS.items() if isinstance(getattr(JobSpec(), key.field), dict)}
     for number, layer in enumerate(layers):
         later = {name for after in layers[number + 1 :] for name in after.values} - tables
@@ -41,10 +41,10 @@ def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:
 
 
 def merge(layers: Sequence[Layer]) -> Merged:
-    """Return the request that these layers make, the later ones first.
+    """Merge layers into one request; later layers override earlier ones.
 
     Raises:
-        UsageError: with every problem of every layer.
+        UsageError: lists every problem in every layer.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(KEYS, "default")
@@ -62,7 +62,7 @@ def merge(layers: Sequence[Layer]) -> Merged:
             problems.append(f"{layer.source}: {name}: {error.message}")
             hints.append(error.hint)
             continue
-        if isinstance(value, dict):  # tables add up, name by name
+        if isinstance(value, dict):  # tables are merged by name
             value = {**values.get(key.field, {}), **value}
         values[key.field] = value
         origins[name] = layer.source
@@ -77,7 +77,7 @@ def merge(layers: Sequence[Layer]) -> Merged:
 
 
 def _tell_origins(problems: Sequence[str], origins: Mapping[str, str]) -> str:
-    """Return where the keys that problems speak of were set: not all was typed just now."""
+    """Return where the keys in these problems were set: the user may not have typed them."""
     words = set(re.findall(r"[a-z_]+", " ".join(problems)))
     told = [
         f"{key} is from {source}"

@@ -1,7 +1,7 @@
-"""Any way of writing a value → the value: one reader for each kind. Pure.
+"""Readers: convert a value as a user wrote it to its type. Pure.
 
-A reader takes what a user wrote, in a file or on the command line, and raises UsageError with a
-hint for what it cannot read.
+Each takes a value from a file or the command line, and raises UsageError with a hint if it is
+invalid.
 """
 
 import difflib
@@ -26,7 +26,7 @@ _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%+-]*@[A-Za-z0-9][A-Za-z0-9.-]*")
 
 @dataclass(frozen=True, slots=True)
 class NodeCount:
-    """How many nodes: at least and at most."""
+    """Minimum and maximum number of nodes."""
 
     low: int = 1
     high: int = 1
@@ -37,24 +37,24 @@ class NodeCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitSignal:
-    """What sbatch's `--signal` asks for: a warning before the time limit."""
+    """A warning before the time limit, as sbatch's `--signal` requests it."""
 
     number: int = signal.SIGUSR1
     lead_s: int = 60
     """How long before; 60 s is Slurm's own default."""
     reserved: bool = False
-    """Whether the job may start although a reservation begins before its end (`R:`)."""
+    """Whether the job may overlap a reservation (`R:`)."""
 
 
 def text(raw: object) -> str:
-    """Read a word, or a number for one."""
+    """Read a text; a number counts as one."""
     if not isinstance(raw, str | int | float) or isinstance(raw, bool):
         raise UsageError(f"{raw!r} is not a text", hint='write it in quotes, for example "gpu"')
     return str(raw)
 
 
 def count(raw: object) -> int:
-    """Read a whole number."""
+    """Read an integer."""
     if isinstance(raw, str) and raw.isdecimal() and raw.isascii() and len(raw) < 16:
         raw = int(raw)
     if isinstance(raw, int) and not isinstance(raw, bool) and 0 <= raw < 1 << 53:
@@ -78,21 +78,21 @@ def memory(raw: object) -> int:
     """Read an amount of memory; return MiB."""
     if not (mib := parse_memory(str(raw))):
         raise UsageError(
-            "0 means all of a node's memory to Slurm", hint="say so to Slurm itself: --slurm mem=0"
+            "0 means all of a node's memory to Slurm", hint="to request that, use --slurm mem=0"
         )
     return mib
 
 
 def duration(raw: object) -> str:
-    """Read a time as Slurm does; return it in Slurm's own form."""
+    """Read a duration in Slurm's notation or a common one; return it in Slurm's."""
     return format_duration(parse_duration(str(raw))) if raw != "" else ""
 
 
 def seconds(raw: object) -> int:
-    """Read a short time; a plain number is seconds."""
+    """Read a short duration; a plain number is in seconds."""
     if isinstance(raw, int) or (isinstance(raw, str) and raw.isdecimal()):
         return count(raw)
-    hint = "write 90 (seconds), 2m or 1h30m"  # where Slurm's own durations count in minutes
+    hint = "write 90 (seconds), 2m or 1h30m"  # unlike Slurm's durations, which are in minutes
     try:
         found = parse_duration(str(raw))
     except UsageError as error:
@@ -118,7 +118,7 @@ def hosts(raw: object) -> str:
 
 
 def words(raw: object) -> tuple[str, ...]:
-    """Read a list, or words with commas."""
+    """Read a list, or words separated by commas."""
     if isinstance(raw, str):
         return tuple(word for word in raw.split(",") if word)
     if isinstance(raw, Sequence):
@@ -133,7 +133,7 @@ def lines(raw: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A reader of one of some words, which knows them."""
+    """Reads one of several words."""
 
     choices: tuple[str, ...]
 
@@ -150,25 +150,25 @@ class OneOf:
 
 
 def one_of(*choices: str) -> OneOf:
-    """Return a reader of one of these words."""
+    """Return a reader that accepts one of these words."""
     return OneOf(choices)
 
 
 def mail_types(raw: object) -> tuple[str, ...]:
-    """Read when Slurm is to write mail."""
+    """Read the events about which Slurm sends mail."""
     known = one_of(*MAIL_TYPES)
     return tuple(known(word.upper()) for word in words(raw))
 
 
 def address(raw: object) -> str:
-    """Read an address for mail."""
+    """Read a mail address."""
     if raw == "" or (isinstance(raw, str) and _ADDRESS.fullmatch(raw)):
         return str(raw)
     raise UsageError(f"{raw!r} is not an address", hint="write one, as in me@example.org")
 
 
 def table(raw: object) -> dict[str, str]:
-    """Read names with values."""
+    """Read a table of names and values."""
     if not isinstance(raw, Mapping):
         raise UsageError(f"{raw!r} is not a table", hint='write it as [env] and NAME = "value"')
     return {str(key): text(value) for key, value in raw.items()}
@@ -193,7 +193,7 @@ def limit_signal(raw: str) -> LimitSignal:
 
 
 def is_signal(option: str) -> bool:
-    """Tell whether an sbatch option is `--signal`, which may be shortened."""
+    """Tell whether an sbatch option is `--signal`, which may be abbreviated."""
     return len(option) > 1 and "signal".startswith(option)
 
 
@@ -207,7 +207,7 @@ def options(raw: object) -> dict[str, str]:
 
 
 def nearest(wrong: str, right: Sequence[str]) -> str:
-    """Return a hint: the name that was probably meant, or all there are."""
+    """Return a hint: the name that was probably meant, or all names."""
     close = _closest(wrong, right)
     return f"did you mean '{close}'?" if close else f"there are: {', '.join(right)}"
 

@@ -54,44 +54,44 @@ def numbers(path):
 
 
 def test_a_post_does_not_wait_and_keeps_order(gate):
-    scribe, done = BackgroundWriter("test"), []
-    scribe.post(gate.wait)
+    writer, done = BackgroundWriter("test"), []
+    writer.post(gate.wait)
     for number in range(100):
-        scribe.post(partial(done.append, number))
-    assert not scribe.settle(0.01)
-    assert (done, scribe.undone) == ([], 101)
+        writer.post(partial(done.append, number))
+    assert not writer.settle(0.01)
+    assert (done, writer.undone) == ([], 101)
     gate.set()
-    assert scribe.close(10)
-    assert (done, scribe.undone) == (list(range(100)), 0)
+    assert writer.close(10)
+    assert (done, writer.undone) == (list(range(100)), 0)
 
 
 def test_a_close_ends_in_time_when_storage_does_not_answer(gate):
-    scribe = BackgroundWriter("test")
-    scribe.post(gate.wait)
-    assert not scribe.close(0.01)
-    assert scribe.undone == 1
+    writer = BackgroundWriter("test")
+    writer.post(gate.wait)
+    assert not writer.close(0.01)
+    assert writer.undone == 1
     gate.set()
-    assert scribe.close(10)
+    assert writer.close(10)
 
 
 @pytest.mark.parametrize("number", sorted(AWAY | {errno.ENOSPC, errno.EDQUOT}))
 def test_what_fails_for_a_while_is_done_in_the_end(number):
-    scribe = BackgroundWriter("test")
+    writer = BackgroundWriter("test")
     task, done = fail_with(number, times=5)
-    scribe.post(task)
-    assert scribe.close(10)
+    writer.post(task)
+    assert writer.close(10)
     assert done
-    assert not scribe.lost
+    assert not writer.lost
 
 
 def test_what_can_never_work_keeps_nobody():
-    scribe = BackgroundWriter("test")
+    writer = BackgroundWriter("test")
     for number in (errno.EACCES, errno.EISDIR):
-        scribe.post(fail_with(number, times=1)[0])
-    scribe.post(lambda: {}["no"])  # a fault of our own
-    assert scribe.close(10)
-    assert scribe.lost == 3
-    assert scribe.trouble == "KeyError: 'no'"
+        writer.post(fail_with(number, times=1)[0])
+    writer.post(lambda: {}["no"])  # a fault of our own
+    assert writer.close(10)
+    assert writer.lost == 3
+    assert writer.trouble == "KeyError: 'no'"
 
 
 def test_events_come_in_order_past_a_failure(tmp_path, monkeypatch):
@@ -118,14 +118,14 @@ def test_what_there_was_no_room_for_is_counted_where_it_is_missing(tmp_path, gat
     path = tmp_path / "a.jsonl"
     log = open_log(path, room=3)
     log.write(raw("tick", n=0))
-    assert log.scribe.settle(10)
+    assert log.writer.settle(10)
     entered = threading.Event()
 
     def hang():
         entered.set()
         gate.wait()
 
-    log.scribe.post(hang)
+    log.writer.post(hang)
     assert entered.wait(10)
     for number in range(1, 8):
         log.write(raw("tick", n=number))
@@ -139,15 +139,15 @@ def test_what_there_was_no_room_for_is_counted_where_it_is_missing(tmp_path, gat
         "tick",
     ]
     assert numbers(path) == [0, 4, 5, 6, 7]
-    assert log.scribe.lost == 4
+    assert log.writer.lost == 4
 
 
 def test_events_without_a_folder_are_lost_and_counted(tmp_path):
     log = open_log(tmp_path / "gone" / "a.jsonl")
     log.write(raw("tick"))
     assert log.close(10)
-    assert log.scribe.lost == 1
-    assert "No such file" in log.scribe.trouble
+    assert log.writer.lost == 1
+    assert "No such file" in log.writer.trouble
 
 
 def test_persist_gives_up_after_its_time_and_at_errors_that_stay(monkeypatch):

@@ -1,1 +1,1 @@
-"""One process per node: local workers, zygote client, node check, guard."""
+"""The agent, one process per node: local workers, zygote client, node check, guard."""

@@ -28,7 +28,7 @@ from echelon.launch.protocol.messages import (
 from echelon.launch.protocol.program import Program
 from echelon.launch.roles import role_command
 
-_FORGIVEN = 2
+_MOST_FAILED_STARTS = 2
 """How many zygotes in a row may die before they are ready; the next one preloads nothing."""
 
 
@@ -65,7 +65,7 @@ class ZygoteClient:
         self._socket: socket.socket | None = None
         self._pid = 0
         self._status: int | None = None
-        self._stillborn = 0
+        self._failed_starts = 0
 
     async def start(self, listener: Listener) -> None:
         """Start the zygote, and pass its reports to the listener for as long as it lives.
@@ -74,7 +74,7 @@ class ZygoteClient:
             OSError: its log cannot be written.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        preload = self._preload if self._stillborn < _FORGIVEN else ()
+        preload = self._preload if self._failed_starts < _MOST_FAILED_STARTS else ()
         program = (self._program.kind, ",".join(preload), *self._program.argv)
         argv = role_command("zygote", theirs.fileno(), *program)
         self._pid, self._status = 0, None
@@ -84,7 +84,7 @@ class ZygoteClient:
         theirs.close()
         ours.setblocking(False)
         self._socket = ours
-        self._stillborn += 1  # reset when it is ready
+        self._failed_starts += 1  # reset when it is ready
         self._guard.watch(self._pid)
         asyncio.get_running_loop().add_reader(ours, self._hear, listener)
 
@@ -146,7 +146,7 @@ class ZygoteClient:
             return
         match decode(json.loads(data)):
             case ZygoteReady() as ready:
-                self._stillborn = 0
+                self._failed_starts = 0
                 listener.zygote_ready(ready)
             case RankForked() as started:
                 listener.rank_started(started)

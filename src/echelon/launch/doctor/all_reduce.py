@@ -131,9 +131,9 @@ class AllReduce:
 
     async def measure(self, groups: Sequence[tuple[int, ...]]) -> list[Group]:
         """Return one result per group; groups must not share nodes."""
-        doors = {group: self._addresses(group) for group in groups}
+        addresses = {group: self._addresses(group) for group in groups}
         opened = await self._probes.ask(
-            {group[0]: ("open", {"addresses": found}) for group, found in doors.items()},
+            {group[0]: ("open", {"addresses": found}) for group, found in addresses.items()},
             limit_s=LIMIT_S,
         )
         questions: dict[int, Question] = {}

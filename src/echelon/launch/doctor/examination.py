@@ -212,11 +212,11 @@ class Examination:
             own = [self._address(node), *self._pool.agents[node].hello.addresses]
             questions[node] = ("open", {"addresses": list(dict.fromkeys(own))})
         opened = await self._probes.ask(questions, limit_s=ASK_S)
-        doors = {node: said.found["ports"] for node, said in opened.items() if not said.error}
-        tries = {node: [peer for peer in self._peers(node) if peer in doors] for node in doors}
-        names = {str(node): node for node in doors}
+        ports = {node: said.found["ports"] for node, said in opened.items() if not said.error}
+        tries = {node: [peer for peer in self._peers(node) if peer in ports] for node in ports}
+        names = {str(node): node for node in ports}
         asked: dict[int, Question] = {
-            node: ("reach", {"doors": {str(peer): doors[peer] for peer in peers}})
+            node: ("reach", {"ports": {str(peer): ports[peer] for peer in peers}})
             for node, peers in tries.items()
         }
         for node, said in (await self._probes.ask(asked, limit_s=ASK_S)).items():

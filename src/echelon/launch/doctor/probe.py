@@ -51,7 +51,7 @@ class Probe:
         self._key = key
         clean = {name: value for name, value in environ.items() if name not in PRIVATE}
         self._worker = TorchClient(shell, clean, scratch / "torch.log")
-        self._doors = RendezvousSockets()
+        self._sockets = RendezvousSockets()
         self._link: Link | None = None
         self._done = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -67,7 +67,7 @@ class Probe:
             for task in self._tasks:
                 task.cancel()
             self._worker.close()
-            self._doors.close()
+            self._sockets.close()
         return 0
 
     async def _reach_doctor(self) -> None:
@@ -139,8 +139,8 @@ class Probe:
             "clock": self._read_clock,
             "facts": self._find_facts,
             "file": self._await_file,
-            "open": self._open_doors,
-            "reach": self._try_doors,
+            "open": self._open_sockets,
+            "reach": self._try_sockets,
             "torch": self._ask_torch,
             "measure": self._measure,
         }
@@ -168,13 +168,13 @@ class Probe:
     async def _await_file(self, about: Mapping[str, Any]) -> dict[str, Any]:
         return {"late_s": await await_text(Path(about["path"]), about["text"], about["limit_s"])}
 
-    async def _open_doors(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        return {"ports": self._doors.open(about["addresses"])}
+    async def _open_sockets(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        return {"ports": self._sockets.open(about["addresses"])}
 
-    async def _try_doors(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        doors = about["doors"]
-        found = await asyncio.gather(*(try_sockets(ports) for ports in doors.values()))
-        return {"reached": dict(zip(doors, found, strict=True))}
+    async def _try_sockets(self, about: Mapping[str, Any]) -> dict[str, Any]:
+        peers = about["ports"]
+        found = await asyncio.gather(*(try_sockets(ports) for ports in peers.values()))
+        return {"reached": dict(zip(peers, found, strict=True))}
 
     async def _ask_torch(self, about: Mapping[str, Any]) -> dict[str, Any]:
         limit_s = about["limit_s"]
@@ -193,7 +193,7 @@ class Probe:
         listener = None
         if order["what"] == "reduce":
             order["env"] = self._interface(order["address"])
-            listener = self._doors.take(order["address"]) if order["first_rank"] == 0 else None
+            listener = self._sockets.take(order["address"]) if order["first_rank"] == 0 else None
         try:
             return await self._worker.order(order, limit_s=limit_s, listener=listener)
         finally:

@@ -1,1 +1,1 @@
-"""The agents of a job, as a controller or the doctor has them."""
+"""The agents of a job, on the side of a controller or the doctor."""

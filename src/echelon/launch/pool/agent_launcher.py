@@ -29,7 +29,7 @@ class AgentLauncher:
         self._starter, self._tell_gone = starter, gone
         self._command: AgentCommand | None = None
         self._living: dict[int, tuple[Started, asyncio.Future[bool] | None]] = {}
-        """Running processes by pid, each with the future of the agent that somebody waits for."""
+        """Running processes by pid, each with the future of an agent that `call` waits for."""
         self._awaited: dict[int, asyncio.Future[bool]] = {}
         """By node: agents that are being started again."""
 
@@ -40,10 +40,10 @@ class AgentLauncher:
             self._add(started)
 
     async def call(self, node: int, **environ: str) -> bool:
-        """Start the agent of a node again; tell whether it has connected.
+        """Start the agent of a node again; return whether it has connected.
 
         Args:
-            node: which.
+            node: the node.
             environ: additional variables for it.
 
         Raises:
@@ -54,7 +54,7 @@ class AgentLauncher:
         coming: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._awaited[node] = coming
         starting = asyncio.ensure_future(asyncio.to_thread(self._starter.start, [node], command))
-        # Even if this is cancelled, what was started must not be forgotten.
+        # Even if this is cancelled, started processes must be tracked.
         starting.add_done_callback(partial(self._add_called, coming=coming))
         try:
             await asyncio.shield(starting)
@@ -73,7 +73,7 @@ class AgentLauncher:
         _answer(self._awaited.get(node), came=True)
 
     def reap(self) -> None:
-        """Collect processes that have exited, and report each."""
+        """Collect processes that have exited, and report each of them."""
         for pid in [pid for pid in self._living if not _is_there(pid)]:
             started, coming = self._living.pop(pid)
             _answer(coming, came=False)
@@ -85,7 +85,7 @@ class AgentLauncher:
         return bool(self._living)
 
     def dismiss(self) -> None:
-        """Tell processes that do not exit with their agents that no more are wanted."""
+        """Signal processes that do not exit with their agents that no more are needed."""
         for pid, (started, _) in self._living.items():
             if started.dismissal:
                 os.kill(pid, started.dismissal)  # it may have exited, but is not collected yet
@@ -104,7 +104,7 @@ class AgentLauncher:
         self, starting: asyncio.Future[list[Started]], *, coming: asyncio.Future[bool]
     ) -> None:
         if starting.cancelled() or starting.exception():
-            return  # the caller of `call` gets the error
+            return  # `call` raises the error
         for started in starting.result():
             self._add(started, coming)
             if coming.cancelled():

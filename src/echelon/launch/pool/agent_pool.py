@@ -1,4 +1,4 @@
-"""The agents of an attempt, as their controller sees them: who is connected, and what happened.
+"""The agents of an attempt, as their controller sees them: which are connected, what happened.
 
 Everything that happens (a message, a lost agent, a signal, a hang) becomes an entry of one queue,
 so that the controller handles one at a time and reads from top to bottom.
@@ -33,8 +33,8 @@ LEAVE_S = 5.0
 LOST_S = 1.0
 """The same if some agents are lost."""
 ALIVE_S = 60.0
-"""How often it is recorded that the run is alive. If it disappears with its host, this is the only
-trace of how long it lived."""
+"""How often the run's heartbeat is recorded. If its host dies, this is the only trace of how long
+the run lived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class AgentPool:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._be_signalled, number)
         for number in (signal.SIGUSR1, signal.SIGUSR2):
-            # A warning that the user's own `--signal=B:` asks for. We know the limit ourselves.
+            # Sent as a warning by the user's own `--signal=B:`. We know the time limit ourselves.
             loop.add_signal_handler(
                 number, partial(self._note, events.SignalIgnored(signal=int(number)))
             )
@@ -114,9 +114,9 @@ class AgentPool:
         return self._launcher.started
 
     async def restart(self, node: int) -> bool:
-        """Start the agent of a node again; tell whether it has connected.
+        """Start the agent of a node again; return whether it has connected.
 
-        For that, somebody has to call `next` meanwhile.
+        Meanwhile, `next` has to be called: it handles the agent's greeting.
 
         Raises:
             EchelonError, OSError: it could not be started.
@@ -129,7 +129,7 @@ class AgentPool:
         try:
             agent, what = await self._take(deadline_s)
             while agent and agent.hello.fault and not isinstance(what, Hello):
-                agent, what = await self._take(deadline_s)  # a rejected agent is not heard
+                agent, what = await self._take(deadline_s)  # skip what a rejected agent sends
         except TimeoutError:
             return None
         match what:
@@ -137,7 +137,7 @@ class AgentPool:
                 self.reject(what)
                 agent.link.say(Leave())
             case Hello() if agent and what.node in self.agents:
-                agent.link.say(Leave())  # another one was first
+                agent.link.say(Leave())  # another agent of the node was first
             case Hello() if agent:
                 self._take_in(agent)
             case Lost() if agent and self.has(agent):
@@ -174,16 +174,16 @@ class AgentPool:
             return await self._queue.get()
 
     def reject(self, hello: Hello) -> None:
-        """Exclude a node because of its fault."""
+        """Exclude a node that failed its check."""
         self.unfit[hello.node] = hello
         self._note(events.NodeRejected(node=hello.node, name=hello.name, reason=hello.fault))
 
     def post(self, stop: Stop) -> None:
-        """Request that the run stops."""
+        """Request a stop of the run."""
         self._queue.put_nowait((None, stop))
 
     def wake(self) -> None:
-        """Wake up the caller of `next`."""
+        """Make `next` return."""
         self._queue.put_nowait((None, None))
 
     def has(self, agent: AgentHandle) -> bool:
@@ -217,12 +217,12 @@ class AgentPool:
     # --- what becomes an entry ------------------------------------------------------------------
 
     def hear(self, agent: AgentHandle, message: Message) -> None:
-        """Take a message of an agent, the first of which is its greeting."""
+        """Handle a message of an agent; the first one is its greeting."""
         if not isinstance(message, Pulse):
             self._queue.put_nowait((agent, message))
             return
         self._feel(message)
-        agent.pace = message.pace or agent.pace  # without ranks, the last one counts
+        agent.pace = message.pace or agent.pace  # without ranks, keep the last one
         agent.held = any(seen[2] == "D" for seen in message.ranks)
 
     def _lose(self, agent: AgentHandle, reason: str) -> None:
@@ -254,7 +254,7 @@ class AgentPool:
             if paused_s > SILENCE_S / 2:
                 self._resume(now_s, paused_s)
             for agent in list(self.agents.values()):
-                if now_s - agent.link.said_s > PULSE_S / 2:  # otherwise it knows that we live
+                if now_s - agent.link.said_s > PULSE_S / 2:  # otherwise it has just heard from us
                     agent.link.say(Pulse())
                 if now_s - agent.link.heard_s > SILENCE_S:
                     agent.link.drop(f"no message for {SILENCE_S:g} s")
@@ -262,13 +262,13 @@ class AgentPool:
                 self._queue.put_nowait((None, hang))
 
     def _end_with(self, pulse: asyncio.Task[None]) -> None:
-        """End the run if the pulse fails: without it agents exit, and cannot say why."""
+        """End the run if the heartbeat task fails: agents would exit, and could not say why."""
         if not pulse.cancelled() and (error := pulse.exception()):
             message = f"internal error in the agent pool: {type(error).__name__}: {error}"
             self._queue.put_nowait((None, Stop("start", message, 70, at_once=True)))
 
     def _resume(self, now_s: float, paused_s: float) -> None:
-        """Count no silence of agents during which we ourselves were suspended."""
+        """Do not count the time during which we were suspended as silence of agents."""
         self._note(events.ControllerPaused(seconds=round(paused_s, 1)))
         self._paused_s, self._resumed_s = paused_s, now_s
         for agent in self.agents.values():
@@ -281,13 +281,13 @@ class AgentPool:
         self._signals += 1
         name = signal.Signals(number).name
         message = "interrupted" if number == signal.SIGINT else f"the controller received {name}"
-        # A second signal means impatience; a hang-up means that nobody waits any more.
+        # A second signal is a request to stop at once; after a hang-up no one waits for the run.
         at_once = self._signals > 1 or number == signal.SIGHUP
         self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once)))
 
 
 def _allow_many_files() -> None:
-    """Allow a connection to each of thousands of agents; the usual limit is 1024 files."""
+    """Raise the limit of open files, usually 1024: thousands of agents may connect."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

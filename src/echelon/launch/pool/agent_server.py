@@ -1,11 +1,11 @@
-"""Where agents connect to their controller: a peer that proves that it knows the key is let in.
+"""Where agents connect to their controller: only peers that prove that they know the key may.
 
-Anybody on the network may connect, any number of times. They learn nothing, and they use up neither
-the file descriptors that agents need, nor an agent's place in the queue, nor disk space.
+Any host on the network may connect, any number of times. Such peers learn nothing, and cannot use
+up the file descriptors that agents need, an agent's place in the queue, or disk space.
 
-Under a flood the kernel's queue is full, and a connection waits in it for a while. By the time it
-is accepted, the agent's first bytes have arrived (`wire.py`), so no silent stranger takes its
-place. An agent whose connection the kernel has dropped tries again at once.
+Under a flood the kernel's queue is full, and connections wait in it. By the time an agent's
+connection is accepted, its first bytes have arrived (`wire.py`), so no silent stranger takes its
+place. An agent whose connection the kernel drops tries again at once.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from echelon.run.events import StrangerRejected
 from echelon.run.journal import NoteTaker
 
 STRANGERS = 1024
-"""Limit of connections that have sent nothing yet; the oldest is closed beyond it. It is lower if
+"""Limit of connections that have sent nothing yet; beyond it, the oldest is closed. It is lower if
 the process may not open four times as many files."""
 _BATCH = 64
 """Connections that are accepted in a row before other work is done."""
@@ -49,11 +49,11 @@ class AgentServer:
         """The key that agents have to know."""
         self._nodes, self._note = nodes, note
         self._received, self._lost = received, lost
-        """Called with each message of an agent, its greeting first, and with its loss."""
+        """Called with each message of an agent, its greeting first, and when it is lost."""
         self._listeners: list[socket.socket] = []
         self._silent: dict[socket.socket, _Caller] = {}
-        """Peers that have not knocked, the oldest first. They are plain sockets: an asyncio
-        connection takes ten times as long to make, and there may be many."""
+        """Peers that have not knocked, the oldest first. They are plain sockets: there may be many,
+        and an asyncio connection takes ten times as long to create."""
         self._knocked: dict[Link, None] = {}
         """Peers that have knocked and have yet to prove that they know the key."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -62,10 +62,10 @@ class AgentServer:
     async def open(
         self, addresses: Sequence[str], listen: Callable[[str], socket.socket] | None = None
     ) -> list[str]:
-        """Listen at those of our addresses where that is possible; return them with their ports.
+        """Listen on those of our addresses where that is possible; return them with their ports.
 
         Raises:
-            UnavailableError: it is possible at none.
+            UnavailableError: it is possible on none.
         """
         heard = []
         for address in addresses:
@@ -122,14 +122,14 @@ class AgentServer:
             self.key, "controller", opened=self._know, received=received, lost=lost, first=first
         )
         self._knocked[link] = None
-        if len(self._knocked) > self._nodes + _room():  # somebody replays a knock
+        if len(self._knocked) > self._nodes + _room():  # a knock is being replayed
             oldest = next(iter(self._knocked))
             self._know(oldest)
             oldest.drop("too many peers connected without proving that they know the key")
         return link
 
     def _know(self, link: Link) -> None:
-        """Forget that a peer was unknown: it has proved that it knows the key, or is gone."""
+        """Remove a peer from the unknown ones: it has proved that it knows the key, or is gone."""
         self._knocked.pop(link, None)
 
     def _turn_away(self, address: str, reason: str) -> None:
@@ -163,7 +163,7 @@ class AgentServer:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     def _listen(self, peer: socket.socket) -> bool:
-        """Read more of a peer's first bytes; tell whether more are to come."""
+        """Read more of a peer's first bytes; return whether more are expected."""
         caller = self._silent[peer]
         try:
             data = peer.recv(KNOCK - len(caller.said))
@@ -224,7 +224,7 @@ class _Caller:
 
 
 def listen_at(address: str) -> socket.socket:
-    """Return a socket that listens at any port of an address.
+    """Return a socket that listens on any port of an address.
 
     Raises:
         OSError: the address is not ours.
@@ -241,6 +241,6 @@ def listen_at(address: str) -> socket.socket:
 
 
 def _room() -> int:
-    """Return how many strangers may wait, so that file descriptors are left for agents."""
+    """Return how many unknown peers may wait, so that file descriptors are left for agents."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return min(STRANGERS, files // 4)

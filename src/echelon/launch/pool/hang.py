@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 _ASLEEP_S = 0.005
-"""CPU time of a main thread that only waited."""
+"""CPU time that a main thread may use while it only waits."""
 _RECENT_S = 2.5
 """Two pulses of an agent, and some delay."""
 _STOPPED = ("T", "t")
@@ -24,15 +24,15 @@ class Hang:
     """Ranks that make no progress."""
 
     rank: int
-    """The one that differs, as far as that is known."""
+    """The rank that differs from the others, if known."""
     message: str
     step: int = -1
     generation: int = 0
     sure: bool = False
-    """Whether it is known without comparing stacks."""
+    """Whether the cause is known without comparing stacks."""
 
     def with_stacks(self, stacks: Mapping[str, str]) -> "Hang":
-        """Return the hang, with what the stacks of the ranks reveal."""
+        """Return the hang, with what the ranks' stacks show."""
         if self.sure or (found := find_odd(stacks)) is None:
             return self
         rank, message = found
@@ -150,7 +150,7 @@ class HangWatch:
         return Hang(rank=waiting[0], message=f"all ranks wait: {waits}")
 
     def _is_long(self, seen: _Seen, since_s: float) -> bool:
-        """Tell whether a state since then is known to have lasted the allowed time."""
+        """Tell whether a state has provably lasted for the allowed time."""
         return seen.felt_s - since_s >= self._timeout_s
 
     def _split(self, now_s: float) -> tuple[list[int], list[int]]:
@@ -202,7 +202,7 @@ def script_frames(stack: str) -> str:
     """Return a stack without the launcher's own frames."""
     own = re.compile(
         r'^  File "(?:.*/launcher/.*|<frozen runpy>)", line \d+ in .*\n?'
-        r'|^  File "<string>", line \d+ in <module>\n?\Z',  # the outermost: what Python was given
+        r'|^  File "<string>", line \d+ in <module>\n?\Z',  # the outermost: Python's -c
         re.MULTILINE,
     )
     return own.sub("", stack)
@@ -218,7 +218,7 @@ def find_odd(stacks: Mapping[str, str]) -> tuple[int, str] | None:
     if len(counts) == 1 or (len(counts) > 1 and counts[1][1] == most and len(places) > 2):
         return None
     if len(places) == 2:
-        # The one that is in no collective keeps the other one waiting.
+        # The one that is not in a collective keeps the other one waiting.
         outside = [rank for rank, place in places.items() if not place.startswith("in the coll")]
         odd = outside[0] if len(outside) == 1 else max(places)
         usual = next(place for rank, place in places.items() if rank != odd)

@@ -30,7 +30,7 @@ from echelon.run.series import Sample, SeriesWriter
 
 EVERY_S = 1.0
 _SELDOM = 10
-"""Slow queries are made once in so many samples."""
+"""Slow queries are made once in this many samples."""
 _NICE = 10
 _PEAKS = ("mem", "shm")
 IDLE_S = 300.0
