@@ -1,4 +1,4 @@
-"""Generates docs/benchmarks.md from benchmarks/results/. `make docs` calls it.
+"""Generate docs/benchmarks.md from benchmarks/results/. `make docs` calls it.
 
 .venv/bin/python tools/figures.py            writes the page if it has changed
 .venv/bin/python tools/figures.py --check    exits with 1 if the page is out of date
