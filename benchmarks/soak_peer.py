@@ -1,4 +1,4 @@
-"""The training of the storm in plain PyTorch: DDP, torch.save now and then, and resume.
+"""The training of the storm test in plain PyTorch: DDP, periodic torch.save, and resume.
 
     torchrun … soak_peer.py PACE SAVE_EVERY
 
@@ -63,7 +63,7 @@ def _save(state, step):
 
 
 def _turn():
-    """Return what this set of ranks has to itself: torchrun counts no change of members."""
+    """Return a value unique to this set of ranks; torchrun does not count membership changes."""
     names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
     return ".".join(os.environ.get(name, "0") for name in names)
 

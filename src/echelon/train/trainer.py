@@ -112,9 +112,9 @@ class Trainer:
         # old names
         step: str | None = None,
     ) -> None:
-        """Prepare a training.
+        """Set up the training; `fit` runs it.
 
-        The training:
+        Training:
             world: the result of `echelon.init()`.
             model: moved to the rank's device, and wrapped in DDP if there are several ranks.
             optimizer: creates the optimizer from the model's parameters.
@@ -122,13 +122,13 @@ class Trainer:
             schedule_steps: step the scheduler after every step instead.
             loss: mean loss of outputs and targets, for data of (inputs, targets).
             metrics: metrics to compute besides `loss`. Validation of a classifier adds accuracy.
-            train_step: replaces `loss` for other kinds of data: takes model and batch, returns sums
-                over the batch's samples. `loss` is minimized, `count` is the number of samples.
+            train_step: replaces `loss` for anything else: takes model and batch, returns sums over
+                the batch's samples. `loss` is minimized, `count` is the number of samples.
             measure: the same for validation.
             epochs: passes over the data.
             max_steps: stop after this many steps if that comes first.
             clip_norm: maximum norm of the gradient.
-            seed: determines the order of samples, and random numbers that nothing else seeds.
+            seed: determines the order of samples, and all random numbers not seeded elsewhere.
 
         Data:
             global_batch: samples per step over all ranks.
@@ -145,12 +145,12 @@ class Trainer:
             compiled: use torch.compile for the captured step; None does so if the remaining
                 training time makes it worthwhile.
             ddp: wrap the model in DDP; None does so if there are several ranks.
-            deterministic: choose algorithms that give the same bits every time, on a GPU too.
+            deterministic: use algorithms with bitwise reproducible results, also on a GPU.
             exact_layers: compute BatchNorm over the global batch and dropout per sample, so that
                 results do not depend on the number of ranks (docs/exactness.md).
 
         Checkpoints:
-            checkpoints: folder to save to; None uses the run's folder, if there is a run.
+            checkpoints: folder or Checkpointer; None uses the run's folder, if there is a run.
             save_every: steps between checkpoints, in addition to the one after each epoch; 0 saves
                 only after epochs.
 
