@@ -202,7 +202,7 @@ def measure_memory_of_all(folder):
     return found
 
 
-# --- a loop that goes on ------------------------------------------------------------------------
+# --- the loop during a write --------------------------------------------------------------------
 
 
 def training():

@@ -54,7 +54,7 @@ def await_smaller_world(folder, generation, began):
 
 
 def lose_node(box, folder, fault):
-    """Run on three nodes, apply a fault to one, and return the seconds until the others go on."""
+    """Run on three nodes, apply a fault to one, and return the seconds until the others step."""
     folder.mkdir()
     calm(box)
     argv = [*ECHELON, "submit", "--nodes", "2:3", "--nodelist", "node[1-3]", "--gpus", "1"]

@@ -2,8 +2,8 @@
 
     torchrun … soak_peer.py PACE SAVE_EVERY
 
-It leaves the same traces as the training of our own side (tests/slurm/survivor.py): where each rank
-is, and which step it takes when. It goes on until it is ended.
+It writes the same records as Echelon's side (tests/slurm/survivor.py): the place of each rank, and
+the time of each step. It runs until it is killed.
 """
 
 import json

@@ -127,8 +127,9 @@ class Checkpointer:
     ) -> None:
         """Save the state shared by all ranks, and the state specific to this rank.
 
-        Returns as soon as everything is copied. If writing fails, the next call of `save` or `wait`
-        warns about it: a full disk must not end a training that could continue.
+        Returns as soon as everything is copied, or with `wait` once it is written. If writing
+        fails, the next call of `save` or `wait` warns about it: a full disk must not end a training
+        that could continue.
 
         Raises:
             UsageError: the state contains a value that is neither a tensor nor plain data.
@@ -255,6 +256,7 @@ class Checkpointer:
         return sorted(step for step in found if step is not None)
 
     def best_step(self) -> int | None:
+        """Return the step of the best checkpoint; None if none is recorded."""
         try:
             return to_count(read_record(self.folder / "best.json").get("step"))
         except (OSError, ValueError):

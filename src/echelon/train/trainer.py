@@ -259,7 +259,7 @@ class Trainer:
         )
 
     def measure(self, model: nn.Module, batch: Any) -> Sums:
-        """Return sums over a validation batch, including `loss` and `count`."""
+        """Return sums over a validation batch, including `count`."""
         return self.train_step(model, batch)
 
     def _objective(self, loss: Any, metrics: Metrics | None, train_step: Step | None) -> Objective:
