@@ -262,7 +262,7 @@ def _number(value: float | str) -> str:
         return value
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
-    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"  # no more digits than measured
+    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"  # only measured digits
 
 
 def _wrap(text: str) -> str:
