@@ -1,11 +1,11 @@
-"""What a checkpoint costs the training loop: how long `save` holds it up, and how it goes on.
+"""Cost of a checkpoint: how long `save` blocks the training loop, and how much writing slows it.
 
     .venv/bin/python benchmarks/checkpoint.py [--saves N]
 
-300 MB of state in 800 tensors, a model and its Adam, in one process. Beside Echelon's Checkpointer:
-torch.save, and torch.distributed.checkpoint's async_save, all to the same file system. Then a small
-training loop with one thread, while a checkpoint is being written and while none is: it needs a
-core for the loop and one for the writer. Writes benchmarks/results/checkpoint.json.
+Saves 300 MB of state in 800 tensors (a model and its Adam state) in one process. Compares Echelon's
+Checkpointer with torch.save and torch.distributed.checkpoint's async_save on the same file system.
+Then times a small single-threaded training loop with and without a checkpoint being written, which
+needs one core for the loop and one for the writer. Writes benchmarks/results/checkpoint.json.
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Ours:
 
 
 class OursAlone(Ours):
-    """As on a node whose cores all have a rank: torch copies with one thread."""
+    """Copies with one thread, as on a node with one rank per core."""
 
     def save(self, state):
         threads = torch.get_num_threads()
@@ -123,7 +123,7 @@ class DcpAsync:
 
 
 class Nothing:
-    """A writer that sleeps: what it costs is the machine's mood."""
+    """A writer that only sleeps: its apparent cost is the machine's noise."""
 
     def __init__(self, _folder):
         self._until = 0.0
@@ -142,7 +142,7 @@ WAYS = {OURS: Ours, OURS_ALONE: OursAlone, TORCH: TorchSave, DCP: DcpAsync}
 
 
 def measure_stalls(state, folder, saves):
-    """Return how long each `save` took, and how long until it was written; they take turns."""
+    """Return how long each `save` took, and how long until it was written; methods alternate."""
     ways = {name: make(folder / str(number)) for number, (name, make) in enumerate(WAYS.items())}
     stalls, whole = {name: [] for name in ways}, {name: [] for name in ways}
     for _ in range(saves + 1):
@@ -181,11 +181,11 @@ def resident_mb(field):
 
 
 def measure_memory(name, folder):
-    """Return the most memory that saving three times takes, beside the state's own."""
+    """Return the peak memory of saving three times, in addition to the state itself."""
     state, way = make_state(), WAYS[name](folder)
-    ctypes.CDLL(None).malloc_trim(0)  # the gradients' memory must not serve again
+    ctypes.CDLL(None).malloc_trim(0)  # the gradients' memory must not be reused
     before = resident_mb("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the highest so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     for _ in range(3):
         way.save(state)
         way.wait()
@@ -193,7 +193,7 @@ def measure_memory(name, folder):
 
 
 def measure_memory_of_all(folder):
-    """Return it for each way, in a process of its own."""
+    """Return the peak memory of each method, measured in separate processes."""
     found = {}
     for number, name in enumerate((OURS, TORCH, DCP)):
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -202,11 +202,11 @@ def measure_memory_of_all(folder):
     return found
 
 
-# --- a loop that goes on ------------------------------------------------------------------------
+# --- the loop during a write --------------------------------------------------------------------
 
 
 def training():
-    """Return a step of a small training, which needs the interpreter as much as any."""
+    """Return a step of a small training, which depends on the interpreter lock like any other."""
     model = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs, targets = torch.randn(64, 784), torch.randint(10, (64,))
@@ -241,7 +241,7 @@ def measure_slowdown(state, folder, saves):
                 during.append(timed(step))
             way.wait()
             after = [timed(step) for _ in range(CALM_STEPS)]
-            if cycle:  # the first one pays the page faults
+            if cycle:  # skip the first, which has the page faults
                 found[name].append((during, before + after))
     return {
         f"a step while writing, {name}": {
@@ -256,14 +256,14 @@ def measure_slowdown(state, folder, saves):
 
 
 def more_percent(cycles, typical):
-    """Return how much more a typical step takes than in the same cycle's calm."""
+    """Return how much longer a typical step takes than without a write in the same cycle."""
     return round(
         statistics.median(100 * (typical(during) / typical(calm) - 1) for during, calm in cycles), 2
     )
 
 
 def judge_slowdown(rows):
-    """Return the worse of median and mean; None where a writer of nothing seems to cost as much."""
+    """Return the worse of median and mean; None if it is within the noise of an empty writer."""
     ours, control = (rows[f"a step while writing, {name}"] for name in (OURS, CONTROL))
     figures = ("slower_percent", "mean_slower_percent")
     if any(abs(control[figure]) > SLOWDOWN_PERCENT for figure in figures):

@@ -1,9 +1,9 @@
-"""How often the verdict is right: every fault of the matrix, several times.
+"""How often the verdict is right, for every fault of the fault matrix, tried several times.
 
     .venv/bin/python benchmarks/faultmatrix.py [--trials N]
 
 A hit names the right cause and the right rank. Prints a table and writes
-benchmarks/results/faultmatrix.json. Root and a memory cgroup are needed for all of it.
+benchmarks/results/faultmatrix.json. Some faults need root and a memory cgroup.
 """
 
 import argparse
@@ -25,12 +25,12 @@ RESULTS = HERE / "results" / "faultmatrix.json"
 
 
 def try_once(fault):
-    """Return what was wrong, and how long it took."""
+    """Return what was wrong with the verdict, and how long it took."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="echelon-fault-") as folder:
         try:
             wrong = try_fault(fault, Path(folder))
-        except Exception as error:  # noqa: BLE001  one that went astray is a miss, and no more
+        except Exception as error:  # noqa: BLE001  any failure counts as a miss
             wrong = [f"{type(error).__name__}: {error}"[:500]]
     return wrong, time.monotonic() - began
 

@@ -1,12 +1,12 @@
-"""Training speed on one GPU: an ordinary DDP loop, Accelerate, Lightning and Echelon, in one run.
+"""Training speed on one GPU: a plain DDP loop, Accelerate, Lightning and Echelon, in one run.
 
     PYTHONPATH=src python benchmarks/gpu.py [mnist] [resnet18] [resnet50] [resnet50-1024]
                                             [checkpoint] [restart]
 
-The same model, data, batch and number of epochs in each, end to end from the data set's file; the
-loss after them is compared, so that speed is not bought with work left out. For Echelon also the
-ladder, one lever at a time. Peers take part where they are installed. Writes
-benchmarks/results/gpu.json, part by part.
+Each uses the same model, data, batch size and number of epochs, end to end from the data set's
+file. The final losses are compared, to make sure that none skips work. Echelon is also measured
+with its optimizations enabled one at a time. Peers are included if installed. Writes
+benchmarks/results/gpu.json after each part.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def load_example(path):
 
 
 class Workload:
-    """What is trained, on what, and how."""
+    """A model, its data and its hyperparameters."""
 
     def __init__(self, *, make, data, test, transform, loss, optimizer, batch, epochs, gamma=1.0):
         self.make, self.data, self.test, self.transform = make, data, test, transform
@@ -66,7 +66,7 @@ class Workload:
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, self.gamma)
 
     def loader(self):
-        """Load as an ordinary script does: samples, collated by worker processes."""
+        """Load like an ordinary script: single samples, collated by worker processes."""
         return DataLoader(
             Samples(self.data), batch_size=self.batch, shuffle=True, num_workers=WORKERS,
             pin_memory=True, persistent_workers=True,
@@ -120,7 +120,7 @@ def resnet(name, batch, folder):
 
 
 class Epochs:
-    """Times epochs, with the device's work in them."""
+    """Times epochs, including the device's work."""
 
     def __init__(self):
         self.ends_s = []
@@ -295,7 +295,7 @@ def compare(name, work, report):
 
 
 def time_to_accuracy(report, goal=0.99):
-    """Train MNIST until the goal; compiling and warming up are told apart."""
+    """Train MNIST to the target accuracy; compilation and warm-up are reported separately."""
     work, reached = mnist(), {}
 
     class Watch:
@@ -334,7 +334,7 @@ def time_to_accuracy(report, goal=0.99):
 
 
 def checkpoint(report):
-    """2 GB of state: how long a save keeps the loop, and what writing costs it."""
+    """Measure, with 2 GB of state, how long a save blocks the loop and how writing slows it."""
     import torch.distributed.checkpoint as dcp  # noqa: PLC0415
 
     state = {f"layer {n}": torch.rand(25_000_000, device=GPU) for n in range(20)}
@@ -399,7 +399,7 @@ if not again:
 
 
 def restart(report):
-    """From the death of a rank that has a CUDA context to the first step of the next."""
+    """Measure from the death of a rank with a CUDA context to its successor's first step."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "train.py"
@@ -424,7 +424,7 @@ def restart(report):
 
 
 def make_pictures(folder):
-    """Make a packed data set of 12,800 images in TinyImageNet's layout."""
+    """Create a packed data set of 12,800 images in TinyImageNet's layout."""
     maker = EXAMPLES / "tinyimagenet" / "make_synthetic.py"
     sizes = ["--classes=200", "--train-per-class=64", "--val-per-class=5"]
     subprocess.run([sys.executable, str(maker), *sizes, str(folder)], check=True)
@@ -439,7 +439,7 @@ def main():
     parts = parser.parse_args().parts or known
     if unknown := [part for part in parts if part not in known]:
         parser.error(f"no such part: {', '.join(unknown)}")
-    if len(parts) > 1:  # each in a process of its own, as a training is
+    if len(parts) > 1:  # run each part in its own process, like a training
         for part in parts:
             subprocess.run([sys.executable, __file__, part], check=True)
     else:
@@ -447,7 +447,7 @@ def main():
 
 
 def measure_part(part):
-    """Measure one part, and put it beside the others in the file."""
+    """Measure one part, and merge its results into the file."""
     warnings.simplefilter("ignore")
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "NCCL_DEBUG": "ERROR"}
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
@@ -463,7 +463,7 @@ def measure_part(part):
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
         print(f"{name}: {values}", flush=True)
 
-    if part == "restart":  # in which this process must not take the GPU
+    if part == "restart":  # this process must not use the GPU
         restart(report)
         return
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

@@ -1,10 +1,10 @@
-"""What the launcher's own processes take from a run: CPU and memory, while ranks step.
+"""CPU and memory used by the launcher's own processes while ranks train.
 
     .venv/bin/python benchmarks/idle.py [--seconds N]
 
-2 nodes with 2 ranks each, played on this machine, which all-reduce every 50 ms; then torchrun's
-agent with the same ranks. Zygote and ranks are the user's program, and not counted. Writes
-benchmarks/results/idle.json.
+Simulates 2 nodes with 2 ranks each on this machine, which all-reduce every 50 ms; then measures
+torchrun's agent with the same ranks. Zygote and ranks run the user's program and are not counted.
+Writes benchmarks/results/idle.json.
 """
 
 import argparse
@@ -26,24 +26,24 @@ MIB = 1 << 20
 
 
 def cpu_s(pid):
-    """Return user and system time of a process, all its threads, without its children."""
+    """Return user and system time of a process and all its threads, without its children."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(words[11]) + int(words[12])) / TICKS
 
 
 def memory(pid):
-    """Return resident memory, and that with shared pages counted in parts, in MiB."""
+    """Return resident and proportional memory (RSS and PSS) in MiB."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     kib = {words[0]: int(words[1]) for line in lines if len(words := line.split()) == 3}
     return {"rss_mib": round(kib["Rss:"] / 1024, 1), "pss_mib": round(kib["Pss:"] / 1024, 1)}
 
 
 def our_processes(command):
-    """Return the launcher's processes by what they are; a guard is an agent's own fork."""
+    """Return the launcher's processes by role; a guard is a fork of an agent."""
     found = {"the command, echelon run": command.pid}
     for process in psutil.Process(command.pid).children(recursive=True):
         if process.status() == psutil.STATUS_ZOMBIE:
-            continue  # one that is over, and about to be reaped
+            continue  # not reaped yet
         words = process.cmdline()
         role = words[5] if len(words) > 5 and words[4].endswith("/launcher") else ""
         if role == "agent":
@@ -58,7 +58,7 @@ def our_processes(command):
 
 
 def watch(pids, seconds):
-    """Return each process's share of a core over a time, and its memory at the end."""
+    """Return each process's CPU use over an interval, in cores, and its memory at the end."""
     began, before = time.monotonic(), {name: cpu_s(pid) for name, pid in pids.items()}
     time.sleep(seconds)
     took = time.monotonic() - began
@@ -72,7 +72,7 @@ def watch(pids, seconds):
 
 
 def measure(argv, folder, seconds, find):
-    """Start ranks, let them settle, and watch the processes that `find` names."""
+    """Start ranks, let them settle, and watch the processes returned by `find`."""
     folder.mkdir()
     script = [str(SCRIPTS / "steps.py"), str(folder), str(PERIOD_S)]
     with started([*argv, *script], folder) as command:

@@ -1,11 +1,11 @@
-"""How long it takes to get ranks going: from the command to the first all-reduce.
+"""Launch time: from the command to the first all-reduce.
 
     .venv/bin/python benchmarks/launch.py [--trials N]
 
-Here: 4 ranks (gloo) join, all-reduce and leave; the whole command is timed, beside torchrun and
-beside plain processes started by hand. On a sandbox of 2 nodes with 2 ranks each (needs root and
-Debian's Slurm): from `echelon submit` until the first all-reduce, in the default style and with
-plain srun. Writes benchmarks/results/launch.json.
+Locally, 4 ranks (gloo) join, all-reduce and leave; the whole command is timed, for Echelon,
+torchrun and processes started by hand. On a sandbox of 2 nodes with 2 ranks each (needs root and
+Debian's Slurm), measures from `echelon submit` to the first all-reduce, in the default style and
+with plain srun. Writes benchmarks/results/launch.json.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def run_torchrun(folder):
 
 
 def run_by_hand(folder):
-    """Start each rank as somebody without a launcher would."""
+    """Start each rank without a launcher."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     began = time.monotonic()
@@ -63,14 +63,14 @@ def run_ray(folder):
 
 
 def measure_here(folder, trials):
-    """Return seconds of each whole command; they take turns, for the machine's mood changes."""
+    """Return the seconds of each whole command; they alternate, because the load varies."""
     ways = {OURS: run_ours, THEIRS: run_torchrun, BY_HAND: run_by_hand}
     if find_spec("ray"):
         ways[RAY] = run_ray
     else:
         print(f"{RAY}: not installed")
     for run in ways.values():
-        run(folder)  # the first of each also reads the disk
+        run(folder)  # the first of each fills the page cache
     taken = {name: [] for name in ways}
     for _ in range(trials):
         for name, run in ways.items():
@@ -79,7 +79,7 @@ def measure_here(folder, trials):
 
 
 def submit(folder, style, mark):
-    """Return seconds from the command's start until rank 0 has all-reduced."""
+    """Return the seconds from the start of the command to rank 0's first all-reduce."""
     argv = [*ECHELON, "submit", "--wait", "--style", style, "--nodes", "2", "--procs", "2"]
     began = time.monotonic()
     run_timed([*argv, SCRIPT, str(mark)], folder)

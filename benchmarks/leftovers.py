@@ -1,10 +1,10 @@
-"""What is left of a run two seconds after one of its processes was killed, beside torchrun.
+"""What is left of a run two seconds after one of its processes was killed, compared with torchrun.
 
     .venv/bin/python benchmarks/leftovers.py [--trials N] [--torchrun-trials N]
 
-Ours: two nodes with two ranks each, every rank with two DataLoader workers, shared memory and
-semaphores; each time another kind of process is killed. Processes and files are counted. torchrun:
-four ranks with workers alone, and the launcher is killed. Prints a table and writes
+Echelon: two nodes with two ranks each; every rank has two DataLoader workers, shared memory and
+semaphores. Each trial kills another kind of process, and counts leftover processes and files.
+torchrun: four ranks with only workers; the launcher is killed. Prints a table and writes
 benchmarks/results/leftovers.json.
 """
 
@@ -35,7 +35,7 @@ GONE_S = 2.0
 
 
 def try_ours(kind, number):
-    """Return how much is left, and how long the rest took to go."""
+    """Return how much is left, and how long the cleanup took."""
     with tempfile.TemporaryDirectory(prefix="echelon-left-") as folder:
         with live_run(Path(folder), MESSY, ["--restarts=0"]) as run:
             kill(run, kind, number)
@@ -54,7 +54,7 @@ def try_torchrun():
         launcher = subprocess.Popen(
             [*argv, "--nproc-per-node=4", "train.py"],
             cwd=folder,
-            # All that it starts inherits this, and can be found by it.
+            # All its descendants inherit this variable and can be found by it.
             env={**os.environ, "ECHELON_TRIAL": f"{folder}/runs/"},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -86,8 +86,8 @@ def main():
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--torchrun-trials", type=int, default=20)
     options = parser.parse_args()
-    # Every kind as often as any other, in an order that is the same each time.
-    chance = random.Random(0)  # noqa: S311  no secret
+    # Every kind equally often, in a reproducible order.
+    chance = random.Random(0)  # noqa: S311  not a secret
     kinds = [KINDS[trial % len(KINDS)] for trial in range(options.trials)]
     chance.shuffle(kinds)
     rows = {kind: {"trials": 0, "with_leftovers": 0, "gone_s": []} for kind in KINDS}

@@ -1,11 +1,10 @@
-"""How long `echelon lint` takes for one script, its start included.
+"""How long `echelon lint` takes for one script, including start-up.
 
     .venv/bin/python benchmarks/lint.py [--trials N]
 
-Every script of tests/golden/lint and of our own styles, each in a process of its own. Beside the
-clock the CPU time is measured, which others on the machine do not change. Bytecode is kept, as it
-is for a package that was installed; what a start costs without any is a row of its own. Writes
-benchmarks/results/lint.json.
+Lints every script of tests/golden/lint and of our own styles, each in a separate process. Measures
+wall-clock time and CPU time, which does not depend on other load. Bytecode is cached, as for an
+installed package; start-up without it is a separate row. Writes benchmarks/results/lint.json.
 """
 
 import argparse
@@ -23,7 +22,7 @@ GOAL_S = 0.5
 
 
 def measure(argv, *, bytecode):
-    """Return how long a command took, by the clock and on the CPU."""
+    """Return the wall-clock time and the CPU time of a command."""
     environ = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environ |= {"PYTHONPYCACHEPREFIX": bytecode} if bytecode else {"PYTHONDONTWRITEBYTECODE": "1"}
     began, cpu = time.monotonic(), cpu_s()
@@ -41,10 +40,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=1, help="of each script")
     trials = parser.parse_args().trials
-    busy = round(os.getloadavg()[0], 1)  # by others: then the clock says little
+    busy = round(os.getloadavg()[0], 1)  # with other load, wall-clock times mean little
     corpus = sorted([*SCRIPTS.glob("lint/*/*.sh"), *SCRIPTS.glob("scripts/*.sh")])
     with tempfile.TemporaryDirectory() as bytecode:
-        measure(["lint", corpus[0]], bytecode=bytecode)  # the first start compiles
+        measure(["lint", corpus[0]], bytecode=bytecode)  # the first start compiles bytecode
         each = [
             measure(["lint", path], bytecode=bytecode) for path in corpus for _ in range(trials)
         ]

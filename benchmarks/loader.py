@@ -1,15 +1,15 @@
-"""How many images one core can hand to the training loop: JPEG files, and a packed file.
+"""Images per second and core that loaders deliver, from JPEG files and from a packed file.
 
     .venv/bin/python benchmarks/loader.py [--rounds N] [--images N]
 
-A synthetic TinyImageNet (64×64) is read in shuffled batches of 256, once through each loader and
-round: as files, decoded with Pillow and made into floats, as torchvision's ImageFolder and ToTensor
-do; packed, sample by sample through a DataLoader; and packed, whole batches at a time, as bytes
-(what is copied to a device, which normalises them there) and normalised here. All files are in the
-page cache. Writes benchmarks/results/loader.json.
+Reads a synthetic TinyImageNet (64×64) in shuffled batches of 256, once per loader and round: JPEG
+files, decoded with Pillow and converted to floats, like torchvision's ImageFolder and ToTensor;
+packed, sample by sample through a DataLoader; and packed, in whole batches, as bytes (for
+normalization on the device) and normalized on the CPU. All files are in the page cache. Writes
+benchmarks/results/loader.json.
 
-Per core means per second of CPU time, of all processes: other load does not change it, and loaders
-with processes of their own are compared with those that have none.
+"Per core" means per second of CPU time of all processes, which does not depend on other load and
+makes loaders with and without worker processes comparable.
 """
 
 import argparse
@@ -41,11 +41,11 @@ SAMPLES, BYTES, FLOATS = (
     "packed, whole batches, normalised floats",
 )
 EPOCHS = {BYTES: 50, FLOATS: 5}
-"""Per round, where it is not one: what is fast is timed over more than a few milliseconds."""
+"""Epochs per round, if not one: fast loaders are timed over more than a few milliseconds."""
 
 
 class ImageFiles(Dataset):
-    """What torchvision's ImageFolder with ToTensor does."""
+    """Equivalent of torchvision's ImageFolder with ToTensor."""
 
     def __init__(self, folder):
         listing = list_split(folder, "train")
@@ -71,7 +71,7 @@ def gather(data):
 
 
 def normalise(batches):
-    """Make floats of bytes; whole rows of pixels at once, which is what a CPU is quick at."""
+    """Convert bytes to floats, whole rows of pixels at a time, which is fast on a CPU."""
     for images, labels in batches:
         pixels = images.permute(0, 2, 3, 1)
         shape = pixels.shape
@@ -81,7 +81,7 @@ def normalise(batches):
 
 
 def cpu_s():
-    """Return the CPU time of this process, and of its children that have ended."""
+    """Return the CPU time of this process and of its terminated children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
@@ -121,12 +121,12 @@ def main():
         for number in range(options.rounds + 1):
             for name, loader in loaders.items():
                 rate = measure(loader, EPOCHS.get(name, 1), len(files))
-                if number:  # the first fills the page cache
+                if number:  # skip the first, which fills the page cache
                     rates[name].append(rate)
     rows = {
         name: {
             "images/s per core": round(statistics.median(measured)),
-            # Round by round: both sides had the same machine.
+            # Compare within a round, so that both sides had the same conditions.
             "× JPEG files": round(
                 statistics.median(map(operator.truediv, measured, rates[FILES])), 2
             ),

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a place for runs that is gone afterwards, and a table of results."""
+"""Shared by the benchmarks: a temporary folder for runs, a sandbox, and a table of results."""
 
 import json
 import os
@@ -25,12 +25,12 @@ RESULTS = Path(__file__).parent / "results"
 ECHELON = [sys.executable, "-m", "echelon"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 _MARK = ("ECHELON_BENCHMARK", str(os.getpid()))
-"""A variable that all ranks and launchers inherit, so that each can be found and ended."""
+"""A variable that all ranks and launchers inherit, so that each can be found and killed."""
 
 
 @contextmanager
 def workshop():
-    """Give a folder that all nodes of a sandbox see, and end what was started in it."""
+    """Yield a folder visible to all nodes of a sandbox; afterwards, kill what was started in it."""
     folder = Path(tempfile.mkdtemp(prefix="echelon-bench-", dir="/var/tmp"))
     try:
         yield folder
@@ -40,18 +40,18 @@ def workshop():
 
 
 def environ(**more):
-    """Return the environment for ranks and launchers; a sandbox's daemons must not have it."""
+    """Return the environment for ranks and launchers; not for a sandbox's daemons."""
     return {**os.environ, **dict([_MARK]), **more}
 
 
 def end_marked():
-    """Kill the ranks and launchers that have not gone: some were orphaned on purpose."""
+    """Kill all remaining ranks and launchers; some were orphaned on purpose."""
     wanted = f"{'='.join(_MARK)}\0".encode()
 
     def left():
         found = []
         for entry in Path("/proc").iterdir():
-            with suppress(OSError):  # it went while we looked
+            with suppress(OSError):  # it ended meanwhile
                 if entry.name.isdigit() and wanted in (entry / "environ").read_bytes() + b"\0":
                     found.append(int(entry.name))
         return [pid for pid in found if pid != os.getpid()]
@@ -68,7 +68,7 @@ def end_marked():
 
 @contextmanager
 def started(argv, folder, **variables):
-    """Run a command while the block lasts; its output is in folder/output."""
+    """Run a command during the block; its output goes to folder/output."""
     env = environ(**variables)
     with (folder / "output").open("ab") as output:
         process = subprocess.Popen(argv, cwd=folder, stdout=output, stderr=output, env=env)
@@ -84,7 +84,7 @@ def started(argv, folder, **variables):
 
 
 def run_timed(argv, folder):
-    """Run a command to its end, and return how long that took."""
+    """Run a command and return how long it took."""
     began = time.monotonic()
     done = subprocess.run(
         argv,
@@ -100,9 +100,9 @@ def run_timed(argv, folder):
 
 
 def steps(folder, generation, world):
-    """Return when each rank of a generation made its first step, by rank, and its pid.
+    """Return by rank the time of its first step in a generation, and its pid.
 
-    See scripts/steps.py, which writes these files; the clock is the machine's monotonic one.
+    scripts/steps.py writes these files. Times are from the machine's monotonic clock.
     """
     found = {}
     for path in folder.glob(f"g{generation}-w{world}-r*"):
@@ -116,7 +116,7 @@ def steps(folder, generation, world):
 
 @contextmanager
 def sandbox(name, nodes):
-    """Have a cluster while the block lasts; commands started here talk to it."""
+    """Run a cluster during the block; commands started in it use this cluster."""
     subprocess.run(
         [*ECHELON, "sandbox", "up", "--name", name, "--nodes", str(nodes)],
         check=True,
@@ -133,7 +133,7 @@ def sandbox(name, nodes):
 
 
 def cause(box, fault, node):
-    """Do something to a node (`kill`, `cut`, `restore`); return when it was begun."""
+    """Apply a fault to a node (`kill`, `cut`, `restore`); return when it began."""
     began = time.monotonic()
     with changing(box, os.geteuid()) as changed:
         getattr(changed, fault)(node)
@@ -141,7 +141,7 @@ def cause(box, fault, node):
 
 
 def calm(box):
-    """End all jobs, and wait until all nodes are idle."""
+    """Cancel all jobs, and wait until all nodes are idle."""
     box.run(["scancel", "--user=root"])
     idle = lambda: {node.state for node in box.nodes()} == {"idle"}  # noqa: E731
     assert wait_until(idle, timeout_s=60, interval_s=0.05), box.nodes()
@@ -164,20 +164,20 @@ def ratio(ours, theirs, figure="median_s"):
 
 
 def write_results(name, rows, goals, **more):
-    """Print a table, and leave benchmarks/results/NAME.json.
+    """Print a table, and write benchmarks/results/NAME.json.
 
     Args:
-        name: of the benchmark.
-        rows: what was measured → its figures.
-        goals: what was aimed at → (value, limit); met when the value is at most the limit.
-        more: what else belongs into the file.
+        name: name of the benchmark.
+        rows: measurement → its figures.
+        goals: goal → (value, limit); met if the value is at most the limit.
+        more: additional entries of the file.
     """
     for what, figures in rows.items():
         shown = "   ".join(f"{_title(key)} {value}" for key, value in figures.items())
         print(f"{what:48} {shown}")
     judged = {}
     for what, (value, limit) in goals.items():
-        # A figure that could not be had is no goal met.
+        # A goal whose value could not be measured is not met.
         met = value is not None and value <= limit
         judged[what] = {"value": value, "limit": limit, "met": met}
         print(f"{'met   ' if met else 'MISSED'} {what}: {value}, goal ≤ {limit}")
@@ -188,7 +188,7 @@ def write_results(name, rows, goals, **more):
 
 
 def describe_machine():
-    """Return when and on what it was measured."""
+    """Return the date, the machine and the versions."""
     return {
         "date": datetime.now(tz=UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",

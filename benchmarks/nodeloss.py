@@ -1,10 +1,10 @@
-"""How long a lost node stops the others: from the fault until rank 0 steps in the smaller world.
+"""Time to recover from a lost node: from the fault to rank 0's first step in the smaller world.
 
     .venv/bin/python benchmarks/nodeloss.py [--trials N] [--peer-trials N]
 
-A run on 3 nodes of a sandbox, allowed to go on with 2, loses node2: turned off, and its cable cut.
-Beside it three elastic torchrun agents on this machine, of which one is killed with its rank (a
-plain Slurm job would end with the node). Needs root and Debian's Slurm. Writes
+A run on 3 nodes of a sandbox, which may continue with 2, loses node2: turned off, or disconnected
+from the network. For comparison, one of three elastic torchrun agents on this machine is killed
+with its rank (a plain Slurm job would end with the node). Needs root and Debian's Slurm. Writes
 benchmarks/results/nodeloss.json.
 """
 
@@ -37,7 +37,7 @@ GIVEN_UP_S = 120.0
 FAULTS = {"kill": "node2 is turned off", "cut": "node2's cable is cut"}
 THEIRS = "torchrun --nnodes=2:3, an agent is killed"
 PUBLISHED_S = 47.6
-"""torchrun of torch 2.13, two agents of which one is killed: measured earlier, elsewhere."""
+"""torchrun of torch 2.13, one of two agents killed: measured earlier, on another machine."""
 
 
 def script(folder):
@@ -45,7 +45,7 @@ def script(folder):
 
 
 def await_smaller_world(folder, generation, began):
-    """Return seconds until rank 0 stepped with one rank less; the limit when it did not."""
+    """Return the seconds until rank 0 stepped with one rank less, or the limit if it did not."""
     if not wait_until(
         lambda: 0 in steps(folder, generation, 2), timeout_s=GIVEN_UP_S, interval_s=0.02
     ):
@@ -54,7 +54,7 @@ def await_smaller_world(folder, generation, began):
 
 
 def lose_node(box, folder, fault):
-    """Run on three nodes, do something to one, and return seconds until the others go on."""
+    """Run on three nodes, apply a fault to one, and return the seconds until the others step."""
     folder.mkdir()
     calm(box)
     argv = [*ECHELON, "submit", "--nodes", "2:3", "--nodelist", "node[1-3]", "--gpus", "1"]
@@ -69,13 +69,13 @@ def lose_node(box, folder, fault):
 
 
 def lose_torchrun(folder):
-    """Do to one of three torchrun agents what a node that is turned off does to it."""
+    """Kill one of three torchrun agents, as turning its node off would."""
     folder.mkdir()
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     argv = [*TORCHRUN, "--nnodes=2:3", "--nproc-per-node=1", "--max-restarts=3"]
     argv += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=bench"]
-    # The first one serves the rendezvous: it is another that is lost.
+    # Not the first one, which hosts the rendezvous.
     argvs = [[*argv, f"--rdzv-conf=is_host={host}", *script(folder)] for host in (1, 0, 0)]
     with ExitStack() as stack:
         agents = [stack.enter_context(started(words, folder)) for words in argvs]
@@ -85,7 +85,7 @@ def lose_torchrun(folder):
         began = time.monotonic()
         for process in [lost, *lost.children(recursive=True)]:
             process.send_signal(signal.SIGKILL)
-        # A change of members is no restart to torchrun: its count stays.
+        # torchrun does not count a membership change as a restart.
         return await_smaller_world(folder, "*", began)
 
 

@@ -1,13 +1,13 @@
-"""What a framework adds to a training step: the same tiny training in each, beside a raw loop.
+"""Overhead of a framework per training step: the same tiny training in each, and in a raw loop.
 
     .venv-peers/bin/python benchmarks/overhead.py [--rounds N]
 
-One Linear(784, 10) on batches of 64, 1,500 steps, SGD, one process with one thread. All get the
-same loader of whole batches, and end with the same loss. Echelon runs as under its launcher: with
-a beacon, a bar, metrics.jsonl and TensorBoard's file. Then a user's whole step: samples drawn at
-random from memory. Each has its own thread, and they take turns of 150 steps; what counts is the
-quiet tenth of the turns. Lightning and Accelerate take part if installed (`make peers`).
-Writes benchmarks/results/overhead.json.
+Trains one Linear(784, 10) on batches of 64 for 1,500 steps with SGD, in one process with one
+thread. All use the same loader of whole batches, and end with the same loss. Echelon runs as under
+its launcher, with a beacon, a progress bar, metrics.jsonl and TensorBoard's file. A second
+measurement includes loading: samples drawn at random from memory. Each candidate has its own thread
+and they alternate every 150 steps; the tenth percentile of the turns counts. Lightning and
+Accelerate are included if installed (`make peers`). Writes benchmarks/results/overhead.json.
 """
 
 import argparse
@@ -41,14 +41,14 @@ BATCH = 64
 FEATURES = 784
 CLASSES = 10
 TURN = 150
-"""Steps that one takes before it is the next one's turn."""
+"""Steps per turn."""
 COLD = 50
-"""Of these, the first, which are not timed: the caches are still full of others' code."""
+"""Untimed steps at the start of a turn, while the caches still hold other code."""
 WARM_UP = 1
-"""Turns that do not count."""
+"""Initial turns that do not count."""
 RAW = "raw loop"
 AGAIN = "raw loop, once more"
-"""Its distance from the first is what chance can do."""
+"""A second raw loop; its difference from the first is the noise."""
 OURS = "Echelon"
 OURS_50 = "Echelon, log_every=50"
 RAW_SAMPLES = "raw loop, DataLoader of samples"
@@ -71,7 +71,7 @@ class Turns:
 
 
 class Clock(nn.Linear):
-    """The model. It times the steps, and takes turns, in the same place whoever owns the loop."""
+    """The model. It times steps and switches turns, at the same point in every framework's loop."""
 
     def __init__(self, turns, number):
         super().__init__(FEATURES, CLASSES)
@@ -95,7 +95,7 @@ class Clock(nn.Linear):
 
 
 class Samples(Dataset):
-    """Labelled points in memory, which can be had one by one or many at once."""
+    """Labelled points in memory, readable one by one or in batches."""
 
     def __init__(self):
         draw = torch.Generator().manual_seed(1)
@@ -133,7 +133,7 @@ def run_raw(model, loader, _folder):
 
 def run_echelon(model, data, folder, **options):
     beacon = RankShm.create(folder / "beacon")
-    # As a rank finds them.
+    # As in a rank of a run.
     os.environ |= {"ECHELON_RUN_DIR": str(folder), VARIABLE: str(folder / "beacon")}
     trainer = echelon.Trainer(
         echelon.init(environ={}),
@@ -153,7 +153,7 @@ def run_echelon_50(model, data, folder):
 
 
 def run_fabric(model, loader, _folder):
-    from lightning.fabric import Fabric  # noqa: PLC0415  where it is installed
+    from lightning.fabric import Fabric  # noqa: PLC0415  optional
 
     fabric = Fabric(accelerator="cpu", devices=1)
     model, optimizer = fabric.setup(model, sgd(model.parameters()))
@@ -164,7 +164,7 @@ def run_fabric(model, loader, _folder):
 
 
 def run_accelerate(model, loader, _folder):
-    from accelerate import Accelerator  # noqa: PLC0415  likewise
+    from accelerate import Accelerator  # noqa: PLC0415  optional
 
     accelerator = Accelerator(cpu=True)
     model, optimizer, loader = accelerator.prepare(model, sgd(model.parameters()), loader)
@@ -175,8 +175,8 @@ def run_accelerate(model, loader, _folder):
 
 
 def run_lightning(model, loader, folder, *, logs=False):
-    import lightning  # noqa: PLC0415  likewise
-    from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415  likewise
+    import lightning  # noqa: PLC0415  optional
+    from lightning.pytorch.loggers import CSVLogger  # noqa: PLC0415  optional
 
     class Module(lightning.LightningModule):
         def __init__(self):
@@ -214,14 +214,14 @@ def run_lightning_logging(model, loader, folder):
 
 
 class Terminal(io.TextIOWrapper):
-    """A file that says it is a terminal, so that bars are drawn in it."""
+    """A file that claims to be a terminal, so that progress bars are drawn."""
 
     def isatty(self):
         return True
 
 
 def measure(ways, folder):
-    """Run all ways at once, each a turn at a time; return microseconds of a step, turn by turn."""
+    """Run all candidates in turns; return the microseconds per step of each turn."""
     turns, models = Turns(len(ways)), {}
     torch.manual_seed(0)
     like = nn.Linear(FEATURES, CLASSES).state_dict()
@@ -238,7 +238,7 @@ def measure(ways, folder):
                 run(models[name], data, Path(own))
         except BaseException:  # noqa: BLE001
             traceback.print_exc(file=sys.__stderr__)
-            os._exit(1)  # the others would wait for ever
+            os._exit(1)  # the others would wait forever
         turns.give(number)
 
     threads = [threading.Thread(target=work, args=entry) for entry in enumerate(ways)]
@@ -252,13 +252,13 @@ def measure(ways, folder):
         for thread in threads:
             thread.join()
     for name, (_, _, reference) in ways.items():
-        if reference == RAW:  # nobody has left anything out
+        if reference == RAW:  # none has skipped work
             torch.testing.assert_close(models[name].weight, models[RAW].weight)
     return {name: model.turns_us[1 + WARM_UP :] for name, model in models.items()}
 
 
 def find_ways(samples):
-    """Return what is run, on which data, and what it is compared with."""
+    """Return the candidates, their data, and the reference of each."""
     loader = DataLoader(samples.batches(), batch_size=None)
     ways = {
         RAW: (run_raw, loader, RAW),
@@ -278,7 +278,7 @@ def find_ways(samples):
 
 
 def quiet(turns_us):
-    """Return the tenth percentile: what else a machine does only ever adds to a step."""
+    """Return the tenth percentile: other load can only add to the duration of a step."""
     return round(statistics.quantiles(turns_us, n=10)[0], 1)
 
 

@@ -1,11 +1,11 @@
-"""How fast the web page is with a thousand ranks, in a real browser.
+"""Speed of the web page with a thousand ranks, in a real browser.
 
     .venv/bin/python benchmarks/page.py [--trials N] [--updates N]
 
-A run of 125 nodes with 8 ranks each is made up (simulated.py): events, twenty minutes of telemetry
-at 1 Hz, metrics, logs, checkpoints. `echelon dash` serves it, and the system's chromium looks at
-it. Measured are the first view, by a server that has never read the run, and what it takes to show
-what has changed, while all nodes go on measuring. Writes benchmarks/results/page.json.
+Simulates a run of 125 nodes with 8 ranks each (simulated.py): events, twenty minutes of telemetry
+at 1 Hz, metrics, logs, checkpoints. `echelon dash` serves it to the system's Chromium. Measures the
+first view, from a server that has not read the run yet, and the cost of updates while all nodes
+keep reporting. Writes benchmarks/results/page.json.
 """
 
 import argparse
@@ -48,7 +48,7 @@ requestAnimationFrame(look);
 
 @contextmanager
 def serving(folder, runs):
-    """Have a server while the block lasts; give its address and its process."""
+    """Run a server during the block; yield its address and its process."""
     (folder / "output").unlink(missing_ok=True)
     with started([*ECHELON, "dash", "--runs-dir", str(runs), NAME], folder) as process:
         said = lambda: (folder / "output").read_text().splitlines()  # noqa: E731
@@ -57,7 +57,7 @@ def serving(folder, runs):
 
 
 def view(browser, address):
-    """Open the page as somebody who was never there; return it when all of it is drawn."""
+    """Open the page with an empty cache; return it once everything is drawn."""
     page = browser.new_context(viewport={"width": 1400, "height": 900}).new_page()
     page.on("console", lambda message: print(message.text) if message.type == "error" else None)
     page.add_init_script(WATCHER)
@@ -67,7 +67,7 @@ def view(browser, address):
 
 
 def measure_views(browser, folder, simulated, trials):
-    """Return seconds from the navigation to all plots drawn, by servers old and new."""
+    """Return the seconds from navigation until all plots are drawn, with cold and warm servers."""
     first, filled, read, again = [], [], [], []
     for _ in range(trials):
         simulated.advance(time.time())
@@ -84,13 +84,13 @@ def measure_views(browser, folder, simulated, trials):
 
 
 def measure_updates(browser, folder, simulated, count):
-    """Return what the browser says of each update, and the server's share of a core."""
+    """Return the browser's measurements of each update, and the server's CPU use in cores."""
     with serving(folder, simulated.run.path.parent) as (address, server):
         page = view(browser, address)
         page.evaluate("window.updates.length = 0")
         began_s, used = time.monotonic(), sum(server.cpu_times()[:2])
         for number in range(count):
-            # Real nodes make their lines elsewhere, and not on the cores that are measured.
+            # Prepared in advance: real nodes would not use the cores that are measured.
             lines = simulated.prepare(time.time())
             simulated.advance(time.time(), lines)
             came = lambda: page.evaluate("window.updates.length") > number  # noqa: B023,E731
@@ -107,7 +107,7 @@ def main():
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--updates", type=int, default=40)
     options = parser.parse_args()
-    load = round(os.getloadavg()[0], 2)  # by others: it explains a bad figure
+    load = round(os.getloadavg()[0], 2)  # other load, which may explain a bad result
     with workshop() as folder, sync_playwright() as playwright:
         simulated = SimulatedRun(folder / "runs", NAME, now_s=time.time())
         browser = playwright.chromium.launch(

@@ -1,10 +1,11 @@
-"""How long a Ray cluster takes to get ranks going: ours beside Ray Train's own, taking turns.
+"""Launch time on a Ray cluster: Echelon and Ray Train, alternating.
 
     .venv/bin/python benchmarks/raylaunch.py [--trials N]
 
-A Ray cluster of a head and two nodes on this machine; 2 nodes × 2 ranks (gloo) join and all-reduce.
-From the submission until the first all-reduce: `echelon submit --on ray`, and `ray job submit` of a
-script with a TorchTrainer of four workers. Writes benchmarks/results/raylaunch.json.
+On a Ray cluster with a head and two nodes on this machine, 2 nodes × 2 ranks (gloo) join and
+all-reduce. Measures from submission to the first all-reduce, for `echelon submit --on ray` and for
+`ray job submit` of a script with a TorchTrainer of four workers. Writes
+benchmarks/results/raylaunch.json.
 """
 
 import argparse
@@ -38,7 +39,7 @@ def submit_theirs(cluster, mark):
 
 
 def time_one(cluster, folder, argv, mark):
-    """Return seconds from the command's start until the first rank has all-reduced."""
+    """Return the seconds from the start of the command to the first all-reduce."""
     began = time.monotonic()
     done = subprocess.run(
         argv,
@@ -64,7 +65,7 @@ def main():
         cluster.add("alpha")
         cluster.add("beta")
         with workshop() as folder:
-            for trial in range(-1, trials):  # the first of each also reads the disk
+            for trial in range(-1, trials):  # the first of each fills the page cache
                 for number, (name, command) in enumerate(ways.items()):
                     mark = folder / f"mark-{number}-{trial}"
                     seconds = time_one(cluster, folder, command(cluster, mark), mark)

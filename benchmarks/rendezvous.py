@@ -1,11 +1,10 @@
-"""How quickly one controller gathers thousands of agents, and hears an answer from each.
+"""How fast one controller collects thousands of agents, and gets an answer from each.
 
     .venv/bin/python benchmarks/rendezvous.py [--agents N] [--trials N]
 
-The controller's own AgentPool in one process; in another, one authenticated Link per simulated
-agent. As root the whole is also run where names cannot be looked up at all: a network of its own
-with nothing but loopback, and a resolver that does not exist. Writes
-benchmarks/results/rendezvous.json.
+One process runs the controller's AgentPool; another has one authenticated Link per simulated agent.
+As root, it is repeated where name resolution is impossible: in a network namespace with only
+loopback and a resolver that does not exist. Writes benchmarks/results/rendezvous.json.
 """
 
 import argparse
@@ -40,7 +39,7 @@ BARRIERS = 5
 
 
 class PretendingStarter:
-    """Starts one process that plays all agents."""
+    """Starts one process that simulates all agents."""
 
     def __init__(self, nodes, folder):
         self.nodes, self._folder = nodes, folder
@@ -60,7 +59,7 @@ class PretendingStarter:
 
 
 async def gather(agents, folder):
-    """Return seconds until all agents have said hello, those of several barriers, and CPU time."""
+    """Return the seconds until all agents have joined, those of several barriers, and CPU time."""
     with EventWriter(folder / "events.jsonl", clock=time.time) as events:
         pool = AgentPool(
             PretendingStarter(agents, folder), HangWatch(0), events.write, sys.stderr.write
@@ -79,7 +78,7 @@ async def gather(agents, folder):
 
 
 async def barrier(pool, generation):
-    """Return seconds until each agent has answered a message."""
+    """Return the seconds until every agent has answered a message."""
     here = list(pool.agents.values())
     began = time.monotonic()
     for agent in here:
@@ -92,7 +91,7 @@ async def barrier(pool, generation):
 
 
 async def play_agents(count, folder):
-    """Connect them all at once, say hello for each, and answer until the controller leaves."""
+    """Connect all agents at once, and answer messages until the controller disconnects."""
     address, _, port = os.environ[CONTROLLER].rpartition(":")
     key = receive_key(sys.stdin.buffer)
     left, all_left = count, asyncio.Event()
@@ -128,7 +127,7 @@ async def play_agents(count, folder):
 
 
 def try_once(agents, folder, *, names=True):
-    """Gather agents once, in a process of its own; without names also in its own network."""
+    """Run one trial in a separate process; without names, also in a separate network."""
     folder.mkdir()
     argv = [sys.executable, __file__, "--once", str(agents), str(folder)]
     if not names:
@@ -137,7 +136,7 @@ def try_once(agents, folder, *, names=True):
         lines = [
             "ip link set lo up",
             f"mount --bind {shlex.quote(str(nowhere))} $(readlink -f /etc/resolv.conf)",
-            "! getent hosts example.org",  # else this trial would show nothing
+            "! getent hosts example.org",  # otherwise this trial would prove nothing
             f"exec {shlex.join(argv)}",
         ]
         argv = ["unshare", "--net", "--mount", "bash", "-e", "-c", "\n".join(lines)]
@@ -168,7 +167,7 @@ def main():
     for kind, found in taken.items():
         joins = summary([each["joined_s"] for each in found])
         barriers = summary([each for one in found for each in one["barriers_s"]])
-        # What a busy machine does not distort: the controller's own part of it.
+        # The controller's own CPU time, which other load does not distort.
         barriers["controller_cpu_s"] = round(min(each["cpu_s"] for each in found), 3)
         rows[f"{asked.agents} agents join{kind}"] = joins
         rows[f"a barrier over them{kind}"] = barriers
@@ -178,7 +177,7 @@ def main():
 
 
 def play(count, folder, *, agents):
-    """Be one of the two processes of a trial."""
+    """Run one of the two processes of a trial."""
     if agents:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,10 +1,10 @@
-"""How long a killed rank stops the others: from SIGKILL until all have stepped again.
+"""Time to recover from a killed rank: from SIGKILL until all ranks have stepped again.
 
     .venv/bin/python benchmarks/restart.py [--trials N] [--peer-trials N]
 
-4 ranks (gloo) all-reduce every 20 ms, and a random one is killed, again and again; torchrun gets
-the same, with and without the shared store in which it is known to hang. What has not recovered
-after 40 s has not recovered. Writes benchmarks/results/restart.json.
+4 ranks (gloo) all-reduce every 20 ms, and a random one is killed repeatedly. The same is done with
+torchrun, with and without the shared store in which it is known to hang. A run that has not
+recovered after 40 s counts as not recovered. Writes benchmarks/results/restart.json.
 """
 
 import argparse
@@ -23,7 +23,7 @@ RANKS = 4
 PERIOD_S = 0.02
 GIVEN_UP_S = 40.0
 BLOCKS = 10
-"""The sides take turns that often."""
+"""Number of times that the two sides alternate."""
 OURS = "echelon run --procs 4"
 THEIRS = "torchrun"
 THEIRS_UNSHARED = "torchrun, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
@@ -34,9 +34,9 @@ def all_stepped(folder, generation):
 
 
 def kill_repeatedly(argv, folder, kills, chance, **variables):
-    """Start 4 ranks and kill one after the other; return seconds to recover, inf where it did not.
+    """Start 4 ranks and kill one repeatedly; return the seconds to recover, inf if it did not.
 
-    A launcher that did not recover is not asked again: fewer are returned.
+    After a failed recovery there are no further kills, so fewer values are returned.
     """
     folder.mkdir()
     delays = []
@@ -44,11 +44,11 @@ def kill_repeatedly(argv, folder, kills, chance, **variables):
     with started([*argv, *script], folder, **variables):
         assert wait_until(lambda: all_stepped(folder, 0), timeout_s=120)
         for generation in range(kills):
-            time.sleep(chance.uniform(0.1, 0.5))  # meet the steps at different points
+            time.sleep(chance.uniform(0.1, 0.5))  # hit steps at different points
             _, victim = steps(folder, generation, RANKS)[chance.randrange(RANKS)]
             began = time.monotonic()
             os.kill(victim, signal.SIGKILL)
-            # Looking costs time that the ranks want too; when they stepped, they say themselves.
+            # Poll rarely, to leave the CPU to the ranks; they record the times of their steps.
             if not wait_until(
                 lambda after=generation + 1: all_stepped(folder, after),
                 timeout_s=GIVEN_UP_S,
@@ -61,7 +61,7 @@ def kill_repeatedly(argv, folder, kills, chance, **variables):
 
 
 def measure(folder, trials, peer_trials, chance):
-    """Return seconds to recover, for each side; they take turns."""
+    """Return the seconds to recover for each side; the sides alternate."""
     ours = [*ECHELON, "run", "--procs", str(RANKS), "--restarts", "100000"]
     theirs = [*TORCHRUN, "--standalone", f"--nproc-per-node={RANKS}", "--max-restarts=1000"]
     unshared = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--peer-trials", type=int, default=10)
     asked = parser.parse_args()
-    chance = random.Random(0)  # noqa: S311  nothing is secret here
+    chance = random.Random(0)  # noqa: S311  not a secret
     with workshop() as folder:
         taken = measure(folder, asked.trials, asked.peer_trials, chance)
     rows = {name: describe(delays) for name, delays in taken.items() if delays}

@@ -1,4 +1,4 @@
-"""How quick the sandbox is, beside the same Slurm with its defaults.
+"""Speed of the sandbox, compared with the same Slurm with its defaults.
 
     .venv/bin/python benchmarks/sandbox.py [--trials N]
 
@@ -23,7 +23,7 @@ from echelon.sandbox.lifecycle import open_sandbox
 
 RESULTS = Path(__file__).parent / "results" / "sandbox.json"
 NAME = "bench"
-# What our slurm.conf changes for speed; Slurm's defaults are what is left without these lines.
+# Settings of our slurm.conf for speed; without these lines, Slurm's defaults apply.
 TUNING = re.compile(
     r"^(SchedulerParameters|SlurmdTimeout|MessageTimeout|TCPTimeout)=.*\n", re.MULTILINE
 )
@@ -51,7 +51,7 @@ def sandbox():
 
 
 def measure_up(trials, *options):
-    """Return seconds for up (to all nodes idle) and for down."""
+    """Return the seconds of `up` (until all nodes are idle) and of `down`."""
     ups, downs = [], []
     for _ in range(trials):
         ups.append(command("up", *options))
@@ -60,10 +60,10 @@ def measure_up(trials, *options):
 
 
 def measure_job_start(trials):
-    """Return seconds from sbatch's call until the job's first line runs, on an idle cluster."""
+    """Return the seconds from calling sbatch to the job's first line, on an idle cluster."""
     box, folder, delays = sandbox(), Path("/var/tmp"), []  # noqa: S108
     for trial in range(trials):
-        time.sleep(0.37 * (trial % 3))  # meet the scheduler's loop at different points
+        time.sleep(0.37 * (trial % 3))  # hit the scheduler's loop at different points
         mark = folder / f"echelon-bench-{os.getpid()}-{trial}"
         began = time.time()
         wrap = f"--wrap=date +%s.%N > {mark}.part; mv {mark}.part {mark}"
@@ -75,7 +75,7 @@ def measure_job_start(trials):
 
 
 def measure_notice(trials, fault, mend):
-    """Return seconds from a fault until Slurm has the node DOWN."""
+    """Return the seconds from a fault until Slurm marks the node DOWN."""
     box, delays = sandbox(), []
     argv = ["sinfo", "--noheader", "--nodes=node2", "--partition=low", "--format=%T"]
     for _ in range(trials):
@@ -91,7 +91,7 @@ def measure_notice(trials, fault, mend):
 
 
 def slurm_defaults():
-    """Take our tuning out of the running cluster."""
+    """Remove our tuning from the running cluster."""
     box = sandbox()
     for path in (box.layout.slurm_conf, box.layout.slurmctld_conf):
         path.write_text(TUNING.sub("", path.read_text()))

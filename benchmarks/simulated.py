@@ -1,4 +1,4 @@
-"""A run directory as a thousand ranks would leave it, made up here: for what only reads one.
+"""Simulated run directory of a thousand ranks, for programs that only read runs.
 
 125 nodes with 8 GPUs and ranks each have trained for twenty minutes. Rank 413 is slow: it is always
 busy, and the others wait for it.
@@ -16,11 +16,11 @@ from echelon.run.series import Sample, render_sample
 SLOW = 413
 _GIB = 2.0**30
 _FRESH = 150
-"""How many samples of a node are made one by one; older ones repeat them."""
+"""Number of distinct samples per node; older samples repeat them."""
 
 
 class SimulatedRun:
-    """See the module."""
+    """A simulated run directory; see the module."""
 
     def __init__(self, runs, name, *, now_s, nodes=125, procs=8, seconds=1200, gpus=True):
         self.run = RunDir.create(runs, name)
@@ -89,7 +89,7 @@ class SimulatedRun:
         self.run.events_of("controller-1").write_text("".join(lines))
 
     def sample(self, node, at_s):
-        """Return what is measured on a node at a time."""
+        """Return a node's sample at a given time."""
         draw, means, peaks, lasts = self._random, {}, {}, {}
         means |= {"cpu": 0.3 + 0.1 * draw.random(), "disk_read": 2e8 * draw.random()}
         means |= {"disk_written": 1e7, "received": 3e9 * draw.random(), "sent": 3e9 * draw.random()}
@@ -123,7 +123,7 @@ class SimulatedRun:
     def _write_telemetry(self, now_s, seconds):
         self.run.telemetry(1, 0, 0).parent.mkdir()
         for node in range(self.nodes):
-            shift_s = self._random.random()  # they are not started at the same moment
+            shift_s = self._random.random()  # nodes do not start at the same moment
             times = [now_s - ago - shift_s for ago in range(seconds, 0, -1)]
             fresh = [render_sample(self.sample(node, at_s)) for at_s in times[-_FRESH:]]
             rest = [line.partition(",")[2] for line in fresh]
@@ -134,11 +134,11 @@ class SimulatedRun:
             self.run.telemetry(1, node, 0).write_text("\n".join([*older, *fresh, ""]))
 
     def prepare(self, at_s):
-        """Return what all nodes will have measured at a time, for `advance`."""
+        """Return the samples of all nodes at a given time, for `advance`."""
         return [f"{render_sample(self.sample(node, at_s))}\n" for node in range(self.nodes)]
 
     def advance(self, now_s, lines=()):
-        """Let all nodes measure once more, and the training log a step."""
+        """Append one sample per node and one logged step."""
         for node, line in enumerate(lines or self.prepare(now_s)):
             with self.run.telemetry(1, node, 0).open("a") as file:
                 file.write(line)

@@ -1,10 +1,10 @@
-"""The long tests of survival, on a real Slurm in a sandbox of their own.
+"""Long-running fault tolerance tests, on a real Slurm in a separate sandbox.
 
     .venv/bin/python benchmarks/soak.py limit|preempt|nodes|storm|controller|all [options]
 
-Each prints its table, and puts it into benchmarks/results/soak.json beside the others'. What fails
-is written down there with the reason, the logs are kept, and the exit code is 1. Needs root and
-Debian's Slurm. Short forms, to see whether it works:
+Each prints a table and merges it into benchmarks/results/soak.json. Failures are recorded there
+with the reason, logs are kept, and the exit code is 1. Needs root and Debian's Slurm. Short
+variants, for a quick check:
 
     soak.py limit --trainings 2 --seconds 60 --pace 0.1 --time 1m --no-requeue
     soak.py preempt --times 2 --between 5
@@ -36,7 +36,7 @@ TESTS = {
     "storm": (soak_storm, 8),
     "controller": (soak_controller, 4),
 }
-"""Name → what does it, and on how many nodes."""
+"""Name → function, and number of nodes."""
 ALL = (
     ["limit"],
     ["preempt"],
@@ -93,7 +93,7 @@ def parse_arguments(words):
 
 
 def run_test(asked):
-    """Carry out a test; leave its table; return whether all went well."""
+    """Run a test and write its table; return whether it passed."""
     soak, nodes = TESTS[asked.test]
     name = "storm of ranks" if getattr(asked, "faults", "") == "ranks" else asked.test
     report, kept, began_s = Report(), None, time.monotonic()
@@ -123,7 +123,7 @@ def run_test(asked):
 
 
 def _judge(value, way, limit):
-    # A figure that could not be had is no goal met.
+    # A goal whose value could not be measured is not met.
     met = value is not None and (value <= limit if way == "≤" else value >= limit)
     rounded = round(value, 2) if value is not None else None
     return {"value": rounded, "goal": f"{way} {limit}", "met": met}

@@ -1,9 +1,9 @@
-"""The training of the storm in plain PyTorch: DDP, torch.save now and then, and resume.
+"""The training of the storm test in plain PyTorch: DDP, periodic torch.save, and resume.
 
     torchrun … soak_peer.py PACE SAVE_EVERY
 
-It leaves the same traces as the training of our own side (tests/slurm/survivor.py): where each rank
-is, and which step it takes when. It goes on until it is ended.
+It writes the same records as Echelon's side (tests/slurm/survivor.py): the place of each rank, and
+the time of each step. It runs until it is killed.
 """
 
 import json
@@ -63,7 +63,7 @@ def _save(state, step):
 
 
 def _turn():
-    """Return what this set of ranks has to itself: torchrun counts no change of members."""
+    """Return a value unique to this set of ranks; torchrun does not count membership changes."""
     names = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")
     return ".".join(os.environ.get(name, "0") for name in names)
 

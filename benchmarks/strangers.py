@@ -1,4 +1,4 @@
-"""How much later nodes join while another user floods the controller with connections.
+"""How much a flood of connections from another user delays the joining of nodes.
 
     .venv/bin/python benchmarks/strangers.py [--trials N]
 
@@ -27,7 +27,7 @@ LIMIT_S = 5.0
 
 
 def join(folder, options):
-    """Return the seconds until the last of four nodes has joined, with a flood or without."""
+    """Return the seconds until the last of four nodes has joined, with or without a flood."""
     with live_run(folder, SCRIPT, OPTIONS) as run:
         around = (
             nullcontext() if options is None else flood(await_listening(run), nice=0, **options)

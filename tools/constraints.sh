@@ -7,14 +7,14 @@ trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
 pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-# torch alone is chosen by hand: its build decides which CUDA a user gets.
+# Only torch is pinned by hand: its build determines which CUDA version users get.
 torch=$(grep -E '^torch==' constraints.txt || echo 'torch==2.13.0')
 pip install --quiet --upgrade pip setuptools
 pip install --quiet "$torch" --editable '.[train,data,dash,lint,ray,tensorboard]' \
     --group check --group docs --group test --group peers
 {
     echo '# Exact versions of everything that tools/setup.sh installs. Made by `make constraints`.'
-    # A local build tag (+cpu) is the machine's choice, not ours.
+    # Drop the local build tag (+cpu), which depends on the machine.
     pip list --format=freeze --exclude-editable | sed -E 's/\+[a-z0-9.]+$//' | sort -f
 } >"$work/constraints.txt"
 mv "$work/constraints.txt" constraints.txt

@@ -1,10 +1,10 @@
-"""For who writes a page: run it, renew what it shows, list what is not run.
+"""Run documentation pages, update the output they show, and list what is not run.
 
-    .venv/bin/python tools/docs.py run PAGE…      as the tests do
-    .venv/bin/python tools/docs.py update PAGE…   run it twice, write what it printed into it
-    .venv/bin/python tools/docs.py list [PAGE…]   what pages need; what is not run, and why
+    .venv/bin/python tools/docs.py run PAGE…      run a page as the tests do
+    .venv/bin/python tools/docs.py update PAGE…   run it twice and write its output into the page
+    .venv/bin/python tools/docs.py list [PAGE…]   list requirements, and what is not run and why
 
-`update` keeps lines with … that still hold; what differs between two runs becomes … .
+`update` keeps lines with … that still match. Text that differs between the two runs becomes … .
 """
 
 import argparse
@@ -17,18 +17,18 @@ from types import FrameType
 ROOT = Path(__file__).parents[1]
 sys.path[0] = str(ROOT / "tests")
 
-from docs.catalogue import page_names, read_page  # noqa: E402  only now can it be found
+from docs.catalogue import page_names, read_page  # noqa: E402  needs the path set above
 from docs.page import Console, NotRun, PageError, parse_page  # noqa: E402
 from docs.running import render_renewed, run_page  # noqa: E402
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What somebody sends who wants us to go."""
+"""Signals that request termination."""
 
 
 def main() -> int:
-    """Do what was asked; return the exit code."""
+    """Run the requested command; return the exit code."""
     for number in _ENDS:
-        if signal.getsignal(number) != signal.SIG_IGN:  # what nohup ignores stays ignored
+        if signal.getsignal(number) != signal.SIG_IGN:  # keep signals ignored by nohup ignored
             signal.signal(number, _leave)
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", choices=["run", "update", "list"])
@@ -53,8 +53,8 @@ def main() -> int:
 
 
 def _leave(number: int, _frame: FrameType | None) -> None:
-    """Go by an exception, so that the page's folder, sandboxes and processes go too."""
-    for one in _ENDS:  # a second one would leave them
+    """Exit by an exception, so that the page's folder, sandboxes and processes are removed."""
+    for one in _ENDS:  # a second signal would interrupt the cleanup
         signal.signal(one, signal.SIG_IGN)
     sys.exit(128 + number)
 
@@ -81,7 +81,7 @@ def _update(name: str, *, once: bool) -> None:
     if text == "\n".join(page.lines):
         print(f"{name}: nothing to change")
         return
-    parse_page(name, text)  # what was printed may look like the end of a block
+    parse_page(name, text)  # the output may contain what looks like the end of a block
     (ROOT / name).write_text(text)
     print(f"{name}: renewed; look at what has changed (git diff)")
 

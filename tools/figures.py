@@ -1,4 +1,4 @@
-"""Generates docs/benchmarks.md from benchmarks/results/. `make docs` calls it.
+"""Generate docs/benchmarks.md from benchmarks/results/. `make docs` calls it.
 
 .venv/bin/python tools/figures.py            writes the page if it has changed
 .venv/bin/python tools/figures.py --check    exits with 1 if the page is out of date
@@ -262,7 +262,7 @@ def _number(value: float | str) -> str:
         return value
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
-    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"  # no more than was measured
+    return f"{value:,.4g}" if abs(value) < 10_000 else f"{value:,.0f}"  # only measured digits
 
 
 def _wrap(text: str) -> str:

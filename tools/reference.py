@@ -1,7 +1,7 @@
-"""Makes the pages of docs/reference/ that follow from the code; `make docs` calls it.
+"""Generate the pages of docs/reference/ from the code. `make docs` calls it.
 
-.venv/bin/python tools/reference.py            writes what has changed
-.venv/bin/python tools/reference.py --check    only says so, and ends with 1
+.venv/bin/python tools/reference.py            writes the pages that have changed
+.venv/bin/python tools/reference.py --check    exits with 1 if a page is out of date
 """
 
 import inspect
@@ -31,7 +31,7 @@ _MADE = "<!-- made by tools/reference.py: change the code, then `make docs` -->"
 
 
 def pages() -> dict[str, str]:
-    """Return every page: its name → what it has to be."""
+    """Return every page: name → expected content."""
     made: dict[str, Callable[[], str]] = {
         "cli.md": render_cli,
         "config.md": render_config,
@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
 
 
 def out_of_date() -> list[str]:
-    """Return the pages that are not what they have to be."""
+    """Return the pages that differ from their expected content."""
     found = []
     for name, text in pages().items():
         path = FOLDER / name
@@ -80,7 +80,7 @@ _EXAMPLE = """
 
 
 def render_cli() -> str:
-    """Return the page of commands."""
+    """Return the reference of commands."""
     root = typer.main.get_command(app)
     top = typer.Context(root, info_name="echelon")
     commands = list(_commands(root, top))
@@ -124,7 +124,7 @@ def _render_command(command: Any, context: typer.Context) -> str:
 
 
 def _of_request(parameter: Any) -> bool:
-    """Tell whether a parameter was made from a key of the request."""
+    """Tell whether a parameter is generated from a key of the request."""
     flags = {_flag(name) for name in KEYS if name not in POSITIONAL}
     return bool(flags & set(parameter.opts)) and parameter.default is None
 
@@ -189,7 +189,7 @@ Besides, in a file: `cluster = "NAME"` chooses a profile, and `[clusters.NAME]` 
 
 
 def render_config() -> str:
-    """Return the page of keys."""
+    """Return the reference of the request's keys."""
     rows = [
         [f"`{key.name}`", _type(key.read), _default(key.name), _cell(key.help), _said(key.name)]
         for key in KEYS.values()
@@ -244,7 +244,7 @@ Written by rank 0 of a script that uses the Trainer.
 
 
 def render_events() -> str:
-    """Return the page of events."""
+    """Return the reference of events."""
     return _EVENTS.format(
         made=_MADE, controller=_kinds(ControllerEvent), metrics=_kinds(MetricEvent)
     )
@@ -302,7 +302,7 @@ The command of `--notify` has `ECHELON_RUN_DIR` as well, and the job's variables
 
 
 def render_environment() -> str:
-    """Return the page of variables."""
+    """Return the reference of environment variables."""
     private = sorted((set(PRIVATE) | variables.PRIVATE.keys()) - variables.COMMANDS.keys())
     return _ENVIRONMENT.format(
         made=_MADE,
@@ -336,12 +336,12 @@ def _wrap(text: str) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text that cannot break its table."""
+    """Escape text for a table cell."""
     return " ".join(re.sub(r"<(\w+)>", r"`<\1>`", text).replace("|", "\\|").split())
 
 
 def main() -> int:
-    """Write what has changed, or say so."""
+    """Write the pages that have changed, or only check them."""
     stale, made = out_of_date(), pages()
     if "--check" in sys.argv[1:]:
         for name in stale:

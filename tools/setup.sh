@@ -2,11 +2,11 @@
 # Installs what the Makefile's targets need.
 #
 #   tools/setup.sh user               .venv with Echelon and PyTorch
-#   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (all that tests import)
+#   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (packages for tests)
 #   tools/setup.sh peers              .venv-peers with Lightning and Accelerate, whose scripts must run unmodified
 #   tools/setup.sh system             the distribution's Slurm, MariaDB and Chromium
 #
-# Whatever is up to date is skipped, without output.
+# Steps that are up to date are skipped silently.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,7 +29,7 @@ apt_install() {
     say "installing $*"
     local log
     log=$(mktemp)
-    # A machine's package list may be old or empty: refresh it only when the first try fails.
+    # The package list may be outdated or empty: refresh it only if the first attempt fails.
     if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >"$log" 2>&1; then
         { as_root apt-get update &&
           as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
@@ -57,7 +57,7 @@ make_venv() {
     say "creating $folder with $("$python" --version 2>&1)"
     rm -rf "$folder"
     if ! "$python" -m venv "$folder" >/dev/null 2>&1; then
-        # Debian and Ubuntu split the venv module off.
+        # Debian and Ubuntu package the venv module separately.
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         may_install || fail "$python cannot create virtual environments" "$(install_line "python$version-venv")"
         apt_install "python$version-venv"
@@ -96,8 +96,8 @@ show_progress() {
     done
 }
 
-# constraints.txt pins every version; the build back-end comes from there too, hence no isolation. Python compiles
-# what is imported at the first import, which takes a fraction of the time for compiling everything here.
+# constraints.txt pins every version, including the build back-end, hence no build isolation. Modules are compiled on
+# first import, which takes a fraction of the time needed to compile everything here.
 pip_install() {
     local folder=$1 log=$1/pip.log
     shift
@@ -116,7 +116,7 @@ declare -A LAYERS=(
     [peers]='--editable .[train] --group peers'
 )
 
-# install_layers FOLDER LAYER…: creates the environment if it is missing or of another Python, then installs each
+# install_layers FOLDER LAYER…: creates the environment if it is missing or has another Python, then installs each
 # layer whose requirements have changed since it was last installed.
 install_layers() {
     local folder=$1 layer wanted changed=''
@@ -127,18 +127,18 @@ install_layers() {
         make_venv "$folder"
     fi
     for layer in "$@"; do
-        # What pyproject.toml says of ruff and other tools changes nothing that is installed.
+        # The settings of ruff and other tools in pyproject.toml do not affect what is installed.
         wanted=$({ echo "${LAYERS[$layer]}"; sed '/^# --- ruff/,$d' pyproject.toml; cat constraints.txt; } |
             sha256sum | cut -d ' ' -f 1)
         [ "$(cat "$folder/layer-$layer" 2>/dev/null)" != "$wanted" ] || continue
         say "installing layer '$layer' into $folder: ${LAYERS[$layer]}"
-        # The pip that comes with Python 3.11 does not know --group.
+        # The pip bundled with Python 3.11 does not support --group.
         [[ ${LAYERS[$layer]} != *--group* ]] || pip_install "$folder" pip
         pip_install "$folder" setuptools
         # shellcheck disable=SC2086  # several words
         pip_install "$folder" ${LAYERS[$layer]}
         if [ "$layer" = test ]; then
-            # Some tests import everything without being able to write, as another user does.
+            # Some tests import everything as a user without write permission.
             say "compiling the modules that tests import"
             "$folder/bin/python" -m compileall -qq -j 0 "$folder"/lib/python*/site-packages || true
         fi
@@ -150,8 +150,8 @@ install_layers() {
 
 # --- system packages ------------------------------------------------------------------------
 
-# program that must be there : package that brings it. The -core packages have MariaDB's programs without a
-# service that starts by itself.
+# required program : package that provides it. The -core packages contain MariaDB's programs without a service that
+# starts automatically.
 SYSTEM='slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge slurmdbd:slurmdbd
 mariadbd:mariadb-server-core mariadb:mariadb-client-core ip:iproute2 nsenter:util-linux chromium:chromium'
 
@@ -167,7 +167,7 @@ setup_system() {
     mapfile -t missing < <(missing_packages)
     [ ${#missing[@]} -gt 0 ] || return 0
     if may_install; then
-        # Where one package has another name, the others must not go without.
+        # If one package is unavailable under this name, still install the others.
         apt_install "${missing[@]}" || for package in "${missing[@]}"; do apt_install "$package" || true; done
         mapfile -t missing < <(missing_packages)
         [ ${#missing[@]} -gt 0 ] || return 0

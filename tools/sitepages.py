@@ -1,8 +1,8 @@
-"""A hook of mkdocs, so that a page reads the same in the site as in the repository.
+"""MkDocs hook that makes a page read the same on the site as in the repository.
 
-Links may lead anywhere in the repository: what lies outside of docs/ is taken into the site, under
-`repository/`. Lists and tables may follow a paragraph without an empty line between them. Comments
-are for the tests.
+Links may point anywhere in the repository: files outside docs/ are added to the site under
+`repository/`. Lists and tables may follow a paragraph without a blank line. Comments, which are for
+the tests, are removed.
 """
 
 import os
@@ -26,17 +26,17 @@ _LIST = re.compile(r"([-*+]|\d+\.) ")
 
 @dataclass
 class _Site:
-    """What this build has taken in."""
+    """Files added in this build."""
 
     origins: dict[str, str] = field(default_factory=dict)
-    """Page's name in the site → its file's in the repository."""
+    """Page name on the site → file in the repository."""
 
 
 _SITE = _Site()
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add what pages link to outside of docs/, and what that links to."""
+    """Add files outside docs/ that pages link to, directly or indirectly."""
     _SITE.origins.clear()
     waiting = []
     for page in files.documentation_pages():
@@ -51,7 +51,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
             if not name.startswith(f"{OUTSIDE}/") or files.get_file_from_path(name) is not None:
                 continue
             if (found := _take_in(name, target, config)) is None:
-                continue  # mkdocs complains of it
+                continue  # mkdocs reports it
             files.append(found)
             if found.is_documentation_page():
                 _SITE.origins[name] = name.removeprefix(f"{OUTSIDE}/")
@@ -73,12 +73,12 @@ def on_page_markdown(markdown: str, *, page: Page, **_others: object) -> str:
 
 
 def resolve(origin: str, link: str) -> str:
-    """Return the file in the repository that a link of one of its files leads to."""
+    """Return the file in the repository that a link in `origin` points to."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(origin), link))
 
 
 def place(target: str) -> str:
-    """Return where in the site a file of the repository is."""
+    """Return the path on the site of a file in the repository."""
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
     if (ROOT / target).is_dir():
@@ -88,13 +88,13 @@ def place(target: str) -> str:
 
 
 def without_comments(markdown: str) -> str:
-    """Leave out comments that are lines of their own: before a heading they would hide it."""
+    """Remove comments on lines of their own: before a heading they would hide it."""
     lines = _lines(markdown)
     return "\n".join(line for line, fenced in lines if fenced or not _COMMENT.fullmatch(line))
 
 
 def space(markdown: str) -> str:
-    """Put an empty line before each list and table that follows a paragraph."""
+    """Insert a blank line before each list and table that follows a paragraph."""
     found: list[str] = []
     before = ""
     for line, fenced in _lines(markdown):
@@ -109,7 +109,7 @@ def space(markdown: str) -> str:
 
 
 def _take_in(name: str, target: str, config: MkDocsConfig) -> File | None:
-    """Return a file of the repository as one of the site."""
+    """Return a file of the repository as a file of the site."""
     path = ROOT / target
     if path.is_dir() and name.endswith("/index.md"):
         entries = sorted(entry.name for entry in path.iterdir() if entry.is_file())

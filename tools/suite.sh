@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs tests on the Slurm and the Python of another Debian suite, in a root of its own.
+# Runs tests with the Slurm and the Python of another Debian suite, in a separate root file system.
 #
-#   tools/suite.sh trixie [ARGUMENTS OF PYTEST…]      tests/slurm, unless arguments name other tests
+#   tools/suite.sh trixie [PYTEST ARGUMENTS…]      runs tests/slurm by default
 #
-# The root is made once, by debootstrap, and kept in ECHELON_SUITES (~/.cache/echelon/suites). Each call copies
-# the working tree into it. Needs root. `rm -r` of the folder removes all of it.
+# The root is created once by debootstrap and kept in ECHELON_SUITES (~/.cache/echelon/suites). Each call copies
+# the working tree into it. Needs root. To remove everything, `rm -r` the folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +21,7 @@ make_root() {
     local mirror script=
     command -v debootstrap >/dev/null || apt-get install -y --no-install-recommends debootstrap >&2
     mirror=$(apt-get indextargets --format '$(REPO_URI) $(ORIGIN)' | awk '$2 == "Debian" {print $1; exit}')
-    # A suite that is younger than this machine's debootstrap is made like the newest that it knows.
+    # For a suite newer than debootstrap itself, use the script of sid.
     [ -e "/usr/share/debootstrap/scripts/$suite" ] || script=/usr/share/debootstrap/scripts/sid
     say "making $root from ${mirror:-the default mirror}"
     rm -rf "$root" "$root.part"
@@ -39,16 +39,16 @@ copy_tree() {
     git ls-files -z --cached --others --exclude-standard --deduplicate |
         tar --create --null --files-from=- --ignore-failed-read 2>/dev/null |
         tar --extract --no-same-owner --directory "$root/echelon"
-    # Tests of packaging ask git what belongs to the project.
+    # Packaging tests ask git for the project's files.
     git -C "$root/echelon" init --quiet
     git -C "$root/echelon" add --all
     cp /etc/hosts /etc/resolv.conf "$root/etc/"
-    # How this machine reaches its package registries.
+    # This machine's settings for package registries.
     cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
     ! [ -e /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
 }
 
-# A node of the sandbox enters mount namespaces of its own, which a mere chroot would leave: pivot_root does not.
+# Nodes of the sandbox enter their own mount namespaces, which would escape from a chroot; pivot_root prevents that.
 enter() {
     local variables
     mapfile -t variables < <(env | grep -E '^(PIP_[A-Z_]+|https?_proxy|CI|TERM)=')
@@ -68,7 +68,7 @@ enter() {
 
 [ -e "$root/etc/debian_version" ] || make_root
 copy_tree
-if [ "${1:-}" = -- ]; then # for looking around: tools/suite.sh trixie -- bash
+if [ "${1:-}" = -- ]; then # for manual inspection: tools/suite.sh trixie -- bash
     shift
     enter "$@"
     exit

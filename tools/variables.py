@@ -1,7 +1,7 @@
-"""What docs/reference/environment.md says of variables; tests hold it against the code.
+"""Descriptions of environment variables for docs/reference/environment.md.
 
-Only what a name means is written here. Which names there are, ranks' and our own, is found in the
-code, and none may be missing on either side.
+The names of the variables, for ranks and for Echelon itself, come from the code. Tests check that
+neither side has a name that the other lacks.
 """
 
 USERS = {
@@ -17,7 +17,7 @@ USERS = {
     "CONDA_EXE": "the conda with which `--conda` activates; conda itself sets it",
     "SHELL": "what `echelon sandbox shell` starts",
 }
-"""Set by users, read by the command."""
+"""Set by users, read by the `echelon` command."""
 
 RANKS = {
     "RANK": "which rank it is, of all",
@@ -59,12 +59,12 @@ RANKS = {
     "SLURM_STEP_NUM_NODES": "as `GROUP_WORLD_SIZE`",
     "SLURM_STEP_TASKS_PER_NODE": "as `SLURM_TASKS_PER_NODE`",
 }
-"""What a rank sees, under the style `echelon`; those of Slurm only in a job."""
+"""Set for ranks in the style `echelon`; Slurm's only in a job."""
 
 STYLES = {
     "ECHELON_INIT_METHOD": "in the style `file`: the address of the file in which ranks meet",
 }
-"""What a rank sees besides, in a plain style."""
+"""Additionally set for ranks in the plain styles."""
 
 COMMANDS = {
     "ECHELON_RUN": "`--notify`: the run's id",
@@ -72,9 +72,9 @@ COMMANDS = {
     "ECHELON_REASON": "`--notify`: why, in one line; empty when it completed",
     "ECHELON_NODE": "`--node-check`: which node it is, counted from 0",
 }
-"""What commands of a user's own see, that we run."""
+"""Set for commands of the user that Echelon runs."""
 
 PRIVATE = {
     "ECHELON_SANDBOX": "marks the processes of a sandbox",
 }
-"""Set for our own processes, besides those in protocol/rank_environment.py; not an interface."""
+"""Set for Echelon's own processes, besides those in protocol/rank_environment.py; internal."""

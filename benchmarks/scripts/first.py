@@ -1,4 +1,4 @@
-"""Join, all-reduce once, and leave; rank 0 writes down when that was, where a file is named."""
+"""Join, all-reduce once, and leave; rank 0 writes the time to a file if one is given."""
 
 import sys
 import time

@@ -1,6 +1,6 @@
-"""What first.py does, as a Ray Train program: `ray_first.py WORKERS [MARK]`.
+"""Equivalent of first.py as a Ray Train program: `ray_first.py WORKERS [MARK]`.
 
-The first worker writes down when it has all-reduced, where a file is named.
+The first worker writes the time of its all-reduce to a file if one is given.
 """
 
 import sys
@@ -27,7 +27,7 @@ TorchTrainer(
     first,
     train_loop_config={"mark": mark},
     torch_config=TorchConfig(backend="gloo"),
-    # A fraction of a core each: four workers have to fit on any machine.
+    # A fraction of a core each, so that four workers fit on any machine.
     scaling_config=ScalingConfig(num_workers=workers, resources_per_worker={"CPU": 0.1}),
     run_config=RunConfig(storage_path=str(Path.cwd())),
 ).fit()

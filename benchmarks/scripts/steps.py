@@ -1,7 +1,7 @@
-"""All-reduce at every step, until ended: `steps.py FOLDER SECONDS_PER_STEP`.
+"""All-reduce at every step until killed: `steps.py FOLDER SECONDS_PER_STEP`.
 
-After its first step each rank leaves a file g<generation>-w<world size>-r<rank> with the time of
-that step and its own pid; from then on it writes nothing.
+After its first step each rank writes a file g<generation>-w<world size>-r<rank> with the time of
+that step and its pid, and nothing afterwards.
 """
 
 import os

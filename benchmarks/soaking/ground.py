@@ -1,4 +1,4 @@
-"""Where the long tests happen: a cluster of their own that is gone afterwards, whatever happens."""
+"""A temporary cluster for the long-running tests, always removed afterwards."""
 
 import itertools
 import json
@@ -26,21 +26,21 @@ NAME = "soak"
 
 @dataclass
 class Report:
-    """What one of the tests has found."""
+    """Results of one test."""
 
     figures: dict = field(default_factory=dict)
-    """What was measured → its value."""
+    """Measurement → value."""
     goals: dict = field(default_factory=dict)
-    """What was aimed at → (value, `≤` or `≥`, limit)."""
+    """Goal → (value, `≤` or `≥`, limit)."""
     failures: list = field(default_factory=list)
-    """What went wrong, each in a sentence."""
+    """Failures, one sentence each."""
 
     @contextmanager
     def trial(self, what) -> Iterator[None]:
-        """Write down what goes wrong in one trial; the others go on."""
+        """Record failures of one trial; the other trials continue."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  whatever it is, it is a result
+        except Exception as error:  # noqa: BLE001  any error is a result
             said = str(error).strip() or "it did not hold"
             self.failures.append(f"{what}: {type(error).__name__}: {said[-1500:]}")
             say(f"FAILED {what}: {said[-300:]}")
@@ -48,7 +48,7 @@ class Report:
 
 @dataclass
 class Ground:
-    """A cluster, and a folder that all its nodes see."""
+    """A cluster, and a folder shared by all its nodes."""
 
     folder: Path
     cluster: Cluster
@@ -66,18 +66,18 @@ class Ground:
         return path
 
     def chain(self, name, *options, **wanted) -> Chain:
-        """Start a training in a folder of its own."""
+        """Start a training in a new folder."""
         started = start_chain(self.place(name), self.environ, *options, **wanted)
         self.chains.append(started)
         return started
 
     def cause(self, fault, node):
-        """Do something to a node: `kill`, `cut`, `restore`."""
+        """Apply a fault to a node: `kill`, `cut` or `restore`."""
         with changing(self.box, os.geteuid()) as box:
             getattr(box, fault)(node)
 
     def preempt(self, name, nodes, seconds):
-        """Submit a job that takes these nodes for some time; return its id."""
+        """Submit a job that occupies these nodes for some time; return its id."""
         options = ("--partition=high", f"--nodelist={','.join(nodes)}", f"--nodes={len(nodes)}")
         script = f"#!/bin/bash\nsleep {seconds}\n"
         place = self.folder / name
@@ -85,14 +85,14 @@ class Ground:
         return self.cluster.sbatch(place, script, *options, "--exclusive")
 
     def calm(self):
-        """End all jobs, and have all nodes idle, whatever was done to them."""
+        """Cancel all jobs, and make all nodes idle again after any faults."""
         for name, node in self.cluster.nodes().items():
             if node.state.startswith("drain"):
                 self.cause("restore", name)
         self.cluster.calm()
 
     def queue(self):
-        """Return the ids of the jobs that are in the queue."""
+        """Return the ids of the jobs in the queue."""
         return self.cluster.exec("squeue", "--noheader", "--format=%i").split()
 
     def await_empty_queue(self):
@@ -100,7 +100,7 @@ class Ground:
         assert gone, f"still in the queue: {self.queue()}"
 
     def job_times(self, job_id):
-        """Return when a job started and ended by Slurm, in whole seconds."""
+        """Return when a job started and ended according to Slurm, in whole seconds."""
         job = self.cluster.job(job_id)
         return parse_time(job["StartTime"]), parse_time(job["EndTime"])
 
@@ -113,10 +113,10 @@ class Ground:
 
 @contextmanager
 def ground(nodes):
-    """Have a cluster while the block lasts.
+    """Run a cluster during the block.
 
     Args:
-        nodes: how many it has.
+        nodes: number of nodes.
     """
     folder = Path(tempfile.mkdtemp(prefix="echelon-soak-", dir="/var/tmp"))
     folder.chmod(0o755)
@@ -141,14 +141,14 @@ def _environ(cluster, folder):
         **cluster.environ,
         "SLURM_CONF": str(cluster.box.layout.slurm_conf),
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        # Bad nodes of this cluster are nobody else's business.
+        # Keep this cluster's bad nodes out of the user's own record.
         "XDG_STATE_HOME": str(folder / "state"),
         "OMP_NUM_THREADS": "1",
     }
 
 
 def keep_logs(here, name):
-    """Copy what would explain a failure to where it stays; return the folder."""
+    """Copy the logs that would explain a failure to a permanent folder, and return it."""
     kept = Path(tempfile.mkdtemp(prefix=f"echelon-soak-{name}-logs-", dir="/var/tmp"))
     skipped = shutil.ignore_patterns("checkpoints", "spool", "munge", "dev", "*.sock", "socket")
     shutil.copytree(here.folder, kept / "all", ignore=skipped, dirs_exist_ok=True)
@@ -156,20 +156,20 @@ def keep_logs(here, name):
 
 
 def say(text):
-    """Tell how far it is."""
+    """Print the progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
-# --- what must be true, and how long things took ------------------------------------------------
+# --- checks and durations -----------------------------------------------------------------------
 
 
 def undisturbed(here, *options, steps):
-    """Return the weights of a training that nothing happened to."""
+    """Return the weights of an undisturbed training."""
     return train_undisturbed(here.folder / "undisturbed", *options, steps=steps)
 
 
 def check_end(chain, weights, *, steps, timeout_s):
-    """Make sure that the training has ended as if nothing had happened."""
+    """Check that the training ended with the same result as an undisturbed one."""
     code, said = chain.wait(timeout_s=timeout_s)
     assert code == 0, f"it ended with {code}\n{said}"
     check_samples(chain.records(), steps)
@@ -178,7 +178,7 @@ def check_end(chain, weights, *, steps, timeout_s):
 
 
 def step_gaps(chain):
-    """Return seconds from the last step of each job to the first of the next, by their starts."""
+    """Return the seconds from the last step of each job to the first step of the next."""
     seen = {}
     for at_s, turn, _, _ in chain.timed_records():
         job = turn.partition(".")[0]
@@ -189,14 +189,14 @@ def step_gaps(chain):
 
 
 def job_gaps(here, chain):
-    """Return seconds from the end of each job that took steps to the start of the next."""
+    """Return the seconds from the end of each job that took steps to the start of the next."""
     jobs = dict.fromkeys(turn.partition(".")[0] for turn, _, _ in chain.records())
     times = [here.job_times(job) for job in jobs]
     return [start_s - end_s for (_, end_s), (start_s, _) in itertools.pairwise(times)]
 
 
 def events(chain, kind):
-    """Return the data of all events of a kind, of all attempts, with the attempt's number."""
+    """Return the data of all events of a kind, with the number of their attempt."""
     found = []
     for number in chain.attempts():
         path = chain.run / "events" / f"controller-{number}.jsonl"
@@ -207,7 +207,7 @@ def events(chain, kind):
 
 
 def spread(seconds):
-    """Return median and maximum; nothing where nothing was measured."""
+    """Return median and maximum; empty if nothing was measured."""
     if not seconds:
         return {"p50_s": None, "max_s": None, "measured": 0}
     median = statistics.median(seconds)

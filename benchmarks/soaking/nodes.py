@@ -1,4 +1,4 @@
-"""Nodes die, lose their cable and come back while a run is on them."""
+"""Nodes are turned off, disconnected and restored while a run uses them."""
 
 import json
 import random
@@ -13,12 +13,12 @@ from slurm.survival import check_samples
 
 DOWN_AT_ONCE = 2
 FAVOURITE = 0.5
-"""How often it is one and the same node's turn: it shall fail twice."""
+"""Probability of choosing one particular node, so that it fails twice."""
 
 
 def soak_nodes(here, asked, report):
-    """Do random things to random nodes of a run, and see it finish."""
-    chance = random.Random(asked.seed)  # noqa: S311  nothing is secret here
+    """Apply random faults to random nodes of a run, and check that it completes."""
+    chance = random.Random(asked.seed)  # noqa: S311  not a secret
     steps = round(60 * asked.minutes / asked.pace_s)
     options = (f"--nodes={asked.nodes}", "--procs=1", "--restarts=1000")
     chain = here.chain("training", *options, steps=steps, pace_s=asked.pace_s)
@@ -49,7 +49,7 @@ def soak_nodes(here, asked, report):
 
 
 def _disturb(here, chain, chance, asked):
-    """Break and mend nodes; leave all of them whole. Return (time, what, node) of each."""
+    """Break and repair nodes, ending with all repaired. Return (time, fault, node) of each."""
     done, down, favourite = [], [], None
     began_s = time.monotonic()
     while time.monotonic() - began_s < 60 * asked.minutes:
@@ -75,9 +75,9 @@ def _disturb(here, chain, chance, asked):
 
 
 def _check_excluded(here, chain, record, done):
-    """Whoever was lost twice is left out, and gets no attempt after that.
+    """Check that a node lost twice is excluded and gets no further attempt.
 
-    Not so whom a controller has lost because its own host was without a cable.
+    Nodes lost because the controller's own host was disconnected do not count.
     """
     since = {}
     for number, event in events(chain, "restart"):
@@ -98,6 +98,6 @@ def _check_excluded(here, chain, record, done):
 
 
 def _is_cut(host, at_s, done):
-    """Tell whether a host was without its cable then."""
+    """Tell whether a host was disconnected at that time."""
     before = [what for when_s, what, node in done if node == host and when_s <= at_s]
     return before[-1:] == ["cut"]

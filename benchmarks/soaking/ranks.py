@@ -1,4 +1,4 @@
-"""Where the ranks of a training are, by what they leave in its folder."""
+"""Find the ranks of a training by the files they write to its folder."""
 
 import json
 from contextlib import suppress
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Rank:
     turn: str
-    """Which set of ranks it belongs to."""
+    """The set of ranks that it belongs to."""
     host: str
     pid: int
-    """In its host's own table of processes."""
+    """Pid in its host's PID namespace."""
 
 
 def living_ranks(folder):
-    """Return the newest set of ranks; some of it may be gone."""
+    """Return the newest set of ranks; some may have ended."""
     found = []
     for path in folder.glob("where-*"):
-        with suppress(OSError, ValueError, TypeError):  # it is being written
+        with suppress(OSError, ValueError, TypeError):  # still being written
             found.append((path.stat().st_mtime, Rank(**json.loads(path.read_text()))))
     if not found:
         return []
@@ -27,7 +27,7 @@ def living_ranks(folder):
 
 
 def last_step(folder):
-    """Return the time and the number of the newest step, without reading everything."""
+    """Return the time and the number of the newest step, reading only the end of the file."""
     newest = (0.0, 0)
     for path in folder.glob("consumed-*"):
         with path.open("rb") as lines:

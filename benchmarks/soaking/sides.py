@@ -1,4 +1,4 @@
-"""The two that stand in the storm: Echelon, and torchrun under srun in a job that is requeued."""
+"""The two sides of the storm test: Echelon, and torchrun under srun in a requeued job."""
 
 import json
 import sys
@@ -15,17 +15,17 @@ from echelon.run.history import newest_checkpoint
 
 SAMPLES = 6000
 FOREVER = 1_000_000
-"""Steps: more than there is time for."""
+"""Number of steps: more than there is time for."""
 PEER = Path(__file__).parents[1] / "soak_peer.py"
 STUCK_S = 300.0
-"""After so long without a step a person would come and requeue the job."""
+"""Time without a step after which a person would requeue the job."""
 
 
 class _Side:
-    """What the storm does to both alike."""
+    """What both sides have in common."""
 
     programs: dict = {}  # noqa: RUF012
-    """Kind of fault → what the process to kill has on its command line."""
+    """Kind of fault → part of the command line of the process to kill."""
 
     def __init__(self, here, folder):
         self.here, self.folder = here, folder
@@ -34,7 +34,7 @@ class _Side:
         return sorted({rank.host for rank in living_ranks(self.folder)})
 
     def kill_rank(self, draw):
-        """Kill a rank, and return where; None when there is none."""
+        """Kill a rank and return its node; None if there is none."""
         if ranks := living_ranks(self.folder):
             rank = ranks[int(draw * len(ranks))]
             if self.here.box.run(["kill", "-KILL", str(rank.pid)], host=rank.host).code == 0:
@@ -42,13 +42,13 @@ class _Side:
         return None
 
     def kill_program(self, kind, draw):
-        """Kill what starts ranks on a node, and return where; None when it is not there."""
+        """Kill the process that starts a node's ranks, and return the node; None if not found."""
         hosts = self.hosts()
         if not hosts:
             return None
         host = hosts[int(draw * len(hosts))]
         found = self.here.box.run(["pgrep", "-f", self.programs[kind]], host=host).stdout.split()
-        # The oldest: ranks may look like their parent.
+        # The oldest one, because ranks may have their parent's command line.
         killed = found and self.here.box.run(["kill", "-KILL", found[0]], host=host).code == 0
         return host if killed else None
 
@@ -57,7 +57,7 @@ class EchelonSide(_Side):
     """`echelon submit`."""
 
     name = "echelon"
-    # Not srun, whose command line has an agent's in it.
+    # Not srun, whose command line contains an agent's.
     programs = {  # noqa: RUF012
         kind: rf"^\S*python\S* \S+ {kind} " for kind in ("agent", "zygote")
     }
@@ -75,16 +75,16 @@ class EchelonSide(_Side):
             raise AssertionError(f"the run has ended: {self.chain.process.stdout.read()[-1500:]}")
 
     def halted_at(self):
-        """Return the step from which it would go on."""
+        """Return the step from which it would resume."""
         last = max(number for number, _ in events(self.chain, "attempt"))
         stopped = [
             record["step"] for number, record in events(self.chain, "stopped") if number == last
         ]
-        # A controller whose host has just died does not answer: then it is what had been saved.
+        # If the controller's host has just died, it cannot answer: use the last checkpoint.
         return stopped[-1] if stopped else newest_checkpoint(RunDir.open(self.chain.run))
 
     def stop(self):
-        """Stop it, and return what it says of itself."""
+        """Stop it, and return its own report."""
         if self.chain.process.poll() is None:
             self.chain.command("stop", "last")
             with suppress(Exception):
@@ -113,10 +113,10 @@ scontrol requeue "$SLURM_JOB_ID"
 
 
 class PeerSide(_Side):
-    """torchrun, elastic, as its documentation has it for Slurm; the script requeues itself."""
+    """Elastic torchrun, as documented for Slurm; the script requeues itself."""
 
     name = "torchrun"
-    # It has no agent or zygote of its own: what starts the ranks of a node is torchrun.
+    # There is no separate agent or zygote: torchrun starts the ranks of a node.
     programs = dict.fromkeys(("agent", "zygote"), "torch.distributed.run")
 
     def __init__(self, here, name, asked):
@@ -140,7 +140,7 @@ class PeerSide(_Side):
         return self.here.cluster.sbatch(self.folder, self._script)
 
     def tend(self):
-        """Do what a person would who looks after it: submit it again, or wake it up."""
+        """Do what an operator would do: resubmit, release or requeue the job."""
         job = self.here.cluster.job(self._job)
         state, reason = job["JobState"], job.get("Reason", "")
         if state not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED"):

@@ -1,4 +1,4 @@
-"""slurmctld stops for a while, or dies and comes back, at the worst moments for a run."""
+"""slurmctld pauses, or dies and is restarted, at the worst moments for a run."""
 
 import itertools
 import json
@@ -18,7 +18,7 @@ from slurm.survival import SURVIVOR, Chain, check_samples
 SHAPE = ("--nodes=2", "--procs=1")
 PACE_S = 0.1
 WAYS = {"paused": signal.SIGSTOP, "killed": signal.SIGKILL, "ended": signal.SIGTERM}
-"""How it goes. One that is killed forgets what it has not saved: the last seconds' jobs too."""
+"""How it is interrupted. If killed, it loses unsaved state, including jobs of the last seconds."""
 SCENES = (
     *(("submit", "paused"), ("submit", "killed")),
     *(("status", "paused"), ("status", "killed")),
@@ -29,7 +29,7 @@ SCENES = (
 
 @dataclass(frozen=True)
 class Trial:
-    """One absence."""
+    """One interruption of slurmctld."""
 
     here: Ground
     name: str
@@ -38,11 +38,11 @@ class Trial:
     seconds: float
     steps: int
     weights: str
-    """What they have to be in the end."""
+    """The expected final weights."""
 
 
 def soak_controller(here, asked, report):
-    """Have slurmctld go away during submit, status, the standby's submission and hand-over."""
+    """Interrupt slurmctld during submit, status, the standby's submission and hand-over."""
     steps = asked.steps
     weights = undisturbed(here, *SHAPE, steps=steps)
     well = tried = 0
@@ -65,7 +65,7 @@ def soak_controller(here, asked, report):
 
 @contextmanager
 def _away(trial):
-    """Have slurmctld away while the block lasts, and for its time at least."""
+    """Interrupt slurmctld during the block, at least for the trial's duration."""
     box, began_s = trial.here.box, time.monotonic()
     box.signal_slurmctld(WAYS[trial.way])
     try:
@@ -79,7 +79,7 @@ def _away(trial):
 
 
 def _recover(here):
-    """Have slurmctld at work again, whatever became of a scene."""
+    """Restore slurmctld, even if a scene failed."""
     here.box.signal_slurmctld(signal.SIGCONT)
     if here.box.run(["scontrol", "ping"]).stdout.find("UP") < 0:
         here.box.start_slurmctld()
@@ -92,7 +92,7 @@ def _recover(here):
 
 
 def _submit(trial):
-    """Submit a run while slurmctld is away."""
+    """Submit a run while slurmctld is interrupted."""
     folder, environ = trial.here.place(trial.name), trial.here.environ
     argv = [sys.executable, "-m", "echelon", "submit", "--json", *SHAPE, str(SURVIVOR)]
     with ThreadPoolExecutor(1) as pool, _away(trial):
@@ -118,7 +118,7 @@ def _submit(trial):
 
 
 def _status(trial):
-    """Somebody asks how a run is while slurmctld is away."""
+    """Query a run's status while slurmctld is interrupted."""
     chain = _start(trial)
     chain.await_step(20)
     began_s = time.monotonic()
@@ -132,7 +132,7 @@ def _status(trial):
 
 
 def _standby(trial):
-    """slurmctld goes just when a job has begun, and wants to queue the next."""
+    """Interrupt slurmctld when a job has just started and is about to queue the next one."""
     chain = _start(trial, "--time=3m")
     assert wait_until(lambda: _has_attempt(chain), timeout_s=60, interval_s=0.02)
     with _away(trial):
@@ -141,8 +141,8 @@ def _standby(trial):
 
 
 def _hand_over(trial):
-    """slurmctld is away when a job's time is over."""
-    # A job that stops half a minute after its start: slurmctld goes before that.
+    """Interrupt slurmctld when a job reaches its time limit."""
+    # The job stops half a minute after its start; interrupt slurmctld before that.
     chain = _start(trial, "--time=1m")
     chain.await_step(150)
     with _away(trial):
@@ -155,7 +155,7 @@ def _hand_over(trial):
 _PLAY = {"submit": _submit, "status": _status, "standby": _standby, "hand-over": _hand_over}
 
 
-# --- what must be true --------------------------------------------------------------------------
+# --- checks -------------------------------------------------------------------------------------
 
 
 def _start(trial, *options):
@@ -166,7 +166,7 @@ def _has_attempt(chain):
     try:
         return bool(events(chain, "attempt"))
     except (OSError, ValueError):
-        return False  # there is no run yet
+        return False  # no run yet
 
 
 def _finish(trial, chain):
@@ -176,7 +176,7 @@ def _finish(trial, chain):
 
 
 def _check(trial, chain):
-    """Make sure that nothing was lost, and nothing done twice."""
+    """Check that no step was lost or done twice."""
     here = trial.here
     assert (chain.folder / "weights").read_text() == trial.weights, "the weights differ"
     check_samples(chain.records(), trial.steps)
@@ -194,7 +194,7 @@ def _check(trial, chain):
 
 
 def _check_one_at_a_time(chain):
-    """No step of one attempt lies between steps of another."""
+    """Check that the steps of two attempts do not overlap in time."""
     spans = {}
     for at_s, turn, _, _ in chain.timed_records():
         first_s, _ = spans.get(turn, (at_s, at_s))
@@ -209,7 +209,7 @@ def _states(chain):
 
 
 def _jobs_of(here, chain):
-    """Return all jobs that Slurm remembers of this run."""
+    """Return all jobs of this run that Slurm knows."""
     shown = here.cluster.exec("scontrol", "--oneliner", "show", "job").splitlines()
     mark = f"Comment=echelon:{chain.run.name}/"
     return {line.split()[0].removeprefix("JobId=") for line in shown if mark in line}

@@ -1,4 +1,4 @@
-"""A run is stopped by its time limit, or by a job that is more important, again and again."""
+"""A run is repeatedly stopped by its time limit, or preempted by a job with higher priority."""
 
 import itertools
 import time
@@ -16,19 +16,19 @@ from echelon.core.nodes import expand
 
 SHAPE = ("--nodes=2", "--procs=1")
 SLURMS_OWN_REQUEUE_S = 143.8
-"""`scontrol requeue` of a sleeping job until it runs again, Slurm's defaults, an idle cluster."""
+"""From `scontrol requeue` of a sleeping job until it runs again: Slurm's defaults, idle cluster."""
 GAP_S = 10.0
 
 
 def soak_limit(here, asked, report):
-    """Run trainings at once until each is done, though none of their jobs may last that long."""
+    """Run several trainings at once to completion, with a time limit shorter than the training."""
     steps = round(asked.seconds / asked.pace_s)
     weights = undisturbed(here, *SHAPE, steps=steps)
     options = [*SHAPE, f"--time={asked.time}"]
     options += [f"--signal-lead={asked.lead}"] if asked.lead else []
     chains = []
     for number in range(asked.trainings):
-        # Apart, so that each finds an idle machine when its turn comes.
+        # Staggered, so that their restarts do not coincide.
         time.sleep(asked.apart_s if number else 0)
         say(f"training {number + 1} of {asked.trainings} begins")
         name = f"training-{number}"
@@ -69,16 +69,16 @@ def _try_requeue(here, options, weights, steps, asked):
     check_end(chain, weights, steps=steps, timeout_s=10 * asked.seconds + 600)
     times = sorted(at_s for at_s, *_ in chain.timed_records())
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    # It is one job throughout: its pauses are what stands out.
+    # It is a single job throughout, so its restarts are the longest gaps between steps.
     pauses = sorted(gaps)[-(len(chain.attempts()) - 1) :]
     return {"--hand-over requeue, where credentials expire after 10 s": spread(pauses)}
 
 
 def soak_preempt(here, asked, report):
-    """Take the nodes away from one training, again and again."""
+    """Repeatedly preempt the nodes of one training."""
     steps = round(asked.seconds_between * (asked.times + 1) / asked.pace_s)
     weights = undisturbed(here, *SHAPE, steps=steps)
-    # Nodes that it has to wait for, though others are free.
+    # Fixed nodes, so that it has to wait for them even if others are free.
     options = (*SHAPE, "--nodelist=node[1-2]")
     chain = here.chain("training", *options, steps=steps, pace_s=asked.pace_s)
     after_high, by_step, outlived = [], [], 0
@@ -115,7 +115,7 @@ def soak_preempt(here, asked, report):
 
 
 def _first_steps(chain):
-    """Return when each set of ranks took its first step."""
+    """Return the time of the first step of each set of ranks."""
     first = {}
     for at_s, turn, _, _ in chain.timed_records():
         first.setdefault(turn, at_s)

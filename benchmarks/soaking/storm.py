@@ -1,4 +1,4 @@
-"""One random fault after the other, and how much of the time was training all the same."""
+"""A sequence of random faults, and the share of the time that was productive training."""
 
 import itertools
 import json
@@ -17,34 +17,34 @@ from slurm.survival import check_samples
 
 SHARES = {"rank": 60, "agent": 10, "zygote": 10, "node": 8, "cable": 6, "preemption": 6}
 AWAY_S = 20.0
-"""How long a node is off, or without its cable."""
+"""How long a node is off or disconnected."""
 HIGH_S = 10
-"""How long the job lasts that preempts."""
+"""Duration of the preempting job."""
 RETRY_S = 10.0
-"""How long a fault waits for somebody whom it can hit."""
+"""How long a fault waits for a process that it can hit."""
 
 
 @dataclass(frozen=True)
 class Fault:
     at_s: float
-    """After the first step."""
+    """Time after the first step."""
     kind: str
     draw: float
-    """Whom it hits: 0 is the first, 1 after the last."""
+    """Selects the target: 0 is the first, 1 is just past the last."""
 
 
 def plan_storm(seed, minutes, every_s, *, ranks_alone):
-    """Return the faults of a storm: the same for whoever stands in it."""
-    chance, faults = random.Random(seed), []  # noqa: S311  nothing is secret here
+    """Return the faults of a storm, the same for both sides."""
+    chance, faults = random.Random(seed), []  # noqa: S311  not a secret
     for number in range(int(60 * minutes / every_s)):
         kind = chance.choices(list(SHARES), weights=list(SHARES.values()))[0]
-        at_s = (number + chance.random()) * every_s  # never in step with the checkpoints
+        at_s = (number + chance.random()) * every_s  # not synchronized with checkpoints
         faults.append(Fault(at_s, "rank" if ranks_alone else kind, chance.random()))
     return faults
 
 
 def soak_storm(here, asked, report):
-    """Have Echelon, and perhaps its peer, stand in the same storm."""
+    """Expose Echelon, and optionally its peer, to the same storm."""
     plan = plan_storm(asked.seed, asked.minutes, asked.every, ranks_alone=asked.faults == "ranks")
     sides = [EchelonSide, PeerSide]
     for side in [one for one in sides if asked.sides in (one.name, "both")]:
@@ -58,7 +58,7 @@ def soak_storm(here, asked, report):
                 figures |= standing.stop()
             if side is EchelonSide:
                 steps = standing.halted_at()
-                # What was begun beyond it has been lost, and would have been done again.
+                # Later steps are lost, and would have been repeated.
                 counted = [record for record in standing.chain.records() if record[1] <= steps]
                 check_samples(counted, steps, samples=SAMPLES)
                 figures["samples exact"] = True
@@ -74,7 +74,7 @@ def soak_storm(here, asked, report):
 
 
 def _calibrate(here, side, asked):
-    """Return the median seconds of a step when nothing happens."""
+    """Return the median seconds per step without faults."""
     say(f"{side.name}: {asked.calibrate_s:g} s undisturbed")
     calm = side(here, f"calm-{side.name}", asked)
     try:
@@ -94,7 +94,7 @@ def _await_steps(side, timeout_s):
 
 
 def _stand(here, side, plan, step_s, asked):
-    """Let the storm pass over one side, and return how much was training."""
+    """Run one side through the storm, and return the share of productive time."""
     _await_steps(side, 180)
     ranks = len(living_ranks(side.folder))
     began_s = min(record[0] for record in _records(side.folder / "consumed-0"))
@@ -123,7 +123,7 @@ def _stand(here, side, plan, step_s, asked):
 
 
 def _strike(here, side, fault):
-    """Let a fault happen; return the node it hit, None when there was nobody to hit."""
+    """Inject a fault; return the node that it hit, or None if there was no target."""
     until_s = time.time() + RETRY_S
     while time.time() < until_s:
         if (node := _try_strike(here, side, fault)) is not None:
@@ -150,7 +150,7 @@ def _try_strike(here, side, fault):
 
 
 def _measure(folder, began_s, over_s, step_s, asked):
-    """Return how much of the time was training, by the steps that were there in the end."""
+    """Return the share of productive time, from the steps that remained in the end."""
     size, reached = Counter(), {}
     for path in folder.glob("consumed-*"):
         for at_s, turn, step, _ in _records(path):
@@ -177,4 +177,4 @@ def _records(path):
         try:
             yield json.loads(line)
         except ValueError:
-            continue  # its writer was killed
+            continue  # the writer was killed in the middle of this line

@@ -34,13 +34,13 @@ _COLOURS = (36, 33, 32, 35, 34, 31)
 _LABEL = re.compile(r" *(\d{1,9}): ")
 """The label that srun puts before a task's line."""
 LOOK_S = 0.05
-"""Seconds between two looks at the run's files."""
+"""Seconds between two checks of the run's files."""
 _ASK_S = 1.0
 """Seconds between two queries to a cluster."""
 MOST_NODES = 32
 """Number of nodes whose telemetry is read for a short summary, so that it is quick."""
 _EAGER_S = 5.0
-"""Seconds for which the cluster is asked at every look after a controller wrote its outcome."""
+"""Seconds after a controller wrote its outcome in which every check also queries the cluster."""
 
 
 def follow_run(

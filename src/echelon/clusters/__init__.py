@@ -1,1 +1,1 @@
-"""Where runs go: this machine, Slurm or Ray. Slurm's vocabulary stays in here."""
+"""Where runs execute: this machine, Slurm or Ray. Slurm's terms are confined to this package."""

@@ -1,4 +1,4 @@
-"""The interface of the places where runs go; each is implemented in its own file."""
+"""The interface of clusters; each kind is implemented in its own module."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from echelon.spec.job_spec import JobSpec
 
 
 class Cluster(Protocol):
-    """A place where runs go."""
+    """A place where runs execute."""
 
     def problems(self, spec: JobSpec) -> list[str]:
         """Return how a request exceeds the current limits of the cluster."""
@@ -45,4 +45,4 @@ class Cluster(Protocol):
         """Request a job to stop, with time for its ranks to save."""
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
-        """End a job immediately; it is no error if it has already ended."""
+        """End a job immediately; does nothing if it has already ended."""

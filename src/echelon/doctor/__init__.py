@@ -1,1 +1,1 @@
-"""Asks for nodes to be examined, and shows what was found."""
+"""Render the results of `echelon doctor`."""

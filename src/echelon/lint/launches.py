@@ -15,7 +15,7 @@ from echelon.lint.reading import read_shell
 from echelon.lint.request import Amounts, read_srun, read_step
 
 _MOST_LAYERS = 50
-"""How many programs that start another one may stand in front of a command."""
+"""Maximum number of wrapper programs in front of a command."""
 _DEEPEST = 6
 """Maximum nesting of shells."""
 _MOST_SHELLS = 100

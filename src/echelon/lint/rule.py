@@ -22,7 +22,7 @@ class Severity(StrEnum):
     ERROR = "error"
     """The job will fail, hang, or do something other than what is written."""
     WARNING = "warning"
-    """The job will fail at some point, on some clusters, or beside certain other jobs."""
+    """The job will fail at some point, on some clusters, or next to certain other jobs."""
     ADVICE = "advice"
     """The script runs, but could be safer."""
 

@@ -1,1 +1,1 @@
-"""What can be seen of a run: where its time went."""
+"""Views of a run: its state, its time, its reports, and the web page."""

@@ -49,8 +49,8 @@ def account(state: RunState) -> Accounts:
     """Return where the time of a run went, over all its attempts.
 
     An attempt whose controller vanished counts until its last event, or until its nodes were last
-    measured if it is the newest. Nobody reported what its last ranks did: that counts as
-    productive, except for the steps that were done again.
+    measured if it is the newest. The time of its last ranks, which was never reported, counts as
+    productive, except for steps that were repeated later.
     """
     total = dict.fromkeys(CATEGORIES, 0)
     generations: list[_Generation] = []
@@ -104,7 +104,7 @@ class _Generation:
             self.step_us = 1e6 * (ended.steps_s or 0.0)
 
     def redo_from(self, step: int) -> None:
-        """Take back the steps that were done again, because later ranks started at this one."""
+        """Reclassify the steps from this one on, where later ranks started: they were repeated."""
         if self.first is None:
             return
         lost = max(0, self.last - max(self.first, step))
@@ -114,7 +114,7 @@ class _Generation:
 
 
 def _find_redone(generations: Sequence[_Generation]) -> None:
-    """Count each step once: what a later generation did again was done in vain before."""
+    """Count each step once: a step that a later generation repeated was lost work before."""
     resumed: int | None = None
     for generation in reversed(generations):
         if resumed is not None:
@@ -160,7 +160,7 @@ class _Session:
         passed_us = _micros(time_s) - self.now_us
         self.now_us += passed_us
         ranks = self._running.state.ranks if self._running else 0
-        slots = max(self._slots, ranks)  # ranks are there until their end is known
+        slots = max(self._slots, ranks)  # ranks hold their slots until their end is known
         self.allocated_us += slots * passed_us
         if self._running:
             self.spent_us[IDLE] += (slots - ranks) * passed_us

@@ -91,7 +91,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        self._known = self.known  # the next request has a scope of its own
+        self._known = self.known  # the next request has its own scope
         super().data_received(data)
         self._time_request()
 

@@ -1,7 +1,7 @@
 """A run as tables, for spreadsheets and pandas: its metrics, telemetry, attempts and time.
 
-A script chooses the names of its metrics, and a spreadsheet takes text that begins with `=` for a
-formula. Such text gets a leading apostrophe, which marks it as text.
+A script chooses the names of its metrics, and a spreadsheet interprets text that begins with `=` as
+a formula. Such text gets a leading apostrophe, which marks it as text.
 """
 
 import csv
@@ -22,7 +22,7 @@ from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
 from echelon.run.series import Sample, read_series
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠")  # noqa: RUF001  wide forms
-"""What a spreadsheet may take for the start of a formula."""
+"""Characters that a spreadsheet may interpret as the start of a formula."""
 
 Cell = str | float | None
 Row = Sequence[Cell]
@@ -143,7 +143,7 @@ def format_time(time_s: float | None) -> str:
 
 
 def neutralise(text: str) -> str:
-    """Return text that no spreadsheet takes for a formula, and that any program can read."""
+    """Return text that no spreadsheet interprets as a formula, and that any program can read."""
     clean = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
     clean = clean.encode(errors="replace").decode()
     return f"'{clean}" if clean.startswith(_FORMULA) else clean

@@ -12,11 +12,11 @@ from echelon.run.events import RunEvents
 from echelon.run.listing import list_runs
 
 MOST = 200
-"""How many of the newest runs are shown."""
+"""Number of runs that are shown, the newest ones."""
 _AT_ONCE_S = 0.3
-"""How long files are read for one answer; the rest follows with the next."""
+"""Time limit for reading files per request; the next request reads the rest."""
 _PATIENCE = 10
-"""Reading takes at most one part in this many of the time."""
+"""Reading takes at most one part in this many of the total time."""
 
 
 class _Line:
@@ -45,7 +45,7 @@ class _Line:
 
 
 class Overview:
-    """Reads all runs of a folder when it is asked for, and keeps what it has read."""
+    """Reads all runs of a folder on request, and caches what it has read."""
 
     def __init__(self, runs: Path) -> None:
         self._runs = runs

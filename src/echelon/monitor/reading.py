@@ -1,4 +1,4 @@
-"""Follows the files of a run and feeds its state: each `read` takes in what is new."""
+"""Follow the files of a run and update its state: each `read` processes what is new."""
 
 from collections import deque
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from echelon.run.metrics import MetricEvent
 from echelon.run.series import MOST_TAIL, Sample, parse_sample, read_last_lines
 
 HISTORY = 120
-"""How many samples of a node are kept for charts: two minutes."""
+"""Number of samples per node that are kept for charts: two minutes."""
 _AT_LEAST = 3
-"""How many samples may be added while a file is shortened."""
+"""Number of samples that may be added while a file is shortened."""
 
 
 class _SampleTail:
@@ -78,8 +78,8 @@ class RunReader:
         Args:
             run: the run.
             seen: called with each sample.
-            first: how many of the newest samples of each node are read at first, and kept.
-            most_nodes: for how many nodes samples are read; None for all.
+            first: number of recent samples per node to read at first, and to keep.
+            most_nodes: number of nodes whose samples are read; None for all.
             metrics: whether to read the training's metrics, a large file in a long run.
         """
         self._run, self._tell_seen, self._first = run, seen, first
@@ -92,7 +92,7 @@ class RunReader:
         self._samples: dict[tuple[int, int], _SampleTail] = {}
 
     def read(self) -> RunState:
-        """Take in what is new."""
+        """Process what is new, and return the state."""
         for number, record in self._events.read():
             self.state.feed_event(number, record)
         for attempt in self.state.attempts.values():

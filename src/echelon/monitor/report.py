@@ -27,7 +27,7 @@ _MOST_WRONG = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """See the module."""
+    """The contents of a report."""
 
     state: RunState
     accounts: Accounts

@@ -1,4 +1,4 @@
-"""The checkpoints of a run, as its own folder shows them: docs/checkpoints.md has the format."""
+"""The checkpoints of a run, read from its folder. docs/checkpoints.md describes the format."""
 
 import re
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from echelon.monitor.snapshot import shorten
 
 _NAME = re.compile(r"step-(\d{9,18})")
 _MOST = 12
-"""How many are shown."""
+"""Number of checkpoints that are shown."""
 _LONGEST = 16 << 20
-"""A manifest that is longer is not read for its metrics."""
+"""Metrics are not read from manifests larger than this, in bytes."""
 
 
 class Saves:
-    """Looks when the folder has changed, and reads each checkpoint's manifest once."""
+    """Lists the folder when it has changed, and reads each checkpoint's manifest once."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,7 +26,7 @@ class Saves:
         """The newest first: step, time, bytes, metrics, and whether it is the best."""
 
     def read(self) -> None:
-        """Look once."""
+        """Check the folder once."""
         seen = _changed_ns(self._folder), _changed_ns(self._folder / "best.json")
         if seen == self._seen:
             return

@@ -15,7 +15,7 @@ from echelon.run.series import Sample
 from echelon.run.verdict import Verdict
 
 _MOST_POINTS = 20_000
-"""Of one curve."""
+"""Maximum number of points per curve."""
 QUEUED, STARTING, RUNNING, RESTARTING = "QUEUED", "STARTING", "RUNNING", "RESTARTING"
 
 
@@ -56,7 +56,7 @@ class GenerationState:
     nodes: int
     ended_s: float | None = None
     why: str = ""
-    """The failure after which another followed; empty for the last, and if it made room."""
+    """The failure that ended it; empty for the last generation, and if it only made room."""
     beats: tuple[tuple[float, int], ...] = ()
     """The first and the last heartbeat: time and step."""
 
@@ -117,13 +117,13 @@ class AttemptState:
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """What is known of a run."""
+    """Everything known about a run."""
 
     run_id: str
     attempts: dict[int, AttemptState] = field(default_factory=dict)
     nodes: dict[int, NodeState] = field(default_factory=dict)
     ranks: dict[int, RankState] = field(default_factory=dict)
-    """Of the newest generation."""
+    """Ranks of the newest generation."""
     reported_step: int = -1
     """The newest step in the controllers' events; -1 if there is none."""
     verdict: Verdict | None = None
@@ -135,7 +135,7 @@ class RunState:
 
     @property
     def attempt(self) -> AttemptState | None:
-        """The newest."""
+        """The newest attempt."""
         return self.attempts[max(self.attempts)] if self.attempts else None
 
     @property
@@ -164,15 +164,15 @@ class RunState:
         """When a node was last measured, by the controller's clock; 0 if none was."""
         return max((node.seen_s for node in self.nodes.values()), default=0.0)
 
-    # --- what is fed ----------------------------------------------------------------------------
+    # --- input ----------------------------------------------------------------------------------
 
     def feed_event(  # noqa: C901, PLR0912  one case for each event
         self, number: int, record: Record[events.ControllerEvent]
     ) -> None:
-        """Take in an event of an attempt's controller."""
+        """Process an event of an attempt's controller."""
         attempt = self.attempts.setdefault(number, AttemptState(number=number))
         timeline = attempt.keep_time(record)
-        match record.event:  # first what there are thousands of
+        match record.event:  # the most frequent events first
             case events.RankStarted():
                 pass
             case events.RankExited() as event:
@@ -223,7 +223,7 @@ class RunState:
         return GenerationState(number=number, began_s=now_s, ranks=count, nodes=event.nodes)
 
     def feed_sample(self, number: int, node: int, sample: Sample) -> None:
-        """Take in a measurement of a node; those of earlier attempts are ignored."""
+        """Process a sample of a node; those of earlier attempts are ignored."""
         if not self.attempt or number != self.attempt.number:
             return
         known = self.nodes.setdefault(node, NodeState(node=node))
@@ -249,12 +249,12 @@ class RunState:
                 rank.numbers[what] = max(value, rank.numbers.get(what, value))
 
     def feed_metric(self, record: Record[MetricEvent]) -> None:
-        """Take in a line of what the training measured."""
+        """Process a line of the training's metrics."""
         match record.event:
             case StepLogged(step=step, metrics=metrics):
                 prefix = ""
             case ValidationLogged(step=step, metrics=metrics):
-                prefix = "validation "  # its `loss` is another curve than that of the steps
+                prefix = "validation "  # its `loss` is a separate curve from that of the steps
             case _:
                 return
         for name, value in metrics.items():

@@ -25,11 +25,11 @@ _COLUMNS = 120
 _SILENT_S = 15
 """Seconds without a sample after which the page says so."""
 _PATIENCE = 10
-"""Reading takes at most one part in so many of the time, because storage may be slow."""
+"""Reading takes at most one part in this many of the total time, because storage may be slow."""
 
 
 class Watched:
-    """See the module. Thread-safe."""
+    """A run that browsers watch. Thread-safe."""
 
     def __init__(
         self,

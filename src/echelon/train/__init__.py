@@ -1,1 +1,1 @@
-"""The training library: what a script needs beside its model. The one place that imports torch."""
+"""The training library: what a script needs besides its model. The only package to import torch."""

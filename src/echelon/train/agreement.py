@@ -1,6 +1,6 @@
-"""What ranks find out together; alone, a rank agrees with itself.
+"""Values that all ranks agree on; a single rank returns its own.
 
-Every call is a collective: all ranks make it, in the same order.
+Every function is a collective: all ranks must call it, in the same order.
 """
 
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ import torch.distributed as dist
 
 
 def is_alone() -> bool:
-    """Whether there is no process group, or nobody else in it."""
+    """Whether there is no process group, or this is its only rank."""
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def collective_device() -> torch.device:
-    """Return where a tensor must be for the others: NCCL takes what is on the GPU, gloo not."""
+    """Return the device for collectives: the GPU with NCCL, the CPU with gloo."""
     return torch.device("cuda" if dist.is_initialized() and dist.get_backend() == "nccl" else "cpu")
 
 
 def sum_over_ranks(values: torch.Tensor | Sequence[float]) -> list[float]:
-    """Return the sums of numbers that each rank has its own of."""
+    """Return the element-wise sums of the ranks' numbers."""
     if not isinstance(values, torch.Tensor):
         if is_alone():
             return list(values)
@@ -33,7 +33,7 @@ def sum_over_ranks(values: torch.Tensor | Sequence[float]) -> list[float]:
 
 
 def least_over_ranks(value: int) -> int:
-    """Return the smallest of the ranks' numbers."""
+    """Return the minimum of the ranks' numbers."""
     if is_alone():
         return value
     number = torch.tensor([value], device=collective_device())

@@ -27,7 +27,8 @@ DDP_WARM_UPS = 11
 
 
 FORMS = 8
-"""Number of batch shapes that are recorded; with more, as in texts of any length, each is rare."""
+"""Maximum number of recorded batch shapes. With more shapes, as in variable-length text, each one
+is rare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class CapturedStep:
         return len(self._graphs)
 
     def _give_up(self, reason: str) -> None:
-        # All ranks decide alike: a replaying rank would not match one that does not replay.
+        # All ranks make the same decision: the collectives of a replay match only another replay.
         if least_over_ranks(int(not reason)):
             return
         self.why_not = reason or "the capture failed on another rank"
@@ -145,7 +146,7 @@ class CapturedStep:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
                     self._eager.take(static, tally)
                 count = tally.samples - before
-        except Exception as error:  # noqa: BLE001  a model may do anything that cannot be captured
+        except Exception as error:  # noqa: BLE001  capture can fail in any way a model's code can
             failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             _end_recording(self._device)
         self._eager.optimizer.zero_grad(set_to_none=True)

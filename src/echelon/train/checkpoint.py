@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there, and cost the training loop one copy in memory.
+"""Atomic checkpoints that block the training loop only for one copy in memory.
 
-`save` copies the state into memory that is kept from the last time, and the loop goes on; a thread
-writes. Each rank writes its part, with its checksum; rank 0 completes the checkpoint with a
-manifest and one rename, so one without a manifest does not exist. Ranks meet in the folder, not in
-collectives, which belong to the training loop. docs/checkpoints.md has the format.
+`save` copies the state into a reused buffer and returns; a thread writes it to disk. Each rank
+writes its part and a checksum. Rank 0 then adds a manifest and renames the folder, so a checkpoint
+without a manifest does not exist. Ranks coordinate through the folder, because collectives belong
+to the training loop. docs/checkpoints.md describes the format.
 """
 
 import contextlib
@@ -41,7 +41,10 @@ from echelon.train.tensor_block import TensorBlock
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints of one folder. All ranks make one, and call it alike."""
+    """Saves and loads the checkpoints of one folder.
+
+    Every rank creates one and makes the same calls on it.
+    """
 
     def __init__(
         self,
@@ -57,17 +60,18 @@ class Checkpointer:
         """Prepare the folder.
 
         Args:
-            folder: where checkpoints are; all ranks share it.
-            rank: this rank; the process group's when None.
-            world_size: how many there are; likewise.
-            keep: how many of the newest stay; the best one stays besides.
-            best: the metric that decides which is best; none when empty.
-            larger_is_better: whether more of it is better, as with accuracy.
-            token: marks unfinished files of ranks that save together. Ranks with a process group
-                agree on one; without a group, give all ranks the same, and each start another.
+            folder: folder of the checkpoints, shared by all ranks.
+            rank: this rank; None takes it from the process group.
+            world_size: number of ranks; None takes it from the process group.
+            keep: number of recent checkpoints to keep, in addition to the best one.
+            best: metric that decides which checkpoint is the best; empty for none.
+            larger_is_better: whether a larger value of that metric is better, as for accuracy.
+            token: identifies unfinished files of ranks that save together. Ranks in a process group
+                agree on one. Without a group, pass the same value to all ranks, and a new one on
+                each start.
 
         Raises:
-            NotPermittedError: nothing can be written there.
+            NotPermittedError: the folder is not writable.
         """
         grouped = dist.is_initialized()
         self.folder = folder
@@ -80,7 +84,7 @@ class Checkpointer:
         self._cleared = False
         self._saves = 0
         self.last_stall_s = 0.0
-        """How long the last `save` kept the loop waiting."""
+        """How long the last `save` blocked the loop."""
         self._beacon = find_rank_shm(os.environ)
         self._token = token or f"{number_of_rank_0(random.SystemRandom().getrandbits(62)):x}"
         self._prepare()
@@ -101,9 +105,10 @@ class Checkpointer:
         probe.unlink()
 
     def _clear(self) -> None:
-        """Remove what an earlier generation was writing when it was killed.
+        """Remove unfinished files of an earlier generation that was killed.
 
-        Not before the first save: who only reads takes nothing away from one that writes.
+        Called on the first save only: a process that only reads must not delete files that another
+        one is writing.
         """
         for path in self.folder.glob(".step-*"):
             if not path.name.endswith(self._token):
@@ -120,13 +125,14 @@ class Checkpointer:
         metrics: Mapping[str, float] | None = None,
         wait: bool = False,
     ) -> None:
-        """Save a state that is the same on all ranks, and what is a rank's own.
+        """Save the state shared by all ranks, and the state specific to this rank.
 
-        Returns as soon as everything is copied; a failure to write is told by the next call, and
-        by `wait`, as a warning: a full disk must not end a training that could go on.
+        Returns as soon as everything is copied, or with `wait` once it is written. If writing
+        fails, the next call of `save` or `wait` warns about it: a full disk must not end a training
+        that could continue.
 
         Raises:
-            UsageError: the state holds something that is no data.
+            UsageError: the state contains a value that is neither a tensor nor plain data.
         """
         began = time.monotonic()
         self._settle()
@@ -139,7 +145,8 @@ class Checkpointer:
         manifest = {"step": step, "state": skeleton, "metrics": dict(metrics or {})}
         job = Part(
             folder=self.folder,
-            # All ranks save equally often, so they agree on the number; two of one step are two.
+            # All ranks save equally often, so they agree on this number. It distinguishes two saves
+            # of the same step.
             temporary=self.folder / f".step-{step:09}-{self._saves}-{self._token}",
             rank=self._rank,
             world_size=self._size,
@@ -157,9 +164,9 @@ class Checkpointer:
             self.wait()
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> TensorBlock:
-        """Copy into the memory of the last time, if it fits: its page faults are paid once."""
+        """Copy into the previous buffer if the tensors fit, which avoids new page faults."""
         if self._block is None or not self._block.fits(tensors):
-            self._block = None  # not both at once
+            self._block = None  # free it before the new one is allocated
             self._block = TensorBlock(tensors)
         self._block.fill(tensors)
         return self._block
@@ -174,12 +181,12 @@ class Checkpointer:
             self._tell_saved(int(job.manifest["step"]), began)
             if path is not None:
                 self._retire(path)
-        except Exception as error:  # noqa: BLE001  it is told where the loop hears it
+        except Exception as error:  # noqa: BLE001  reported in the loop's thread
             self._error = error
             job.give_up()
 
     def wait(self) -> None:
-        """Wait until nothing is being written; warn when it could not be."""
+        """Wait for the current write to finish; warn if it failed."""
         began = time.monotonic()
         self._settle()
         self._tell_stall(began)
@@ -198,7 +205,7 @@ class Checkpointer:
             )
 
     def _tell_stall(self, began: float) -> None:
-        """Tell the agent for how long a checkpoint has held up the loop."""
+        """Report to the agent how long a checkpoint blocked the loop."""
         if self._beacon is not None:
             stall_us = int((time.monotonic() - began) * 1e6)
             self._beacon.stall_us = max(0, self._beacon.stall_us) + stall_us
@@ -209,19 +216,19 @@ class Checkpointer:
             self._beacon.saved = step
 
     def _retire(self, newest: Path) -> None:
-        """Keep the newest and the best, and let go of the rest."""
+        """Delete all checkpoints except the newest ones and the best one."""
         if self._best:
             self._note_best(newest)
         best, now = self.best_step(), step_of(newest)
         assert now is not None
-        # Later ones are of a time that was gone back on, because they were damaged perhaps.
+        # Later steps are left over from before a fallback, for example because they are damaged.
         later = [step for step in self.steps() if step > now]
         older = [step for step in self.steps() if step <= now][: -self._keep]
         for step in (*older, *later):
             if step != best or step > now:
                 path = checkpoint_path(self.folder, step)
                 doomed = path.with_name(f".{path.name}-doomed-{self._token}")
-                # Gone by name at once: nobody finds one that is half deleted.
+                # Rename first, so that a half-deleted checkpoint is never found.
                 with contextlib.suppress(OSError):
                     path.rename(doomed)
                     shutil.rmtree(doomed, ignore_errors=True)
@@ -242,26 +249,27 @@ class Checkpointer:
     # --- loading --------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Return the steps of which there are checkpoints, the oldest first."""
+        """Return the steps that have a checkpoint, in ascending order."""
         if not self.folder.is_dir():
             return []
         found = [step_of(path) for path in self.folder.iterdir()]
         return sorted(step for step in found if step is not None)
 
     def best_step(self) -> int | None:
+        """Return the step of the best checkpoint; None if none is recorded."""
         try:
             return to_count(read_record(self.folder / "best.json").get("step"))
         except (OSError, ValueError):
             return None
 
     def load(self, *, step: int | None = None) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, or that of a step; None when there is none.
+        """Return the newest intact checkpoint, or that of `step`; None if there is none.
 
-        All ranks load the same. What is damaged is passed over with a warning, never loaded.
+        All ranks load the same one. Damaged checkpoints are skipped with a warning.
 
         Raises:
-            CheckpointError: the one that was asked for is damaged.
-            NotFoundError: it is not there.
+            CheckpointError: the checkpoint of `step` is damaged.
+            NotFoundError: there is no checkpoint of `step`.
         """
         if step is not None:
             path = checkpoint_path(self.folder, step)
@@ -280,7 +288,7 @@ class Checkpointer:
             self._beacon.saved = agreed
         if found is not None and found.step == agreed:
             return found
-        # Another rank could not read ours: all fall back to what all have.
+        # Another rank could not read this one: fall back to the newest that all ranks can read.
         path = checkpoint_path(self.folder, agreed)
         return load_checkpoint(path, rank=self._rank, world_size=self._size)
 

@@ -1,6 +1,7 @@
-"""One checkpoint as files: how its parts are written, completed, verified and read.
+"""The files of one checkpoint: write its parts, complete it, verify it, read it.
 
-docs/checkpoints.md has the format. Nothing here knows of other checkpoints, or of a training.
+docs/checkpoints.md describes the format. This module is independent of other checkpoints and of the
+training loop.
 """
 
 import contextlib
@@ -31,27 +32,27 @@ from echelon.train.tensor_block import TensorBlock
 FORMAT = "echelon checkpoint"
 VERSION = 1
 GATHER_S = 600.0
-"""How long rank 0 waits for the other ranks' parts before it gives a checkpoint up."""
+"""How long rank 0 waits for the other ranks' parts before it abandons a checkpoint."""
 STORAGE_S = 30.0
-"""For how long something is tried while storage is away: that is no damage, for which an older
-checkpoint would be taken."""
+"""How long to retry while storage is unavailable. That is not damage, so an older checkpoint must
+not be used instead."""
 _NAME = re.compile(r"step-([0-9]{9,18})")
 
 
 class CheckpointError(EchelonError):
-    """A checkpoint that is not whole, or not ours."""
+    """A checkpoint that is damaged or has an unknown format."""
 
     exit_code = 66
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One that was loaded, and verified."""
+    """A checkpoint that was loaded and verified."""
 
     step: int
     state: Any
     own: Any
-    """This rank's own state; None when it was saved by another number of ranks."""
+    """This rank's own state; None if it was saved with a different number of ranks."""
     metrics: Mapping[str, float]
     path: Path
 
@@ -69,7 +70,7 @@ class Part:
     manifest: Mapping[str, Any]
 
     def write_part(self) -> None:
-        """Write this rank's tensors, then, with one rename, the record that they are whole."""
+        """Write this rank's tensors, then atomically the record that they are complete."""
         self.temporary.mkdir(exist_ok=True, mode=0o700)
         name = f"shard-{self.rank:05}.safetensors"
         digest, size = self.block.write(self.temporary / name)
@@ -77,7 +78,7 @@ class Part:
         write_atomic(self.temporary / f"shard-{self.rank:05}.json", dumps(record))
 
     def complete(self) -> Path:
-        """Wait for all parts, write the manifest, and give the checkpoint its name."""
+        """Wait for all parts, write the manifest, and rename the folder to its final name."""
         records = [self.temporary / f"shard-{rank:05}.json" for rank in range(self.world_size)]
         deadline = time.monotonic() + GATHER_S
         while not all(record.exists() for record in records):
@@ -102,7 +103,8 @@ class Part:
         manifest["sha256"] = _digest(manifest)
         write_atomic(self.temporary / "manifest.json", dumps(manifest) + "\n")
         final = checkpoint_path(self.folder, int(self.manifest["step"]))
-        # Written before, by a generation that got further than its successor: never half deleted.
+        # An earlier generation reached this step too. Rename its checkpoint before deleting it, so
+        # that it is never seen half deleted.
         doomed = self.temporary.with_name(f"{self.temporary.name}-doomed")
         if final.exists():
             final.rename(doomed)
@@ -112,7 +114,7 @@ class Part:
         return final
 
     def give_up(self) -> None:
-        """Remove what was written; rank 0 learns of it at once, and waits no longer."""
+        """Remove what was written; rank 0 notices immediately and stops waiting."""
         if self.rank == 0:
             shutil.rmtree(self.temporary, ignore_errors=True)
             return
@@ -126,16 +128,16 @@ def checkpoint_path(folder: Path, step: int) -> Path:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step of a checkpoint's folder; None for a folder that is none."""
+    """Return the step of a checkpoint's folder; None if it is not a checkpoint."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkpoint:
-    """Load one checkpoint, and verify every byte of it first.
+    """Verify every byte of a checkpoint, then load it.
 
     Raises:
-        CheckpointError: it is damaged, or of a format that we do not know.
+        CheckpointError: it is damaged or has an unknown format.
     """
     manifest = read_manifest(path)
     tensors: dict[str, torch.Tensor] = {}
@@ -185,10 +187,10 @@ def _restore(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest, with the fields that a loader needs.
+    """Return a checkpoint's manifest, which has the fields that a loader needs.
 
     Raises:
-        CheckpointError: it is damaged, or of a format that we do not know.
+        CheckpointError: it is damaged or has an unknown format.
     """
     try:
         manifest = persist(partial(read_record, path / "manifest.json"), within_s=STORAGE_S)
@@ -200,7 +202,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"the checkpoint {path} is of version {version}, and this is version {VERSION}",
             hint="load it with the Echelon that wrote it",
         )
-    # Earlier checkpoints have no digest of the manifest itself.
+    # Older checkpoints have no digest of the manifest itself.
     if (digest := manifest.pop("sha256", None)) is not None and digest != _digest(manifest):
         raise _damaged(path, "its manifest is not what was written")
     match manifest:
@@ -222,10 +224,10 @@ def _damaged(path: Path, why: str) -> CheckpointError:
 
 
 def export_weights(path: Path, target: Path, *, key: str = "model") -> None:
-    """Write the model of a checkpoint as one safetensors file, for others to load.
+    """Write the model of a checkpoint as one safetensors file, for other programs.
 
     Raises:
-        CheckpointError: the checkpoint is damaged, or has nothing of that name.
+        CheckpointError: the checkpoint is damaged or has no entry `key`.
     """
     state = load_checkpoint(path).state
     if not isinstance(state, Mapping) or key not in state:
@@ -240,10 +242,10 @@ def export_weights(path: Path, target: Path, *, key: str = "model") -> None:
 
 
 def load_foreign(path: Path) -> Any:
-    """Load a file of `torch.save`, by others: data alone, and nothing that could run.
+    """Load a file that another program wrote with `torch.save`; never runs code from it.
 
     Raises:
-        CheckpointError: it is none, or holds more than data.
+        CheckpointError: it is not such a file, or contains more than data.
     """
     warnings.warn(
         f"{path} was written by torch.save: it is not verified, and only its data are loaded",

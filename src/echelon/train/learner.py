@@ -240,7 +240,7 @@ class Learner:
         if found.own is not None:
             restore_random_states(found.own["random"], self._world.device)
             self.tally.load_state_dict(found.own["tally"])
-        else:  # saved with another number of ranks: use new random numbers, not the initial ones
+        else:  # saved with a different number of ranks: do not repeat the initial random numbers
             self._seed_rank(self._seed + found.step)
 
 

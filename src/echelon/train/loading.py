@@ -44,7 +44,7 @@ class Portion:
     total: int | None
     """Samples of the step over all ranks; None if each rank's mean has the same weight."""
     size: int = 1
-    """This rank's samples among them; 0 for a stand-in, which must not count."""
+    """Number of this rank's samples; 0 for a stand-in, which must not count."""
     indices: Sequence[int] | None = None
     """Indices of its samples in the data set; None with a user's own loader."""
     keys: torch.Tensor | None = None
@@ -209,8 +209,8 @@ def fetch_all(fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int) -
             batch_size=None,
             sampler=cast("Iterable[Any]", batches),
             num_workers=workers,
-            generator=torch.Generator().manual_seed(0),  # or it draws from the training's own
-            # Children of mp.spawn would spawn workers, which import torch again in every epoch.
+            generator=torch.Generator().manual_seed(0),  # default: would draw from the global one
+            # In children of mp.spawn the default is spawn, which reimports torch in every epoch.
             multiprocessing_context="fork",
         )
     )
@@ -222,9 +222,10 @@ def fetch_all(fetch: Fetch, batches: Iterable[Sequence[int]], *, workers: int) -
 class ResumableLoader:
     """Wraps any DataLoader, with or without workers, so that it resumes where the loop stopped.
 
-    A batch counts as consumed when the loop receives it, however far the workers are ahead: save
-    after its step. The sampler's random numbers are a function of (seed, epoch). Each rank has its
-    own loader. An `IterableDataset` has to be read again up to the position where it stopped.
+    A batch counts as consumed when the loop receives it, however far ahead the workers are, so save
+    after the batch's step. The sampler's random numbers are a function of (seed, epoch). Each rank
+    has its own loader. An `IterableDataset` has to be read again up to the position where it
+    stopped.
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int = 0) -> None:
@@ -237,7 +238,7 @@ class ResumableLoader:
     unit = "batches"
 
     def __len__(self) -> int:
-        """Return how many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         return len(self._given)
 
     @cached_property
@@ -319,7 +320,7 @@ def _reseed(sampler: object, key: int) -> None:
 
 
 def _passed_over(order: Iterable[Any], count: int) -> list[Any]:
-    """Return an epoch's order without its beginning; drawn at once, while the seed is in effect."""
+    """Return an epoch's order without its first entries, drawn while the seed is in effect."""
     return list(itertools.islice(order, count, None))
 
 

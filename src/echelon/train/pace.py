@@ -58,9 +58,9 @@ class Pace:
 class PeerWait:
     """Measures the time from a rank's last gradient to the end of the sum over all ranks.
 
-    Every rank waits there for the slowest one, which itself does not wait. DDP has autograd call it
-    when all gradients are computed, and then waits for the other ranks; a callback that was queued
-    before is called before. Where ranks synchronize on a GPU stream, the host does not wait, and
+    Every rank waits there for the slowest one, which itself does not wait. DDP queues an autograd
+    callback that waits for the other ranks once all gradients are computed; a callback queued
+    earlier runs earlier. Where ranks synchronize on a GPU stream, the host does not wait, and
     nothing is measured.
     """
 

@@ -77,10 +77,10 @@ def init(
     check: bool = True,
     environ: Mapping[str, str] | None = None,
 ) -> Group:
-    """Join the process group of this run, and return this rank's place in it.
+    """Join the run's process group, and return this rank's place in it.
 
     Args:
-        local_rank: for children of `mp.spawn`, whose environments do not differ.
+        local_rank: required in children of `mp.spawn`, which all have the same environment.
         backend: `nccl` or `gloo`; if empty, chosen for all ranks.
         join_timeout_s: how long to wait for the other ranks.
         timeout_s: how long a collective may take.

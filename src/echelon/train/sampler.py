@@ -1,4 +1,4 @@
-"""The order of samples: the same for any number of ranks and of interruptions.
+"""The order of samples: the same for any number of ranks and interruptions.
 
 It is defined by the global batch. The order of an epoch is one permutation from (seed, epoch). The
 cursor counts the samples that the training loop has consumed. Batch t is the next `global_batch`
@@ -52,9 +52,9 @@ def split(count: int, rank: int, world_size: int) -> range:
 class ElasticSampler(Sampler[list[int]]):
     """A batch sampler over the global batch: `DataLoader(data, batch_sampler=sampler)`.
 
-    The loader may run ahead: the loop calls `advance()` after each batch that it has consumed. A
-    rank that has no part in the last batch of an epoch gets a stand-in, so that all ranks take the
-    same number of steps; then `share().size` is 0, and the sample must not count.
+    The loader may run ahead, so call `advance()` after each batch that the loop has consumed. If
+    the last batch of an epoch has no sample for a rank, the rank gets a stand-in, so that all ranks
+    take the same number of steps. Then `share().size` is 0, and the sample must not count.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Stopping at the same step on all ranks, when a stop was requested.
+"""Stop all ranks after the same step when a stop is requested.
 
-The controller proposes a step, and commits to it when every rank waits there
-(docs/control-plane.md describes the two phases). After every step a rank looks at its shared
-memory, which costs next to nothing.
+The controller proposes a step, and commits to it once every rank waits there
+(docs/control-plane.md describes the two phases). After every step a rank checks its shared memory,
+which costs almost nothing.
 """
 
 import os
@@ -28,9 +28,9 @@ def _hold_off(_number: int, _frame: object) -> None:
 
 
 class StoppedRun(SystemExit):
-    """The training was asked to stop and has saved; the next start of the run resumes it.
+    """Raised after a requested stop, when a checkpoint is saved. Starting the run again resumes it.
 
-    It ends the script as `sys.exit` does, because code after the training must not run on a model
+    It exits the script like `sys.exit`, because code after the training must not run on a model
     that is only half trained.
     """
 
@@ -40,21 +40,21 @@ class StoppedRun(SystemExit):
 
 
 class StopBarrier:
-    """A rank's side of the agreed stop: all ranks stop after the same step.
+    """Stops all ranks after the same step when a stop is requested.
 
-    While it is open the rank takes part: SIGTERM and the warning signal that `signal_lead` asks
-    for are held off, because the agent gets them too and then has all ranks stop at one step.
+    While it is open, the rank ignores SIGTERM and the warning signal configured by `signal_lead`:
+    the agent receives them too, and then stops all ranks at one step.
 
-    A loop of your own calls `reached` after every step. The Trainer calls the parts that it is
-    made of, because it can also stop during a validation. Under other launchers nobody asks for a
-    stop, and it does nothing.
+    In your own training loop, call `reached` after every step. The Trainer uses the lower-level
+    methods instead, because it can also stop during validation. Under other launchers no stop is
+    ever requested, and this class does nothing.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._beacon = find_rank_shm(os.environ if environ is None else environ)
         self._passed = 0
         self._before: dict[int, Any] = {}
-        """The handlers of the signals that are held off, from before."""
+        """Previous handlers of the signals that are ignored while open."""
         self._came_s, self._longest_s = float("inf"), 0.0
         """When the rank last arrived, and the longest time between two arrivals."""
 
@@ -67,7 +67,7 @@ class StopBarrier:
                 self._before = {number: signal.signal(number, _hold_off) for number in _HELD_OFF}
 
     def close(self) -> None:
-        """Take part no longer; signals do again what they did before."""
+        """Stop taking part, and restore the signal handlers."""
         self._came_s = float("inf")
         if self._beacon is not None:
             self._beacon.passed = _DEAF
@@ -83,17 +83,17 @@ class StopBarrier:
         self.close()
 
     def reached(self, step: int) -> bool:
-        """Report how many steps were taken, and return whether all ranks stop after this one.
+        """Report the number of steps taken, and return whether all ranks stop after this one.
 
-        Every rank calls it after every step. When it returns true, save and leave the loop, for
-        example with `sys.exit()`: the run resumes from there when it is started again.
+        Call it on every rank after every step. If it returns True, save a checkpoint and leave the
+        loop, for example with `sys.exit()`. Starting the run again resumes it from there.
         """
-        self.begin(step - 1)  # this one was the first
+        self.begin(step - 1)  # the first call follows the first step
         self.tell(step)
         return self.arrive()
 
     def begin(self, step: int) -> None:
-        """Report that training begins, and how many steps were taken before."""
+        """Report that training begins, and the number of steps taken before."""
         if self._beacon is not None and self._beacon.began_us <= 0:
             self._beacon.first = step
             self._beacon.began_us = self._beacon.elapsed_us()
@@ -109,19 +109,19 @@ class StopBarrier:
             self._beacon.comm_us = int(waited_s * 1e6)
 
     def tell(self, step: int) -> None:
-        """Report how many steps were taken."""
+        """Report the number of steps taken."""
         if self._beacon is not None:
             self._beacon.step = step
 
     def pass_by(self) -> bool:
-        """Do what `arrive` does; the old name, for one release."""
+        """Former name of `arrive`, kept for one release."""
         warnings.warn("StopBarrier.pass_by is now arrive", DeprecationWarning, stacklevel=2)
         return self.arrive()
 
     def arrive(self) -> bool:
-        """Return whether to stop here; waits for the controller where all ranks may stop.
+        """Return whether to stop here; at a proposed step, wait for the controller's decision.
 
-        Every rank calls it equally often: after each step, and each batch of a validation.
+        Every rank must call it equally often: after each step and each validation batch.
         """
         beacon = self._beacon
         if beacon is None:
@@ -143,5 +143,5 @@ class StopBarrier:
                 return True
             time.sleep(_LOOK_S)
         beacon.waiting = 0
-        self._came_s = time.monotonic()  # what it waited here was not its own time
+        self._came_s = time.monotonic()  # exclude the wait here from the rank's own time
         return False

@@ -36,7 +36,7 @@ _KINDS = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""Names of types in safetensors."""
+"""Type names in safetensors."""
 
 
 class TensorBlock:

@@ -1,7 +1,7 @@
-"""TensorBoard's event files, written by hand: scalars are all we have to say.
+"""Write scalars to TensorBoard event files, without the tensorboard package.
 
-The real library takes a second to import, which would be a second of every restart. A record is
-its length, the length's checksum, a protobuf message `Event`, and the message's checksum.
+The package takes a second to import, which would add a second to every restart. A record is its
+length, the length's checksum, a protobuf message `Event`, and the message's checksum.
 """
 
 import os
@@ -11,11 +11,11 @@ from pathlib import Path
 
 _WALL_TIME, _STEP, _VERSION, _SUMMARY = 1, 2, 3, 5
 _VALUE, _TAG, _SIMPLE = 1, 1, 2
-"""Numbers of protobuf fields: of Event, of Summary and of its values."""
+"""Protobuf field numbers of Event, Summary and its values."""
 
 
 class ScalarWriter:
-    """Appends scalars to one new event file of a folder."""
+    """Appends scalars to a new event file in a folder."""
 
     def __init__(self, folder: Path, *, now_s: float) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -80,7 +80,7 @@ def _make_table() -> tuple[int, ...]:
 
 
 _TABLE = _make_table()
-"""Of CRC-32C (Castagnoli), which the standard library does not have."""
+"""Lookup table of CRC-32C (Castagnoli), which the standard library does not have."""
 
 
 def _masked_crc(data: bytes) -> bytes:

@@ -1,8 +1,8 @@
-"""The training loop: one that reads from top to bottom, and whose parts can be used alone.
+"""The training loop. It reads from top to bottom, and its parts can be used on their own.
 
-You give a model, a loss or a `train_step`, an optimiser and data; you get DDP over whatever ranks
-there are, the gradient of the mean over the global batch, checkpoints, and a resume in mid-epoch
-that sees each sample exactly once. examples/plain_loop is the same without it.
+You provide a model, a loss or a `train_step`, an optimizer and data. The Trainer adds DDP over all
+ranks, the gradient of the mean over the global batch, checkpoints, and mid-epoch resume that sees
+each sample exactly once. examples/plain_loop does the same without the Trainer.
 """
 
 import os
@@ -36,7 +36,7 @@ from echelon.train.validation import evaluate, measure_of_loss
 
 
 class Callback(Protocol):
-    """An object of yours that is called during the training; every method is optional."""
+    """Your own object, called during training; every method is optional."""
 
     def step_ended(self, trainer: "Trainer") -> None: ...
 
@@ -54,20 +54,20 @@ class Result:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """From the last validation, or without one from the last progress line."""
     samples: int = 0
-    """Trained on since this start; 0 with your own loader."""
+    """Samples trained on since this start; 0 with your own loader."""
     train_s: float = 0.0
     peak_memory_mib: int = 0
-    """Of the GPU; without one, of the process."""
+    """Peak memory of the GPU, or of the process without a GPU."""
 
 
 _OLD_STEPS = {"auto": "auto", "captured": "always", "eager": "never"}
-"""Values of `step`, as `capture` was called before."""
+"""Values of `step`, the former name of `capture`."""
 
 
 class Trainer:
     """Trains a model on all ranks of a run; see `Trainer.__init__` for its options.
 
-    Pass functions, or override `train_step` and `measure`.
+    Pass functions for the loss and metrics, or override `train_step` and `measure`.
     """
 
     def __init__(
@@ -112,23 +112,23 @@ class Trainer:
         # old names
         step: str | None = None,
     ) -> None:
-        """Prepare a training.
+        """Set up the training; `fit` runs it.
 
-        The training:
+        Training:
             world: the result of `echelon.init()`.
             model: moved to the rank's device, and wrapped in DDP if there are several ranks.
             optimizer: creates the optimizer from the model's parameters.
             scheduler: creates the scheduler from the optimizer; stepped after every epoch.
             schedule_steps: step the scheduler after every step instead.
             loss: mean loss of outputs and targets, for data of (inputs, targets).
-            metrics: with a loss, what else to count in training. Validation also counts accuracy.
-            train_step: replaces `loss` for anything else: model and batch → sums over the batch's
-                samples. `loss` is minimised, `count` is the number of samples.
+            metrics: metrics to compute besides `loss`. Validation of a classifier adds accuracy.
+            train_step: replaces `loss` for anything else: takes model and batch, returns sums over
+                the batch's samples. `loss` is minimized, `count` is the number of samples.
             measure: the same for validation.
             epochs: passes over the data.
             max_steps: stop after this many steps if that comes first.
             clip_norm: maximum norm of the gradient.
-            seed: determines the order of samples, and random numbers that nothing else seeds.
+            seed: determines the order of samples, and all random numbers not seeded elsewhere.
 
         Data:
             global_batch: samples per step over all ranks.
@@ -140,23 +140,25 @@ class Trainer:
         Precision and capture:
             precision: `fp32`, `bf16`, `fp16`, or `auto` for bf16 where the GPU supports it.
             accumulate: split a rank's batch into this many parts to save memory.
-            capture: record the step as a CUDA graph: `always`, `never`, or `auto` for on one GPU.
-            compiled: use torch.compile for the captured step; None decides by how long the
-                training will take.
+            capture: record the step as a CUDA graph: `always`, `never`, or `auto`, which does so
+                on a single GPU.
+            compiled: use torch.compile for the captured step; None does so if the remaining
+                training time makes it worthwhile.
             ddp: wrap the model in DDP; None does so if there are several ranks.
-            deterministic: choose algorithms that give the same bits every time, on a GPU too.
+            deterministic: use algorithms with bitwise reproducible results, also on a GPU.
             exact_layers: compute BatchNorm over the global batch and dropout per sample, so that
                 results do not depend on the number of ranks (docs/exactness.md).
 
         Checkpoints:
-            checkpoints: where to save; None uses the run's own folder, if there is a run.
-            save_every: steps between checkpoints, besides the one after each epoch; 0 for none.
+            checkpoints: folder or Checkpointer; None uses the run's folder, if there is a run.
+            save_every: steps between checkpoints, in addition to the one after each epoch; 0 saves
+                only after epochs.
 
         Logging:
             log_every: steps between two progress lines.
             log_dir: folder for metrics.jsonl and TensorBoard files; None uses the run's folder.
             quiet: show no progress bar and no lines about steps.
-            callbacks: objects of yours to call during the training.
+            callbacks: your own objects to call during training.
 
         Deprecated:
             step: the former name of `capture`, with the values `captured` and `eager`.
@@ -209,32 +211,32 @@ class Trainer:
         self._stop_barrier = StopBarrier()
         self._pace = Pace(self._stop_barrier, self._learner.peer_wait_s)
         self._source: Source | None = None
-        """Only while `fit` is at work."""
+        """Set only while `fit` runs."""
         self.epoch = 0
-        """The one that is under way, from 0."""
+        """The current epoch, from 0."""
         self._told: dict[str, float] = {}
         self._samples = 0
         self.indices: Sequence[int] | None = None
-        """Indices of this rank's samples in the last step; None with a loader of your own."""
+        """Indices of this rank's samples in the last step; None with your own loader."""
 
     @property
     def step(self) -> int:
-        """Steps that were taken, over all epochs and interruptions."""
+        """Number of steps taken, over all epochs and restarts."""
         return self._learner.steps
 
     @property
     def done(self) -> int:
-        """Samples of the epoch under way that were consumed; batches, if a loader gives them."""
+        """Samples of the current epoch consumed so far; with your own loader, batches."""
         return self._source.order.cursor if self._source else 0
 
     @property
     def data_wait(self) -> float:
-        """Share of the time up to the last line that the loop waited for data."""
+        """Fraction of time that the loop waited for data, as of the last progress line."""
         return self._pace.data_wait
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step up to then, its wait for data included."""
+        """Mean seconds per step, including the wait for data, as of the last progress line."""
         return self._pace.step_s
 
     @property
@@ -250,14 +252,14 @@ class Trainer:
     # --- what to override -----------------------------------------------------------------------
 
     def train_step(self, model: nn.Module, batch: Any) -> Sums:  # noqa: ARG002
-        """Return the sums over a batch, `loss` and `count` among them; its gradient is followed."""
+        """Return sums over a batch, including `count` and `loss`, which is minimized."""
         raise UsageError(
             "the Trainer has nothing to train on",
             hint="give it a loss or a train_step, or override train_step",
         )
 
     def measure(self, model: nn.Module, batch: Any) -> Sums:
-        """Return the sums over a batch of a validation."""
+        """Return sums over a validation batch, including `count`."""
         return self.train_step(model, batch)
 
     def _objective(self, loss: Any, metrics: Metrics | None, train_step: Step | None) -> Objective:
@@ -276,17 +278,18 @@ class Trainer:
         *,
         start: Checkpoint | None = None,
     ) -> Result:
-        """Train to the end, from the newest checkpoint if there is one.
+        """Train to the end, starting from the newest checkpoint if there is one.
 
         Args:
-            data: a data set, which is divided over the ranks; or this rank's own loader, of which
-                each rank gives as many batches, and each rank's mean counts alike.
-            validation: what is measured after every epoch; a loader holds this rank's part alone.
-            start: where to begin when there is no checkpoint of this training's own yet: one of
-                another training with the same data.
+            data: a data set, which is divided among the ranks; or this rank's own loader. Loaders
+                must yield the same number of batches on every rank, and each rank's mean has the
+                same weight.
+            validation: data to evaluate after every epoch; a loader yields only this rank's part.
+            start: checkpoint of another training with the same data, used if this training has no
+                checkpoint yet.
 
         Raises:
-            StoppedRun: the run was asked to stop; everything is saved.
+            StoppedRun: a stop was requested; everything is saved.
         """
         with self._stop_barrier:
             return self._fit(self._make_source(data), validation, start)
@@ -343,7 +346,7 @@ class Trainer:
         return result
 
     def _train_epoch(self, source: Source, progress: Progress) -> None:
-        """Take the steps that are left of an epoch."""
+        """Take the remaining steps of an epoch."""
         progress.begin(source.order.cursor)
         portions = source.portions()
         self._pace.begin(self.step)
@@ -368,7 +371,7 @@ class Trainer:
             self._stop_if_agreed()
 
     def _is_over(self, source: Source) -> bool:
-        """Tell whether nothing is left: at the end of an epoch there is still its validation."""
+        """Whether nothing is left to do; at the end of an epoch, its validation still is."""
         ended = source.order.cursor >= source.order.usable > 0
         return self.epoch >= self.epochs or (self._have_enough() and not ended)
 
@@ -409,7 +412,7 @@ class Trainer:
         return metrics
 
     def _stop_if_agreed(self) -> None:
-        """Stop here if all ranks do."""
+        """Stop here if all ranks agree to."""
         if self._source is not None and self._stop_barrier.arrive():
             self.save()
             if self.checkpointer:
@@ -431,7 +434,7 @@ class Trainer:
     # --- validation -----------------------------------------------------------------------------
 
     def evaluate(self, data: Dataset[Any] | DataLoader[Any]) -> dict[str, float]:
-        """Measure on all data, each sample once: every rank a part, the means over all ranks."""
+        """Return the metrics' means over all data; each rank evaluates a part, each sample once."""
         return evaluate(
             self._learner,
             data,
@@ -445,7 +448,7 @@ class Trainer:
     # --- checkpoints ----------------------------------------------------------------------------
 
     def save(self, metrics: Mapping[str, float] | None = None) -> None:
-        """Save everything that a resume needs; for callbacks too, if all ranks call it."""
+        """Save everything needed to resume. Callbacks may call it too, if all ranks do."""
         if self.checkpointer is None or self._source is None:
             return
         self.checkpointer.save(
@@ -471,7 +474,7 @@ class Trainer:
 
 
 def _collect_calls(callbacks: Sequence[Callback]) -> dict[str, list[Callable[..., Any]]]:
-    """Return whom to call at each occasion: the callbacks that have a method for it."""
+    """Return the methods to call for each event, from the callbacks that define it."""
     return {
         name: [getattr(callback, name) for callback in callbacks if hasattr(callback, name)]
         for name in ("step_ended", "logged", "epoch_ended")
@@ -479,7 +482,7 @@ def _collect_calls(callbacks: Sequence[Callback]) -> dict[str, list[Callable[...
 
 
 def peak_memory_mib(device: torch.device) -> int:
-    """Return the maximum memory in use so far."""
+    """Return the peak memory usage so far."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) // 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10

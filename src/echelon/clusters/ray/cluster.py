@@ -129,7 +129,7 @@ class RayCluster:
             environ: the environment, which may contain a token.
             shell: runs programs.
             fetch: sends requests.
-            glance: only show states; it is no error if the cluster does not respond.
+            glance: only show states; ignore a cluster that does not respond.
             given: whether the user gave the address; any other is not contacted.
         """
         self.address, self._named, self.given = address or DEFAULT, bool(address), given

@@ -1,7 +1,7 @@
 """Decode image files in several processes, keeping their order.
 
-The processes are not an executor's: each holds only its end of one pipe, so all of them exit when
-their parent ends, even by SIGKILL.
+An executor's processes could outlive their parent. Here each process holds only its end of one
+pipe, so all of them exit when the parent ends, even by SIGKILL.
 """
 
 import hashlib

@@ -56,7 +56,7 @@ def find_splits(source: Path) -> tuple[list[str], list[str]]:
     _check_folder(source)
     folders = [entry.name for entry in _entries(source) if entry.is_dir()]
     found = [name for name in SPLITS if name in folders]
-    # A class may be named "train", beside "bus" and "car": a single such name proves little.
+    # "train" may be a class next to "bus" and "car", so one such name does not prove a split.
     if len(found) < min(2, len(folders)) and not (source / "wnids.txt").is_file():
         return [], []
     labelled = [name for name in found if _has_labels(source / name)]
