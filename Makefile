@@ -6,14 +6,13 @@ BIN := .venv/bin
 export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
-# Tests mostly wait: three workers keep two cores busy. Exit code 5 (no tests) is fine where ARGS name a few.
-WORKERS := $(shell echo $$(($$(nproc) * 3 / 2)))
-SIDE_BY_SIDE := tools/pytest.sh -n $(WORKERS) --dist=loadgroup --no-loadscope-reorder --durations=10
+# One worker runs the tests on Slurm, the other all the rest (tests/conftest.py).
+SIDE_BY_SIDE := tools/pytest.sh -n 2 --dist=loadgroup --no-loadscope-reorder --durations=10
 ONE_BY_ONE := tools/pytest.sh --durations=10
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: help setup peers system check format docs test test-all demo bench soak constraints dist clean
+.PHONY: help setup peers system check format docs test test-all test-suites demo bench soak constraints dist clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -55,6 +54,9 @@ test-all: peers system  ## the full matrices too
 	@tools/setup.sh user test
 	@$(SIDE_BY_SIDE) -m "not alone" $(ARGS)
 	@$(ONE_BY_ONE) -m alone $(ARGS)
+
+test-suites:  ## tests/slurm on another Debian suite's Slurm and Python: SUITE=trixie or forky
+	@tools/suite.sh $(or $(SUITE),trixie) $(ARGS)
 
 demo: setup  ## train MNIST on two simulated nodes; one rank is killed, and the run recovers
 	@$(BIN)/echelon run --nodes 2 --procs 2 examples/mnist/train.py \

@@ -73,7 +73,8 @@ if [ "${1:-}" = -- ]; then # for manual inspection: tools/suite.sh trixie -- bas
     enter "$@"
     exit
 fi
-enter make setup system
+enter make system
+enter tools/setup.sh user test
 say "$(enter sbatch --version), $(enter .venv/bin/python --version)"
 [ $# -gt 0 ] || set -- tests/slurm
 enter .venv/bin/pytest -m "not full" "$@"
