@@ -27,8 +27,7 @@ import typer.main
 
 from damage import CONTENT, damaged, generator, list_files
 from echelon.cli import main as cli
-from echelon.monitor.gate import Gate
-from echelon.monitor.server import make_app
+from echelon.monitor.server import Gate, make_app
 from echelon.run.directory import RunDir
 from echelon.run.history import read_history
 from echelon.train.checkpoint import Checkpointer

@@ -56,6 +56,7 @@ def test_no_files_of_killed_ranks_are_left(kind, tmp_path):
         assert not left
 
 
+@pytest.mark.alone  # an agent of another test would remove it
 def test_what_an_agent_leaves_that_is_killed_with_its_guard_the_next_agent_removes(tmp_path):
     with messy_run(tmp_path) as run:
         folder = Path((tmp_path / "scratch-0").read_text())

@@ -64,7 +64,7 @@ def test_an_outcome_that_cannot_be_written_changes_none(tmp_path):
     script = f"{READY}(run / 'attempts' / '1' / 'outcome.json').mkdir(exist_ok=True)\n"
     with live_run(tmp_path, script, OPTIONS) as run:
         assert run.wait() == 0, run.output
-        assert "cannot write how it ended" in run.output
+        assert "cannot write the outcome" in run.output
 
 
 def test_a_run_is_stopped_at_once_while_its_agents_start(tmp_path):

@@ -115,9 +115,9 @@ def test_an_address_from_a_folder_alone_is_not_contacted(run, echelon, where):
         assert "RAY_API_SERVER_ADDRESS" in err
         assert TOKEN not in out + err
     assert json.loads(seen["ps"][1])[0]["state"] == "UNKNOWN"
-    assert "you never used it yourself" in json.loads(seen["status"][1])["reason"]
+    assert "you never gave it" in json.loads(seen["status"][1])["reason"]
     for code, _, err in refused:
-        assert (code, "you never used it yourself" in err) == (77, True), err
+        assert (code, "you never gave it" in err) == (77, True), err
 
 
 def test_an_address_that_the_user_gave_is_contacted(run, echelon, monkeypatch):

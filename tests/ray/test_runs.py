@@ -231,7 +231,7 @@ def test_a_head_that_does_not_see_the_folder_says_so(folder):
     command = render_entrypoint(folder / "nowhere", 1, folder / "nowhere" / "log", b"")
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 69
-    assert done.stderr.startswith("echelon: the run directory "), done.stderr
+    assert done.stderr.startswith("echelon: the head of the Ray cluster, "), done.stderr
 
 
 @pytest.mark.parametrize("token", ["", "b" * 32], ids=["none", "another"])

@@ -99,4 +99,4 @@ def test_who_waits_for_slurm_is_told_so(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").touch()
     request = ["--chdir", str(tmp_path), "--python", "/bin/sh", "train.py"]
     main.run(["submit", f"--runs-dir={tmp_path}/runs", *request])
-    assert capsys.readouterr().err.startswith("Slurm does not answer yet; ")
+    assert capsys.readouterr().err.startswith("waiting for Slurm to respond\n")

@@ -215,7 +215,7 @@ def test_a_vast_file_is_not_read_into_memory(below):
         (".", None, "is not a file"),
         ("pyproject.toml", "[tool.ruff]\n", "has no table [tool.echelon]"),
         ("deep.toml", DEEP, "nested too deeply"),
-        ("long.toml", f"nodes = {'9' * 5000}\n", "is not TOML"),
+        ("long.toml", f"nodes = {'9' * 5000}\n", "is not valid TOML"),
     ],
 )
 def test_a_wrong_file_is_named_in_the_error(below, name, text, message):

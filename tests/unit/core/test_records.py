@@ -53,7 +53,7 @@ def test_a_link_to_itself_is_no_storage_that_is_away(tmp_path):
     for odd in (path, tmp_path / "file" / "record.json"):
         with pytest.raises(UnreadableError):
             open_regular(odd)
-        assert EventReader(odd).read() == []
+        assert EventReader(odd, ControllerEvent).read() == []
 
 
 def test_a_file_of_a_terabyte_is_not_read_into_memory(tmp_path):

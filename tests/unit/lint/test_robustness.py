@@ -1,5 +1,6 @@
 """Lint of texts that are hardly scripts: it neither fails nor loses findings."""
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 
@@ -133,11 +134,11 @@ def test_findings_in_a_part_of_a_script_are_valid(script, start, end):
 
 @given(st.sampled_from(PYTHONS), st.integers(0, 80), st.integers(0, 80))
 @settings(deadline=None, max_examples=200)
-def test_python_has_a_syntax_error_where_python_says_so(script, start, end):
+def test_python_has_a_syntax_error_where_its_parser_says_so(script, start, end):
     lines = script.split("\n")
     text = "\n".join(lines[:start] + lines[end:])
     try:
-        compile(text, "train.py", "exec", dont_inherit=True)
+        ast.parse(text)
     except SyntaxError:
         broken = True
     else:

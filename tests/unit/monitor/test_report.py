@@ -28,7 +28,8 @@ def test_ranks_that_say_nothing_of_steps_are_there_too():
         means={"gpu0.util": 0.25, "rank1.data": 0.5},
         lasts={"rank0.generation": 2, "rank0.gpu": 0, "rank1.generation": 2},
     )
-    plain, speaking = gather(RunState(run_id="r"), account([]), {0: total}, JobSpec()).ranks
+    state = RunState(run_id="r")
+    plain, speaking = gather(state, account(state), {0: total}, JobSpec()).ranks
     assert (plain.speaks, plain.gpu_util) == (False, 0.25)
     assert (speaking.speaks, speaking.data, speaking.gpu_util) == (True, 0.5, None)
 

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,13 @@ from echelon.sandbox import lifecycle
 from echelon.sandbox.config import SandboxConfig
 
 ME = os.geteuid()
+
+
+@pytest.fixture
+def tmp_path():
+    """A folder with a short path: a sandbox has Unix sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="boxes-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -91,15 +91,15 @@ def render_entrypoint(run: Path, attempt: int, output: Path, content: bytes) -> 
     """
     script = shlex.quote(str(run / "job.sbatch"))
     blind = (
-        f"{_MARK}the head of the Ray cluster, $(hostname), cannot access the run directory {run} "
-        "as its owner: keep runs on a file system that all nodes share (--runs-dir)"
+        f'"{_MARK}the head of the Ray cluster, $(hostname), cannot access the run directory" '
+        f"{shlex.quote(str(run))} "
+        "'as its owner: keep runs on a file system that all nodes share (--runs-dir)'"
     )
-    quoted = f'"{blind}"' if not set(str(run)) & set('"$`\\!') else shlex.quote(blind)
     # As $(…) returns it, without trailing line breaks.
     digest = hashlib.sha256(content.rstrip(b"\n")).hexdigest()
     changed = shlex.quote(f"{_MARK}refused to start: {run}/job.sbatch is not what was submitted")
     return (
-        f"if [ ! -O {script} ]; then echo {quoted} >&2; exit 69; fi; "
+        f"if [ ! -O {script} ]; then echo {blind} >&2; exit 69; fi; "
         f"script=$(cat {script}); "
         f'if [ "$(printf %s "$script" | sha256sum)" != \'{digest}  -\' ]; '
         f"then echo {changed} >&2; exit 77; fi; "

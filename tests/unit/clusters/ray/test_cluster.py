@@ -345,7 +345,7 @@ def test_the_usual_address_is_not_recorded_as_given(api, run, tmp_path):
 
 def test_an_address_that_was_not_given_is_not_contacted(api, run, tmp_path):
     cluster = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, given=False)
-    with pytest.raises(NotPermittedError, match="you never used it yourself"):
+    with pytest.raises(NotPermittedError, match="you never gave it"):
         cluster.job(f"ray:{run.run_id}-1@http://h:1", run_id=run.run_id)
     assert not api.asked
 
@@ -452,7 +452,8 @@ def test_the_command_runs_the_script_whatever_its_folder_is_called(tmp_path, nam
     command = render_entrypoint(folder, 3, folder / "out", script.encode())
     missing = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert missing.returncode == 69
-    assert missing.stderr.startswith("echelon: the run directory ")
+    head = f"echelon: the head of the Ray cluster, {os.uname().nodename}, cannot access"
+    assert missing.stderr.startswith(head)
     assert str(folder) in missing.stderr
     (folder / "job.sbatch").write_text(f"{script}echo more\n")
     changed = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
