@@ -17,7 +17,7 @@ PIP_OUTPUT = """\
 Collecting torch>=2.6
   Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl.metadata (31 kB)
   Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (191.8 MB)
-Processing /opt/wheels/tree_sitter-0.26.0-cp311-abi3-linux_x86_64.whl (from echelon==0.1.0)
+Processing /home/me/wheels/tree_sitter-0.26.0-cp311-abi3-linux_x86_64.whl (from echelon==0.1.0)
 Installing collected packages: torch, tree-sitter
 Successfully installed torch-2.13.0 tree-sitter-0.26.0
 """
