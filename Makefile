@@ -6,9 +6,6 @@ BIN := .venv/bin
 export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
-# One worker runs the tests on Slurm, the other all the rest (tests/conftest.py).
-SIDE_BY_SIDE := tools/pytest.sh -n 2 --dist=loadgroup --no-loadscope-reorder --durations=10
-ONE_BY_ONE := tools/pytest.sh --durations=10
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -44,16 +41,14 @@ docs:  ## renew docs/reference and docs/benchmarks.md, and build the site in bui
 
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@tools/setup.sh user test
-	@$(SIDE_BY_SIDE) -m "not full and not alone" $(ARGS)
-	@$(ONE_BY_ONE) -m "not full and alone" $(ARGS)
+	@$(BIN)/pytest -m "not full" --durations=10 $(ARGS)
 
 peers:  ## install Lightning and Accelerate into .venv-peers, for test-all and bench
 	@tools/setup.sh peers
 
 test-all: peers system  ## the full matrices too
 	@tools/setup.sh user test
-	@$(SIDE_BY_SIDE) -m "not alone" $(ARGS)
-	@$(ONE_BY_ONE) -m alone $(ARGS)
+	@$(BIN)/pytest --durations=10 $(ARGS)
 
 test-suites:  ## tests/slurm on another Debian suite's Slurm and Python: SUITE=trixie or forky
 	@tools/suite.sh $(or $(SUITE),trixie) $(ARGS)

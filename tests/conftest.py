@@ -19,23 +19,24 @@ hypothesis.settings.load_profile("untimed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _TESTS = Path(__file__).parent
-_SLOWEST_FIRST = ("slurm", "local", "docs", "ray", "browser", "unit", "gpu")
+_SLOWEST_FIRST = ("slurm", "ray", "local", "docs", "browser", "unit", "gpu")
 """Folders of tests. Workers side by side finish together if the long groups start first."""
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     for item in items:
         folder = _folder(item)
         if folder in ("slurm", "browser", "ray"):
             item.add_marker(folder)
         item.add_marker(pytest.mark.xdist_group(_group(item, folder)))
-    items.sort(key=lambda item: _SLOWEST_FIRST.index(_folder(item)))
+    if config.getoption("dist", "no") != "no":
+        items.sort(key=lambda item: _SLOWEST_FIRST.index(_folder(item)))
 
 
 def _group(item, folder):
     """Return which tests have to run in one worker, one after the other: mostly those of a file."""
-    if folder == "slurm":  # they share a cluster
-        return folder
+    if folder in ("slurm", "ray"):  # they share clusters
+        return "clusters"
     page = item.callspec.id if folder == "docs" and hasattr(item, "callspec") else ""
     return f"{item.path.relative_to(_TESTS)}{page}"
 
