@@ -185,7 +185,7 @@ def test_a_cancelled_run_is_gone_with_all_that_waits(full, chain):
     run = chain(*SHAPE)
     run.await_step(5)
     assert len(queue(full)) == 2
-    assert "not over" in run.command("resume", "last").stderr
+    assert "has not ended" in run.command("resume", "last").stderr
     assert run.command("cancel", "last").returncode == 0
     code, _ = run.wait()
     assert code != 0
