@@ -39,9 +39,9 @@ class Saves:
             }
         except OSError:
             steps = {}
-        best = _read(self._folder / "best.json").get("step")
+        best = to_count(_read(self._folder / "best.json").get("step"))
         shown = sorted(steps, reverse=True)[:_MOST]
-        if best in steps and best not in shown:
+        if best is not None and best in steps and best not in shown:
             shown.append(best)
         rows = [(step, self._describe(step, steps[step])) for step in shown]
         self.rows = [{**row, "best": step == best} for step, row in rows if row]

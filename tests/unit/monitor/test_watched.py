@@ -6,6 +6,7 @@ import time
 import pytest
 
 from echelon.monitor.logbook import Wanted
+from echelon.monitor.saves import Saves
 from echelon.monitor.watched import Watched
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
@@ -154,3 +155,10 @@ def test_output_is_followed(live):
         file.write("two\n")
     live.now_s += 1.0
     assert live.watched.logs(told["next"], Wanted())["lines"] == [[3, "two"]]
+
+
+def test_a_best_checkpoint_that_is_no_number_is_none(tmp_path):
+    (tmp_path / "best.json").write_text('{"step": {}}')
+    saves = Saves(tmp_path)
+    saves.read()
+    assert saves.rows == []
