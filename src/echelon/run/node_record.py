@@ -164,7 +164,7 @@ def records_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def record_path(cluster: str, environ: Mapping[str, str]) -> Path | None:
-    """Return a cluster's file; None if there is no place for it."""
+    """Return the path of a cluster's record; None if no directory for it is known."""
     folder = records_folder(environ)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", cluster).strip(".-")
     return folder / f"{name}.jsonl" if folder and name else None

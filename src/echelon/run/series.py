@@ -37,9 +37,9 @@ class Sample:
     means: Mapping[str, float] = field(default_factory=dict)
     """Values that are averaged, such as utilisation."""
     peaks: Mapping[str, float] = field(default_factory=dict)
-    """Values of which the largest counts, such as memory."""
+    """Values that are merged by their maximum, such as memory."""
     lasts: Mapping[str, float] = field(default_factory=dict)
-    """Values of which the newest counts, such as a step."""
+    """Values that are merged by taking the newest, such as a step."""
 
 
 def summarise(samples: Sequence[Sample]) -> Sample:

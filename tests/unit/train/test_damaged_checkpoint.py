@@ -71,7 +71,7 @@ HARMS = {
     "no shard": lambda f: (checkpoint_path(f, 2) / "shard-00000.safetensors").unlink(),
     "a shard that is a pipe": lambda f: put_pipe(f, "shard-00000.safetensors"),
     "a manifest that is a pipe": lambda f: put_pipe(f, "manifest.json"),
-    "a shard of which one byte is another": change_byte,
+    "a shard with one byte changed": change_byte,
     "an empty shard": lambda f: change_shard(f, lambda _: b""),
     "a header beyond the file": lambda f: change_shard(f, lambda c: struct.pack("<Q", 1 << 40) + c),
     "a header that is no JSON": lambda f: change_shard(f, lambda c: c[:8] + b"x" * (len(c) - 8)),

@@ -45,7 +45,7 @@ export RAY_AUTH_MODE=token RAY_AUTH_TOKEN RAY_USAGE_STATS_ENABLED=0
 # On busy nodes and slow storage, Ray's default of 30 s for a node to join may be too short.
 export RAY_raylet_start_wait_time_s="${RAY_raylet_start_wait_time_s:-120}"
 # All users can read Ray's own directory, so put it into a private one. Paths of sockets may have
-# 107 characters, of which Ray uses 69; use /tmp if TMPDIR is too long for that.
+# 107 characters, and Ray adds up to 69; use /tmp if TMPDIR is too long for that.
 make_home() {
     local name="ray-$SLURM_JOB_ID-XXXXXX" base="${TMPDIR:-/tmp}"
     if [ $((${#base} + 1 + ${#name})) -gt 38 ] || [ ! -w "$base" ]; then base=/tmp; fi
