@@ -17,12 +17,14 @@ _ALWAYS = re.compile(
 """Durations and dates: two runs may happen to take as long, and are mostly of one day."""
 _TORN = re.compile(rf"(?:\b[0-9a-f]+|[0-9]+)?{ANY}(?:[\w.:-]{{0,4}}{ANY})*(?:[0-9a-f]+\b|[0-9]+)?")
 """What is left of a number or an id where two of them happen to agree in part."""
+_SLOW = ("waiting for Slurm to respond",)
+"""Notices that a command prints only where the machine is slow: no page shows them."""
 
 
 def shown_lines(output: str) -> list[str]:
-    """Return what a terminal would show of it."""
+    """Return what a terminal would show of it, on a machine that is not slow."""
     lines = [_ANSI.sub("", line).rstrip("\r").rpartition("\r")[2] for line in output.split("\n")]
-    return _trimmed(lines)
+    return _trimmed([line for line in lines if line not in _SLOW])
 
 
 def matches(expected: Sequence[str], lines: Sequence[str]) -> bool:

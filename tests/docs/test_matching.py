@@ -59,6 +59,10 @@ def test_colours_and_what_was_overwritten_are_not_shown():
     ]
 
 
+def test_a_notice_of_a_slow_machine_is_not_part_of_a_page():
+    assert shown_lines("waiting for Slurm to respond\nqueued as job 1\n") == ["queued as job 1"]
+
+
 @settings(deadline=None)
 @given(LINES, LINES)
 def test_what_was_renewed_matches(expected, printed):
