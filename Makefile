@@ -48,7 +48,7 @@ peers:  ## install Lightning and Accelerate into .venv-peers, for test-all and b
 
 test-all: peers system  ## the full matrices too
 	@tools/setup.sh user test
-	@$(BIN)/pytest --durations=10 $(ARGS)
+	@$(BIN)/pytest --hypothesis-profile=thorough --durations=10 $(ARGS)
 
 test-suites:  ## tests/slurm on another Debian suite's Slurm and Python: SUITE=trixie or forky
 	@tools/suite.sh $(or $(SUITE),trixie) $(ARGS)
