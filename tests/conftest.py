@@ -30,7 +30,7 @@ _SLOWEST_FIRST = ("slurm", "ray", "local", "docs", "browser", "unit", "gpu")
 def pytest_collection_modifyitems(config, items):
     for item in items:
         folder = _folder(item)
-        if folder in ("slurm", "browser", "ray"):
+        if folder in ("unit", "slurm", "browser", "ray"):
             item.add_marker(folder)
         item.add_marker(pytest.mark.xdist_group(_group(item, folder)))
     if config.getoption("dist", "no") != "no":
