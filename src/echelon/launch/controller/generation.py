@@ -171,6 +171,7 @@ class Generation:
             case (AgentHandle() as agent, RankExited() as gone) if gone.generation == self.number:
                 self._ranks.pop(gone.rank, None)
                 self._last_step = max(self._last_step, gone.step)
+                agent.note_saved(gone.saved)
                 self._spending.leave(gone, time.monotonic())
                 self._watch.forget(gone.rank)
                 self._journal.note(
@@ -357,6 +358,7 @@ class Generation:
                 case (AgentHandle() as agent, Ended(generation=self.number) | Lost()):
                     left.discard(agent.node)
                 case (AgentHandle() as agent, RankExited() as gone):
+                    agent.note_saved(gone.saved)
                     if gone.generation == self.number:
                         self._spending.leave(gone, time.monotonic())
                     self._notice_late(agent, gone)

@@ -37,8 +37,9 @@ def place(proposed, furthest, *, waiting=False):
     return lambda pool: (pool.agents[0], answer)
 
 
-def gone(step=7, code=0):
-    return lambda pool: (pool.agents[0], RankExited(generation=0, rank=0, code=code, step=step))
+def gone(step=7, code=0, saved=-1):
+    exited = RankExited(generation=0, rank=0, code=code, step=step, saved=saved)
+    return lambda pool: (pool.agents[0], exited)
 
 
 def ended(pool):
@@ -163,8 +164,7 @@ def test_a_stop_after_that_waits_for_what_is_agreed(clock):
 
 def test_that_ranks_saved_is_said_only_if_a_checkpoint_of_that_step_is_known(clock):
     stop = (None, Stop("cancelled", "it was cancelled", 143))
-    saved = Pace(1, 1, 7, 7)
-    one, _, _ = live(clock, None, *AGREED, stop, gone(), ended, pace=saved)
+    one, _, _ = live(clock, None, *AGREED, stop, gone(saved=7), ended)
     assert one.stop.message == "it was cancelled; all ranks saved and stopped after step 7"
 
 
