@@ -63,6 +63,10 @@ class Failure:
     log: str = ""
     """The rank's log, relative to the run directory."""
     generation: int = 0
+    saved: int = -1
+    """The step of the newest checkpoint at that time; -1 if none is known."""
+    printed: str = ""
+    """The last lines that the rank printed before its error."""
 
 
 _FAILURE = ", ".join(f"`{field.name}`" for field in fields(Failure))

@@ -1,6 +1,7 @@
 """What a rank's end means. The texts are those that torch, gloo, NCCL and Python really print."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from echelon.launch.controller.failures import (
     NEVER_RETRIED,
     classify_exit,
     decide_retry,
+    from_exit,
     last_traceback,
 )
+from echelon.launch.protocol.messages import RankExited
 from echelon.run.verdict import (
     CAUSES,
     Failure,
@@ -423,6 +426,37 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(cause):
     assert retry(last, [failure(cause, 1, "other", step=7)]) == ""
     between = [failure(cause, 1, "boom", step=7), failure("signal")]
     assert retry(last, between) == ""
+
+
+TRACE = """Traceback (most recent call last):
+  File "/home/me/train.py", line 41, in save
+    raise OSError("disk")
+OSError: disk
+"""
+
+
+def test_the_same_message_from_another_place_is_another_error():
+    first = failure("exception", 1, "boom", step=7, traceback=TRACE)
+    assert "both times" in retry(first, [first])
+    assert retry(replace(first, traceback=TRACE.replace("41", "42")), [first]) == ""
+
+
+@pytest.mark.parametrize("sign", [{"saved": 300}, {"printed": "step 300"}])
+def test_a_script_that_gets_further_by_itself_is_tried_again(sign):
+    """It reports no steps, and fails in the same way each time that it writes, say."""
+    first = failure("exception", 0, "boom", traceback=TRACE, saved=150, printed="step 150")
+    assert retry(replace(first, **sign), [first]) == ""
+    assert retry(first, [first]) == (
+        "the same error occurred again at the same place, without progress: no step was reported, "
+        "there is no new checkpoint, and the output before it was the same"
+    )
+
+
+def test_what_was_printed_before_the_error_is_kept():
+    exited = RankExited(generation=0, rank=0, code=1, tail=f"a\nstep 1\nstep 2\nstep 3\n{TRACE}")
+    told = from_exit(exited, node="n", log=Path("log"))
+    assert told.printed == "step 1\nstep 2\nstep 3"
+    assert from_exit(replace(exited, tail=TRACE), node="n", log=Path("log")).printed == ""
 
 
 def test_a_signal_or_a_lost_node_may_come_twice():

@@ -240,6 +240,7 @@ class Controller:
             if not generation.failures:
                 return None
             verdict = judge(generation.failures)
+            verdict = replace(verdict, failure=replace(verdict.failure, saved=self._newest_saved()))
             await self._blame(verdict.failure)
             why_not = self._decide_retry(verdict.failure, nodes=self._backend.starter.nodes)
             if not why_not:  # else there is no need to wait for nodes
