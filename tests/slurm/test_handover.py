@@ -26,8 +26,9 @@ def plan_short(took_s):
     Args:
         took_s: what the same training takes without pauses: mostly to import torch, which varies.
     """
-    stop_s = max(17, round(2 * took_s) + 5)  # after the start of the job
+    stop_s = round(2 * took_s) + 5  # after the start of the job
     limit_min = 1 + (stop_s + 20) // 60
+    stop_s = max(stop_s, 30 * limit_min)  # a warning in the first half is refused
     options = (f"--time={limit_min}m", f"--signal-lead={60 * limit_min - stop_s}")
     return options, max(0.1, stop_s / STEPS)
 
@@ -111,7 +112,7 @@ while not saved.exists():
     signal.pause()
 """)
     (tmp_path / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --nodes=1 --time=1 --signal=B:TERM@35\nsrun python train.py\n"
+        "#!/bin/bash\n#SBATCH --nodes=1 --time=1 --signal=B:TERM@30\nsrun python train.py\n"
     )
     environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
     command = [sys.executable, "-m", "echelon", "submit", "--follow", "--from=job.sh"]
