@@ -141,9 +141,20 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
         if job.over:
             reason = f" ({job.reason})" if job.reason else ""
             console.note(f"{run.run_id}: {job.state}{reason}")
+            if screen is None:  # otherwise the run's own output says why
+                _tell_cause(run, job)
             _sum_up(run)
             return job
         time.sleep(LOOK_S)
+
+
+def _tell_cause(run: "RunDir", job: "Job") -> None:
+    """Print why a run failed, if that is known."""
+    from echelon.api.runs import find_verdict  # noqa: PLC0415
+    from echelon.run.verdict import render  # noqa: PLC0415
+
+    if job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
+        console.note(render(verdict, run=run.path))
 
 
 def _sum_up(run: "RunDir") -> None:

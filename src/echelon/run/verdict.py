@@ -5,6 +5,7 @@ traceback of its own. A rank's own error decides whether it is the cause or a vi
 the one that reached the controller first counts.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
@@ -46,6 +47,11 @@ OUR_PAUSE = "while this controller was suspended"
 
 VICTIMS = ("lost peer", "collective time-out", "ended")
 
+_EXCERPT = 8
+"""Number of lines shown of a traceback."""
+_FRAME = re.compile(r' *File "')
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|<frozen ")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -77,7 +83,7 @@ class Verdict:
     """Why a run ended."""
 
     failure: Annotated[Failure, f"the first failure, an object: {_FAILURE}"]
-    victims: Annotated[tuple[Failure, ...], "failures that the first one caused"] = ()
+    victims: Annotated[tuple[Failure, ...], "failures of other ranks after the first one"] = ()
     not_retried: Annotated[str, "why the ranks were not started again"] = ""
     advice: Annotated[str, "what to do about it"] = ""
     stacks: Annotated[Texts, "for a hang: rank → its Python stack"] = field(default_factory=dict)
@@ -176,12 +182,13 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
     meaning = CAUSES.get(failure.cause, "unknown to this version of Echelon")
     lines = [headline(failure), f"  cause: {failure.cause} ({meaning})"]
     trace = failure.traceback.rstrip().splitlines()
-    if trace:
-        shown = trace if whole or len(trace) <= 8 else ["  …", *trace[-7:]]
-        lines += [f"  | {line}" for line in shown]
-    if verdict.victims:
-        ranks = sorted(v.rank for v in verdict.victims if v.rank is not None)
-        lines.append(f"  victims: {_ranks(ranks)}" if ranks else "")
+    lines += [f"  | {line}" for line in (trace if whole else _excerpt(trace))]
+    for label, ones in (
+        ("also failed", [other for other in verdict.victims if not is_victim(other)]),
+        ("victims", [other for other in verdict.victims if is_victim(other)]),
+    ):
+        if ranks := sorted(one.rank for one in ones if one.rank is not None):
+            lines.append(f"  {label}: {_ranks(ranks)}")
     if verdict.not_retried:
         lines.append(f"  not retried: {verdict.not_retried}")
     if verdict.advice:
@@ -189,6 +196,16 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
     if failure.log:
         lines.append(f"  log: {run / failure.log if run else failure.log}")
     return "\n".join(line for line in lines if line)
+
+
+def _excerpt(trace: list[str]) -> list[str]:
+    """Return the end of a traceback, with the last line of the user's own code."""
+    if len(trace) <= _EXCERPT:
+        return trace
+    own = [at for at, line in enumerate(trace) if _FRAME.match(line) and not _LIBRARY.search(line)]
+    if not own or own[-1] > len(trace) - _EXCERPT:
+        return ["  …", *trace[1 - _EXCERPT :]]
+    return ["  …", *trace[own[-1] : own[-1] + 2], "  …", *trace[4 - _EXCERPT :]]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

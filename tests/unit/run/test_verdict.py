@@ -531,3 +531,34 @@ def test_one_victim_and_victims_that_are_no_ranks():
 
 def test_a_verdict_survives_its_file():
     assert from_record(json.loads(json.dumps(to_record(TOLD)))) == TOLD
+
+
+def frames(*files):
+    lines = [line for file in files for line in (f'  File "{file}", line 7, in f', "    call()")]
+    return "\n".join(["Traceback (most recent call last):", *lines, "ValueError: boom"])
+
+
+TORCH = "/env/lib/python3.11/site-packages/torch/nn.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "own"),
+    [
+        (["/home/me/train.py", "/home/me/model.py", *[TORCH] * 9], "/home/me/model.py"),
+        (["/home/me/train.py", *[TORCH] * 2], "/home/me/train.py"),
+        ([*[TORCH] * 9, "/home/me/loss.py"], "/home/me/loss.py"),
+        ([*[TORCH] * 9], TORCH),
+    ],
+)
+def test_an_excerpt_of_a_traceback_keeps_the_users_own_line(files, own):
+    told = render(judge([failure("exception", traceback=frames(*files))]))
+    shown = [line for line in told.splitlines() if line.startswith("  | ")]
+    assert len(shown) <= 8
+    assert any(own in line for line in shown)
+    assert shown[-1] == "  | ValueError: boom"
+
+
+def test_ranks_that_failed_by_themselves_are_no_victims():
+    others = [failure("exception", 1), failure("lost peer", 2), failure("ended", 3)]
+    told = render(judge([failure("exception", 0), *others]))
+    assert "also failed: rank 1\n  victims: ranks 2-3" in told
