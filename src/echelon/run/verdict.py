@@ -34,7 +34,7 @@ CAUSES = {
     "time limit": "the time limit of the job",
     "preemption": "another job took the nodes",
     "maintenance": "a node was taken out of service",
-    "cancelled": "a user cancelled the run",
+    "cancelled": "the run was cancelled or told to stop",
     "superseded": "another attempt of the run has started",
     "start": "ranks could not be started",
     "ended": "ended because another rank had failed",
@@ -47,6 +47,19 @@ OUR_PAUSE = "while this controller was suspended"
 
 VICTIMS = ("lost peer", "collective time-out", "ended")
 
+_MISTAKES = (
+    (
+        "EOFError",
+        re.compile("EOF when reading a line"),
+        "ranks have no standard input: pass what the script asks for as an argument",
+    ),
+    (
+        "FileNotFoundError",
+        re.compile(r"No such file or directory: '[^/]"),
+        "relative paths begin at the directory of the submission, or at --chdir",
+    ),
+)
+"""Exceptions that come of how ranks are started: type, message, what to do."""
 _EXCERPT = 8
 """Number of lines shown of a traceback."""
 _FRAME = re.compile(r' *File "')
@@ -129,6 +142,9 @@ def advise(failure: Failure) -> str:
     """Return what to do about a failure, if that is known."""
     if failure.cause == "start" and failure.node:
         return "allow fewer nodes (--nodes MIN:MAX); the next job avoids this node: echelon nodes"
+    for kind, pattern, advice in _MISTAKES:
+        if failure.error_type == kind and pattern.search(failure.message):
+            return advice
     return {
         "cuda out of memory": "use a smaller batch, or more GPUs",
         "gpu fault": "report it to the cluster's administrators; see excluded nodes: echelon nodes",

@@ -235,7 +235,7 @@ def test_an_error_of_a_librarys_own_that_is_built_on_torchs_counts_as_torchs():
 
 def test_an_exit_code_is_told_with_the_last_line_of_the_log():
     told = classify(code=3, kind="SystemExit", message="3", tail="loading\ngiving up\n\n")
-    assert told == ("exit", "exit code 3: giving up")
+    assert told == ("exit", "exit code 3; the last output was: giving up")
     assert classify(code=4) == ("exit", "exit code 4")
 
 
@@ -389,6 +389,21 @@ def test_several_failures_of_no_rank_are_kept_apart():
     verdict = judge(failures)
     assert verdict.failure is failures[0]
     assert verdict.victims == (failures[1],)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "advice"),
+    [
+        ("EOFError", "EOFError: EOF when reading a line", "no standard input"),
+        ("EOFError", "EOFError: Ran out of input", ""),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.bin'", "--chdir"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.bin'", ""),
+    ],
+)
+def test_mistakes_that_come_of_how_ranks_are_started_are_explained(kind, message, advice):
+    told = advise(failure("exception", message=message, error_type=kind))
+    assert advice in told
+    assert bool(told) == bool(advice)
 
 
 def test_every_piece_of_advice_is_for_a_cause_that_exists():

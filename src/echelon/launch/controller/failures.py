@@ -184,7 +184,9 @@ def classify_exit(  # noqa: PLR0911  one return per cause
     if kind in ("", "SystemExit"):
         if code == _REFUSED and "usage:" in tail:
             return "bad arguments", _last_line(tail)
-        return "exit", f"exit code {code}" + (f": {_last_line(tail)}" if tail.strip() else "")
+        # Whether what it printed last is the reason, nobody knows.
+        last = f"; the last output was: {_last_line(tail)}" if tail.strip() else ""
+        return "exit", f"exit code {code}{last}"
     text = f"{kind}: {message}".rstrip(": ")
     if kind in _FAILED_IMPORTS:
         return "import error", text

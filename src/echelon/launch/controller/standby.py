@@ -56,7 +56,7 @@ def decide_hand_over(
         # Nodes may be taken away any number of times; a time limit comes every time.
         return _judge_limit(mode, saved, stalled) if failure.cause == "time limit" else ""
     if failure.cause == "cancelled":
-        return "a user stopped it"
+        return "the run was told to stop"
     if not nodes_are_why:
         return "other nodes would not help"
     if len(history.failures) >= restarts:
