@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from echelon.core.progressbar import render_time
-from echelon.core.units import format_memory
+from echelon.core.units import format_memory, render_time
 from echelon.launch.protocol.time_accounting import (
     DATA_WAIT,
     IDLE,

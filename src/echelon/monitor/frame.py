@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from echelon.core.progressbar import render_time
+from echelon.core.units import render_time
 from echelon.core.visible import in_one_line
 from echelon.monitor.state import NodeState, RankState, RunState
 from echelon.run.series import Sample
