@@ -7,9 +7,9 @@ next one. The first one is job.sh if it has no such line.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from echelon.lint.subject import Subject
 
@@ -63,9 +63,6 @@ class Finding:
     severity: Severity
     what: str
     fix: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

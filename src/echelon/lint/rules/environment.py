@@ -68,7 +68,6 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several:
         return
     assigned = {assignment.name for assignment in subject.assignments}
-    told: set[tuple[int, str]] = set()
     words = [
         (one.launch.path, word)
         for one in subject.started
@@ -81,18 +80,12 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     for path, word in words:
         for use in word.uses:
             option = OF_OPTIONS.get(use.name)
-            if (
-                option is None
-                or use.guarded
-                or use.name in assigned
-                or (use.line, use.name) in told
-            ):
+            if option is None or use.guarded or use.name in assigned:
                 continue
             given = subject.directives.last(option)
             typed = given is not None and "GPUS" in use.name and ":" in given.value
             if given is not None and not typed:
                 continue
-            told.add((use.line, use.name))
             yield _unset(Place(path, use.line), use.name, given.value if given else "", option)
 
 
