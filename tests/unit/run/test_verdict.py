@@ -1,10 +1,12 @@
 """What a rank's end means. The texts are those that torch, gloo, NCCL and Python really print."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from echelon.core.codec import decode
 from echelon.launch.controller.failures import (
     NEVER_RETRIED,
     classify_exit,
@@ -16,11 +18,9 @@ from echelon.run.verdict import (
     Failure,
     Verdict,
     advise,
-    from_record,
     is_victim,
     judge,
     render,
-    to_record,
 )
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
@@ -496,4 +496,4 @@ def test_one_victim_and_victims_that_are_no_ranks():
 
 
 def test_a_verdict_survives_its_file():
-    assert from_record(json.loads(json.dumps(to_record(TOLD)))) == TOLD
+    assert decode(Verdict, json.loads(json.dumps(asdict(TOLD)))) == TOLD
