@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.proc import read_stat
+
 _SECTOR = 512
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -129,10 +131,10 @@ def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int
     found = {}
     for entry in proc.iterdir():
         if entry.name.isdecimal():
-            words = _read(entry / "stat").rpartition(") ")[2].split()
-            if len(words) > 12 and int(words[2]) in groups:
-                pid, ticks = int(entry.name), int(words[11]) + int(words[12])
-                found[pid] = Burned(int(words[2]), ticks, process_memory(pid, proc))
+            fields = read_stat(entry)
+            if fields and int(fields[2]) in groups:
+                pid, ticks = int(entry.name), int(fields[11]) + int(fields[12])
+                found[pid] = Burned(int(fields[2]), ticks, process_memory(pid, proc))
     return found
 
 
