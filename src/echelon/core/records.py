@@ -123,12 +123,6 @@ def to_count(value: Any, *, below: int = MOST_COUNT) -> int | None:
     return value if type(value) is int and 0 <= value < below else None  # not a bool
 
 
-def to_number(value: Any, default: float) -> float:
-    """Return a finite number; the default for anything else."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and abs(value) < MOST_NUMBER else default
-
-
 def is_time(value: float) -> bool:
     """Tell whether a number is a plausible time, in seconds since the epoch."""
     return 0 <= value < MOST_SECONDS  # False for NaN
