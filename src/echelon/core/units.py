@@ -1,4 +1,4 @@
-"""Memory sizes and durations, in Slurm's notation and in common ones.
+"""Memory sizes, durations and counts, in Slurm's notation and in common ones.
 
 Throughout Echelon, memory is in MiB and time in seconds; these functions convert.
 """
@@ -99,3 +99,8 @@ def render_time(seconds: float) -> str:
     if whole < 5400:
         return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{round(whole / 60)} min"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -88,8 +88,3 @@ class Rule:
         lines = self.example.split("\n")[:-1]
         fixed = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
         return fixed.replace(_HERE, "")
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 
-from echelon.core.units import parse_memory
+from echelon.core.units import counted, parse_memory
 from echelon.errors import UsageError
 from echelon.lint.files import Place
 from echelon.lint.request import Directive, count_gpus, count_gres_gpus, is_slurm_time
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _PLACEHOLDER = re.compile(r"<[^<>]+>|\[[a-z][a-z _-]*\]|x{3,}|your[-_.@]\S*", re.IGNORECASE)

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.bash import Where
 from echelon.lint.facts import processes_per_task, spawns
 from echelon.lint.files import Place
 from echelon.lint.python_script import constant, keyword
-from echelon.lint.rule import ADVICE, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.facts import is_training
 from echelon.lint.files import Place
 from echelon.lint.request import OF_OPTIONS
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _INTERFACE = re.compile(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.facts import (
     is_alone,
     is_training,
@@ -11,7 +12,7 @@ from echelon.lint.facts import (
     spawns,
 )
 from echelon.lint.python_script import keyword, origin
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _SPREADERS = frozenset(

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.bash import Where
 from echelon.lint.files import Place
 from echelon.lint.python_script import (
@@ -14,7 +15,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Started, Subject
 
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
