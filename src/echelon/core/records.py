@@ -104,6 +104,14 @@ def read_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
     return record
 
 
+def find_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if it cannot be read or is damaged."""
+    try:
+        return read_record(path, most=most)
+    except (OSError, ValueError):
+        return {}
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core import addresses
+from echelon.core.proc import read_text
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets, try_sockets
@@ -264,18 +265,11 @@ async def await_text(path: Path, text: str, limit_s: float) -> float:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     while True:
-        if await asyncio.to_thread(_read, path) == text:
+        if await asyncio.to_thread(read_text, path) == text:
             return round(loop.time() - began_s, 3)
         if loop.time() - began_s > limit_s:
             return -1.0
         await asyncio.sleep(_GLANCE_S)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def main(_arguments: list[str]) -> int:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from echelon.core.proc import read_text
 from echelon.core.shell import signal_group
 from echelon.launch.backends.base import CAUSE, AgentCommand, Started, Starter
 
@@ -138,10 +139,7 @@ def could_not_start(path: Path) -> bool:
 
     If it cannot reach one node, it starts no agent, or ends those that it has started.
     """
-    try:
-        return bool(_NOT_STARTED.search(path.read_text(errors="replace")))
-    except OSError:
-        return False
+    return bool(_NOT_STARTED.search(read_text(path)))
 
 
 def read_reason(path: Path) -> str:
@@ -149,10 +147,6 @@ def read_reason(path: Path) -> str:
 
     srun's first error is the cause; that it then kills the other tasks is not.
     """
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    told = [line.strip() for line in lines if line.strip()]
+    told = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     causes = (line for line in told if line.startswith(("srun: error:", CAUSE)))
     return next(causes, (told or [""])[-1]).removeprefix(CAUSE)
