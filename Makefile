@@ -9,7 +9,7 @@ export PATH := $(PATH):/usr/sbin:/sbin
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: help setup peers system check format docs test test-all test-suites demo bench soak constraints dist clean
+.PHONY: help setup peers system check format docs test test-quick test-all test-suites demo bench soak constraints dist clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -39,6 +39,10 @@ docs:  ## renew docs/reference and docs/benchmarks.md, and build the site in bui
 	@$(BIN)/python tools/figures.py
 	@$(if $(filter serve,$(ARGS)),NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve,$(SITE))
 
+test-quick: system  ## before a commit, in 3 minutes: the units, and one run of each kind
+	@tools/setup.sh user test
+	@$(BIN)/pytest -n 2 --dist loadgroup -m "(unit or quick) and not full" $(ARGS)
+
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@tools/setup.sh user test
 	@$(BIN)/pytest -m "not full" --durations=10 $(ARGS)
@@ -48,7 +52,7 @@ peers:  ## install Lightning and Accelerate into .venv-peers, for test-all and b
 
 test-all: peers system  ## the full matrices too
 	@tools/setup.sh user test
-	@$(BIN)/pytest --durations=10 $(ARGS)
+	@$(BIN)/pytest --hypothesis-profile=thorough --durations=10 $(ARGS)
 
 test-suites:  ## tests/slurm on another Debian suite's Slurm and Python: SUITE=trixie or forky
 	@tools/suite.sh $(or $(SUITE),trixie) $(ARGS)

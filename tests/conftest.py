@@ -10,10 +10,14 @@ import pytest
 
 # A busy machine is not a failure; whatever hangs is ended by pytest-timeout. (CI=true would choose
 # a profile of hypothesis' own.)
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("untimed")
+for _profile, _examples in (("quick", 40), ("thorough", 300)):
+    hypothesis.settings.register_profile(
+        _profile,
+        max_examples=_examples,
+        deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+hypothesis.settings.load_profile("quick")  # `make test-all` chooses the other one
 
 # What a shell starts in the background ignores Ctrl-C, and so would every command that a test runs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,7 +30,7 @@ _SLOWEST_FIRST = ("slurm", "ray", "local", "docs", "browser", "unit", "gpu")
 def pytest_collection_modifyitems(config, items):
     for item in items:
         folder = _folder(item)
-        if folder in ("slurm", "browser", "ray"):
+        if folder in ("unit", "slurm", "browser", "ray"):
             item.add_marker(folder)
         item.add_marker(pytest.mark.xdist_group(_group(item, folder)))
     if config.getoption("dist", "no") != "no":

@@ -7,10 +7,11 @@ trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/venv"
 pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 
-# Only torch is pinned by hand: its build determines which CUDA version users get.
+# Chosen by hand: torch, whose build determines which CUDA version users get, and a typer that does not load pydantic,
+# which would double the time that each command takes to start.
 torch=$(grep -E '^torch==' constraints.txt || echo 'torch==2.13.0')
 pip install --quiet --upgrade pip setuptools
-pip install --quiet "$torch" --editable '.[train,data,dash,lint,ray,tensorboard]' \
+pip install --quiet "$torch" "typer<0.29" --editable '.[train,data,dash,lint,ray,tensorboard]' \
     --group check --group docs --group test --group peers
 {
     echo '# Exact versions of everything that tools/setup.sh installs. Made by `make constraints`.'

@@ -128,6 +128,7 @@ def cell(page, rank, column):
     return row.locator("td").nth(titles.index(column))
 
 
+@pytest.mark.quick
 def test_ranks_advance(page):
     expect(page.locator("#phase")).to_have_text("RUNNING")
     expect(page.locator("#ranks tbody tr")).to_have_count(4)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from docs.matching import generalise, matches, renew, shown_lines
@@ -63,13 +63,11 @@ def test_a_notice_of_a_slow_machine_is_not_part_of_a_page():
     assert shown_lines("waiting for Slurm to respond\nqueued as job 1\n") == ["queued as job 1"]
 
 
-@settings(deadline=None)
 @given(LINES, LINES)
 def test_what_was_renewed_matches(expected, printed):
     assert matches(renew(expected, printed), printed)
 
 
-@settings(deadline=None)
 @given(LINES, LINES)
 def test_what_two_runs_have_in_common_matches_both(one, other):
     common = generalise(one, other)

@@ -95,7 +95,7 @@ def test_the_time_of_a_hang_is_not_productive(tmp_path):
         assert well["restart"] == well["redone work"] == 0
 
 
-def test_of_a_script_that_knows_nothing_of_the_library_all_is_productive(tmp_path):
+def test_of_a_script_that_knows_nothing_of_the_library_only_that_it_ran_is_known(tmp_path):
     stranger = "import os, time\ntime.sleep(0.5 * (1 + int(os.environ['RANK'])))\n"
     with live_run(tmp_path, stranger, [*ONE_NODE, "--set=preload="]) as run:
         assert run.wait() == 0, run.output
@@ -104,3 +104,8 @@ def test_of_a_script_that_knows_nothing_of_the_library_all_is_productive(tmp_pat
         assert spent["seconds"].pop("idle") >= 0.4  # of the one that is done before the other
         assert set(spent["seconds"].values()) == {0}
         assert "first" not in spent
+        told = json.loads(status(run, "--json"))
+        assert told["effective"] is None
+        assert (told["time"]["productive"], told["time"]["running"] >= 1.5) == (0, True)
+        assert "unknown, no steps were reported" in status(run)
+        assert "rank-seconds and reported no steps" in run.output

@@ -77,7 +77,7 @@ def test_a_slow_rank_is_seen_while_it_trains_and_afterwards(tmp_path):
         assert {one["rank"] for one in told["ranks"]} == {0, 1, 2, 3}
         # A run this short gets no advice; what was measured is enough for it.
         assert told["findings"] == []
-        assert "less than a minute of training" in echelon(run, "report", "last")
+        assert "the ranks ran for less than a minute" in echelon(run, "report", "last")
         facts = make_report(RunDir.open(run.path)).facts
         found = advise(replace(facts, trained_s=LEAST_TRAINED_S))
         (slow,) = [one for one in found if one.code == "straggler"]

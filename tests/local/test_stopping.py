@@ -104,6 +104,7 @@ def test_all_ranks_stop_at_one_step_and_have_saved_it(tmp_path, pace):
         assert not (tmp_path / "done-0").exists()
 
 
+@pytest.mark.quick
 def test_a_loop_of_ones_own_stops_at_one_step_and_goes_on_there(tmp_path):
     with live_run(tmp_path, LOOP.replace("LAST", "10_000")) as run:
         interrupt(run, tmp_path, "ready")

@@ -188,6 +188,7 @@ def test_with_too_few_nodes_whoever_waits_submits_the_next_attempt(cluster, fold
 
 
 @pytest.mark.full
+@pytest.mark.quick
 def test_a_run_in_the_foreground_ends_with_its_command(cluster, folder):
     (folder / "endless.py").write_text(ENDLESS)
     argv = [sys.executable, "-m", "echelon", "run", *cluster.here, "endless.py"]

@@ -47,6 +47,7 @@ def echelon(cluster, tmp_path):
     return run
 
 
+@pytest.mark.quick
 def test_a_run_from_submit_to_its_end(echelon, tmp_path):
     run_id = echelon("submit", "--wait", "--nodes=2", "--gpus=2", "train.py", "a b").stdout.strip()
     shown = json.loads(echelon("status", "--json", run_id).stdout)

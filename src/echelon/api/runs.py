@@ -16,7 +16,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import echelon
-from echelon.clusters.base import Cluster
+from echelon.clusters.base import Cluster, Jobs
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, write_atomic
 from echelon.core.codec import decode
@@ -286,7 +286,7 @@ def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script
     return submit_attempt(run, submit, lambda job_id: cluster.job(job_id, run_id=run.run_id))
 
 
-def current_job(run: RunDir, cluster: Cluster) -> Job:
+def current_job(run: RunDir, cluster: Jobs) -> Job:
     """Return the job of the current attempt: the active one, or else the last.
 
     Raises:
@@ -308,7 +308,7 @@ def current_job(run: RunDir, cluster: Cluster) -> Job:
     return last if before.over and before.state != "COMPLETED" and not last.over else before
 
 
-def _job_of(run: RunDir, attempt: Attempt, cluster: Cluster) -> Job:
+def _job_of(run: RunDir, attempt: Attempt, cluster: Jobs) -> Job:
     """Return an attempt's job; its outcome comes from the controller if the cluster knows less.
 
     The cluster may have forgotten the job, and Slurm reports one that was stopped as failed.

@@ -48,6 +48,11 @@ EXTRAS = {
 }
 """The extra that installs a module."""
 _PLAINER = {
+    "is not a valid int range": "is not a whole number",
+    "is not a valid int": "is not a whole number",
+    "is not a valid float range": "is not a number",
+    "is not a valid float": "is not a number",
+    # typer 0.29 and newer
     "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
     "Input should be a valid number, unable to parse string as a number": "not a number",
     "Input should be": "must be",

@@ -10,8 +10,9 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import offer
 from echelon.cli.help import CONFIGURATION
+from echelon.core.jobs import Job
 from echelon.core.shell import LocalShell
-from echelon.errors import UsageError
+from echelon.errors import NotPermittedError, UnavailableError, UsageError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
@@ -92,13 +93,19 @@ def choose_spec(request: Merged, place: str, environ: Mapping[str, str]) -> JobS
 class Places:
     """The clusters of several runs, for queries that must not wait long.
 
-    Each cluster is created once, with short time-outs.
+    Each cluster is created once, with short time-outs, and asked no more once it did not respond.
     """
 
     def __init__(self) -> None:
-        self._known: dict[str, Cluster] = {}
+        self._known: dict[str, _Glance] = {}
 
-    def of(self, run: RunDir) -> "Cluster":
+    def job(self, run: RunDir) -> Job:
+        """Return a run's current job; UNKNOWN, with the reason, if its cluster does not respond."""
+        from echelon.api.runs import current_job  # noqa: PLC0415
+
+        return current_job(run, self._of(run))
+
+    def _of(self, run: RunDir) -> "_Glance":
         found = cluster_of(run, glance=True)
         address, given = getattr(found, "address", ""), getattr(found, "given", True)
         key = f"{type(found)} {address} {given}"
@@ -108,7 +115,22 @@ class Places:
                 f"{run.run_id}, and you never used it yourself\n"
                 "hint: if it is your cluster, set RAY_API_SERVER_ADDRESS to its address"
             )
-        return self._known.setdefault(key, found)
+        return self._known.setdefault(key, _Glance(found))
+
+
+class _Glance:
+    """A cluster as far as it responds."""
+
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster, self._away = cluster, ""
+
+    def job(self, job_id: str, *, run_id: str) -> Job:
+        if not self._away:
+            try:
+                return self._cluster.job(job_id, run_id=run_id)
+            except (UnavailableError, NotPermittedError) as error:
+                self._away = error.message
+        return Job(id=job_id, state="UNKNOWN", reason=self._away)
 
 
 def cluster_of(run: RunDir, *, address: str = "", glance: bool = False) -> "Cluster":

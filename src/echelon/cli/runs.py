@@ -191,11 +191,12 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
     Example: echelon ps --json
     """
-    from echelon.api.runs import current_job  # noqa: PLC0415
-
     rows, places = [], Places()
+    silent: dict[str, str] = {}
     for run in list_runs(runs_dir):
-        job, known = current_job(run, places.of(run)), attempts(run)
+        job, known = places.job(run), attempts(run)
+        if job.state == "UNKNOWN":
+            silent.setdefault(job.reason, run.run_id)
         job_id = job.id if as_json else short_id(job.id)
         rows.append(
             [run.run_id, job.state, job_id, job.nodes, known[-1].submitted if known else ""]
@@ -207,6 +208,8 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
         console.print_table(headings, rows)
     else:
         console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit train.py")
+    for reason, run_id in silent.items():
+        console.note(f"{run_id}: the state is unknown: {reason}")
 
 
 @app.command(rich_help_panel=LOOK)
@@ -215,13 +218,12 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     Example: echelon status last
     """
-    from echelon.api.runs import current_job  # noqa: PLC0415
     from echelon.cli.following import MOST_NODES  # noqa: PLC0415
     from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import RunReader  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    job = current_job(found, Places().of(found))
+    job = Places().job(found)
     seen = RunReader(found, first=1, most_nodes=MOST_NODES, metrics=False).read()
     facts = {
         "run": found.run_id,
@@ -335,7 +337,7 @@ def resume(
 
     found, cluster = _find(runs_dir, run, address)
     # With a new address, the run may still be active at the old one.
-    job = current_job(found, Places().of(found) if address else cluster)
+    job = Places().job(found) if address else current_job(found, cluster)
     if not job.over:
         raise ConflictError(
             f"the run '{found.run_id}' has not ended: it is {job.state} {describe_job(job.id)}",
@@ -398,11 +400,11 @@ def why(
 
     Example: echelon why last
     """
-    from echelon.api.runs import current_job, find_verdict  # noqa: PLC0415
+    from echelon.api.runs import find_verdict  # noqa: PLC0415
     from echelon.run.verdict import render  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
-    verdict = find_verdict(found, current_job(found, Places().of(found)))
+    verdict = find_verdict(found, Places().job(found))
     if as_json:
         console.print_json(asdict(verdict) if verdict else None)
     elif verdict:

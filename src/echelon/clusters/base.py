@@ -8,7 +8,14 @@ from echelon.core.jobs import Job
 from echelon.spec.job_spec import JobSpec
 
 
-class Cluster(Protocol):
+class Jobs(Protocol):
+    """Knows the state of jobs."""
+
+    def job(self, job_id: str, *, run_id: str) -> Job:
+        """Return the job of a run; UNKNOWN if the ID now belongs to another job."""
+
+
+class Cluster(Jobs, Protocol):
     """A place where runs execute."""
 
     def problems(self, spec: JobSpec) -> list[str]:
@@ -37,9 +44,6 @@ class Cluster(Protocol):
             environ: the environment of the script.
             exclude: nodes to exclude.
         """
-
-    def job(self, job_id: str, *, run_id: str) -> Job:
-        """Return the job of a run; UNKNOWN if the ID now belongs to another job."""
 
     def stop(self, job_id: str, *, run_id: str) -> None:
         """Request a job to stop, with time for its ranks to save."""

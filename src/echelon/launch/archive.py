@@ -30,10 +30,10 @@ class Archive:
             data: this file's text, then a zip archive without compression.
         """
         self.path, self.digest = path, digest
-        self.files: dict[str, bytes] = {}
-        """By full path."""
+        self.files: dict[str, memoryview] = {}
+        """By full path; they share the data's memory."""
         # zipfile would take longer to import than everything else here.
-        at = data.index(_ENTRY)
+        content, at = memoryview(data), data.index(_ENTRY)
         while data.startswith(_ENTRY, at):
             size, length, extra = (
                 int.from_bytes(data[at + begin : at + end], "little")
@@ -42,7 +42,7 @@ class Archive:
             name = data[at + 30 : at + 30 + length].decode()
             begin = at + 30 + length + extra
             at = begin + size
-            self.files[f"{path}/{name}"] = data[begin:at]
+            self.files[f"{path}/{name}"] = content[begin:at]
 
     def find_spec(
         self,
@@ -70,7 +70,7 @@ class ArchiveLoader(SourceFileLoader):
 
     def get_data(self, path: str) -> bytes:
         try:
-            return self.archive.files[path]
+            return bytes(self.archive.files[path])
         except KeyError:
             raise FileNotFoundError(path) from None
 

@@ -13,7 +13,9 @@ from echelon.monitor.state import GenerationState, RunState, TimedEvent, Timelin
 from echelon.run.events import AttemptStarted, GenerationEnded, NodeDeparted, SlotsCounted
 
 QUEUE, LAUNCH = "queue", "launch"
-CATEGORIES = (QUEUE, LAUNCH, *PHASES)
+RUNNING = "running"
+"""Of ranks that reported no steps: how much of it was training is unknown."""
+CATEGORIES = (QUEUE, LAUNCH, *PHASES, RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +36,20 @@ class Accounts:
 
     @property
     def effective(self) -> float | None:
-        """Share of the allocated time that was productive; None if nothing was allocated."""
-        return self.spent_us[PRODUCTIVE] / self.allocated_us if self.allocated_us else None
+        """Share of the allocated time that was productive; None if that is unknown."""
+        if not self.allocated_us or (self.running and not self.spent_us[PRODUCTIVE]):
+            return None
+        return self.spent_us[PRODUCTIVE] / self.allocated_us
+
+    @property
+    def running(self) -> float:
+        """Share of the allocated time of ranks that reported no steps."""
+        return self.spent_us.get(RUNNING, 0) / self.allocated_us if self.allocated_us else 0.0
 
     def render(self) -> str:
         """Return a line for people; empty if nothing was allocated."""
         if self.effective is None:
-            return ""
+            return "unknown, no steps were reported" if self.running else ""
         unit = "GPU" if self.gpus else "rank"
         return f"{100 * self.effective:.0f} % of {self.allocated_us / 1e6:,.0f} {unit}-seconds"
 
@@ -50,7 +59,7 @@ def account(state: RunState) -> Accounts:
 
     An attempt whose controller vanished counts until its last event, or until its nodes were last
     measured if it is the newest. The time of its last ranks, which was never reported, counts as
-    productive, except for steps that were repeated later.
+    productive if they reported steps, except for steps that were repeated later.
     """
     total = dict.fromkeys(CATEGORIES, 0)
     generations: list[_Generation] = []
@@ -91,10 +100,10 @@ class _Generation:
         """Account for all its time, by what its ranks reported if that is known."""
         whole = self.state.ranks * (now_us - self.began_us)
         if ended is None:
-            self.spent_us = {PRODUCTIVE: whole}
             if beats := self.state.beats:  # of a generation that vanished
                 (from_s, self.first), (to_s, self.last) = beats[0], beats[-1]
                 self.step_us = _micros(to_s - from_s) / max(1, self.last - self.first)
+            self.spent_us = {PRODUCTIVE if beats else RUNNING: whole}
             return
         phases = {phase: _micros(ended.seconds.get(phase, 0.0)) for phase in PHASES}
         self.spent_us = _fit(phases, whole)
@@ -102,6 +111,8 @@ class _Generation:
         if ended.first is not None and ended.last is not None:
             self.first, self.last = ended.first, ended.last
             self.step_us = 1e6 * (ended.steps_s or 0.0)
+        else:
+            self.spent_us[RUNNING] = self.spent_us.pop(PRODUCTIVE)
 
     def redo_from(self, step: int) -> None:
         """Reclassify the steps from this one on, where later ranks started: they were repeated."""

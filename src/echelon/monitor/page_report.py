@@ -7,7 +7,7 @@ from html import escape
 from echelon.core.units import render_time
 from echelon.launch.protocol.time_accounting import PRODUCTIVE
 from echelon.monitor.charts import bars, curve
-from echelon.monitor.report import Report, failures, no_findings
+from echelon.monitor.report import Report, describe_training, failures, no_findings
 from echelon.monitor.state import AttemptState
 
 _POINTS = 400
@@ -51,8 +51,8 @@ def _sections(report: Report, now_s: float) -> Iterator[str]:
     state, accounts = report.state, report.accounts
     yield f"<h1>{escape(state.run_id)}: {escape(state.phase)}</h1>"
     yield f'<p class="faint">as of {_moment(now_s)}</p>'
-    if accounts.effective is not None:
-        yield f"<p>{accounts.effective:.0%} of {escape(report.cost)} went into training.</p>"
+    if accounts.allocated_us:
+        yield f"<p>{escape(describe_training(report))}.</p>"
     yield from _advice(report)
     spent = [(name, s) for name, s in accounts.seconds.items() if name != "queue" and s > 0]
     if spent:

@@ -7,7 +7,7 @@ from typing import Any
 
 from echelon.core.units import parse_duration
 from echelon.launch.protocol.time_accounting import DATA_WAIT, PRODUCTIVE, REDONE, STALL
-from echelon.monitor.accounting import Accounts, account
+from echelon.monitor.accounting import RUNNING, Accounts, account
 from echelon.monitor.advice import LEAST_TRAINED_S, Facts, Finding, RankFigures, advise
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import RunState, headline, split_name
@@ -17,7 +17,7 @@ from echelon.run.series import Sample, read_series, summarise
 from echelon.spec.job_spec import JobSpec
 
 _MIB = 2**20
-_TRAINING = (PRODUCTIVE, DATA_WAIT, STALL, REDONE)
+_TRAINING = (PRODUCTIVE, DATA_WAIT, STALL, REDONE, RUNNING)
 _WORTH_SAYING = 0.005
 _MOST_RANKS = 16
 """Number of ranks that are listed."""
@@ -165,24 +165,27 @@ def _throttled(total: Sample) -> float:
 
 def render_short(report: Report) -> str:
     """Return a summary for the end of a run, in a line or two; empty if nothing is known."""
-    if report.accounts.effective is None:
+    if not report.accounts.allocated_us:
         return ""
-    lines = [f"{_training(report)}; details: echelon report {report.state.run_id}"]
+    lines = [f"{describe_training(report)}; details: echelon report {report.state.run_id}"]
     lines += [f"{one.seen}\nhint: {one.change}" for one in report.findings[:1]]
     return "\n".join(lines)
 
 
-def _training(report: Report) -> str:
-    return f"{report.accounts.effective:.0%} of {report.cost} went into training"
+def describe_training(report: Report) -> str:
+    """Return how much of the allocated time was training, if that is known."""
+    accounts = report.accounts
+    if accounts.effective is None:
+        return f"ranks ran for {accounts.running:.0%} of {report.cost} and reported no steps"
+    return f"{accounts.effective:.0%} of {report.cost} went into training"
 
 
 def render(report: Report) -> str:
     """Return the report as text."""
-    effective = report.accounts.effective
+    whole = report.accounts.allocated_us
     lines = [f"{report.state.run_id}: {report.state.phase}"]
-    if effective is not None:
-        lines.append(f"  {_training(report)}")
-        whole = report.accounts.allocated_us
+    if whole:
+        lines.append(f"  {describe_training(report)}")
         spent = sorted(report.accounts.spent_us.items(), key=lambda item: -item[1])
         shares = [(name, us / whole) for name, us in spent if name != "queue"]
         told = [f"{name} {share:.0%}" for name, share in shares if share > _WORTH_SAYING]
@@ -197,7 +200,7 @@ def render(report: Report) -> str:
         lines.append(f"  GPU utilisation by rank: {', '.join(told)}{more}")
     for finding in report.findings:
         lines += [f"- {finding.seen}", f"  {finding.change}"]
-    if effective is not None and not report.findings:
+    if whole and not report.findings:
         lines.append(f"  {no_findings(report)}")
     return "\n".join(lines)
 
@@ -205,7 +208,7 @@ def render(report: Report) -> str:
 def no_findings(report: Report) -> str:
     """Return why there are no suggestions."""
     if report.facts.trained_s < LEAST_TRAINED_S:
-        return "no suggestions: less than a minute of training"
+        return "no suggestions: the ranks ran for less than a minute"
     return "no suggestions"
 
 

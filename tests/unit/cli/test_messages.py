@@ -90,7 +90,7 @@ def told(capsys, *arguments):
         ("status --runs-dir elsewhere x", (66, "no run 'x' in elsewhere", "--runs-dir")),
         ("report spoilt", (69, "the request of the run 'spoilt' is damaged", "repair that file")),
         ("logs done-abcd", (66, "has not printed anything yet", "echelon status done-abcd")),
-        ("logs --rank x", (2, "invalid value for '--rank': not a whole number", "logs --help")),
+        ("logs --rank x", (2, "not a whole number", "logs --help")),
         ("resume done-abcd", (73, "is complete", "echelon submit")),
         ("stop", (2, "missing argument", "for example: echelon stop last")),
         ("watch", (2, "not a terminal", "--once")),

@@ -46,6 +46,33 @@ def test_a_cluster_that_is_gone_keeps_nobody_from_seeing_all_runs(capsys, runs):
     assert states == {"one": "UNKNOWN", "two": "UNKNOWN", "ended": "FAILED"}
 
 
+@pytest.fixture
+def queued(runs, tmp_path, monkeypatch):
+    """A fourth run, on a Slurm whose commands are not installed here."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run, _ = prepare_run(JobSpec(script="x.py", name="queued"), tmp_path / "runs", tmp_path)
+    job = {"job_id": "17", "submitted": "2026", "after": ""}
+    write_atomic(run.attempt(run.claim_attempt()) / "job.json", json.dumps(job))
+    return run
+
+
+@pytest.mark.usefixtures("queued")
+def test_a_run_on_a_slurm_that_is_not_there_hides_no_other_run(capsys, runs):
+    code, out, err = echelon(capsys, runs, "ps", "--json")
+    assert code == 0
+    states = {row["run"].rpartition("-")[0]: row["state"] for row in json.loads(out)}
+    assert states == {"one": "UNKNOWN", "two": "UNKNOWN", "ended": "FAILED", "queued": "UNKNOWN"}
+    assert "the state is unknown: the program 'scontrol' is not installed" in err
+    assert err.count("the state is unknown: no Ray cluster responds") == 1
+
+
+def test_a_run_on_a_slurm_that_is_not_there_has_the_outcome_that_it_recorded(capsys, runs, queued):
+    write_atomic(queued.outcome(1), '{"state": "FAILED", "exit_code": 3}')
+    code, out, _ = echelon(capsys, runs, "status", "queued", "--json")
+    told = json.loads(out)
+    assert (code, told["state"], told["exit_code"]) == (0, "FAILED", 3)
+
+
 def test_status_and_why_say_that_nobody_answers(capsys, runs):
     code, out, _ = echelon(capsys, runs, "status", "one", "--json")
     assert code == 0

@@ -4,7 +4,7 @@ import json
 import os
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.records import (
@@ -120,7 +120,6 @@ def test_json_for_others_has_neither_nan_nor_control_characters():
     assert render_json(value) == '{"a":[null,null,1.0],"b":"\\u007f\\u001b"}'
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_any_line_is_an_event_or_none(line):
     parse_event(line, ControllerEvent)

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.visible import in_one_line, settled, visible
@@ -42,7 +42,6 @@ def test_colours_and_text_pass_and_the_rest_is_escaped(text, shown):
     assert visible(text) == shown
 
 
-@settings(deadline=None)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(FRAGMENTS)).map("".join)))
 def test_nothing_that_steers_a_terminal_is_left(text):
     assert not STEERING.search(without_colours(visible(text)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.shell import FakeShell
@@ -104,14 +104,12 @@ def in_job(text):
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=60).map("".join))
-@settings(deadline=None, max_examples=300)
 def test_whatever_looks_like_bash_does_not_hide_a_mistake_above_it(text):
     checked(text)
     in_job(text)
 
 
 @given(st.text(max_size=300), st.sampled_from(["job.sh", "train.py"]))
-@settings(deadline=None, max_examples=200)
 def test_findings_in_any_text_are_valid(text, path):
     checked(text, path)
     in_job(text)
@@ -121,20 +119,17 @@ ODD = st.text(st.characters(min_codepoint=256, exclude_categories=["Cs"]), max_s
 
 
 @given(ODD, st.sampled_from(["$", "${", "$(", "<<", "x=", "#", '"', "'"]), ODD)
-@settings(deadline=None, max_examples=300)
 def test_characters_beyond_latin_do_not_hide_a_mistake_above_them(before, sign, after):
     in_job(f"{before}{sign}{after}")
 
 
 @given(st.sampled_from(SCRIPTS), st.integers(0, 6000), st.integers(0, 6000))
-@settings(deadline=None, max_examples=300)
 def test_findings_in_a_part_of_a_script_are_valid(script, start, end):
     checked(script[start:end])
     checked(script[:start] + script[end:])
 
 
 @given(st.sampled_from(PYTHONS), st.integers(0, 80), st.integers(0, 80))
-@settings(deadline=None, max_examples=200)
 def test_python_has_a_syntax_error_where_its_parser_says_so(script, start, end):
     lines = script.split("\n")
     text = "\n".join(lines[:start] + lines[end:])
@@ -148,7 +143,6 @@ def test_python_has_a_syntax_error_where_its_parser_says_so(script, start, end):
 
 
 @given(st.sampled_from(SCRIPTS))
-@settings(deadline=None)
 def test_findings_point_to_lines_that_exist(script):
     checked(script)
 

@@ -50,7 +50,15 @@ def test_an_attempt_that_went_well():
         at(100, "attempt", attempt=1, slots=1),
         at(105, "slots", slots=4),
         generation(110, ranks=4),
-        spent(210, rendezvous=20, warm_up=40, productive=300, data_wait=10, checkpoint_stall=18),
+        spent(
+            210,
+            steps=(0, 10, 1.0),
+            rendezvous=20,
+            warm_up=40,
+            productive=300,
+            data_wait=10,
+            checkpoint_stall=18,
+        ),
         at(215, "ended", state="COMPLETED"),
     ]
     told = accounts(events, submitted=[60])
@@ -65,6 +73,7 @@ def test_an_attempt_that_went_well():
         "redone work": 0,
         "restart": 0,
         "idle": 12 + 20,
+        "running": 0,
     }
     assert tuple(told.seconds) == CATEGORIES
     assert told.allocated_us == 4 * 115 * 10**6
@@ -111,6 +120,24 @@ def test_what_the_next_attempt_goes_back_behind_is_redone_over_all_generations()
     assert told == {"queue": 920, "redone work": 20 + 30, "productive": 30 + 100}
 
 
+def test_how_much_was_training_is_unknown_where_no_steps_were_reported():
+    silent = [at(0, "attempt", slots=2), generation(20), spent(100, productive=160)]
+    told = accounts(silent)
+    assert (told.effective, told.running) == (None, 0.8)
+    assert told.render() == "unknown, no steps were reported"
+    steps = [
+        at(100, "attempt", slots=2),
+        generation(100),
+        spent(200, steps=(0, 9, 1.0), productive=200),
+    ]
+    assert accounts(silent, steps).effective == 0.5
+
+
+def test_a_hang_is_no_training_either():
+    hung = [at(0, "attempt", slots=2), generation(0), spent(70, again=True, productive=140)]
+    assert found(hung) == {"running": 140}
+
+
 def test_slots_of_a_lost_node_are_idle():
     events = [
         at(0, "attempt", slots=4),
@@ -118,7 +145,7 @@ def test_slots_of_a_lost_node_are_idle():
         *(generation(10, 1, ranks=2), spent(110, 1, productive=200)),
         at(110, "ended"),
     ]
-    assert found(events) == {"productive": 240, "idle": 200}
+    assert found(events) == {"running": 240, "idle": 200}
 
 
 def test_slots_of_a_node_that_has_left_the_job_are_nobodys():
@@ -129,7 +156,7 @@ def test_slots_of_a_node_that_has_left_the_job_are_nobodys():
         at(13, "departed", slots=2),
         *(spent(110, 1, productive=200), at(110, "ended")),
     ]
-    assert found(events) == {"productive": 240, "idle": 6}
+    assert found(events) == {"running": 240, "idle": 6}
 
 
 def test_a_node_that_leaves_before_all_have_come_had_slots_until_then():
@@ -137,7 +164,7 @@ def test_a_node_that_leaves_before_all_have_come_had_slots_until_then():
         *(at(0, "attempt", slots=4), at(10, "departed", slots=2), at(20, "slots", slots=2)),
         *(generation(20, ranks=2), spent(120, productive=200)),
     ]
-    assert found(events) == {"launch": 40 + 20, "productive": 200}
+    assert found(events) == {"launch": 40 + 20, "running": 200}
 
 
 def test_ranks_that_are_lost_with_their_node_count_until_their_end_is_known():
@@ -146,7 +173,7 @@ def test_ranks_that_are_lost_with_their_node_count_until_their_end_is_known():
         at(10, "departed", slots=2),
         *(spent(20, again=True, productive=60), at(20, "ended")),
     ]
-    assert found(events) == {"productive": 60, "restart": 20}
+    assert found(events) == {"running": 60, "restart": 20}
 
 
 def test_an_attempt_for_which_nobody_came_is_all_launch():
@@ -174,7 +201,7 @@ def test_one_that_goes_on_counts_until_it_was_last_seen():
     assert account(going_on).effective == 0
     going_on.feed_sample(1, 0, Sample(time_s=140))
     told = account(going_on)
-    assert (told.seconds["launch"], told.seconds["productive"]) == (20, 60)
+    assert (told.seconds["launch"], told.seconds["running"]) == (20, 60)
     over = fold([*events, at(120, "ended", state="FAILED")])
     before = account(over)
     over.feed_sample(1, 0, Sample(time_s=140))
@@ -188,12 +215,12 @@ def test_a_job_that_was_queued_again_waits_again():
         *(at(300, "attempt", slots=1), generation(310, ranks=1), spent(320, productive=10)),
         at(320, "ended"),
     ]
-    assert found(events, submitted=[40]) == {"queue": 60 + 180, "launch": 20, "productive": 20}
+    assert found(events, submitted=[40]) == {"queue": 60 + 180, "launch": 20, "running": 20}
 
 
 def test_more_than_there_was_is_shrunk():
     events = [at(0, "attempt", slots=1), generation(0, ranks=1), spent(10, productive=6, idle=9)]
-    assert found(events) == {"productive": 4, "idle": 6}
+    assert found(events) == {"running": 4, "idle": 6}
 
 
 def test_no_more_is_redone_than_was_done():

@@ -139,7 +139,7 @@ def test_time_adds_up_to_what_was_allocated():
     rows = {phase: (seconds, share) for phase, seconds, share in tabulate_time(accounts).rows}
     assert rows["queue"] == (5, None)
     assert rows["launch"] == (20, 0.25)
-    assert rows["productive"] == (60, 0.75)
+    assert rows["running"] == (60, 0.75)
     assert sum(share for _, share in rows.values() if share) == 1
     assert tabulate_time(account(RunState(run_id="r-1"))).rows == []
 

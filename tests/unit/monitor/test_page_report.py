@@ -81,8 +81,8 @@ def test_in_short():
 
 def test_a_run_too_short_to_judge_is_not_called_good():
     short = replace(make(), findings=[])
-    assert render(short).endswith("no suggestions: less than a minute of training")
-    assert "less than a minute of training" in render_page(short, now_s=1.0)
+    assert render(short).endswith("no suggestions: the ranks ran for less than a minute")
+    assert "the ranks ran for less than a minute" in render_page(short, now_s=1.0)
     long = replace(short, facts=replace(short.facts, trained_s=3600.0))
     assert render(long).endswith("\n  no suggestions")
 

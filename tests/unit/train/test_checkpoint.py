@@ -127,10 +127,15 @@ def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip_a_bit(path):
+def flip_a_bit(path, position=-1):
+    """Change one bit: of the last tensor's values, unless told otherwise."""
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
+
+
+def flip_a_bit_of_the_header(path):
+    flip_a_bit(path, position=20)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +143,7 @@ def flip_a_bit(path):
     [
         (truncate, "shard-00000.safetensors"),
         (flip_a_bit, "shard-00000.safetensors"),
+        (flip_a_bit_of_the_header, "shard-00000.safetensors"),
         (lambda path: path.unlink(), "shard-00000.safetensors"),
         (lambda path: path.unlink(), "manifest.json"),
         (truncate, "manifest.json"),

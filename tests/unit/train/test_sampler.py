@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.errors import UsageError
@@ -42,7 +42,6 @@ def take(samplers, steps):
     return consumed
 
 
-@settings(max_examples=300)
 @given(
     length=lengths,
     global_batch=batches,

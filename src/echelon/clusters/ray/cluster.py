@@ -243,9 +243,7 @@ class RayCluster:
         ended = outcome(run, attempt)
         try:
             record = self._look(name.submission)
-        except (UnavailableError, NotPermittedError) as error:
-            if ended is None and self._glance:
-                return replace(job, reason=error.message)
+        except (UnavailableError, NotPermittedError):
             if ended is None:
                 raise
             record = {"status": "FAILED"}  # the cluster may be gone, but the outcome is recorded

@@ -2,7 +2,7 @@
 
 A rank that uses the library writes to its shared memory when it had its process group, when its
 training began, and how long it then waited. Nothing is known about other ranks: all of their time
-counts as productive.
+is in `productive`, which monitor/accounting.py calls running where no steps are known.
 """
 
 from collections.abc import Iterable, Sequence

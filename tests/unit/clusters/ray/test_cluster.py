@@ -141,17 +141,6 @@ def test_how_a_run_has_ended_is_known_without_the_cluster(api, cluster, run):
     assert cluster.job(job_id, run_id=run.run_id).state == "COMPLETED"
 
 
-def test_who_only_wants_to_know_how_it_is_hears_that_nobody_answers(api, cluster, run, tmp_path):
-    job_id = submit_run(run, cluster, {}, run.script.read_bytes()).job_id
-    glance = RayCluster("http://h:1", tmp_path, {}, shell=FakeShell(), fetch=api, glance=True)
-    api.trouble["GET"] = ConnectionRefusedError("refused")
-    job = glance.job(job_id, run_id=run.run_id)
-    assert (job.state, job.reason) == ("UNKNOWN", "no Ray cluster responds at http://h:1: refused")
-    write_atomic(run.outcome(1), '{"state": "FAILED", "exit_code": 3}')
-    api.trouble["GET"] = ConnectionRefusedError("refused")
-    assert glance.job(job_id, run_id=run.run_id).exit_code == 3
-
-
 def test_a_hasty_one_asks_only_once(monkeypatch):
     monkeypatch.setattr("echelon.clusters.ray.address._GLANCE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
