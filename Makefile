@@ -45,7 +45,8 @@ test-quick: system  ## before a commit, in 3 minutes: the units, and one run of 
 
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@tools/setup.sh user test
-	@$(BIN)/pytest -m "not full" --durations=10 $(ARGS)
+	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest -n 2 --dist loadgroup -m "unit and not full" && \
+	    $(BIN)/pytest -m "not unit and not full" --durations=25)
 
 peers:  ## install Lightning and Accelerate into .venv-peers, for test-all and bench
 	@tools/setup.sh peers

@@ -30,12 +30,34 @@ apt_install() {
     local log
     log=$(mktemp)
     # The package list may be outdated or empty: refresh it only if the first attempt fails.
-    if ! as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@" >"$log" 2>&1; then
-        { as_root apt-get update &&
-          as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$@"
-        } >"$log" 2>&1 || { tail -n 20 "$log" >&2; rm -f "$log"; return 1; }
-    fi
+    apt_get install -y --no-install-recommends "$@" ||
+        { apt_get update && apt_get install -y --no-install-recommends "$@"; } ||
+        { tail -n 20 "$log" >&2; rm -f "$log"; return 1; }
     rm -f "$log"
+}
+
+apt_get() {
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get "$@" 2>&1 | tee "$log" | show_apt_progress
+}
+
+# Turns apt-get's output into one line every 10 s.
+show_apt_progress() {
+    local line status total='' got=0 unpacked=0 ready=0 next_s=$((SECONDS + 10))
+    while true; do
+        status=0
+        IFS= read -r -t 10 line || status=$?
+        [ $status -eq 0 ] || [ $status -gt 128 ] || return 0
+        case $line in
+            Get:*) got=$((got + 1)) ;;
+            "Unpacking "*) unpacked=$((unpacked + 1)) ;;
+            "Setting up "*) ready=$((ready + 1)) ;;
+        esac
+        [[ ! $line =~ ([0-9]+)\ newly\ installed ]] || total=" of ${BASH_REMATCH[1]}"
+        if [ $SECONDS -ge $next_s ]; then
+            say "  downloaded $got, unpacked $unpacked, ready $ready$total packages"
+            next_s=$((SECONDS + 10))
+        fi
+    done
 }
 
 # --- venv -----------------------------------------------------------------------------------
@@ -140,7 +162,7 @@ install_layers() {
         if [ "$layer" = test ]; then
             # Some tests import everything as a user without write permission.
             say "compiling the modules that tests import"
-            "$folder/bin/python" -m compileall -qq -j 0 "$folder"/lib/python*/site-packages || true
+            PYTHONWARNINGS=ignore "$folder/bin/python" -m compileall -qq -j 0 "$folder"/lib/python*/site-packages || true
         fi
         echo "$wanted" >"$folder/layer-$layer"
         changed=yes

@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-say() { printf '%s\n' "suite: $*" >&2; }
+say() { printf 'suite: %3d s  %s\n' "$SECONDS" "$*" >&2; }
 fail() { say "$1"; printf '%s\n' "hint: $2" >&2; exit 1; }
 
 suite=${1:-}
@@ -28,9 +28,19 @@ make_root() {
     mkdir -p "$root.part"
     debootstrap --variant=minbase \
         --include=ca-certificates,git,iproute2,iputils-ping,make,procps,python3-dev,python3-venv,gcc,sudo,util-linux \
-        "$suite" "$root.part" "$mirror" ${script:+"$script"} >"$root.log" 2>&1 ||
+        "$suite" "$root.part" "$mirror" ${script:+"$script"} 2>&1 | tee "$root.log" | show_progress ||
         fail "debootstrap failed" "see $root.log"
     mv "$root.part" "$root"
+}
+
+# Prints a line of debootstrap's output every 10 s.
+show_progress() {
+    local line next_s=$((SECONDS + 10))
+    while IFS= read -r line; do
+        [ $SECONDS -ge $next_s ] || continue
+        say "  ${line#I: }"
+        next_s=$((SECONDS + 10))
+    done
 }
 
 copy_tree() {
@@ -67,14 +77,16 @@ enter() {
 }
 
 [ -e "$root/etc/debian_version" ] || make_root
+say "copying the working tree to $root"
 copy_tree
 if [ "${1:-}" = -- ]; then # for manual inspection: tools/suite.sh trixie -- bash
     shift
     enter "$@"
     exit
 fi
+say "installing Slurm and the Python packages; later calls skip this"
 enter make system
 enter tools/setup.sh user test
-say "$(enter sbatch --version), $(enter .venv/bin/python --version)"
+say "$(enter slurmctld -V), $(enter .venv/bin/python --version)"
 [ $# -gt 0 ] || set -- tests/slurm
 enter .venv/bin/pytest -m "not full" "$@"

@@ -54,6 +54,7 @@ RANKS = {
     "SLURM_NTASKS_PER_NODE": "as `LOCAL_WORLD_SIZE`",
     "SLURM_TASKS_PER_NODE": "ranks per node, in Slurm's way of writing it",
     "SLURM_CPUS_PER_TASK": "CPUs per rank, where the request has `cpus_per_task`",
+    "SLURM_TRES_PER_TASK": "the same, as newer versions of Slurm write it: `cpu=4`",
     "SLURM_NNODES": "as `GROUP_WORLD_SIZE`",
     "SLURM_STEP_NUM_TASKS": "as `WORLD_SIZE`",
     "SLURM_STEP_NUM_NODES": "as `GROUP_WORLD_SIZE`",

@@ -12,6 +12,7 @@ from echelon._version import __version__
 
 if TYPE_CHECKING:
     from echelon.errors import EchelonError
+    from echelon.run.saved import saved
     from echelon.train.checkpoint import Checkpointer
     from echelon.train.checkpoint_files import Checkpoint
     from echelon.train.images.transform import ImageTransform
@@ -39,6 +40,7 @@ __all__ = [
     "__version__",
     "detect",
     "init",
+    "saved",
     "top_k",
 ]
 
@@ -57,6 +59,7 @@ _HOME = {
     "World": "echelon.world",
     "detect": "echelon.world",
     "init": "echelon.train.process_group",
+    "saved": "echelon.run.saved",
     "top_k": "echelon.train.metrics",
 }
 

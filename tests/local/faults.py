@@ -397,7 +397,7 @@ train()
         cause="exit",
         ranks=rank(2),
         code=4,
-        says="exit code 4: giving up",
+        says="exit code 4; the last output was: giving up",
     ),
     Fault(
         name="an exception in a Python that we did not start ourselves",

@@ -118,3 +118,32 @@ def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path):
     assert "0: found True\n" in done.stdout
     assert "was moved from" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+RESUMES = """\
+import pathlib
+record = pathlib.Path("steps")
+step = int(record.read_text()) if record.exists() else 0
+while step < 30:
+    step += 1
+    print("step", step, flush=True)
+    if step % 10 == 0:
+        record.write_text(str(step))
+        if step < 30:
+            raise OSError("storage is away")
+"""
+
+
+def test_a_script_that_resumes_by_itself_may_fail_in_the_same_way_again(tmp_path):
+    options = ["--nodes=1", "--procs=1", "--restarts=3", "--set=preload="]
+    with live_run(tmp_path, RESUMES, options) as run:
+        assert run.wait() == 0, run.output
+        assert "restart 2 of 3" in run.output
+
+
+def test_a_script_that_begins_anew_and_fails_in_the_same_way_is_not_tried_for_ever(tmp_path):
+    options = ["--nodes=1", "--procs=1", "--restarts=3", "--set=preload="]
+    with live_run(tmp_path, RESUMES.replace("record.exists()", "False"), options) as run:
+        assert run.wait() == 1, run.output
+        assert "restart 1 of 3" in run.output
+        assert "and the output before it was the same" in run.output

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -17,8 +18,19 @@ pytestmark = pytest.mark.alone
 
 STEPS = 150
 SHAPE = ("--nodes=2", "--procs=1")
-SHORT = ("--time=1m", "--signal-lead=43")
-"""A job that stops 17 seconds after its start."""
+
+
+def plan_short(took_s):
+    """Return the options and the pace of a training whose first job stops halfway.
+
+    Args:
+        took_s: what the same training takes without pauses: mostly to import torch, which varies.
+    """
+    stop_s = round(2 * took_s) + 5  # after the start of the job
+    limit_min = 1 + (stop_s + 20) // 60
+    stop_s = max(stop_s, 30 * limit_min)  # a warning in the first half is refused
+    options = (f"--time={limit_min}m", f"--signal-lead={60 * limit_min - stop_s}")
+    return options, max(0.1, stop_s / STEPS)
 
 
 @pytest.fixture
@@ -41,8 +53,22 @@ def chain(full, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    return train_undisturbed(tmp_path_factory.mktemp("plain") / "run", *SHAPE, steps=STEPS)
+def plain(tmp_path_factory):
+    """The training with nothing that disturbs it: its weights, and how long it took."""
+    began_s = time.monotonic()
+    weights = train_undisturbed(tmp_path_factory.mktemp("plain") / "run", *SHAPE, steps=STEPS)
+    return weights, time.monotonic() - began_s
+
+
+@pytest.fixture
+def undisturbed(plain):
+    return plain[0]
+
+
+@pytest.fixture
+def short(plain):
+    """Options of a job that stops halfway, and the pace of its steps."""
+    return plan_short(plain[1])
 
 
 def queue(cluster):
@@ -52,7 +78,7 @@ def queue(cluster):
 
 def check_end(cluster, run, undisturbed, *, jobs):
     """The training has ended as if nothing had happened, and nothing waits in the queue."""
-    code, said = run.wait()
+    code, said = run.wait(timeout_s=240)
     assert code == 0, said
     assert (run.folder / "weights").read_text() == undisturbed
     check_samples(run.records(), STEPS)
@@ -62,8 +88,9 @@ def check_end(cluster, run, undisturbed, *, jobs):
     assert wait_until(lambda: queue(cluster) == [], timeout_s=20, interval_s=0.2), queue(cluster)
 
 
-def test_a_time_limit_is_outlived(full, chain, undisturbed):
-    run = chain(*SHAPE, *SHORT)
+def test_a_time_limit_is_outlived(full, chain, short, undisturbed):
+    options, pace_s = short
+    run = chain(*SHAPE, *options, pace_s=pace_s)
     check_end(full, run, undisturbed, jobs=2)
     first = run.outcomes()[0]
     assert (first["state"], first["exit_code"], first["next"]) == ("TIMEOUT", 75, "standby")
@@ -85,7 +112,7 @@ while not saved.exists():
     signal.pause()
 """)
     (tmp_path / "job.sh").write_text(
-        "#!/bin/bash\n#SBATCH --nodes=1 --time=1 --signal=B:TERM@35\nsrun python train.py\n"
+        "#!/bin/bash\n#SBATCH --nodes=1 --time=1 --signal=B:TERM@30\nsrun python train.py\n"
     )
     environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
     command = [sys.executable, "-m", "echelon", "submit", "--follow", "--from=job.sh"]
@@ -224,7 +251,9 @@ time.sleep(600)
         full.calm()
 
 
-def test_where_jobs_may_not_submit_the_command_that_waits_does(full, chain, tmp_path, undisturbed):
+def test_where_jobs_may_not_submit_the_command_that_waits_does(
+    full, chain, short, tmp_path, undisturbed
+):
     tools = tmp_path / "tools"
     tools.mkdir()
     real = shutil.which("sbatch")
@@ -234,7 +263,8 @@ case $(hostname) in node*) echo 'sbatch: error: Access/permission denied' >&2; e
 exec {real} "$@"
 """)
     (tools / "sbatch").chmod(0o755)
-    run = chain(*SHAPE, *SHORT, PATH=f"{tools}:{full.environ['PATH']}")
+    options, pace_s = short
+    run = chain(*SHAPE, *options, pace_s=pace_s, PATH=f"{tools}:{full.environ['PATH']}")
     check_end(full, run, undisturbed, jobs=2)
     assert run.outcomes()[0]["next"] == "wanted"
 
@@ -273,8 +303,9 @@ def test_a_node_that_is_drained_is_left(full, chain, undisturbed):
 
 
 @pytest.mark.full
-def test_slurms_own_requeue_can_be_used(full, chain, undisturbed):
-    run = chain(*SHAPE, *SHORT, "--hand-over=requeue")
+def test_slurms_own_requeue_can_be_used(full, chain, short, undisturbed):
+    options, pace_s = short
+    run = chain(*SHAPE, *options, "--hand-over=requeue", pace_s=pace_s)
     check_end(full, run, undisturbed, jobs=2)
     assert {run.job(number) for number in run.attempts()} == {run.job(1)}
 

@@ -29,7 +29,8 @@ pathlib.Path(f"seen-{os.environ['SLURM_PROCID']}.json").write_text(json.dumps(se
 DIFFERS = {
     *("SLURM_JOBID", "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_TASK_PID", "SLURM_GTIDS"),
     *("SLURM_SRUN_COMM_PORT", "SLURM_STEP_LAUNCHER_PORT", "SLURM_DISTRIBUTION"),
-    *("SLURM_LABELIO", "SLURM_MEM_PER_CPU"),
+    *("SLURM_LABELIO", "SLURM_MEM_PER_CPU", "SLURM_JOB_SLUID"),
+    *("SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME", "SLURM_SUBMIT_LINE"),
 }
 """Between a rank and a task of srun: the jobs are two, and the rest tells srun what to do."""
 

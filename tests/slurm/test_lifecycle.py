@@ -15,7 +15,7 @@ import pytest
 from echelon.core.waiting import wait_until
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes
-from requirements import require
+from requirements import require, require_root
 
 # What is left behind is found by looking at the whole machine.
 pytestmark = pytest.mark.alone
@@ -355,12 +355,19 @@ echo after down $(sleepers) $(steps)
 """
 
 
-def test_without_root_there_is_a_plainer_cluster(home):
-    """In a user namespace root is nobody: the kernel refuses it what it refuses any user."""
+@pytest.mark.parametrize("hostname", ["", "not-in-dns"])
+def test_without_root_there_is_a_plainer_cluster(home, hostname):
+    """In a user namespace root is daemon: the kernel refuses it what it refuses any user.
+
+    Not nobody, whom Slurm 26.05 does not accept as SlurmUser.
+    """
     require("ps", "ss", "unshare")
     argv = ["bash", "-c", LOOPBACK]
     if os.geteuid() == 0:
-        argv = ["unshare", "--user", "--map-user=65534", "--map-group=65534", *argv]
+        argv = ["unshare", "--user", "--map-user=1", "--map-group=1", *argv]
+    if hostname:
+        require_root("another host name")
+        argv = ["unshare", "--uts", "bash", "-c", 'hostname "$0"; exec "$@"', hostname, *argv]
     folder = home / "plain-home"
     folder.mkdir()
     environ = {
@@ -371,10 +378,11 @@ def test_without_root_there_is_a_plainer_cluster(home):
         done = subprocess.run(
             argv, env=environ, capture_output=True, text=True, check=False, timeout=60
         )
+        where = "0.0.0.0" if hostname else "127.0.0.1"  # noqa: S104
         assert done.stdout.splitlines() == [
             *(f"task node{n + 1} {2 * n + t} {t}" for n in range(3) for t in range(2)),
             "Submitted batch job 2",
-            "listeners 127.0.0.1",
+            f"listeners {where}",
             "after kill 2",
             "code 77",
             "node2 is back",

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from echelon.clusters.slurm.options import SBATCH
 from echelon.clusters.slurm.sbatch import parse_directives
 from echelon.core.nodes import compress, expand
 from echelon.core.units import format_duration, parse_duration, parse_memory
@@ -77,8 +78,9 @@ def test_abbreviations_are_taken_or_refused_as_slurm_does(cluster, option):
     try:
         parse_directives(f"#SBATCH --{option}")
     except UsageError as error:
-        meant = re.findall(r"'(--[a-z-]+)'", done.stderr.partition("possibilities:")[2])
-        assert f"is ambiguous: {', '.join(sorted(meant))}" in str(error)
+        meant = set(re.findall(r"'--([a-z-]+)'", done.stderr.partition("possibilities:")[2]))
+        ours = set(re.findall(r"--([a-z-]+)", str(error).partition("is ambiguous:")[2]))
+        assert ours <= meant <= SBATCH.known  # options of newer versions are not taken into account
     else:
         assert done.code == 0
 

@@ -199,7 +199,7 @@ def test_when_all_packages_are_installed_nothing_is_printed(bare):
 @pytest.fixture
 def apt(bare):
     """Installs a stand-in for apt-get with the given lines, which may use $path."""
-    for program in ("mktemp", "rm", "tail", "touch", "chmod", "sh", "true"):
+    for program in ("mktemp", "rm", "tail", "tee", "touch", "chmod", "sh", "true"):
         (bare / program).symlink_to(shutil.which(program))
     (bare / "sudo").write_text('#!/bin/sh\nshift\nexec "$@"\n')
     (bare / "sudo").chmod(0o755)

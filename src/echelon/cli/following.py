@@ -7,12 +7,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.api.runs import current_job, submit_run
+from echelon.api.runs import current_job, find_verdict, submit_run
 from echelon.api.trust import read_script
 from echelon.cli import console
 from echelon.clusters.base import Cluster
@@ -25,8 +26,9 @@ from echelon.run.background_writer import AWAY
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
 from echelon.run.metrics import MetricEvent, StepLogged, render_progress
-from echelon.run.rank_logs import RunLogs, Tail
+from echelon.run.rank_logs import Line, RunLogs, Tail, last_lines_start
 from echelon.run.request import read_spec
+from echelon.run.verdict import render
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _LABEL = re.compile(r" *(\d{1,9}): ")
@@ -49,6 +51,7 @@ def follow_run(
     rank: int | None = None,
     resubmit: bool = False,
     raw: bool = False,
+    tail: int | None = None,
 ) -> Job:
     """Wait until a run ends, over all its jobs.
 
@@ -59,11 +62,12 @@ def follow_run(
         rank: print only this rank's output.
         resubmit: submit the next attempt when the run's own jobs cannot.
         raw: print control characters unchanged.
+        tail: of what is there already, print only so many lines.
 
     Returns:
         its last job.
     """
-    screen = _Screen(run, rank, raw=raw) if show else None
+    screen = _Screen(run, rank, raw=raw, tail=tail) if show else None
     try:
         while True:
             job = _follow(run, cluster, screen)
@@ -130,9 +134,17 @@ def _follow(run: RunDir, cluster: Cluster, screen: "_Screen | None") -> Job:
         if job.over:
             reason = f" ({job.reason})" if job.reason else ""
             console.note(f"{run.run_id}: {job.state}{reason}")
+            if screen is None:  # otherwise the run's own output says why
+                _tell_cause(run, job)
             _sum_up(run)
             return job
         time.sleep(LOOK_S)
+
+
+def _tell_cause(run: RunDir, job: Job) -> None:
+    """Print why a run failed, if that is known."""
+    if job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
+        console.note(render(verdict, run=run.path))
 
 
 def _sum_up(run: RunDir) -> None:
@@ -201,17 +213,23 @@ def exit_code(job: Job) -> int:
     return 0 if job.state == "COMPLETED" else job.exit_code or 1
 
 
-def print_logs(run: RunDir, *, rank: int | None, raw: bool = False) -> bool:
-    """Print all output of a run; return whether there was any."""
-    return _Screen(run, rank, raw=raw).show(over=True)
+def print_logs(
+    run: RunDir, *, rank: int | None, raw: bool = False, tail: int | None = None
+) -> bool:
+    """Print the output of a run, or its last lines; return whether there was any."""
+    return _Screen(run, rank, raw=raw, tail=tail).show(over=True)
 
 
 class _Screen:
     """Prints what a run writes, and remembers how far it has read."""
 
-    def __init__(self, run: RunDir, rank: int | None, *, raw: bool = False) -> None:
-        self._run, self._rank, self._raw = run, rank, raw
+    def __init__(
+        self, run: RunDir, rank: int | None, *, raw: bool = False, tail: int | None = None
+    ) -> None:
+        self._run, self._rank, self._raw, self._last = run, rank, raw, tail
         self._logs = RunLogs(run.logs, rank=rank)
+        if tail is not None:
+            self._logs.skip(tail)
         self._jobs: dict[Path, Tail] = {}
         self._bar = _Bar(run)
 
@@ -224,6 +242,7 @@ class _Screen:
             # The job's output ends with why it failed: print it after the output of the ranks.
             parts.reverse()
         found = [part(over=over) for part in parts]
+        self._last = None  # what comes from now on is printed in full
         if not over:
             self._bar.draw()
         return any(found)
@@ -236,7 +255,10 @@ class _Screen:
         for attempt in attempts(self._run):
             path = find_output(self._run, attempt)
             if attempt.output and path.is_file():
-                for _, text in self._jobs.setdefault(path, Tail(path)).read(over=over):
+                if path not in self._jobs:
+                    start = 0 if self._last is None else last_lines_start(path, self._last)
+                    self._jobs[path] = Tail(path, start=start)
+                for _, text in self._jobs[path].read(over=over):
                     self._bar.hide()
                     found |= self._show_job(text, labelled=labelled)
         return found
@@ -244,7 +266,10 @@ class _Screen:
     def _show_ranks(self, *, over: bool) -> bool:
         found = False
         # Lines without a recorded time are the newest, whatever our own clock says.
-        for line in self._logs.read(over=over, now_s=math.inf):
+        lines: Iterable[Line] = self._logs.read(over=over, now_s=math.inf)
+        if self._last is not None:
+            lines = deque(lines, maxlen=self._last)
+        for line in lines:
             self._bar.hide()
             self._print_labelled(line.rank, line.text)
             found = True

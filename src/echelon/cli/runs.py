@@ -255,6 +255,9 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Keep printing until the run ends.")
     ] = False,
     rank: Annotated[int | None, typer.Option(help="Print only this rank's lines.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", metavar="N", min=0, help="Print only the last N lines.")
+    ] = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Print control characters unchanged, not escaped.")
     ] = False,
@@ -270,9 +273,9 @@ def logs(
 
     found = find_run(runs_dir, run)
     if follow:
-        job = follow_run(found, cluster_of(found), show=True, rank=rank, raw=raw)
+        job = follow_run(found, cluster_of(found), show=True, rank=rank, raw=raw, tail=tail)
         raise typer.Exit(exit_code(job))
-    if not print_logs(found, rank=rank, raw=raw):
+    if not print_logs(found, rank=rank, raw=raw, tail=tail) and tail != 0:
         who = "" if rank is None else f"rank {rank} of "
         raise NotFoundError(
             f"{who}the run '{found.run_id}' has not printed anything yet",

@@ -329,6 +329,12 @@ def parse_job(text: str) -> Job:
     )
 
 
+def parse_version(text: str) -> tuple[int, ...]:
+    """Parse `slurmctld -V`: (24, 11, 5) from `slurm-wlm 24.11.5`; empty if there is no version."""
+    found = re.search(r"\b(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(map(int, found.groups())) if found else ()
+
+
 def word(text: str, name: str) -> str:
     """Return a value from scontrol's output that is one word, as most are."""
     match = re.search(rf"(?:^|\s){name}=(\S*)", text)

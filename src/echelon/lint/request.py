@@ -93,9 +93,13 @@ def count_gpus(text: str) -> int | None:
 
 def count_gres_gpus(text: str) -> int | None:
     """Return the number of GPUs in --gres; None for other resources or several GPU types."""
-    entries = [entry.removeprefix("gres/") for entry in text.split(",")]
-    gpus = [entry for entry in entries if re.match(r"gpu(:|$|\()", entry)]
+    gpus = list_gres_gpus(text)
     return count_gpus(gpus[0].partition(":")[2] or "1") if len(gpus) == 1 else None
+
+
+def list_gres_gpus(text: str) -> list[str]:
+    """Return the entries of --gres that request GPUs."""
+    return [entry for entry in text.split(",") if re.match(r"(gres/)?gpu(:|$|\()", entry)]
 
 
 # --- amounts --------------------------------------------------------------------------------

@@ -55,6 +55,9 @@ class Outcome:
     that a user has to submit; empty if the run has ended."""
     why: str = ""
     """What ended it, in one line; empty if the work is done."""
+    progress: str = ""
+    """What shows that it made progress: `checkpoint`, a new one; `files`, that it wrote some, if
+    no checkpoint was ever reported; empty if nothing does."""
 
 
 def attempts(run: RunDir) -> list[Attempt]:
@@ -83,7 +86,7 @@ def outcome(run: RunDir, number: int) -> Outcome | None:
     state, code = record.get("state"), to_count(record.get("exit_code"), below=256)
     if not isinstance(state, str) or not _STATE.fullmatch(state) or code is None:
         return None
-    told = {name: str(record.get(name, "")) for name in ("next", "why")}
+    told = {name: str(record.get(name, "")) for name in ("next", "why", "progress")}
     return Outcome(state=state, exit_code=code, **told)
 
 

@@ -127,6 +127,11 @@ class RunDir:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def saved(self) -> Path:
+        """Checkpoints that the script reported (`run/saved.py`)."""
+        return self.path / "saved"
+
     def attempt(self, number: int) -> Path:
         return self.attempts / str(number)
 

@@ -189,7 +189,7 @@ class HangDetected(ControllerEvent, Verdict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksStopped(ControllerEvent):
-    """All ranks stopped after the same step and saved a checkpoint."""
+    """All ranks stopped after the same step."""
 
     kind = "stopped"
     generation: Generation
@@ -259,6 +259,11 @@ class AttemptEnded(ControllerEvent):
         "be submitted); empty if nobody",
     ]
     why: Annotated[str, "what ended it, in one line; empty if the work is done"]
+    progress: Annotated[
+        str,
+        "what shows progress: `checkpoint` (a new one), `files` (some were written, and no "
+        "checkpoint was ever reported); empty if nothing does",
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

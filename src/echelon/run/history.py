@@ -3,17 +3,28 @@
 Read from the events of its controllers, which remain even if the controllers were killed.
 """
 
+import os
 import re
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from pathlib import Path
 
 from echelon.run.attempts import outcome
 from echelon.run.directory import RunDir
 from echelon.run.events import AttemptStarted, RestartDecided, RunEvents
+from echelon.run.saved import newest_saved
 from echelon.run.verdict import Failure, Verdict
 
-_NOTHING = -1
 _STEP = re.compile(r"[0-9]{9,18}")
+_OWN = frozenset(
+    {
+        *("spec.toml", "job.sbatch", "verdict.json", "metrics.jsonl", "report.json", "launcher"),
+        *("attempts", "events", "logs", "telemetry", "saved"),
+    }
+)
+"""What Echelon writes in a run directory."""
+_MOST_FILES = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,38 +35,42 @@ class History:
     """In order: failures after which ranks were started again, and controllers that vanished.
     Planned stops are not failures."""
     stalled: int = 0
-    """How many attempts in a row, up to the last one, saved nothing new."""
+    """How many attempts in a row, up to the last one, made no progress that can be seen."""
 
 
 def read_history(run: RunDir, attempt: int) -> History:
     """Read the history before an attempt."""
     failures: dict[int, list[Failure]] = {}
-    began: list[int] = []
+    began: list[tuple[int, int]] = []
     for number, record in RunEvents(run).read():
         if number >= attempt:
             continue
         found = failures.setdefault(number, [])
         match record.event:
             case AttemptStarted(saved=step):
-                began.append(step)
+                began.append((number, step))
             case RestartDecided(verdict=Verdict() as verdict):
                 found.append(verdict.failure)
     for number, found in failures.items():
         if outcome(run, number) is None:
             message = f"attempt {number} ended without recording an outcome"
             found.append(Failure(cause="lost node", message=message))
-    began.append(newest_checkpoint(run))
+    began.append((attempt, newest_checkpoint(run)))
     stalled = 0
-    for earlier, later in zip(reversed(began[:-1]), reversed(began), strict=False):
-        if later > earlier:
+    for (number, earlier), (_, later) in zip(reversed(began[:-1]), reversed(began), strict=False):
+        ended = outcome(run, number)
+        if later > earlier or (ended and ended.progress):
             break
         stalled += 1
     return History(failures=tuple(chain(*failures.values())), stalled=stalled)
 
 
 def newest_checkpoint(run: RunDir) -> int:
-    """Return the step of the newest checkpoint in the run's own folder; -1 when there is none."""
-    steps = [_NOTHING]
+    """Return the step of the newest checkpoint, in the run's own folder or as the script reported.
+
+    -1 if there is none.
+    """
+    steps = [newest_saved(run)]
     try:
         for folder in run.checkpoints.iterdir():
             name, _, number = folder.name.partition("-")
@@ -65,3 +80,28 @@ def newest_checkpoint(run: RunDir) -> int:
     except OSError:
         pass
     return max(steps)
+
+
+def has_written(folder: Path, since_s: float, *, run: RunDir) -> bool:
+    """Tell whether a script wrote files, in its folder or the run directory, since then.
+
+    Echelon's own files and hidden ones do not count. In a large folder not all are looked at.
+    """
+    own = run.path.resolve()
+    skipped = {own.parent, *(own / name for name in _OWN)}
+    files = (file for place in (folder.resolve(), own) for file in _walk(place, skipped))
+    return any(_changed_s(file) > since_s for file in islice(files, _MOST_FILES))
+
+
+def _walk(place: Path, skipped: Container[Path]) -> Iterator[Path]:
+    for path, folders, names in os.walk(place):
+        folders[:] = [n for n in folders if n[0] not in "._" and Path(path, n) not in skipped]
+        files = (Path(path, name) for name in names if name[0] != ".")
+        yield from (file for file in files if file not in skipped)
+
+
+def _changed_s(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -162,13 +162,41 @@ def line_start(path: Path, recent: int | None) -> int:
         return 0
 
 
+def last_lines_start(path: Path, count: int) -> int:
+    """Return where the last `count` lines of a file begin, without reading what is before them."""
+    try:
+        with open_regular(path) as file:
+            at = os.fstat(file.fileno()).st_size
+            # A newline at the very end ends the last line, and begins none.
+            count += at > 0 and os.pread(file.fileno(), 1, at - 1) == b"\n"
+            if not count:
+                return at
+            while at > 0:
+                begin = max(0, at - _CHUNK)
+                chunk = os.pread(file.fileno(), at - begin, begin)
+                if (found := chunk.count(b"\n")) >= count:
+                    for _ in range(count):
+                        at = begin + chunk.rindex(b"\n", 0, at - begin)
+                    return at + 1
+                count, at = count - found, begin
+    except OSError:
+        pass
+    return 0
+
+
 class RankLog:
     """Reads one rank's log, with the times of its lines."""
 
-    def __init__(self, path: Path, *, recent: int | None = None) -> None:
-        """Read a log; of its present content, only the last `recent` bytes, or all if None."""
+    def __init__(self, path: Path, *, recent: int | None = None, start: int | None = None) -> None:
+        """Read a log, or a part of its present content.
+
+        Args:
+            path: the log.
+            recent: only this many bytes, from the end,
+            start: or only from this offset on.
+        """
         self.rank = parse_rank(path)
-        self._tail = Tail(path, start=line_start(path, recent))
+        self._tail = Tail(path, start=line_start(path, recent) if start is None else start)
         self._times = LogTimes(path, recent=recent)
         self._number = 0
 
@@ -209,6 +237,20 @@ class RunLogs:
         self._open: dict[Path, RankLog] = {}
         self._done: set[Path] = set()
         """Generations that were read to the end."""
+
+    def skip(self, count: int) -> None:
+        """Skip what is there already, except for the last `count` lines of the logs they are in."""
+        found = 0
+        for folder in sorted(self._folder.glob("*.*/"), key=parse_generation, reverse=True):
+            if found >= count:
+                self._done.add(folder)
+                continue
+            for name, _ in _sizes(folder):
+                path = folder / name
+                if self._rank in (None, parse_rank(path)):
+                    start = last_lines_start(path, count)
+                    self._open[path] = RankLog(path, start=start)
+                    found += sum(1 for _ in Tail(path, start=start).read(over=True))
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return the lines added since the last call, one generation after the other."""

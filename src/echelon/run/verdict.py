@@ -5,6 +5,7 @@ traceback of its own. A rank's own error decides whether it is the cause or a vi
 the one that reached the controller first counts.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -33,7 +34,7 @@ CAUSES = {
     "time limit": "the time limit of the job",
     "preemption": "another job took the nodes",
     "maintenance": "a node was taken out of service",
-    "cancelled": "a user cancelled the run",
+    "cancelled": "the run was cancelled or told to stop",
     "superseded": "another attempt of the run has started",
     "start": "ranks could not be started",
     "ended": "ended because another rank had failed",
@@ -45,6 +46,24 @@ OUR_PAUSE = "while this controller was suspended"
 """In the message of a node that was lost because of the controller itself."""
 
 VICTIMS = ("lost peer", "collective time-out", "ended")
+
+_MISTAKES = (
+    (
+        "EOFError",
+        re.compile("EOF when reading a line"),
+        "ranks have no standard input: pass what the script asks for as an argument",
+    ),
+    (
+        "FileNotFoundError",
+        re.compile(r"No such file or directory: '[^/]"),
+        "relative paths begin at the directory of the submission, or at --chdir",
+    ),
+)
+"""Exceptions that come of how ranks are started: type, message, what to do."""
+_EXCERPT = 8
+"""Number of lines shown of a traceback."""
+_FRAME = re.compile(r' *File "')
+_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|<frozen ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +82,10 @@ class Failure:
     log: str = ""
     """The rank's log, relative to the run directory."""
     generation: int = 0
+    saved: int = -1
+    """The step of the newest checkpoint at that time; -1 if none is known."""
+    printed: str = ""
+    """The last lines that the rank printed before its error."""
 
 
 _FAILURE = ", ".join(f"`{field.name}`" for field in fields(Failure))
@@ -73,7 +96,7 @@ class Verdict:
     """Why a run ended."""
 
     failure: Annotated[Failure, f"the first failure, an object: {_FAILURE}"]
-    victims: Annotated[tuple[Failure, ...], "failures that the first one caused"] = ()
+    victims: Annotated[tuple[Failure, ...], "failures of other ranks after the first one"] = ()
     not_retried: Annotated[str, "why the ranks were not started again"] = ""
     advice: Annotated[str, "what to do about it"] = ""
     stacks: Annotated[Texts, "for a hang: rank → its Python stack"] = field(default_factory=dict)
@@ -119,6 +142,9 @@ def advise(failure: Failure) -> str:
     """Return what to do about a failure, if that is known."""
     if failure.cause == "start" and failure.node:
         return "allow fewer nodes (--nodes MIN:MAX); the next job avoids this node: echelon nodes"
+    for kind, pattern, advice in _MISTAKES:
+        if failure.error_type == kind and pattern.search(failure.message):
+            return advice
     return {
         "cuda out of memory": "use a smaller batch, or more GPUs",
         "gpu fault": "report it to the cluster's administrators; see excluded nodes: echelon nodes",
@@ -156,12 +182,13 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
     meaning = CAUSES.get(failure.cause, "unknown to this version of Echelon")
     lines = [headline(failure), f"  cause: {failure.cause} ({meaning})"]
     trace = failure.traceback.rstrip().splitlines()
-    if trace:
-        shown = trace if whole or len(trace) <= 8 else ["  …", *trace[-7:]]
-        lines += [f"  | {line}" for line in shown]
-    if verdict.victims:
-        ranks = sorted(v.rank for v in verdict.victims if v.rank is not None)
-        lines.append(f"  victims: {_ranks(ranks)}" if ranks else "")
+    lines += [f"  | {line}" for line in (trace if whole else _excerpt(trace))]
+    for label, ones in (
+        ("also failed", [other for other in verdict.victims if not is_victim(other)]),
+        ("victims", [other for other in verdict.victims if is_victim(other)]),
+    ):
+        if ranks := sorted(one.rank for one in ones if one.rank is not None):
+            lines.append(f"  {label}: {_ranks(ranks)}")
     if verdict.not_retried:
         lines.append(f"  not retried: {verdict.not_retried}")
     if verdict.advice:
@@ -169,6 +196,16 @@ def render(verdict: Verdict, *, whole: bool = False, run: Path | None = None) ->
     if failure.log:
         lines.append(f"  log: {run / failure.log if run else failure.log}")
     return "\n".join(line for line in lines if line)
+
+
+def _excerpt(trace: list[str]) -> list[str]:
+    """Return the end of a traceback, with the last line of the user's own code."""
+    if len(trace) <= _EXCERPT:
+        return trace
+    own = [at for at, line in enumerate(trace) if _FRAME.match(line) and not _LIBRARY.search(line)]
+    if not own or own[-1] > len(trace) - _EXCERPT:
+        return ["  …", *trace[1 - _EXCERPT :]]
+    return ["  …", *trace[own[-1] : own[-1] + 2], "  …", *trace[4 - _EXCERPT :]]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -17,6 +17,10 @@ LOGIN = "login"
 MESSAGE_TIMEOUT_S = 10
 CONTROLLER_MESSAGE_TIMEOUT_S = 2
 
+NODE_TIMEOUT_S = 1
+PATIENT_NODE_TIMEOUT_S = 5
+"""For versions that may mark a node as lost before they have recorded its answer to a ping."""
+
 MAX_NODES = 200
 MAX_GPUS = 64
 
@@ -68,7 +72,7 @@ class Network:
     """Addresses and ports of the hosts."""
 
     kind: str
-    """`namespaces`: every host has its own network; `loopback`: all share 127.0.0.1."""
+    """`namespaces`: every host has its own network; `loopback`: all share this machine's."""
     addresses: dict[str, str]
     """Host → address."""
     ports: dict[str, int]
@@ -77,6 +81,8 @@ class Network:
     """This machine's own address in the hosts' network, if it has one."""
     machine: str = "localhost"
     """This machine's own host name."""
+    confined: bool = True
+    """Whether the daemons can listen at the hosts' addresses only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,8 @@ class SandboxState:
     network: Network
     user: str
     """The user that the daemons run as."""
+    slurm: tuple[int, ...] = ()
+    """Slurm's version; empty if unknown."""
     database_port: int = 0
     ready: bool = False
 
@@ -98,7 +106,8 @@ class SandboxState:
         record = json.loads(text)
         config = SandboxConfig(**record.pop("config"))
         network = Network(**record.pop("network"))
-        return cls(config=config, network=network, **record)
+        slurm = tuple(record.pop("slurm", ()))
+        return cls(config=config, network=network, slurm=slurm, **record)
 
 
 # --- rendering ------------------------------------------------------------------------------
@@ -152,7 +161,7 @@ def render_slurm_conf(
             "# slurmctld marks a node as lost after one or two failed pings. A ping fails after",
             "# MessageTimeout + 1 connection attempts of TCPTimeout each. slurmctld uses a shorter",
             "# MessageTimeout (slurmctld.conf); NO_CONF_HASH suppresses the warning about it.",
-            "SlurmdTimeout=1",
+            f"SlurmdTimeout={_node_timeout_s(state.slurm)}",
             f"MessageTimeout={message_timeout_s}",
             "TCPTimeout=1",
             "DebugFlags=NO_CONF_HASH",
@@ -174,8 +183,11 @@ def render_slurm_conf(
             "PreemptMode=REQUEUE",
         ],
         _accounting_lines(state, layout),
-        # On the machine's own network, daemons must not listen where other machines can reach them.
-        ["CommunicationParameters=NoInAddrAny,NoCtldInAddrAny"] if loopback else [],
+        # On the machine's own network, daemons should not listen where other machines can reach
+        # them, if that is possible.
+        ["CommunicationParameters=NoInAddrAny,NoCtldInAddrAny"]
+        if loopback and network.confined
+        else [],
         ["GresTypes=gpu"] if config.gpus else [],
         _node_lines(state),
         [
@@ -185,6 +197,17 @@ def render_slurm_conf(
         ],
     ]
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"
+
+
+def _node_timeout_s(slurm: tuple[int, ...]) -> int:
+    """Return the time without an answer after which slurmctld marks a node as lost.
+
+    Slurm 22.05 records the answers to a ping before it sends the next one. Later versions let
+    another thread record them. That thread may be late on a busy machine, and until the fix in
+    24.11.6 (and in 25.05) slurmctld did not wait for it: nodes that answered were marked as lost.
+    """
+    fixed = slurm[:2] == (22, 5) or slurm[:2] >= (25, 11)
+    return NODE_TIMEOUT_S if fixed else PATIENT_NODE_TIMEOUT_S
 
 
 def _accounting_lines(state: SandboxState, layout: Layout) -> list[str]:

@@ -9,6 +9,7 @@ import fcntl
 import os
 import pwd
 import shutil
+import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
+from echelon.core.slurm import parse_version
 from echelon.errors import (
     ConflictError,
     MissingProgramError,
@@ -176,19 +178,34 @@ def _build(
     *,
     namespaces: bool,
 ) -> Sandbox:
-    network = plan_namespaces(wanted, layout, shell) if namespaces else plan_loopback(wanted)
+    network = (
+        plan_namespaces(wanted, layout, shell)
+        if namespaces
+        else plan_loopback(wanted, socket.gethostname())
+    )
     state = SandboxState(
         config=wanted,
         network=network,
         user=pwd.getpwuid(os.geteuid()).pw_name,
+        slurm=_slurm_version(shell),
         database_port=3306 if namespaces else free_ports(1)[0],
     )
+    if not network.confined:
+        progress(
+            "Slurm's daemons listen on all network interfaces, because the host name "
+            f"'{network.machine}' does not resolve to 127.0.0.1"
+        )
     _write_files(layout, state)
     sandbox = Sandbox(layout, state, shell, environ)
     sandbox.start_all(progress)
     sandbox.state = replace(state, ready=True)
     write_atomic(layout.state, sandbox.state.render(), mode=0o644)
     return sandbox
+
+
+def _slurm_version(shell: Shell) -> tuple[int, ...]:
+    # Slurm's other commands need a configuration even to print their version.
+    return parse_version(shell.run([str(shell.which("slurmctld")), "-V"]).stdout)
 
 
 def stop_sandbox(name: str, *, shell: Shell, environ: Mapping[str, str], uid: int) -> None:

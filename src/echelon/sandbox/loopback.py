@@ -1,4 +1,4 @@
-"""Simulated hosts for any user: each is a port on this machine's loopback interface.
+"""Simulated hosts for any user: each is a port of this machine.
 
 All nodes share one host name and one address, and cannot be disconnected from the network.
 """
@@ -7,6 +7,7 @@ import random
 import socket
 from collections.abc import Sequence
 
+from echelon.core.addresses import address_towards
 from echelon.errors import NotPermittedError, UnavailableError
 from echelon.sandbox.config import LOGIN, Network, SandboxConfig
 from echelon.sandbox.layout import Layout
@@ -40,15 +41,28 @@ class LoopbackHosts:
         return set()
 
 
-def plan_loopback(config: SandboxConfig) -> Network:
-    """Choose free ports on 127.0.0.1."""
+def plan_loopback(config: SandboxConfig, machine: str) -> Network:
+    """Choose free ports of this machine, whose host name is given."""
     daemons = [LOGIN, "slurmdbd", *config.node_names]
+    own = find_address(machine)
+    # Told to listen at one address only, Slurm's programs take the one of their host name, and call
+    # each other back where connections come from: not from 127.0.1.1, which Debian assigns.
+    confined = bool(own) and address_towards(own) == own
     return Network(
         kind="loopback",
-        addresses=dict.fromkeys([LOGIN, *config.node_names], "127.0.0.1"),
+        addresses=dict.fromkeys([LOGIN, *config.node_names], own if confined else "127.0.0.1"),
         ports=dict(zip(daemons, free_ports(len(daemons)), strict=True)),
-        machine=socket.gethostname().partition(".")[0],
+        machine=machine.partition(".")[0],
+        confined=confined,
     )
+
+
+def find_address(host: str) -> str:
+    """Return a host's IPv4 address; empty if its name does not resolve."""
+    try:
+        return str(socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0])
+    except OSError:
+        return ""
 
 
 def free_ports(count: int) -> list[int]:

@@ -83,10 +83,11 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
             f"use --nodes {spec.nodes.high}, or use --gpu-option gres"
         )
     limit_s = parse_duration(spec.time) if spec.time else None
-    if spec.style == "echelon" and limit_s is not None and limit_s <= _warned_s(spec):
+    if spec.style == "echelon" and limit_s is not None and limit_s < 2 * _warned_s(spec):
         found.append(
-            f"a time limit of {spec.time} leaves no time to train: ranks are told to stop "
-            f"{_warned_s(spec)} s before it (signal_lead, --signal, grace); request more time"
+            f"a time limit of {spec.time} leaves too little time to train: ranks are told to stop "
+            f"{_warned_s(spec)} s before it (signal_lead, --signal, grace); request at least twice "
+            "as much, or decrease these"
         )
     return found
 

@@ -14,6 +14,7 @@ from echelon.cli import following
 from echelon.core.jobs import Job
 from echelon.errors import UnavailableError
 from echelon.run.attempts import submit_attempt
+from echelon.run.verdict import Failure, judge, to_record
 from echelon.spec.job_spec import JobSpec
 
 
@@ -73,6 +74,15 @@ def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
     with pytest.raises(following.NotFoundError, match="directory was deleted"):
         following.follow_to_the_end(run, cluster)
     assert cluster.cancelled == ["7"]
+
+
+def test_who_only_waits_is_told_why_a_run_failed(tmp_path, capsys):
+    cluster = _Cluster(Job(id="7", state="FAILED", exit_code=3))
+    run = _start(cluster, tmp_path)
+    verdict = judge([Failure(cause="exception", message="ValueError: boom", rank=1, node="n")])
+    run.verdict.write_text(json.dumps(to_record(verdict)))
+    assert following.follow_run(run, cluster, show=False).exit_code == 3
+    assert "rank 1 on n: ValueError: boom\n  cause: exception" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("clock")

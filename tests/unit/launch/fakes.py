@@ -1,12 +1,14 @@
 """Stand-ins for what a controller works with."""
 
 import asyncio
+from pathlib import Path
 
 from echelon.core.shell import FakeShell
 from echelon.launch.backends.base import Backend, NoStandby
 from echelon.launch.backends.local import LocalAllocation, LocalStarter
 from echelon.launch.pool.controller_events import AgentHandle
 from echelon.launch.protocol.messages import Hello, Pace
+from echelon.run.directory import RunDir
 
 
 class FakeLink:
@@ -108,7 +110,7 @@ def joins(node):
 class FakeJournal:
     """Keeps what it is told."""
 
-    run, attempt = None, 1
+    run, attempt = RunDir(path=Path("/nowhere")), 1
 
     def __init__(self):
         self.reports, self.notes = [], []

@@ -240,3 +240,13 @@ def test_a_checkpoint_without_a_manifest_does_not_exist(run):
     checkpoint(run, 8)
     (run.checkpoints / "best.json").write_text(json.dumps({}))
     assert newest_checkpoint(run) == 8
+
+
+def test_an_attempt_that_wrote_files_made_progress_where_no_checkpoint_is_reported(run):
+    for number in (1, 2, 3):
+        events(run, number, ("attempt", {"saved": -1}))
+    ended = {"state": "TIMEOUT", "exit_code": 75, "next": "standby", "why": "", "progress": "files"}
+    run.outcome(1).write_text(json.dumps(ended))
+    assert read_history(run, 4).stalled == 2
+    run.outcome(2).write_text(json.dumps(ended))
+    assert read_history(run, 4).stalled == 1

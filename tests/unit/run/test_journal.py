@@ -36,7 +36,7 @@ def test_all_is_written_when_it_is_closed(journal, said):
     journal.leave_outcome(DONE)
     journal.close()
     events = EventReader(journal.run.events_of("controller-1"), ControllerEvent).read()
-    ended = {"state": "COMPLETED", "exit_code": 0, "next": "", "why": ""}
+    ended = {"state": "COMPLETED", "exit_code": 0, "next": "", "why": "", "progress": ""}
     assert [record.event for record in events] == [SlotsCounted(slots=1), AttemptEnded(**ended)]
     assert json.loads(journal.run.outcome(1).read_text()) == ended
     assert said == ["something for people"]

@@ -1,3 +1,4 @@
+import os
 import resource
 import tracemalloc
 
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.run import rank_logs as ranklogs
-from echelon.run.rank_logs import LogClock, RankLog, RunLogs, Tail
+from echelon.run.rank_logs import LogClock, RankLog, RunLogs, Tail, last_lines_start
 
 NOW_S = 1000.0
 
@@ -220,3 +221,40 @@ def test_a_hole_of_a_terabyte_is_skipped(tmp_path):
     lines = [text.strip("\0") for _, text in Tail(log).read(over=True)]
     assert [line for line in lines if line] == ["before", "half", "after"]
     assert len(lines) < 10
+
+
+LINES = st.lists(st.sampled_from(["", "a", "b\r", "c" * 20_000, "d" * 40_000]), max_size=12)
+
+
+@given(LINES, st.booleans(), st.integers(0, 14))
+def test_the_last_lines_of_a_file_begin_where_they_should(tmp_path_factory, lines, ended, count):
+    path = tmp_path_factory.mktemp("logs") / "log"
+    path.write_text("\n".join(lines) + "\n" * ended, newline="")
+    whole = [text for _, text in Tail(path).read(over=True)]
+    start = last_lines_start(path, count)
+    found = [text for _, text in Tail(path, start=start).read(over=True)]
+    assert found == (whole[-count:] if count else [])
+    assert start <= path.stat().st_size
+
+
+def test_only_the_end_of_a_large_log_is_read(tmp_path):
+    path = tmp_path / "log"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)  # a hole: reading it would take for ever
+        file.seek(0, os.SEEK_END)
+        file.write(b"\na\nb\n")
+    assert [text for _, text in Tail(path, start=last_lines_start(path, 2)).read(over=True)] == [
+        "a",
+        "b",
+    ]
+
+
+def test_the_last_lines_of_all_ranks_and_what_is_added(logs):
+    for name, content in (("1.0", b"old\n" * 9), ("1.1", b"a\nb\n")):
+        write(logs / name / "rank-00000.log", content)
+    write(logs / "1.1" / "rank-00001.log", b"c\n")
+    reader = RunLogs(logs)
+    reader.skip(2)
+    assert sorted(texts(reader)) == ["a", "b", "c"]
+    write(logs / "1.1" / "rank-00001.log", b"d\n")
+    assert texts(reader) == ["d"]

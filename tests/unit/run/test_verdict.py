@@ -1,7 +1,7 @@
 """What a rank's end means. The texts are those that torch, gloo, NCCL and Python really print."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,10 @@ from echelon.launch.controller.failures import (
     NEVER_RETRIED,
     classify_exit,
     decide_retry,
+    from_exit,
     last_traceback,
 )
+from echelon.launch.protocol.messages import RankExited
 from echelon.run.verdict import (
     CAUSES,
     Failure,
@@ -232,7 +234,7 @@ def test_an_error_of_a_librarys_own_that_is_built_on_torchs_counts_as_torchs():
 
 def test_an_exit_code_is_told_with_the_last_line_of_the_log():
     told = classify(code=3, kind="SystemExit", message="3", tail="loading\ngiving up\n\n")
-    assert told == ("exit", "exit code 3: giving up")
+    assert told == ("exit", "exit code 3; the last output was: giving up")
     assert classify(code=4) == ("exit", "exit code 4")
 
 
@@ -388,6 +390,21 @@ def test_several_failures_of_no_rank_are_kept_apart():
     assert verdict.victims == (failures[1],)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message", "advice"),
+    [
+        ("EOFError", "EOFError: EOF when reading a line", "no standard input"),
+        ("EOFError", "EOFError: Ran out of input", ""),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.bin'", "--chdir"),
+        ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.bin'", ""),
+    ],
+)
+def test_mistakes_that_come_of_how_ranks_are_started_are_explained(kind, message, advice):
+    told = advise(failure("exception", message=message, error_type=kind))
+    assert advice in told
+    assert bool(told) == bool(advice)
+
+
 def test_every_piece_of_advice_is_for_a_cause_that_exists():
     assert advise(failure("time limit")) == "request more time (--time)"
     assert advise(failure("exception")) == ""
@@ -423,6 +440,37 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(cause):
     assert retry(last, [failure(cause, 1, "other", step=7)]) == ""
     between = [failure(cause, 1, "boom", step=7), failure("signal")]
     assert retry(last, between) == ""
+
+
+TRACE = """Traceback (most recent call last):
+  File "/home/me/train.py", line 41, in save
+    raise OSError("disk")
+OSError: disk
+"""
+
+
+def test_the_same_message_from_another_place_is_another_error():
+    first = failure("exception", 1, "boom", step=7, traceback=TRACE)
+    assert "both times" in retry(first, [first])
+    assert retry(replace(first, traceback=TRACE.replace("41", "42")), [first]) == ""
+
+
+@pytest.mark.parametrize("sign", [{"saved": 300}, {"printed": "step 300"}])
+def test_a_script_that_gets_further_by_itself_is_tried_again(sign):
+    """It reports no steps, and fails in the same way each time that it writes, say."""
+    first = failure("exception", 0, "boom", traceback=TRACE, saved=150, printed="step 150")
+    assert retry(replace(first, **sign), [first]) == ""
+    assert retry(first, [first]) == (
+        "the same error occurred again at the same place, without progress: no step was reported, "
+        "there is no new checkpoint, and the output before it was the same"
+    )
+
+
+def test_what_was_printed_before_the_error_is_kept():
+    exited = RankExited(generation=0, rank=0, code=1, tail=f"a\nstep 1\nstep 2\nstep 3\n{TRACE}")
+    told = from_exit(exited, node="n", log=Path("log"))
+    assert told.printed == "step 1\nstep 2\nstep 3"
+    assert from_exit(replace(exited, tail=TRACE), node="n", log=Path("log")).printed == ""
 
 
 def test_a_signal_or_a_lost_node_may_come_twice():
@@ -497,3 +545,34 @@ def test_one_victim_and_victims_that_are_no_ranks():
 
 def test_a_verdict_survives_its_file():
     assert decode(Verdict, json.loads(json.dumps(asdict(TOLD)))) == TOLD
+
+
+def frames(*files):
+    lines = [line for file in files for line in (f'  File "{file}", line 7, in f', "    call()")]
+    return "\n".join(["Traceback (most recent call last):", *lines, "ValueError: boom"])
+
+
+TORCH = "/env/lib/python3.11/site-packages/torch/nn.py"
+
+
+@pytest.mark.parametrize(
+    ("files", "own"),
+    [
+        (["/home/me/train.py", "/home/me/model.py", *[TORCH] * 9], "/home/me/model.py"),
+        (["/home/me/train.py", *[TORCH] * 2], "/home/me/train.py"),
+        ([*[TORCH] * 9, "/home/me/loss.py"], "/home/me/loss.py"),
+        ([*[TORCH] * 9], TORCH),
+    ],
+)
+def test_an_excerpt_of_a_traceback_keeps_the_users_own_line(files, own):
+    told = render(judge([failure("exception", traceback=frames(*files))]))
+    shown = [line for line in told.splitlines() if line.startswith("  | ")]
+    assert len(shown) <= 8
+    assert any(own in line for line in shown)
+    assert shown[-1] == "  | ValueError: boom"
+
+
+def test_ranks_that_failed_by_themselves_are_no_victims():
+    others = [failure("exception", 1), failure("lost peer", 2), failure("ended", 3)]
+    told = render(judge([failure("exception", 0), *others]))
+    assert "also failed: rank 1\n  victims: ranks 2-3" in told

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ NAMESPACES = SandboxState(
         machine="laptop",
     ),
     user="root",
+    slurm=(22, 5, 8),
     database_port=3306,
 )
 LOOPBACK = SandboxState(
@@ -40,6 +42,7 @@ LOOPBACK = SandboxState(
         machine="laptop",
     ),
     user="ada",
+    slurm=(24, 11, 5),
 )
 
 
@@ -61,6 +64,22 @@ def test_files_are_as_written_down(name, text):
 @pytest.mark.parametrize("state", [NAMESPACES, LOOPBACK])
 def test_state_round_trips(state):
     assert SandboxState.parse(state.render()) == state
+
+
+@pytest.mark.parametrize(
+    ("slurm", "timeout_s"),
+    [((22, 5, 8), 1), ((23, 2, 1), 5), ((24, 11, 5), 5), ((26, 5, 5), 1), ((), 5)],
+)
+def test_a_version_that_may_miss_answers_waits_longer_for_nodes(slurm, timeout_s):
+    text = render_slurm_conf(replace(NAMESPACES, slurm=slurm), LAYOUT)
+    assert f"\nSlurmdTimeout={timeout_s}\n" in text
+
+
+def test_daemons_that_cannot_find_their_own_address_listen_everywhere():
+    text = render_slurm_conf(LOOPBACK, LAYOUT)
+    nameless = replace(LOOPBACK, network=replace(LOOPBACK.network, confined=False))
+    assert "NoInAddrAny" in text
+    assert "NoInAddrAny" not in render_slurm_conf(nameless, LAYOUT)
 
 
 def test_a_cluster_without_gpus_has_no_gres():

@@ -80,6 +80,7 @@ def test_a_start_that_fails_leaves_nothing(environ, tmp_path):
         answers={
             "unshare": Result(argv=(), code=1),
             "ip": "",
+            "/usr/bin/slurmctld -V": "slurm-wlm 24.11.5\n",
             "munged": Result(argv=("munged",), code=1),
         }
     )

@@ -26,8 +26,10 @@ _PLUGIN_VALUED = frozenset(
 )
 """Options of common plugins, mainly for containers."""
 _ONLY_IN_FULL = _PLUGIN_SWITCHES | _PLUGIN_VALUED
-_ONLY_IN_FULL |= {"consolidate-segments", "oom-kill-step", "segment"}
-_ONLY_IN_FULL |= {"tres-bind", "tres-per-task", "x11"}
+_ONLY_IN_FULL |= {"consolidate-segments", "container-id", "container-type", "external"}
+_ONLY_IN_FULL |= {"mem-update", "oom-kill-step", "resources", "resv-ports", "segment"}
+_ONLY_IN_FULL |= {"spread-segments", "stepmgr", "tres-bind", "tres-per-task", "x11"}
+_ONLY_IN_FULL |= {"async", "external-launcher", "ignore-signals", "wait-for-children"}
 """Options that Slurm 22.05 or a cluster may not have. They do not make abbreviations ambiguous."""
 
 
@@ -95,26 +97,33 @@ SBATCH = OptionTable(
     },
     switches=_PLUGIN_SWITCHES
     | {
-        *("consolidate-segments", "contiguous", "help", "hold", "ignore-pbs", "no-requeue"),
-        *("overcommit", "oversubscribe", "parsable", "quiet", "reboot", "requeue", "spread-job"),
-        *("test-only", "usage", "use-min-nodes", "verbose", "version", "wait"),
+        *("consolidate-segments", "contiguous", "external", "help", "hold", "ignore-pbs"),
+        *("no-requeue", "overcommit", "oversubscribe", "parsable", "quiet", "reboot", "requeue"),
+        *("spread-job", "spread-segments", "stepmgr", "test-only", "usage", "use-min-nodes"),
+        *("verbose", "version", "wait"),
     },
     optional=frozenset(
-        {"exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate", "x11"}
+        {
+            *("exclusive", "get-user-env", "nice", "no-kill", "oom-kill-step", "propagate"),
+            *("resv-ports", "x11"),
+        }
     ),
     valued=_PLUGIN_VALUED
     | {
         *("account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster"),
-        *("cluster-constraint", "clusters", "comment", "constraint", "container", "context"),
+        *("cluster-constraint", "clusters", "comment", "constraint", "container", "container-id"),
+        *("container-type", "context"),
         *("core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu", "cpus-per-task"),
         *("deadline", "delay-boot", "dependency", "distribution", "error", "exclude", "export"),
         *("export-file", "extra", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus"),
         *("gpus-per-node", "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint"),
         *("input", "job-name", "kill-on-invalid-dep", "licenses", "mail-type", "mail-user"),
-        *("mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus", "network"),
+        *("mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mem-update", "mincpus"),
+        "network",
         *("nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu"),
         *("ntasks-per-node", "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output"),
-        *("partition", "power", "prefer", "priority", "profile", "qos", "reservation", "segment"),
+        *("partition", "power", "prefer", "priority", "profile", "qos", "reservation"),
+        *("resources", "segment"),
         *("signal", "sockets-per-node", "switches", "tasks-per-node", "thread-spec"),
         *("threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid"),
         *("wait-all-nodes", "wckey", "wrap"),
@@ -136,15 +145,16 @@ SRUN = OptionTable(
     },
     switches=SBATCH.switches - {"wait"}
     | {
-        *("debugger-test", "disable-status", "exact", "external", "interactive", "label"),
-        *("multi-prog", "no-allocate", "overlap", "preserve-env", "pty", "send-libs", "stepmgr"),
-        *("unbuffered", "whole"),
+        *("async", "debugger-test", "disable-status", "exact", "external-launcher", "interactive"),
+        *("label", "multi-prog", "no-allocate", "overlap", "preserve-env", "pty"),
+        *("quit-on-interrupt", "send-libs", "unbuffered", "wait-for-children", "whole"),
     },
-    optional=SBATCH.optional | {"bcast", "compress", "immediate", "kill-on-bad-exit", "resv-ports"},
+    optional=SBATCH.optional | {"bcast", "compress", "immediate", "kill-on-bad-exit"},
     valued=SBATCH.valued
     | {
         *("accel-bind", "bcast-exclude", "cpu-bind", "cpu_bind", "epilog", "het-group"),
-        *("launch-cmd", "launcher-opts", "mem_bind", "mpi", "msg-timeout", "pack-group", "prolog"),
+        *("ignore-signals", "launch-cmd", "launcher-opts", "mem_bind", "mpi", "msg-timeout"),
+        *("pack-group", "prolog"),
         *("relative", "slurmd-debug", "task-epilog", "task-prolog", "threads", "treewidth"),
         "wait",
     },

@@ -291,7 +291,7 @@ class LocalWorkers:
         shutil.rmtree(gone.files.temp, ignore_errors=True)
         if status < 0:
             remove_files([gone.pid])
-        step = gone.beacon.step
+        step, saved = gone.beacon.step, gone.beacon.saved
         spent = read_spent(gone.beacon, gone.motion.look(time.monotonic()))
         gone.beacon.pid = 0
         gone.beacon.close()
@@ -301,6 +301,7 @@ class LocalWorkers:
             code=max(0, status),
             signal=max(0, -status),
             step=step,
+            saved=saved,
             out_of_memory=self._oom.happened(time.monotonic()),
             spent=spent,
         )

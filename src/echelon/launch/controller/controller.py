@@ -7,8 +7,11 @@ if that makes sense, write a verdict and an outcome.
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import RESERVE_S, SUPERSEDED, Backend, lead_from
@@ -27,7 +30,7 @@ from echelon.launch.protocol.rank_environment import job_in
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run import events
 from echelon.run.attempts import is_superseded
-from echelon.run.history import History, newest_checkpoint
+from echelon.run.history import History, has_written, newest_checkpoint
 from echelon.run.journal import Journal
 from echelon.run.node_record import NodeRecord
 from echelon.run.verdict import Failure, Verdict, judge, render
@@ -35,6 +38,8 @@ from echelon.spec.job_spec import JobSpec
 
 _FENCE_S = 5.0
 """How often we check whether another attempt has started."""
+_LOOK_S = 10.0
+"""How long to look for files that a script wrote: storage may not respond."""
 
 
 class Controller:
@@ -69,7 +74,7 @@ class Controller:
 
     async def run(self) -> int:
         """Carry out the attempt and return the exit code of the job."""
-        journal, saved_before = self._journal, newest_checkpoint(self._run)
+        journal, saved_before, began_s = self._journal, newest_checkpoint(self._run), time.time()
         journal.note(
             events.AttemptStarted(
                 attempt=self._attempt,
@@ -105,7 +110,7 @@ class Controller:
             failures=self._failures,
             nodes=len(self._pool.agents),
             saved=saved,
-            progress=saved > saved_before,
+            progress=await self._find_progress(saved, saved_before, began_s),
         )
         self._conclusion.promise(outcome, verdict)
         journal.leave_outcome(outcome)
@@ -140,6 +145,19 @@ class Controller:
         Checkpoints may be outside the run directory. Ranks report those.
         """
         return max([newest_checkpoint(self._run), *(pace.saved_high for pace in self._paces())])
+
+    async def _find_progress(self, saved: int, saved_before: int, began_s: float) -> str:
+        """Return what shows that the attempt made progress; empty if nothing does."""
+        if saved > saved_before:
+            return "checkpoint"
+        if saved >= 0:
+            return ""
+        # A script that reports no checkpoints may still write some.
+        look = partial(has_written, Path(self._request.chdir), began_s, run=self._run)
+        with contextlib.suppress(TimeoutError, OSError):
+            if await asyncio.wait_for(asyncio.to_thread(look), _LOOK_S):
+                return "files"
+        return ""
 
     # --- what the allocation has to know (`View`) -----------------------------------------------
 
@@ -222,6 +240,7 @@ class Controller:
             if not generation.failures:
                 return None
             verdict = judge(generation.failures)
+            verdict = replace(verdict, failure=replace(verdict.failure, saved=self._newest_saved()))
             await self._blame(verdict.failure)
             why_not = self._decide_retry(verdict.failure, nodes=self._backend.starter.nodes)
             if not why_not:  # else there is no need to wait for nodes

@@ -32,6 +32,7 @@ def from_exit(gone: RankExited, *, node: str, log: Path) -> Failure:
         traceback=str(gone.error.get("traceback", "")) or last_traceback(gone.tail),
         log=str(log),
         generation=gone.generation,
+        printed=_printed_before(gone.tail),
     )
 
 
@@ -183,7 +184,9 @@ def classify_exit(  # noqa: PLR0911  one return per cause
     if kind in ("", "SystemExit"):
         if code == _REFUSED and "usage:" in tail:
             return "bad arguments", _last_line(tail)
-        return "exit", f"exit code {code}" + (f": {_last_line(tail)}" if tail.strip() else "")
+        # Whether what it printed last is the reason, nobody knows.
+        last = f"; the last output was: {_last_line(tail)}" if tail.strip() else ""
+        return "exit", f"exit code {code}{last}"
     text = f"{kind}: {message}".rstrip(": ")
     if kind in _FAILED_IMPORTS:
         return "import error", text
@@ -226,6 +229,11 @@ def _match(text: str, patterns: Sequence[tuple[str, str]]) -> tuple[str, str] | 
     return None
 
 
+_PRINTED_LINES = 3
+_FRAME = re.compile(r"^ *File .*, line [0-9]+, in .*$", re.MULTILINE)
+"""A place in a traceback."""
+
+
 _EXCEPTION = re.compile(r"^(?:[\w.]+\.)?(\w+)(?:: (.*))?$")
 
 
@@ -251,6 +259,13 @@ def last_traceback(text: str) -> str:
     """Return the last traceback in a log, and what follows it."""
     start = text.rfind("Traceback (most recent call last)")
     return _LABEL.sub("", text[start:]) if start >= 0 else ""
+
+
+def _printed_before(text: str) -> str:
+    """Return the last lines in a log before its last traceback."""
+    start = text.rfind("Traceback (most recent call last)")
+    lines = text[: max(0, start)].splitlines() if start >= 0 else text.splitlines()
+    return "\n".join(lines[-_PRINTED_LINES:])
 
 
 def _signal_name(number: int) -> str:
@@ -289,8 +304,12 @@ def decide_retry(
         return "hangs end the run (--on-hang stop)"
     if nodes < low:
         return too_few_nodes(nodes, low)
-    if earlier and _same(failure, earlier[-1]):
-        return "the same error occurred again at the same place"
+    if (
+        earlier
+        and _same(failure, earlier[-1])
+        and (missing := _lacks_progress(failure, earlier[-1]))
+    ):
+        return f"the same error occurred again at the same place, {missing}"
     if len(earlier) >= restarts:
         return f"all {restarts} restarts are used up" if restarts else "restarts are disabled"
     return ""
@@ -305,5 +324,20 @@ def _same(one: Failure, other: Failure) -> bool:
     """Tell whether a failure of the script repeats; signals and lost nodes do not count."""
     if one.cause not in ("exception", "exit", "cuda out of memory", "disk full"):
         return False
-    keys = [(f.cause, f.error_type, f.message, f.step) for f in (one, other)]
+    keys = [(f.cause, f.error_type, f.message, _FRAME.findall(f.traceback)) for f in (one, other)]
     return keys[0] == keys[1]
+
+
+def _lacks_progress(later: Failure, earlier: Failure) -> str:
+    """Return what shows that the script got no further between two failures; empty if it may have.
+
+    A script that resumes by itself, but reports no steps, prints something else before the second.
+    """
+    if later.saved > earlier.saved:
+        return ""
+    if later.step is not None or earlier.step is not None:
+        return f"after step {later.step} both times" if later.step == earlier.step else ""
+    if later.printed != earlier.printed:
+        return ""
+    known = "no step was reported, there is no new checkpoint"
+    return f"without progress: {known}, and the output before it was the same"

@@ -83,7 +83,7 @@ class Conclusion:
         failures: Sequence[Failure],
         nodes: int,
         saved: int,
-        progress: bool,
+        progress: str,
     ) -> Outcome:
         """Have another job continue, if one should; report and return how this attempt ended.
 
@@ -92,7 +92,7 @@ class Conclusion:
             failures: those of the whole run that cost a restart.
             nodes: number of nodes that are left.
             saved: the step from which a next attempt would continue; -1 if nothing is saved.
-            progress: whether that is later than the step at which this attempt started.
+            progress: what shows that this attempt made progress; empty if nothing does.
         """
         if self._withdrawing is not None:
             await self._withdrawing
@@ -109,7 +109,7 @@ class Conclusion:
             mode=self._request.hand_over,
             restarts=self._request.restarts,
             saved=saved,
-            progress=progress,
+            progress=bool(progress),
             nodes_are_why=too_few and verdict.failure.cause in self._standby.mends,
         )
         if not why_not and (hosts := self._exclusions()) != self._excluded:
@@ -125,7 +125,7 @@ class Conclusion:
         code, why = verdict.failure.exit_code or 1, verdict.failure.message
         if verdict.failure.node:
             why = headline(verdict.failure)
-        return Outcome(state=state, exit_code=code, next=followed, why=why)
+        return Outcome(state=state, exit_code=code, next=followed, why=why, progress=progress)
 
     def promise(self, outcome: Outcome, verdict: Verdict | None) -> None:
         """Record the notification before the outcome, so that others send it if we are killed."""

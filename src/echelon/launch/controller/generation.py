@@ -41,6 +41,7 @@ from echelon.launch.protocol.messages import Stacks as StacksOfNode
 from echelon.launch.protocol.stop import Stop, StopError
 from echelon.launch.protocol.time_accounting import Spending
 from echelon.run import events
+from echelon.run.history import newest_checkpoint
 from echelon.run.journal import Journal
 from echelon.run.verdict import Failure, is_victim, judge, render
 from echelon.spec.job_spec import JobSpec
@@ -170,6 +171,7 @@ class Generation:
             case (AgentHandle() as agent, RankExited() as gone) if gone.generation == self.number:
                 self._ranks.pop(gone.rank, None)
                 self._last_step = max(self._last_step, gone.step)
+                agent.note_saved(gone.saved)
                 self._spending.leave(gone, time.monotonic())
                 self._watch.forget(gone.rank)
                 self._journal.note(
@@ -302,7 +304,11 @@ class Generation:
     def _halt(self) -> None:
         """Record where all ranks stopped, now that all have exited and none has failed."""
         self._journal.note(events.RanksStopped(generation=self.number, step=self._last_step))
-        self._halted = f"; all ranks saved and stopped after step {self._last_step}"
+        saved = max(
+            newest_checkpoint(self._journal.run), *(one.pace.saved_high for one in self.agents)
+        )
+        how = "saved and stopped" if saved >= self._last_step else "stopped"
+        self._halted = f"; all ranks {how} after step {self._last_step}"
 
     def _begin_consensus(self) -> StopConsensus:
         consensus = StopConsensus((agent.node for agent in self.agents), self.number)
@@ -352,6 +358,7 @@ class Generation:
                 case (AgentHandle() as agent, Ended(generation=self.number) | Lost()):
                     left.discard(agent.node)
                 case (AgentHandle() as agent, RankExited() as gone):
+                    agent.note_saved(gone.saved)
                     if gone.generation == self.number:
                         self._spending.leave(gone, time.monotonic())
                     self._notice_late(agent, gone)

@@ -17,7 +17,7 @@ from echelon.run.attempts import (
     outcome,
 )
 from echelon.run.directory import RunDir
-from echelon.run.history import History
+from echelon.run.history import History, newest_checkpoint
 from echelon.run.verdict import Failure
 
 PLANNED = frozenset({"time limit", "preemption", "maintenance"})
@@ -25,7 +25,7 @@ PLANNED = frozenset({"time limit", "preemption", "maintenance"})
 RESUMABLE = PLANNED | {"cancelled"}
 """Stops after which the run can be resumed from its checkpoints."""
 _STALLED = 2
-"""Limit of attempts in a row that save nothing new."""
+"""Limit of attempts in a row without progress."""
 
 
 def decide_hand_over(
@@ -46,7 +46,7 @@ def decide_hand_over(
         mode: the request's `hand_over`.
         restarts: how many failures the run may have.
         saved: the step of the newest checkpoint; -1 if there is none.
-        progress: whether this attempt has saved anything new.
+        progress: whether anything shows that this attempt made progress.
         nodes_are_why: whether other nodes would help: too few are left, or too few joined.
     """
     if mode == "never":
@@ -56,20 +56,27 @@ def decide_hand_over(
         # Nodes may be taken away any number of times; a time limit comes every time.
         return _judge_limit(mode, saved, stalled) if failure.cause == "time limit" else ""
     if failure.cause == "cancelled":
-        return "a user stopped it"
+        return "the run was told to stop"
     if not nodes_are_why:
         return "other nodes would not help"
     if len(history.failures) >= restarts:
         return _used_up(restarts)
-    return f"{stalled} jobs in a row saved nothing new" if stalled > _STALLED else ""
+    return _without_progress(stalled, saved) if stalled > _STALLED else ""
 
 
 def _judge_limit(mode: str, saved: int, stalled: int) -> str:
     if mode == "auto" and saved < 0:
-        return "no checkpoint from which a next job could continue; see --hand-over always"
-    if saved >= 0 and stalled >= _STALLED:
-        return f"{stalled} jobs in a row reached their time limit without saving anything new"
-    return ""
+        return (
+            "no checkpoint was reported from which a next job could continue: have the script call "
+            "echelon.saved(), or see --hand-over always"
+        )
+    return _without_progress(stalled, saved) if stalled >= _STALLED else ""
+
+
+def _without_progress(jobs: int, saved: int) -> str:
+    """Return that jobs achieved nothing, and what was looked for."""
+    seen = "no new checkpoint" if saved >= 0 else "no checkpoint was reported, and no file written"
+    return f"{jobs} jobs in a row made no progress: {seen}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +136,7 @@ def find_exhaustion(
         why = f"attempt {before.number} exited without reporting an outcome; {_used_up(restarts)}"
         return Objection(why=why, state="FAILED")
     if history.stalled > _STALLED:
-        why = f"{history.stalled} jobs in a row saved nothing new"
+        why = _without_progress(history.stalled, newest_checkpoint(run))
         return Objection(why=why, state="FAILED")
     return None
 

@@ -27,6 +27,10 @@ from echelon.run import events
 from echelon.run.journal import NoteTaker
 from echelon.run.verdict import OUR_PAUSE
 
+_SIGNALLED: dict[int, str] = {
+    signal.SIGINT: "interrupted",
+    signal.SIGHUP: "it was cancelled, or the command that waits for it was ended (SIGHUP)",
+}
 LEAVE_S = 5.0
 """How long agents may take to exit after they are told to."""
 LOST_S = 1.0
@@ -268,8 +272,7 @@ class AgentPool:
 
     def _be_signalled(self, number: int) -> None:
         self._signals += 1
-        name = signal.Signals(number).name
-        message = "interrupted" if number == signal.SIGINT else f"the controller received {name}"
+        message = _SIGNALLED.get(number, f"the controller received {signal.Signals(number).name}")
         # A second signal is a request to stop at once; after a hang-up no one waits for the run.
         at_once = self._signals > 1 or number == signal.SIGHUP
         self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once)))

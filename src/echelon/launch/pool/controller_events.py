@@ -27,6 +27,10 @@ class AgentHandle:
     def name(self) -> str:
         return self.hello.name
 
+    def note_saved(self, step: int) -> None:
+        """Take note of a checkpoint that one of its ranks reported last."""
+        self.pace = self.pace._replace(saved_high=max(self.pace.saved_high, step))
+
     @property
     def save_s(self) -> float:
         """Longest time that one of its ranks took to save."""

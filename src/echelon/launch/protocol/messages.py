@@ -77,6 +77,8 @@ class RankExited(Message):
     """The signal that killed it; 0 if it exited."""
     step: int = -1
     """The last step it reported; -1 if none."""
+    saved: int = -1
+    """The step of its newest checkpoint; -1 if none."""
     error: dict[str, Any] = field(default_factory=dict)
     """Its record of an exception: type, bases, message, traceback."""
     tail: str = ""

@@ -140,8 +140,9 @@ def common_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(restarts),
     }
     if cpus and "SLURM_JOB_ID" in environ:
-        # srun sets it for tasks; the agent's own step lacks it (`backends/slurm/starter.py`).
-        own["SLURM_CPUS_PER_TASK"] = str(cpus)
+        # srun sets them for tasks, the second one in newer versions, which also require that both
+        # agree; the agent's own step lacks them (`backends/slurm/starter.py`).
+        own |= {"SLURM_CPUS_PER_TASK": str(cpus), "SLURM_TRES_PER_TASK": f"cpu={cpus}"}
     return {**defaults, **found, **own}
 
 

@@ -1,4 +1,4 @@
-"""E111 to E116: invalid, contradictory or unfinished resource requests."""
+"""E111 to E117: invalid, contradictory or unfinished resource requests."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from echelon.core.units import counted, parse_memory
 from echelon.errors import UsageError
 from echelon.lint.files import Place
-from echelon.lint.request import Directive, count_gpus, count_gres_gpus, is_slurm_time
+from echelon.lint.request import (
+    Directive,
+    count_gpus,
+    count_gres_gpus,
+    is_slurm_time,
+    list_gres_gpus,
+)
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
@@ -16,6 +22,9 @@ _EXCLUSIVE = [
     {"cpus-per-task", "cpus-per-gpu"},
 ]
 _PLAIN = re.compile(r"[0-9]{1,9}")
+_ASKED_TWICE = (
+    "From Slurm 26.05 on, {program} rejects `--gres=gpu` together with `--gpus-per-node`."
+)
 
 
 def find_bad_memory(subject: Subject) -> Iterator[Hit]:
@@ -124,6 +133,31 @@ def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:
         )
 
 
+def find_gpus_asked_twice(subject: Subject) -> Iterator[Hit]:
+    if subject.directives.several:
+        return
+    each, gres = (subject.directives.last(option) for option in ("gpus-per-node", "gres"))
+    if each and gres and (gpus := list_gres_gpus(gres.value)):
+        counts = {count_gpus(each.value), count_gres_gpus(gres.value)}
+        others = [entry for entry in gres.value.split(",") if entry not in gpus]
+        if None in counts or len(counts) == 1:  # contradicting numbers have their own rule
+            yield Hit(
+                at=Place(subject.path, gres.line),
+                what=_ASKED_TWICE.format(program="sbatch"),
+                fix=f"#SBATCH --gres={','.join(others)}"
+                if others
+                else f"remove --gres={gres.value}",
+            )
+    for command, options, _ in subject.sruns:
+        step = options.get("gres")
+        if step and list_gres_gpus(step.text) and (each or "gpus-per-node" in options):
+            yield Hit(
+                at=Place(command.path, step.line or command.line),
+                what=_ASKED_TWICE.format(program="srun"),
+                fix="--gpus-per-node=…  # for the step too",
+            )
+
+
 def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
     given, nodes = subject.directives.last("gpus"), subject.job.nodes
     total = count_gpus(given.value) if given else None
@@ -229,6 +263,21 @@ RULES = (
  #!/bin/bash
 -#SBATCH --account=<project>    # <- here
 +#SBATCH --account=physics
+ python train.py
+""",
+    ),
+    Rule(
+        code="E117",
+        title="GPUs requested with both `--gres` and `--gpus-per-node`",
+        severity=WARNING,
+        check=find_gpus_asked_twice,
+        why="Both options request GPUs per node. Older versions of Slurm accept them together if "
+        "the numbers agree; Slurm 26.05 rejects them. A step inherits `--gpus-per-node` from its "
+        "job. Only `--gpus-per-node` sets `SLURM_GPUS_PER_NODE`.",
+        example="""\
+ #!/bin/bash
+-#SBATCH --gres=gpu:4    # <- here
+ #SBATCH --gpus-per-node=4
  python train.py
 """,
     ),

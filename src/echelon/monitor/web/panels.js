@@ -51,7 +51,7 @@ export function drawVerdict({verdict}) {
   say($("why"), `${who}${where}${step}: ${failure.message}`);
   say($("cause"), `Cause: ${failure.cause}`);
   say($("advice"), verdict.advice ? `Hint: ${verdict.advice}` : "");
-  const hurt = verdict.victims.length ? `${verdict.victims.length === 1 ? "One other rank" : `${verdict.victims.length} other ranks`} failed as a result. ` : "";
+  const hurt = verdict.victims.length ? `${verdict.victims.length === 1 ? "One other rank" : `${verdict.victims.length} other ranks`} failed after it. ` : "";
   say($("retry"), `${hurt}${verdict.not_retried ? `Not retried: ${verdict.not_retried}.` : ""}`);
   $("whose").hidden = failure.rank == null;
   $("whose").dataset.rank = failure.rank ?? "";

@@ -2,7 +2,7 @@
 #SBATCH --nodes=3
 
 #SBATCH --ntasks=3
-#SBATCH --gres=gpu:4
+#SBATCH --gres=gpu:4  # expect: E117
 #SBATCH --gpus-per-node=4
 #SBATCH --cpus-per-gpu=4
 # 16Go per node

@@ -37,8 +37,9 @@ def place(proposed, furthest, *, waiting=False):
     return lambda pool: (pool.agents[0], answer)
 
 
-def gone(step=7, code=0):
-    return lambda pool: (pool.agents[0], RankExited(generation=0, rank=0, code=code, step=step))
+def gone(step=7, code=0, saved=-1):
+    exited = RankExited(generation=0, rank=0, code=code, step=step, saved=saved)
+    return lambda pool: (pool.agents[0], exited)
 
 
 def ended(pool):
@@ -149,7 +150,7 @@ def test_a_stop_before_they_agree_comes_to_a_place_of_its_own(clock, before):
     again = (place(0, 7), place(8, 8, waiting=True), gone(8), ended)
     one, pool, _ = live(clock, None, *AGREED[:before], stop, *again)
     assert not one.made_room
-    assert one.stop.message == "it was cancelled; all ranks saved and stopped after step 8"
+    assert one.stop.message == "it was cancelled; all ranks stopped after step 8"
     assert [order.place for order in orders(pool, Commit)] == [8]
 
 
@@ -157,8 +158,14 @@ def test_a_stop_after_that_waits_for_what_is_agreed(clock):
     stop = (None, Stop("time limit", "its time is over", 75, deadline_s=clock.now_s + 60))
     one, pool, _ = live(clock, None, *AGREED, stop, gone(), ended)
     assert not one.made_room
-    assert one.stop.message == "its time is over; all ranks saved and stopped after step 7"
+    assert one.stop.message == "its time is over; all ranks stopped after step 7"
     assert [order.place for order in orders(pool, Propose)] == [0, 7]
+
+
+def test_that_ranks_saved_is_said_only_if_a_checkpoint_of_that_step_is_known(clock):
+    stop = (None, Stop("cancelled", "it was cancelled", 143))
+    one, _, _ = live(clock, None, *AGREED, stop, gone(saved=7), ended)
+    assert one.stop.message == "it was cancelled; all ranks saved and stopped after step 7"
 
 
 def test_and_does_not_say_that_they_saved_when_the_time_was_over(clock):

@@ -35,7 +35,11 @@ def test_a_planned_stop_hands_over_however_much_has_failed_before(cause):
     [
         ({"mode": "never"}, "disabled"),
         ({"saved": -1}, "no checkpoint"),
-        ({"progress": False, "stalled": 1}, "2 jobs in a row"),
+        ({"progress": False, "stalled": 1}, "2 jobs in a row made no progress: no new checkpoint"),
+        *(
+            ({"mode": mode, "saved": -1, "progress": False, "stalled": 1}, "no file written")
+            for mode in ("always", "requeue")
+        ),
     ],
 )
 def test_a_time_limit_does_not_hand_over_where_nobody_would_get_further(facts, why):
@@ -74,7 +78,7 @@ def test_what_somebody_stopped_stays_stopped():
         ({"failures": 3}, "all 3 restarts are used up"),
         ({"restarts": 0}, "restarts are disabled"),
         ({"progress": False, "stalled": 1}, ""),
-        ({"progress": False, "stalled": 2}, "3 jobs in a row saved nothing new"),
+        ({"progress": False, "stalled": 2}, "3 jobs in a row made no progress: no new checkpoint"),
     ],
 )
 def test_too_few_nodes_hand_over_within_the_budget(facts, why):
@@ -183,6 +187,7 @@ def test_one_that_had_no_business_here_says_nothing_about_the_run(run):
     assert find_objection(run, Attempt(number=3, job_id="3", after="1"), Told()) is None
 
 
+NOTHING = "no checkpoint was reported, and no file written"
 SILENT = "attempt 1 exited without reporting an outcome; all 1 restarts are used up"
 
 
@@ -197,7 +202,7 @@ SILENT = "attempt 1 exited without reporting an outcome; all 1 restarts are used
             SILENT,
         ),
         (1, 2, {"after": "1"}, ""),
-        (1, 3, {"after": "1"}, "3 jobs in a row saved nothing new"),
+        (1, 3, {"after": "1"}, f"3 jobs in a row made no progress: {NOTHING}"),
         (
             2,
             0,

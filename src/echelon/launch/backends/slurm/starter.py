@@ -12,7 +12,7 @@ from echelon.world import parse_counts
 
 _SHAPE = re.compile(
     r"S(?:LURM|RUN)_(?:.*PER_TASK|.*PER_GPU|NTASKS.*|NPROCS|TASKS_PER_NODE|GPUS.*|CPU_BIND.*|MEM_.*|"
-    r"DISTRIBUTION|STEP_.*|EXACT|OVERLAP|LABELIO|JOB_NUM_NODES_FOR_STEP)"
+    r"TRES_.*|DISTRIBUTION|STEP_.*|EXACT|OVERLAP|LABELIO|JOB_NUM_NODES_FOR_STEP)"
 )
 """Variables through which our step would inherit the shape of the job, or of a step around us."""
 

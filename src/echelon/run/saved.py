@@ -1,0 +1,62 @@
+"""What a script says it has saved: `$ECHELON_RUN_DIR/saved`, with a line `STEP PATH` for each save.
+
+Scripts in other languages append the same line, with an absolute path. Standard library only: it
+runs in the ranks' Python.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from echelon.core.records import open_regular
+from echelon.errors import UsageError
+from echelon.run.directory import RunDir
+
+_LINE = re.compile(r"([0-9]{1,18}) (/.+)")
+_TAIL_BYTES = 65536
+"""How much of the file is read, from its end: hundreds of lines."""
+_MOST_TRIED = 20
+"""How many of its lines are looked at for one whose checkpoint still exists."""
+
+
+def saved(path: str | os.PathLike[str], *, step: int) -> None:
+    """Tell Echelon that a checkpoint is complete: another job can continue from it.
+
+    For scripts that save by their own means; `Checkpointer` and `Trainer` do it by themselves. Call
+    it on one rank, once all of the checkpoint is written. Outside a run, it does nothing.
+
+    Args:
+        path: the checkpoint, a file or a folder.
+        step: the number of steps that are complete in it.
+
+    Raises:
+        UsageError: there is no such file, or the step is negative.
+    """
+    whole = Path(path).absolute()
+    if step < 0:
+        raise UsageError(f"step={step} is negative", hint="pass the number of completed steps")
+    if not whole.exists():
+        raise UsageError(f"{whole} does not exist", hint="call echelon.saved() after the save")
+    if "\n" in str(whole):
+        raise UsageError(f"{str(whole)!r} has a line break", hint="save under another name")
+    if folder := os.environ.get("ECHELON_RUN_DIR"):
+        with RunDir(path=Path(folder)).saved.open("ab") as lines:
+            lines.write(os.fsencode(f"{step} {whole}\n"))
+
+
+def newest_saved(run: RunDir) -> int:
+    """Return the step of the newest reported checkpoint that still exists; -1 if there is none."""
+    try:
+        with open_regular(run.saved) as content:
+            content.seek(max(0, os.fstat(content.fileno()).st_size - _TAIL_BYTES))
+            text = os.fsdecode(content.read(_TAIL_BYTES))
+    except OSError:
+        return -1
+    for line in [*reversed(text.splitlines())][:_MOST_TRIED]:
+        match = _LINE.fullmatch(line)
+        try:
+            if match and os.path.lexists(match[2]):
+                return int(match[1])
+        except ValueError:  # a null byte
+            continue
+    return -1
