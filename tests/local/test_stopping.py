@@ -121,3 +121,20 @@ def test_it_stops_in_the_middle_of_a_validation(tmp_path):
         interrupt(run, tmp_path, "measuring")
         assert set(steps(tmp_path)) == {8}
         assert "all ranks saved and stopped after step 8" in run.output
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_for_scripts_without_the_library(tmp_path):
+    script = """\
+import os, time
+from pathlib import Path
+
+rank = os.environ["RANK"]
+try:
+    Path(f"ready-{rank}").touch()
+    time.sleep(600)
+except KeyboardInterrupt:
+    Path(f"interrupted-{rank}").touch()
+"""
+    with live_run(tmp_path, script, ["--set=preload="]) as run:
+        interrupt(run, tmp_path, "ready")
+        assert len(list(tmp_path.glob("interrupted-*"))) == 4, run.output

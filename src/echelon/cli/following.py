@@ -170,7 +170,7 @@ def follow_to_the_end(run: RunDir, cluster: Cluster) -> Job:
                     cancel_all(run, cluster)
                 else:
                     console.note("stopping; press Ctrl-C again to stop immediately")
-                    stop_all(run, cluster)
+                    stop_all(run, cluster, interrupt=True)
                 interrupted = True
             else:
                 if not interrupted and _submit_next(run, cluster):
@@ -186,12 +186,12 @@ def follow_to_the_end(run: RunDir, cluster: Cluster) -> Job:
         raise
 
 
-def stop_all(run: RunDir, cluster: Cluster) -> None:
+def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
     """Ask a run's jobs to stop, a waiting standby first: otherwise it would take over."""
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
         if is_job_id(attempt.job_id):
-            cluster.stop(attempt.job_id, run_id=run.run_id)
+            cluster.stop(attempt.job_id, run_id=run.run_id, interrupt=interrupt)
         if attempt.job_id == current.id:
             return
 

@@ -45,8 +45,15 @@ class Cluster(Jobs, Protocol):
             exclude: nodes to exclude.
         """
 
-    def stop(self, job_id: str, *, run_id: str) -> None:
-        """Request a job to stop, with time for its ranks to save."""
+    def stop(self, job_id: str, *, run_id: str, interrupt: bool = False) -> None:
+        """Request a job to stop, with time for its ranks to save.
+
+        Args:
+            job_id: the job.
+            run_id: the run.
+            interrupt: ranks that do not stop at an agreed step get SIGINT instead of SIGTERM, if
+                the cluster can tell them apart.
+        """
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
         """End a job immediately; does nothing if it has already ended."""

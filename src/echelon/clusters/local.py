@@ -102,8 +102,8 @@ class LocalCluster:
             reason="it was killed, failed to start, or the disk is full" if code else "",
         )
 
-    def stop(self, job_id: str, *, run_id: str) -> None:
-        self._signal(job_id, run_id, signal.SIGTERM)
+    def stop(self, job_id: str, *, run_id: str, interrupt: bool = False) -> None:
+        self._signal(job_id, run_id, signal.SIGINT if interrupt else signal.SIGTERM)
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
         self._signal(job_id, run_id, signal.SIGHUP)

@@ -20,7 +20,7 @@ _LOOK_S = 0.002
 
 
 _DEAF = -1
-_HELD_OFF = (signal.SIGTERM, signal.SIGUSR1)
+_HELD_OFF = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 def _hold_off(_number: int, _frame: object) -> None:
@@ -42,8 +42,8 @@ class StoppedRun(SystemExit):
 class StopBarrier:
     """Stops all ranks after the same step when a stop is requested.
 
-    While it is open, the rank ignores SIGTERM and the warning signal configured by `signal_lead`:
-    the agent receives them too, and then stops all ranks at one step.
+    While it is open, the rank ignores SIGTERM, SIGINT and the warning signal configured by
+    `signal_lead`: the controller receives them too, and then stops all ranks at one step.
 
     In your own training loop, call `reached` after every step. The Trainer uses the lower-level
     methods instead, because it can also stop during validation. Under other launchers no stop is

@@ -254,7 +254,7 @@ class RayCluster:
             return found
         return replace(found, state=ended.state, exit_code=ended.exit_code, reason="")
 
-    def stop(self, job_id: str, *, run_id: str) -> None:
+    def stop(self, job_id: str, *, run_id: str, interrupt: bool = False) -> None:  # noqa: ARG002
         if not self.job(job_id, run_id=run_id).over:
             self._ask("POST", f"{_path_of(parse_job_name(job_id).submission)}/stop")
 

@@ -15,9 +15,9 @@ from echelon.spec.readers import nearest
 class SlurmCluster(Slurm):
     """The cluster that the Slurm commands on PATH use."""
 
-    def stop(self, job_id: str, *, run_id: str) -> None:
+    def stop(self, job_id: str, *, run_id: str, interrupt: bool = False) -> None:
         # The batch script has become the controller, which signals the ranks.
-        self.end(job_id, run_id, ["--batch", "--signal=TERM"])
+        self.end(job_id, run_id, ["--batch", f"--signal={'INT' if interrupt else 'TERM'}"])
 
     def cancel(self, job_id: str, *, run_id: str) -> None:
         self.end(job_id, run_id)

@@ -7,7 +7,6 @@ the same number of steps. A place is a count of the points at which a rank could
 
 import asyncio
 import math
-import signal
 from collections.abc import Awaitable, Callable, Iterable
 
 from echelon.launch.protocol.messages import Commit, End, Place, Propose
@@ -72,10 +71,10 @@ def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s
     left_s = math.inf
     if stop.deadline_s is not None:
         left_s = max(0.0, stop.deadline_s - now_s)
-    grace_s, ask = float(deaf.grace_s) if deaf else KILL_S, signal.SIGTERM
+    grace_s, ask = float(deaf.grace_s) if deaf else KILL_S, stop.ask
     if deaf and deaf.limit_lead_s and deaf.limit_signal and stop.cause == "time limit":
         # It wants a warning, and uses the time that is left as it likes.
-        grace_s, ask = max(grace_s, deaf.limit_lead_s), signal.Signals(deaf.limit_signal.number)
+        grace_s, ask = max(grace_s, deaf.limit_lead_s), deaf.limit_signal.number
     return End(generation=generation, grace_s=min(grace_s, left_s), signal=0 if stop.told else ask)
 
 

@@ -275,7 +275,9 @@ class AgentPool:
         message = _SIGNALLED.get(number, f"the controller received {signal.Signals(number).name}")
         # A second signal is a request to stop at once; after a hang-up no one waits for the run.
         at_once = self._signals > 1 or number == signal.SIGHUP
-        self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once)))
+        # What Ctrl-C does in a terminal: `except KeyboardInterrupt` works as it does there.
+        ask = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once, ask=ask)))
 
 
 def _allow_many_files() -> None:

@@ -1,5 +1,6 @@
 """A request to stop a run."""
 
+import signal
 from dataclasses import dataclass
 
 
@@ -16,6 +17,8 @@ class Stop:
     """Whether the ranks were signalled already."""
     deadline_s: float | None = None
     """When everything must have ended, by `time.monotonic`; None if there is no limit."""
+    ask: int = signal.SIGTERM
+    """The signal for ranks that do not take part in agreed stops."""
 
 
 class StopError(Exception):
