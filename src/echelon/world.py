@@ -42,10 +42,10 @@ def detect(environ: Mapping[str, str], *, local_rank: int | None = None) -> Worl
     Raises:
         UsageError: variables contradict each other, or are not numbers; the message names them.
     """
+    variables = _Variables(environ)
     if local_rank is not None:
-        return _spawned(_Variables(environ), local_rank)
+        return _spawned(variables, local_rank)
     for source, applies, read in SOURCES:
-        variables = _Variables(environ)
         if applies(environ):
             return read(variables, source)
     raise AssertionError("the last source always applies")

@@ -19,6 +19,7 @@ import echelon
 from echelon.clusters.base import Cluster, Jobs
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, write_atomic
+from echelon.core.codec import decode
 from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
 from echelon.core.records import read_record
 from echelon.core.shell import Shell
@@ -33,7 +34,7 @@ from echelon.run.attempts import (
 )
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
-from echelon.run.verdict import Failure, Verdict, from_record, judge
+from echelon.run.verdict import Failure, Verdict, judge
 from echelon.spec.job_spec import KEYS, JobSpec, show_value
 from echelon.spec.readers import nearest
 
@@ -130,30 +131,23 @@ def _is_own(python: str) -> bool:
     return python == sys.executable and importlib.util.find_spec("torch") is not None
 
 
-def choose_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-    """Set the ranks' Python to our own if the request names none and no environment is active.
+def choose_python(spec: JobSpec, environ: Mapping[str, str], *, inherits: bool) -> JobSpec:
+    """Set the ranks' Python if the request names none: that of the active environment, or our own.
 
-    Only if it has torch: the command may be installed in an environment of its own.
+    Our own only if it has torch: the command may be installed in an environment of its own.
+
+    Args:
+        spec: the request.
+        environ: our variables.
+        inherits: whether the job inherits them, and finds an active environment on its PATH.
     """
     if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue:
         return spec
-    if environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
-        return spec
+    if prefix := environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
+        return spec if inherits else replace(spec, python=f"{prefix}/bin/python")
     if importlib.util.find_spec("torch") is None:
         return spec
     return replace(spec, python=sys.executable)
-
-
-def name_python(spec: JobSpec, environ: Mapping[str, str]) -> JobSpec:
-    """Set the ranks' Python, also if an environment is active.
-
-    A job that does not inherit our variables would not find it on its PATH.
-    """
-    spec = choose_python(spec, environ)
-    prefix = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX")
-    if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue or not prefix:
-        return spec
-    return replace(spec, python=f"{prefix}/bin/python")
 
 
 def prepare_run(
@@ -357,6 +351,6 @@ def find_verdict(run: RunDir, job: Job) -> Verdict | None:
 
 def _read_verdict(run: RunDir) -> Verdict | None:
     try:
-        return from_record(read_record(run.verdict))
+        return decode(Verdict, read_record(run.verdict))
     except (OSError, ValueError):
         return None

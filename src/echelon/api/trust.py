@@ -6,14 +6,13 @@ therefore covers all of it, wherever the run directory is moved.
 """
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.records import read_bytes
-from echelon.core.userstate import state_folder
+from echelon.core.userstate import append_line, state_folder
 from echelon.errors import NotFoundError, NotPermittedError
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
@@ -31,12 +30,7 @@ def remember_script(script: bytes, environ: Mapping[str, str]) -> str:
     if path is None:
         return "no home directory"
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK, 0o600)
-        try:
-            os.write(handle, f"{_digest(script)}\n".encode())
-        finally:
-            os.close(handle)
+        append_line(path, _digest(script))
     except OSError as error:
         return str(error)
     return ""

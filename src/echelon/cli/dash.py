@@ -15,6 +15,7 @@ from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, RunsDir, complete_run
 from echelon.errors import UnavailableError
+from echelon.run.listing import find_run
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -59,7 +60,6 @@ def dash(
             f"echelon dash requires {error.name}, which is not installed",
             hint="pip install 'echelon[dash]'",
         ) from error
-    from echelon.run.listing import find_run  # noqa: PLC0415
 
     begin = find_run(runs_dir, run).run_id if run else ""
     listener = _listen(port)

@@ -16,14 +16,16 @@ from echelon.cli import console
 from echelon.cli.help import CHECK, SectionedCommand
 from echelon.cli.options import takes_keys
 from echelon.cli.runs import RUNS, AsJson, RunsDir
+from echelon.core.atomic_file import make_private
 from echelon.core.nodes import expand
+from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
+from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
 if TYPE_CHECKING:
     from echelon.launch.doctor.results import Examined, Finding
-    from echelon.spec.job_spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
 KEYS = (
@@ -70,7 +72,6 @@ def doctor(
 def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", list["Finding"]]:
     import asyncio  # noqa: PLC0415
 
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.launch.backends.choosing import choose_backend  # noqa: PLC0415
     from echelon.launch.doctor.examination import Examination  # noqa: PLC0415
     from echelon.launch.doctor.findings import judge  # noqa: PLC0415
@@ -111,7 +112,6 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
     The third value is the digest of our programs.
     """
     from echelon.api.runs import ship_launcher  # noqa: PLC0415
-    from echelon.core.atomic_file import make_private  # noqa: PLC0415
 
     made = not runs.exists()
     make_private(runs)
@@ -130,9 +130,11 @@ def _place(runs: Path) -> Iterator[tuple[Path, Path, str]]:
 @contextlib.contextmanager
 def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str, str]]:
     """Hold the requested nodes; yield the environment of a process in their allocation."""
+    from echelon.clusters.local import fit_allocation  # noqa: PLC0415
+
     asked = request.origins["nodes"] in _SAID_NOW
     if "SLURM_JOB_ID" in environ and "SLURM_JOB_NODELIST" in environ:
-        _check_allocation(request.spec, environ, asked=asked)
+        fit_allocation(request.spec, environ, asked=asked)  # it may be too small
         yield environ
     elif asked or request.origins["nodelist"] in _SAID_NOW:
         with _allocate(count_nodes(request.spec, asked=asked), environ, _progress) as held:
@@ -141,7 +143,7 @@ def _nodes(request: Merged, environ: Mapping[str, str]) -> Iterator[Mapping[str,
         yield environ
 
 
-def count_nodes(spec: "JobSpec", *, asked: bool) -> "JobSpec":
+def count_nodes(spec: JobSpec, *, asked: bool) -> JobSpec:
     """Return a request for the given number of nodes, or for all nodes of --nodelist."""
     if asked:
         return spec
@@ -149,19 +151,12 @@ def count_nodes(spec: "JobSpec", *, asked: bool) -> "JobSpec":
     return replace(spec, nodes=NodeCount(count, count))
 
 
-def _check_allocation(spec: "JobSpec", environ: Mapping[str, str], *, asked: bool) -> None:
-    from echelon.clusters.local import fit_allocation  # noqa: PLC0415
-
-    fit_allocation(spec, environ, asked=asked)
-
-
 @contextlib.contextmanager
 def _allocate(
-    spec: "JobSpec", environ: Mapping[str, str], tell: Callable[[str], None]
+    spec: JobSpec, environ: Mapping[str, str], tell: Callable[[str], None]
 ) -> Iterator[Mapping[str, str]]:
     from echelon.clusters.slurm.allocating import hold_nodes  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if problems := SlurmCluster(LocalShell(), environ, tell=tell).problems(spec):
         raise UsageError("; ".join(problems), hint="list partitions and nodes with: sinfo")
@@ -169,7 +164,7 @@ def _allocate(
         yield held
 
 
-def choose_interpreter(spec: "JobSpec", environ: Mapping[str, str]) -> str:
+def choose_interpreter(spec: JobSpec, environ: Mapping[str, str]) -> str:
     """Return the Python that ranks would use: --python, that of an environment, or our own."""
     if spec.python:
         found = shutil.which(spec.python, path=environ.get("PATH"))

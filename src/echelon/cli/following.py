@@ -8,29 +8,27 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from echelon.api.runs import current_job, find_verdict, submit_run
+from echelon.api.trust import read_script
 from echelon.cli import console
-from echelon.core.jobs import describe_job, is_job_id
-from echelon.core.progressbar import Standing, render_standing
+from echelon.clusters.base import Cluster
+from echelon.core.jobs import Job, describe_job, is_job_id
+from echelon.core.shell import LocalShell
 from echelon.core.visible import settled
 from echelon.errors import EchelonError, NotFoundError, UnavailableError
+from echelon.run.attempts import Attempt, attempts, find_output, outcome
 from echelon.run.background_writer import AWAY
+from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
-from echelon.run.metrics import MetricEvent, StepLogged
+from echelon.run.metrics import MetricEvent, StepLogged, render_progress
 from echelon.run.rank_logs import Line, RunLogs, Tail, last_lines_start
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from echelon.clusters.base import Cluster
-    from echelon.core.jobs import Job
-    from echelon.run.attempts import Attempt
-    from echelon.run.directory import RunDir
+from echelon.run.request import read_spec
+from echelon.run.verdict import render
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
 _LABEL = re.compile(r" *(\d{1,9}): ")
@@ -46,15 +44,15 @@ _EAGER_S = 5.0
 
 
 def follow_run(
-    run: "RunDir",
-    cluster: "Cluster",
+    run: RunDir,
+    cluster: Cluster,
     *,
     show: bool,
     rank: int | None = None,
     resubmit: bool = False,
     raw: bool = False,
     tail: int | None = None,
-) -> "Job":
+) -> Job:
     """Wait until a run ends, over all its jobs.
 
     Args:
@@ -83,12 +81,8 @@ def follow_run(
         raise
 
 
-def _submit_next(run: "RunDir", cluster: "Cluster") -> bool:
+def _submit_next(run: RunDir, cluster: Cluster) -> bool:
     """Submit another attempt if the last one asked for it; tell whether it did."""
-    from echelon.api.runs import submit_run  # noqa: PLC0415
-    from echelon.api.trust import read_script  # noqa: PLC0415
-    from echelon.run.attempts import attempts, outcome  # noqa: PLC0415
-
     ended = outcome(run, attempts(run)[-1].number)
     if ended is None or ended.next != "wanted":
         return False
@@ -97,16 +91,14 @@ def _submit_next(run: "RunDir", cluster: "Cluster") -> bool:
     return True
 
 
-def _send_owed(run: "RunDir") -> None:
+def _send_owed(run: RunDir) -> None:
     """Send the notification of the run's end if the controller was killed before it could.
 
     Only commands that start the run's jobs do this; commands that read a run execute nothing of it.
     """
     if not any(run.attempts.glob("*/notify.json")):
         return
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.launch.controller.notify import PATIENCE_S, Notifier  # noqa: PLC0415
-    from echelon.run.request import read_spec  # noqa: PLC0415
 
     with suppress(OSError, EchelonError):  # the run has its exit code; this is an extra
         spec = read_spec(run)
@@ -117,10 +109,7 @@ def _send_owed(run: "RunDir") -> None:
             console.note(f"{run.run_id}: --notify: {wrong}")
 
 
-def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job":
-    from echelon.api.runs import current_job  # noqa: PLC0415
-    from echelon.run.attempts import attempts  # noqa: PLC0415
-
+def _follow(run: RunDir, cluster: Cluster, screen: "_Screen | None") -> Job:
     asked_s, ended_s, ended = -_ASK_S, -_EAGER_S, 0
     job, away = None, False
     while True:
@@ -152,16 +141,13 @@ def _follow(run: "RunDir", cluster: "Cluster", screen: "_Screen | None") -> "Job
         time.sleep(LOOK_S)
 
 
-def _tell_cause(run: "RunDir", job: "Job") -> None:
+def _tell_cause(run: RunDir, job: Job) -> None:
     """Print why a run failed, if that is known."""
-    from echelon.api.runs import find_verdict  # noqa: PLC0415
-    from echelon.run.verdict import render  # noqa: PLC0415
-
     if job.state != "COMPLETED" and (verdict := find_verdict(run, job)):
         console.note(render(verdict, run=run.path))
 
 
-def _sum_up(run: "RunDir") -> None:
+def _sum_up(run: RunDir) -> None:
     """Print where the run's time went, and what to change, in a line or two."""
     from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
 
@@ -170,10 +156,8 @@ def _sum_up(run: "RunDir") -> None:
             console.note(text)
 
 
-def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
+def follow_to_the_end(run: RunDir, cluster: Cluster) -> Job:
     """Follow a run that belongs to this command: Ctrl-C stops it, a second one cancels it."""
-    from echelon.run.attempts import attempts  # noqa: PLC0415
-
     known = attempts(run)  # in case its directory is deleted meanwhile
     interrupted = False
     screen = _Screen(run, None)  # kept across Ctrl-C, so that no line is printed twice
@@ -202,11 +186,8 @@ def follow_to_the_end(run: "RunDir", cluster: "Cluster") -> "Job":
         raise
 
 
-def stop_all(run: "RunDir", cluster: "Cluster", *, interrupt: bool = False) -> None:
+def stop_all(run: RunDir, cluster: Cluster, *, interrupt: bool = False) -> None:
     """Ask a run's jobs to stop, a waiting standby first: otherwise it would take over."""
-    from echelon.api.runs import current_job  # noqa: PLC0415
-    from echelon.run.attempts import attempts  # noqa: PLC0415
-
     current = current_job(run, cluster)
     for attempt in reversed(attempts(run)):
         if is_job_id(attempt.job_id):
@@ -215,27 +196,25 @@ def stop_all(run: "RunDir", cluster: "Cluster", *, interrupt: bool = False) -> N
             return
 
 
-def cancel_all(run: "RunDir", cluster: "Cluster", known: "Sequence[Attempt]" = ()) -> None:
+def cancel_all(run: RunDir, cluster: Cluster, known: Sequence[Attempt] = ()) -> None:
     """Cancel a run's jobs, the last first: it may be waiting for the end of the one before."""
-    from echelon.run.attempts import attempts  # noqa: PLC0415
-
     for attempt in reversed(attempts(run) or known):
         if is_job_id(attempt.job_id):
             cluster.cancel(attempt.job_id, run_id=run.run_id)
 
 
-def _distant(job: "Job") -> bool:
+def _distant(job: Job) -> bool:
     """Tell whether a query about a job goes to a cluster."""
     return not job.id.startswith("local:")
 
 
-def exit_code(job: "Job") -> int:
+def exit_code(job: Job) -> int:
     """Return the exit code for a command that waited: the run's own, and 0 only if it completed."""
     return 0 if job.state == "COMPLETED" else job.exit_code or 1
 
 
 def print_logs(
-    run: "RunDir", *, rank: int | None, raw: bool = False, tail: int | None = None
+    run: RunDir, *, rank: int | None, raw: bool = False, tail: int | None = None
 ) -> bool:
     """Print the output of a run, or its last lines; return whether there was any."""
     return _Screen(run, rank, raw=raw, tail=tail).show(over=True)
@@ -245,7 +224,7 @@ class _Screen:
     """Prints what a run writes, and remembers how far it has read."""
 
     def __init__(
-        self, run: "RunDir", rank: int | None, *, raw: bool = False, tail: int | None = None
+        self, run: RunDir, rank: int | None, *, raw: bool = False, tail: int | None = None
     ) -> None:
         self._run, self._rank, self._raw, self._last = run, rank, raw, tail
         self._logs = RunLogs(run.logs, rank=rank)
@@ -270,8 +249,6 @@ class _Screen:
 
     def _show_jobs(self, *, over: bool) -> bool:
         """Print the output of the jobs themselves: messages of their controllers."""
-        from echelon.run.attempts import attempts, find_output  # noqa: PLC0415
-
         found = False
         # Without the launcher there are no rank logs; srun labels the lines of its tasks.
         labelled = not self._run.launcher.exists()
@@ -333,7 +310,7 @@ class _Screen:
 class _Bar:
     """Training progress in the last line of a terminal."""
 
-    def __init__(self, run: "RunDir") -> None:
+    def __init__(self, run: RunDir) -> None:
         watched = sys.stderr and sys.stderr.isatty()
         self._metrics = EventReader(run.metrics, MetricEvent) if watched else None
         self._text, self._drawn = "", False
@@ -349,23 +326,9 @@ class _Bar:
             return
         for record in self._metrics.read():
             if isinstance(record.event, StepLogged):
-                self._text, self._drawn = render_standing(_standing(record.event), bar=True), False
+                self._text, self._drawn = render_progress(record.event, bar=True), False
         if self._text and not self._drawn:
             width = shutil.get_terminal_size().columns - 1
             sys.stderr.write(f"\r{self._text[:width]}\x1b[K")
             sys.stderr.flush()
             self._drawn = True
-
-
-def _standing(event: StepLogged) -> Standing:
-    """Return how far a training is; events of other versions may lack fields."""
-    return Standing(
-        epoch=event.epoch + 1,
-        epochs=event.epochs or 1,
-        done=event.done,
-        length=event.length or 1,
-        rate=event.metrics.get("rate", 0.0),
-        left_s=event.left_s,
-        loss=event.metrics.get("loss", math.nan),
-        unit="batches" if event.unit == "batches" else "samples",
-    )

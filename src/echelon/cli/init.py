@@ -12,14 +12,15 @@ from echelon.cli import console
 from echelon.cli.help import PREPARE
 from echelon.cli.options import read_text
 from echelon.cli.project_file import PROJECT, PYPROJECT, has_project_table
+from echelon.core.atomic_file import write_atomic
 from echelon.core.ownership import find_intruder
+from echelon.core.shell import LocalShell, Shell
 from echelon.errors import ConflictError, EchelonError, NotPermittedError
 from echelon.spec.job_spec import show_value
 
 if TYPE_CHECKING:
     from echelon.clusters.proposal import Environment, Facts, Machine
     from echelon.clusters.slurm.survey import Survey
-    from echelon.core.shell import Shell
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -51,8 +52,6 @@ def init(
     Example: echelon init --yes
     """
     from echelon.clusters import proposal  # noqa: PLC0415
-    from echelon.core.atomic_file import write_atomic  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     folder = Path.cwd()
     if not dry_run:
@@ -104,7 +103,7 @@ def _check_free(folder: Path, *, force: bool) -> None:
         )
 
 
-def gather_facts(folder: Path, shell: "Shell", environ: Mapping[str, str]) -> "Facts":
+def gather_facts(folder: Path, shell: Shell, environ: Mapping[str, str]) -> "Facts":
     """Collect facts about the cluster, this machine, the directory and the user's settings."""
     from echelon.clusters.proposal import Facts  # noqa: PLC0415
 
@@ -122,7 +121,7 @@ def gather_facts(folder: Path, shell: "Shell", environ: Mapping[str, str]) -> "F
     )
 
 
-def _ask_slurm(shell: "Shell", environ: Mapping[str, str]) -> "Survey | None":
+def _ask_slurm(shell: Shell, environ: Mapping[str, str]) -> "Survey | None":
     from echelon.clusters.slurm.survey import survey_cluster  # noqa: PLC0415
 
     if shell.which("sinfo") is None:
@@ -142,7 +141,7 @@ def _user() -> str:
         return str(os.geteuid())
 
 
-def _look_at_machine(shell: "Shell") -> "Machine":
+def _look_at_machine(shell: Shell) -> "Machine":
     from echelon.clusters.proposal import Machine  # noqa: PLC0415
 
     gpus = 0

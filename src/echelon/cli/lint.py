@@ -1,5 +1,6 @@
 """`echelon lint`: find problems in a job script before it is submitted."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +60,7 @@ def lint(
     found = [one for path in files for one in _lint(path)]
     found = list(dict.fromkeys(found))  # two job scripts can start the same Python script
     if as_json:
-        console.print_json([one.to_json() for one in found])
+        console.print_json([asdict(one) for one in found])
     else:
         console.print_result(report.render_findings(found, len(files)))
     if any(one.severity is not rule.Severity.ADVICE for one in found):

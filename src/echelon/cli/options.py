@@ -113,69 +113,55 @@ def _take(command: Callable[..., None], flags: Sequence[inspect.Parameter]) -> C
 
 def _parameters() -> list[inspect.Parameter]:
     """Return the flags as parameters of a signature, which typer reads."""
-    kind = inspect.Parameter.KEYWORD_ONLY
-    script = Annotated[
-        str,
-        typer.Argument(
-            metavar="SCRIPT",
-            help=_sentence(KEYS["script"].help),
-            show_default=False,
-            autocompletion=complete_script,
-        ),
+    script = typer.Argument(
+        metavar="SCRIPT",
+        help=_sentence(KEYS["script"].help),
+        show_default=False,
+        autocompletion=complete_script,
+    )
+    args = typer.Argument(metavar="ARGS", help=_sentence(KEYS["args"].help), show_default=False)
+    config = typer.Option(
+        "--config",
+        metavar="FILE",
+        envvar="ECHELON_CONFIG",
+        help="Project file to use, whoever owns it; replaces the search.",
+        show_default=False,
+        rich_help_panel=CONFIGURATION,
+    )
+    cluster = typer.Option(
+        metavar="NAME",
+        help="Cluster profile to use.",
+        show_default=False,
+        rich_help_panel=CONFIGURATION,
+    )
+    setting = typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any key of the project file.",
+        rich_help_panel=CONFIGURATION,
+    )
+    source = typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Read the #SBATCH lines of a script.",
+        rich_help_panel=CONFIGURATION,
+    )
+    return [
+        _parameter("script", str, script, default=""),
+        _parameter("args", list[str] | None, args),
+        *(_flag(KEYS[name], group) for group, names in GROUPS.items() for name in names),
+        _parameter("config", Path | None, config),
+        _parameter("cluster", str, cluster, default=""),
+        _parameter("setting", list[str] | None, setting),
+        _parameter("source", Path | None, source),
     ]
-    args = Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARGS", help=_sentence(KEYS["args"].help), show_default=False),
-    ]
-    found = [
-        inspect.Parameter("script", kind, default="", annotation=script),
-        inspect.Parameter("args", kind, default=None, annotation=args),
-    ]
-    for group, names in GROUPS.items():
-        found += [_flag(KEYS[name], group) for name in names]
-    config = Annotated[
-        Path | None,
-        typer.Option(
-            "--config",
-            metavar="FILE",
-            envvar="ECHELON_CONFIG",
-            help="Project file to use, whoever owns it; replaces the search.",
-            show_default=False,
-            rich_help_panel=CONFIGURATION,
-        ),
-    ]
-    cluster = Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Cluster profile to use.",
-            show_default=False,
-            rich_help_panel=CONFIGURATION,
-        ),
-    ]
-    setting = Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Set any key of the project file.",
-            rich_help_panel=CONFIGURATION,
-        ),
-    ]
-    source = Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="FILE",
-            help="Read the #SBATCH lines of a script.",
-            rich_help_panel=CONFIGURATION,
-        ),
-    ]
-    found.append(inspect.Parameter("config", kind, default=None, annotation=config))
-    found.append(inspect.Parameter("cluster", kind, default="", annotation=cluster))
-    found.append(inspect.Parameter("setting", kind, default=None, annotation=setting))
-    found.append(inspect.Parameter("source", kind, default=None, annotation=source))
-    return found
+
+
+def _parameter(name: str, kind: Any, option: Any, default: Any = None) -> inspect.Parameter:
+    annotation = Annotated[kind, option]
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+    )
 
 
 def _flag(key: Key, group: str | None) -> inspect.Parameter:
@@ -190,12 +176,7 @@ def _flag(key: Key, group: str | None) -> inspect.Parameter:
         rich_help_panel=group,
     )
     value: Any = list[str] | None if key.name in REPEATED else bool | None if switch else str | None
-    return inspect.Parameter(
-        key.name.replace(".", "_"),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[value, option],
-    )
+    return _parameter(key.name.replace(".", "_"), value, option)
 
 
 def _metavar(key: Key) -> str:

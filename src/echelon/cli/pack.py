@@ -11,6 +11,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import PREPARE
+from echelon.core.units import counted
 from echelon.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def _print(facts: list[dict[str, Any]], *, as_json: bool) -> None:
 
 def _note_skipped(skipped: dict[str, str]) -> None:
     if skipped:
-        console.note(f"skipped {len(skipped)} broken image{'s' if len(skipped) > 1 else ''}:")
+        console.note(f"skipped {counted(len(skipped), 'broken image')}:")
     for name, why in list(skipped.items())[:_NAMED]:
         console.note(f"  {name}: {why}")
     if len(skipped) > _NAMED:

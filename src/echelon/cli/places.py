@@ -10,14 +10,16 @@ import typer
 from echelon.cli import console
 from echelon.cli.completion import offer
 from echelon.cli.help import CONFIGURATION
+from echelon.core.jobs import Job
+from echelon.core.shell import LocalShell
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
+from echelon.run.attempts import attempts
+from echelon.run.directory import RunDir
+from echelon.spec.job_spec import JobSpec
+from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
-    from echelon.core.jobs import Job
-    from echelon.run.directory import RunDir
-    from echelon.spec.job_spec import JobSpec
-    from echelon.spec.merging import Merged
 
 PLACES = ("auto", "local", "slurm", "ray")
 On = Annotated[
@@ -61,7 +63,6 @@ def choose_cluster(
     """Return the cluster for new runs: Slurm, Ray, or this machine."""
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if place not in PLACES:
         raise UsageError(f"invalid value for --on: '{place}'", hint="choose local, slurm or ray")
@@ -76,27 +77,17 @@ def choose_cluster(
     return LocalCluster(LocalShell(), environ, runs, tied=tied)
 
 
-def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
+def choose_spec(request: Merged, place: str, environ: Mapping[str, str]) -> JobSpec:
     """Return a request that the cluster supports, with the ranks' Python set."""
-    from echelon.api.runs import choose_python, name_python  # noqa: PLC0415
+    from echelon.api.runs import choose_python  # noqa: PLC0415
     from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
 
     if place != "ray":
-        return choose_python(request.spec, environ)
+        return choose_python(request.spec, environ, inherits=True)
     spec, dropped = keep_what_ray_knows(request)
     if dropped:
         console.note(f"ignored on Ray, because only Slurm has it: {', '.join(dropped)}")
-    return name_python(spec, environ)
-
-
-def cluster_of(run: "RunDir", *, address: str = "") -> "Cluster":
-    """Return the cluster where a run was started.
-
-    Args:
-        run: the run.
-        address: the current address of its Ray cluster.
-    """
-    return _find_place(run, address=address, glance=False)
+    return choose_python(spec, environ, inherits=False)
 
 
 class Places:
@@ -108,14 +99,14 @@ class Places:
     def __init__(self) -> None:
         self._known: dict[str, _Glance] = {}
 
-    def job(self, run: "RunDir") -> "Job":
+    def job(self, run: RunDir) -> Job:
         """Return a run's current job; UNKNOWN, with the reason, if its cluster does not respond."""
         from echelon.api.runs import current_job  # noqa: PLC0415
 
         return current_job(run, self._of(run))
 
-    def _of(self, run: "RunDir") -> "_Glance":
-        found = _find_place(run, address="", glance=True)
+    def _of(self, run: RunDir) -> "_Glance":
+        found = cluster_of(run, glance=True)
         address, given = getattr(found, "address", ""), getattr(found, "given", True)
         key = f"{type(found)} {address} {given}"
         if not given and key not in self._known:
@@ -133,9 +124,7 @@ class _Glance:
     def __init__(self, cluster: "Cluster") -> None:
         self._cluster, self._away = cluster, ""
 
-    def job(self, job_id: str, *, run_id: str) -> "Job":
-        from echelon.core.jobs import Job  # noqa: PLC0415
-
+    def job(self, job_id: str, *, run_id: str) -> Job:
         if not self._away:
             try:
                 return self._cluster.job(job_id, run_id=run_id)
@@ -144,10 +133,16 @@ class _Glance:
         return Job(id=job_id, state="UNKNOWN", reason=self._away)
 
 
-def _find_place(run: "RunDir", *, address: str, glance: bool) -> "Cluster":
+def cluster_of(run: RunDir, *, address: str = "", glance: bool = False) -> "Cluster":
+    """Return the cluster where a run was started.
+
+    Args:
+        run: the run.
+        address: the current address of its Ray cluster.
+        glance: only show states; ignore a cluster that does not respond.
+    """
     from echelon.clusters import local  # noqa: PLC0415
     from echelon.clusters.ray import address as rayaddress  # noqa: PLC0415
-    from echelon.run.attempts import attempts  # noqa: PLC0415
 
     jobs = [attempt.job_id for attempt in attempts(run)]
     runs = run.path.parent
@@ -169,6 +164,5 @@ def _ray_cluster(
     address: str, runs: Path, *, glance: bool = False, given: bool = True
 ) -> "Cluster":
     from echelon.clusters.ray.cluster import RayCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     return RayCluster(address, runs, os.environ, shell=LocalShell(), glance=glance, given=given)

@@ -11,6 +11,7 @@ from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
+from echelon.run.listing import find_run
 
 if TYPE_CHECKING:
     from echelon.monitor.report import Report
@@ -33,7 +34,6 @@ def report(
     Example: echelon report last
     """
     from echelon.monitor.report import make_report, render, to_record  # noqa: PLC0415
-    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = make_report(find_run(runs_dir, run))
     if html is not None:
@@ -78,7 +78,6 @@ def export(
     Example: echelon export last --csv figures
     """
     from echelon.monitor.export import is_empty, make_tables, write_csv  # noqa: PLC0415
-    from echelon.run.listing import find_run  # noqa: PLC0415
 
     if not as_csv:
         raise UsageError("no output format given", hint=f"echelon export {run} --csv")

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,22 +21,23 @@ from echelon.cli.places import (
     choose_spec,
     cluster_of,
 )
-from echelon.core.jobs import describe_job, short_id
+from echelon.core.jobs import Job, describe_job, short_id
+from echelon.core.ownership import find_intruder
+from echelon.core.shell import LocalShell
 from echelon.errors import ConflictError, NotFoundError, UsageError
+from echelon.run.attempts import attempts, is_of_use
+from echelon.run.directory import RunDir
+from echelon.run.listing import find_run, list_runs
+from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
-    from echelon.core.jobs import Job
-    from echelon.run.directory import RunDir
-    from echelon.spec.job_spec import JobSpec
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
-    from echelon.run.listing import list_runs  # noqa: PLC0415
-
     runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
     names = ["last", *(run.run_id for run in reversed(list_runs(runs)))]
     return [name for name in names if name.startswith(incomplete)]
@@ -58,16 +60,17 @@ Run = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the run and exit with its status.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Print the run's output while waiting.")]
 RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
 
 def _start(
-    spec: "JobSpec", cluster: "Cluster", runs: Path, environ: Mapping[str, str]
-) -> tuple["RunDir", str]:
+    spec: JobSpec, cluster: "Cluster", runs: Path, environ: Mapping[str, str]
+) -> tuple[RunDir, str]:
     """Create a run and start it; return it and its job's id."""
     from echelon.api.runs import prepare_run, submit_run  # noqa: PLC0415
-    from echelon.core.ownership import find_intruder  # noqa: PLC0415
 
     folder = Path(spec.chdir or Path.cwd()).absolute()
     run, _ = prepare_run(spec, runs.absolute(), folder, conda_exe=environ.get("CONDA_EXE", ""))
@@ -86,7 +89,7 @@ def _start(
         raise
 
 
-def _remember(run: "RunDir", script: bytes) -> None:
+def _remember(run: RunDir, script: bytes) -> None:
     """Record that the user submitted a script, so that the run can be resumed."""
     from echelon.api.trust import remember_script  # noqa: PLC0415
 
@@ -94,10 +97,9 @@ def _remember(run: "RunDir", script: bytes) -> None:
         console.note(f"warning: to resume {run.run_id} you will need --trust: {why}")
 
 
-def _check(spec: "JobSpec", cluster: "Cluster", command: str) -> None:
+def _check(spec: JobSpec, cluster: "Cluster", command: str) -> None:
     """Report all problems of a request before anything is started."""
     from echelon.api.runs import check_files, check_python  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if not spec.script:
         raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 train.py")
@@ -122,12 +124,8 @@ def submit(
     runs_dir: RunsDir = RUNS,
     on: On = "slurm",
     address: Address = "",
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the run and exit with its status.")
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Print the run's output while waiting.")
-    ] = False,
+    wait: Wait = False,
+    follow: Follow = False,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the request and print the script; queue nothing."),
@@ -193,9 +191,6 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
     Example: echelon ps --json
     """
-    from echelon.run.attempts import attempts  # noqa: PLC0415
-    from echelon.run.listing import list_runs  # noqa: PLC0415
-
     rows, places = [], Places()
     silent: dict[str, str] = {}
     for run in list_runs(runs_dir):
@@ -226,8 +221,6 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
     from echelon.cli.following import MOST_NODES  # noqa: PLC0415
     from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import RunReader  # noqa: PLC0415
-    from echelon.run.attempts import attempts, is_of_use  # noqa: PLC0415
-    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     job = Places().job(found)
@@ -277,7 +270,6 @@ def logs(
     Example: echelon logs -f --rank 3 last
     """
     from echelon.cli.following import exit_code, follow_run, print_logs  # noqa: PLC0415
-    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     if follow:
@@ -325,12 +317,8 @@ def resume(
     *,
     runs_dir: RunsDir = RUNS,
     address: NewAddress = "",
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait for the run and exit with its status.")
-    ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Print the run's output while waiting.")
-    ] = False,
+    wait: Wait = False,
+    follow: Follow = False,
     trust: Annotated[
         bool,
         typer.Option("--trust", help="Execute the run's files even if you did not submit them."),
@@ -380,11 +368,9 @@ def resume(
         raise typer.Exit(exit_code(follow_run(found, cluster, show=follow, resubmit=True)))
 
 
-def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]:
+def _find(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Cluster"]:
     """Return a run that has a job, and its cluster."""
     from echelon.api.relocation import check_original  # noqa: PLC0415
-    from echelon.run.attempts import attempts  # noqa: PLC0415
-    from echelon.run.listing import find_run  # noqa: PLC0415
 
     found = find_run(runs_dir, name)
     check_original(found)
@@ -395,7 +381,7 @@ def _find(runs_dir: Path, name: str, address: str) -> tuple["RunDir", "Cluster"]
     return found, cluster_of(found, address=address)
 
 
-def _current(run: "RunDir", cluster: "Cluster") -> "Job | None":
+def _current(run: RunDir, cluster: "Cluster") -> Job | None:
     """Return the job to end; None, with a message, if the run has already ended."""
     from echelon.api.runs import current_job  # noqa: PLC0415
 
@@ -418,13 +404,12 @@ def why(
     Example: echelon why last
     """
     from echelon.api.runs import find_verdict  # noqa: PLC0415
-    from echelon.run.listing import find_run  # noqa: PLC0415
-    from echelon.run.verdict import render, to_record  # noqa: PLC0415
+    from echelon.run.verdict import render  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     verdict = find_verdict(found, Places().job(found))
     if as_json:
-        console.print_json(to_record(verdict) if verdict else None)
+        console.print_json(asdict(verdict) if verdict else None)
     elif verdict:
         console.print_result(f"{found.run_id}\n{render(verdict, whole=True, run=found.path)}")
     else:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from echelon.cli import console
+from echelon.core.shell import LocalShell
 from echelon.core.units import format_memory, parse_memory
 from echelon.errors import EchelonError, UsageError
 from echelon.sandbox.layout import DEFAULT_NAME
@@ -69,7 +70,6 @@ def _changing(name: str) -> "Iterator[Sandbox]":
 
 
 def _open(name: str) -> "Sandbox":
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.sandbox.lifecycle import open_sandbox  # noqa: PLC0415
 
     return open_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())
@@ -96,7 +96,6 @@ def up(
 
     Example: echelon sandbox up --nodes 2 --gpus 8 --gpu-type h100
     """
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.sandbox.config import SandboxConfig  # noqa: PLC0415
     from echelon.sandbox.lifecycle import start_sandbox  # noqa: PLC0415
 
@@ -139,7 +138,6 @@ def down(*, name: Name = DEFAULT_NAME) -> None:
 
     Example: echelon sandbox down
     """
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.sandbox.lifecycle import stop_sandbox  # noqa: PLC0415
 
     stop_sandbox(name, shell=LocalShell(), environ=os.environ, uid=os.geteuid())

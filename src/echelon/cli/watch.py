@@ -11,10 +11,11 @@ from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.visible import settled
 from echelon.errors import UsageError
+from echelon.run.directory import RunDir
+from echelon.run.listing import find_run
 
 if TYPE_CHECKING:
     from echelon.monitor.frame import View
-    from echelon.run.directory import RunDir
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -38,8 +39,6 @@ def watch(
 
     Example: echelon watch last
     """
-    from echelon.run.listing import find_run  # noqa: PLC0415
-
     if not once and not console.is_terminal():
         raise UsageError("stdout is not a terminal", hint="print one frame: --once")
     screen = _Screen(find_run(runs_dir, run))
@@ -52,7 +51,7 @@ def watch(
 class _Screen:
     """Collects what is shown of a run."""
 
-    def __init__(self, run: "RunDir") -> None:
+    def __init__(self, run: RunDir) -> None:
         from echelon.monitor.reading import RunReader  # noqa: PLC0415
         from echelon.run.rank_logs import RunLogs  # noqa: PLC0415
 

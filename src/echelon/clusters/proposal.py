@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from echelon.clusters.slurm.survey import NodeKind, Partition, Survey
-from echelon.core.units import format_duration, parse_duration
+from echelon.core.units import counted, format_duration, parse_duration
 from echelon.errors import UsageError
 
 _LONGEST_S = 24 * 3600
@@ -205,8 +205,7 @@ def _amounts(facts: Facts, partition: Partition | None) -> list[Setting]:
     if kind := _choose_kind(facts, partition):
         found.append(Setting(key="gpus", value=kind.gpus, why=_describe(kind, partition)))
         if kind.cpus >= kind.gpus and "cpus_per_gpu" not in facts.decided:
-            ranks = f"{kind.gpus} rank{'' if kind.gpus == 1 else 's'}"
-            share = f"per rank: {kind.cpus} CPUs per node, {ranks}"
+            share = f"per rank: {kind.cpus} CPUs per node, {counted(kind.gpus, 'rank')}"
             found.append(Setting(key="cpus_per_task", value=kind.cpus // kind.gpus, why=share))
     if partition and (limit := _time(partition)):
         found.append(limit)
@@ -225,8 +224,8 @@ def _choose_kind(facts: Facts, partition: Partition | None) -> NodeKind | None:
 def _describe(kind: NodeKind, partition: Partition | None) -> str:
     if partition is None:
         return "per node: this machine's GPUs"
-    nodes = f"{kind.count} node{'' if kind.count == 1 else 's'}"
-    return f"per node: {partition.name} has {nodes} with {kind.gpus} {kind.gpu_type or 'GPUs'}"
+    nodes, gpus = counted(kind.count, "node"), f"{kind.gpus} {kind.gpu_type or 'GPUs'}"
+    return f"per node: {partition.name} has {nodes} with {gpus}"
 
 
 def _time(partition: Partition) -> Setting | None:

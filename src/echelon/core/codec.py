@@ -33,6 +33,11 @@ def _seconds(value: Any) -> float | None:
     return value if type(value) in (int, float) and 0 <= value < MOST_COUNT else None
 
 
+def to_figure(value: Any) -> float | None:
+    """Return a finite number; None for anything else."""
+    return value if type(value) in (int, float) and abs(value) < MOST_NUMBER else None  # not NaN
+
+
 def _measured(value: Any) -> float | None:
     """Return a number; NaN and infinity are values that a training can measure."""
     whole = type(value) is int and abs(value) < MOST_NUMBER
@@ -59,6 +64,8 @@ Index = Annotated[int, Read(to_count, -1)]
 RankCount = Annotated[int, Read(partial(to_count, below=MOST_RANKS), 0)]
 Seconds = Annotated[float, Read(_seconds, 0.0)]
 SecondsByName = Annotated[Mapping[str, float], Read(partial(_mapping, _seconds), {})]
+Figure = Annotated[float, Read(to_figure, 0.0)]
+"""A finite number."""
 Metrics = Annotated[Mapping[str, float], Read(partial(_mapping, _measured), {})]
 Texts = Annotated[Mapping[str, str], Read(partial(_mapping, _of(str)), {})]
 Objects = Annotated[Sequence[Mapping[str, Any]], Read(_objects, [])]
@@ -120,7 +127,8 @@ def _reader(hint: Any) -> Read:
             return note
     if inner := [one for one in get_args(kind) if one not in (NoneType, ...)]:
         read = _reader(inner[0])
-        return Read(partial(_tuple, read.read), ()) if get_origin(kind) is tuple else read
+        several = get_origin(kind) in (tuple, Sequence)
+        return Read(partial(_tuple, read.read), ()) if several else read
     if is_dataclass(kind):
         return Read(partial(_nested, kind), None)
     return _PLAIN[kind]

@@ -45,23 +45,25 @@ def sample_process(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
 
 def read_stat(process: Path) -> list[str]:
     """Return the fields of /proc/PID/stat from the state on; none if the process is gone."""
-    try:
-        # The name before them is in parentheses, and may itself contain parentheses.
-        return (process / "stat").read_text(errors="replace").rpartition(") ")[2].split()
-    except OSError:
-        return []
+    # The name before them is in parentheses, and may itself contain parentheses.
+    return read_text(process / "stat").rpartition(") ")[2].split()
 
 
 def describe_process(pid: int) -> str:
     """Describe what a process is doing, if it cannot write its stacks."""
     state, cpu_s = sample_process(pid)
-    try:
-        waits = Path(f"/proc/{pid}/wchan").read_text().strip("\0 \n")
-    except OSError:
-        waits = ""
+    waits = read_text(Path(f"/proc/{pid}/wchan")).strip("\0 \n")
     words = {"T": "stopped by a signal", "t": "stopped by a debugger", "D": "waiting for storage"}
     doing = words.get(state, f"in state {state}")
     return f"process {pid} is {doing}, CPU time {cpu_s:.1f} s, in {waits or 'its own code'}"
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file; empty if it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def tail(path: Path, *, start: int = -1, size: int = _TAIL) -> str:
@@ -112,11 +114,7 @@ class OomWatch:
 def oom_counters() -> list[Path]:
     """Return the files that count OOM kills, the most specific first."""
     found = []
-    try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        groups = []
-    for line in groups:
+    for line in read_text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
             found.append(Path(f"/sys/fs/cgroup{path}/memory.events"))
@@ -126,9 +124,5 @@ def oom_counters() -> list[Path]:
 
 
 def _count(path: Path) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return -1
-    found = [line.split() for line in lines]
+    found = [line.split() for line in read_text(path).splitlines()]
     return next((int(words[1]) for words in found if words and words[0] == "oom_kill"), -1)

@@ -104,6 +104,14 @@ def read_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
     return record
 
 
+def find_record(path: Path, *, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the JSON object in a file; empty if it cannot be read or is damaged."""
+    try:
+        return read_record(path, most=most)
+    except (OSError, ValueError):
+        return {}
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
@@ -121,12 +129,6 @@ def parse_toml(text: str) -> dict[str, Any]:
 def to_count(value: Any, *, below: int = MOST_COUNT) -> int | None:
     """Return a non-negative integer of plausible size; None for anything else."""
     return value if type(value) is int and 0 <= value < below else None  # not a bool
-
-
-def to_number(value: Any, default: float) -> float:
-    """Return a finite number; the default for anything else."""
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain and abs(value) < MOST_NUMBER else default
 
 
 def is_time(value: float) -> bool:

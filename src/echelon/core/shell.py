@@ -9,11 +9,11 @@ import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from echelon.errors import CommandError, MissingProgramError, TimedOutError
 
@@ -112,13 +112,14 @@ class LocalShell:
             try:
                 stdout, stderr = child.communicate(stdin, timeout=timeout_s)
             except subprocess.TimeoutExpired as error:
-                _kill_group(child.pid)
+                signal_group(child.pid)
                 raise TimedOutError(
                     f"'{argv[0]}' did not exit within {timeout_s:g} s",
                     hint=f"the full command was: {' '.join(argv)}",
                 ) from error
             except BaseException:
-                _kill_group(child.pid)
+                # After an interrupt, communicate() has waited a moment for the child.
+                signal_group(child.pid)
                 raise
         return Result(argv=tuple(argv), code=child.returncode, stdout=stdout, stderr=stderr)
 
@@ -131,12 +132,12 @@ class LocalShell:
         keep: Sequence[int] = (),
         stdin: bytes = b"",
     ) -> int:
-        with log.open("ab") as output, _readable(stdin) as given:
+        with log.open("ab") as output:
             try:
                 child = subprocess.Popen(
                     argv,
                     env=env,
-                    stdin=given,
+                    stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
@@ -144,6 +145,10 @@ class LocalShell:
                 )
             except FileNotFoundError as error:
                 raise MissingProgramError(argv[0]) from error
+        if child.stdin:
+            assert len(stdin) <= select.PIPE_BUF, "a larger write could block"
+            with suppress(BrokenPipeError), child.stdin:  # it may have exited already
+                child.stdin.write(stdin)
         # It outlives us on purpose: otherwise Popen would warn when it is garbage-collected.
         child.returncode = 0
         return child.pid
@@ -161,26 +166,10 @@ class LocalShell:
         return Path(found) if found else None
 
 
-@contextmanager
-def _readable(data: bytes) -> Iterator[int]:
-    """Yield a file descriptor from which this data can be read, followed by end of file."""
-    if not data:
-        yield subprocess.DEVNULL
-        return
-    assert len(data) <= select.PIPE_BUF, "a larger write could block"
-    read_end, write_end = os.pipe2(os.O_CLOEXEC)
-    try:
-        os.write(write_end, data)
-        os.close(write_end)
-        yield read_end
-    finally:
-        os.close(read_end)
-
-
-def _kill_group(pid: int) -> None:
-    # After an interrupt, communicate() waits a moment for the child: it may have exited.
+def signal_group(pid: int, number: int = signal.SIGKILL) -> None:
+    """Signal the process group of a program, which may have exited already."""
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        os.killpg(pid, number)
 
 
 @dataclass(slots=True)
@@ -201,15 +190,7 @@ class FakeShell:
     class Replaced(BaseException):
         """Raised by `replace`, because the real one never returns."""
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,  # noqa: ARG002  part of the protocol
-        stdin: str = "",  # noqa: ARG002
-        timeout_s: float | None = None,  # noqa: ARG002
-        keep: Sequence[int] = (),  # noqa: ARG002
-    ) -> Result:
+    def run(self, argv: Sequence[str], **_options: Any) -> Result:
         self.calls.append(tuple(argv))
         line = " ".join(argv)
         known = [key for key in self.answers if line.startswith(key)]
@@ -220,15 +201,7 @@ class FakeShell:
             return Result(argv=tuple(argv), stdout=answer)
         return answer if isinstance(answer, Result) else answer(argv)
 
-    def start(
-        self,
-        argv: Sequence[str],
-        *,
-        log: Path,  # noqa: ARG002
-        env: Mapping[str, str] | None = None,  # noqa: ARG002
-        keep: Sequence[int] = (),  # noqa: ARG002
-        stdin: bytes = b"",  # noqa: ARG002
-    ) -> int:
+    def start(self, argv: Sequence[str], **_options: Any) -> int:
         self.calls.append(tuple(argv))
         return 2**22 + len(self.calls)  # above the kernel's largest pid: never a real process
 

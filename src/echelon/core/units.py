@@ -1,4 +1,4 @@
-"""Memory sizes and durations, in Slurm's notation and in common ones.
+"""Memory sizes, durations and counts, in Slurm's notation and in common ones.
 
 Throughout Echelon, memory is in MiB and time in seconds; these functions convert.
 """
@@ -19,9 +19,6 @@ _WORDS = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _MINUTE_S, _HOUR_S, _DAY_S = 60, 3600, 86400
-
-UNLIMITED = None
-"""What `parse_duration` returns for Slurm's UNLIMITED."""
 
 
 def parse_memory(text: str) -> int:
@@ -59,7 +56,7 @@ def parse_duration(text: str) -> int | None:
     """
     stripped = text.strip()
     if stripped.upper() in ("UNLIMITED", "INFINITE"):
-        return UNLIMITED
+        return None
     if match := _CLOCK.fullmatch(stripped):
         return _clock_seconds(match)
     if stripped and (match := _WORDS.fullmatch(stripped)):
@@ -92,3 +89,18 @@ def format_duration(seconds: int | None) -> str:
     days, rest = divmod(seconds, _DAY_S)
     clock = f"{rest // _HOUR_S:02}:{rest % _HOUR_S // _MINUTE_S:02}:{rest % _MINUTE_S:02}"
     return f"{days}-{clock}" if days else clock
+
+
+def render_time(seconds: float) -> str:
+    """Format a duration for people."""
+    whole = max(0, round(seconds))
+    if whole < 90:
+        return f"{whole} s"
+    if whole < 5400:
+        return f"{whole // 60} min {whole % 60} s" if whole < 600 else f"{round(whole / 60)} min"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,5 +1,6 @@
 """Where Echelon keeps a user's state across runs."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,3 +11,15 @@ def state_folder(environ: Mapping[str, str]) -> Path | None:
     if Path(state).is_absolute():
         return Path(state, "echelon")
     return Path(home, ".local", "state", "echelon") if home else None
+
+
+def append_line(path: Path, line: str, *, flags: int = 0) -> None:
+    """Add a line to a file of the state folder, which is created if need be.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags |= os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
+    with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+        file.write(f"{line}\n")

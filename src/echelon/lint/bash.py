@@ -133,8 +133,6 @@ class Command:
     """The programs after it in a pipe."""
     piped: bool = False
     """Its input comes from a pipe."""
-    certain: bool = True
-    """False in a branch, a loop or a function."""
     function: str = ""
     """The enclosing function, if any."""
     substituted: bool = False

@@ -1,10 +1,9 @@
 """Access to the file system: reading scripts and checking whether directories exist.
 
-A protocol, because examples and tests lint scripts that exist only in memory.
+A protocol, because tests lint scripts that exist only in memory.
 """
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -52,20 +51,6 @@ class DiskFiles:
             return Path(path).is_dir()
         except (OSError, ValueError):
             return False
-
-
-class TextFiles:
-    """Files in memory, for examples and tests."""
-
-    def __init__(self, texts: Mapping[str, str], folders: frozenset[str] = frozenset()) -> None:
-        self._texts = texts
-        self._folders = folders
-
-    def read(self, path: str) -> str | None:
-        return self._texts.get(os.path.normpath(path))
-
-    def is_folder(self, path: str) -> bool:
-        return os.path.normpath(path) in self._folders
 
 
 def beside(path: str, name: str) -> str:

@@ -63,7 +63,6 @@ class Launcher:
     """torchrun, launch, accelerate or deepspeed."""
     options: Mapping[str, Word]
     """By name, with dashes instead of underscores."""
-    line: int
     complete: bool
     """False if an unknown variable may contain more options."""
 
@@ -97,8 +96,6 @@ class Launch:
     """The Python file, or the module given with -m."""
     module: bool = False
     arguments: tuple[Word, ...] = ()
-    words: tuple[Word, ...] = ()
-    """All arguments of srun, as the outermost shell passes them."""
     variables: frozenset[str] = frozenset()
     """Variables that wrappers set, such as RANK=$SLURM_PROCID."""
 
@@ -135,7 +132,6 @@ class _State:
     mpi: bool = False
     elsewhere: bool = False
     command: Command | None = None
-    words: tuple[Word, ...] = ()
     depth: int = 0
     layers: int = 0
     written: tuple[Shell, ...] = ()
@@ -179,7 +175,7 @@ class _Finder:
             options, rest = read_srun(words[1:])
             self._found.sruns.append((command, options, rest))
             amounts = read_step(self._job, options)
-            state = replace(state, srun=options, amounts=amounts, words=rest)
+            state = replace(state, srun=options, amounts=amounts)
             self._peel(command, rest, state)
         elif name in _MPI or name in _ELSEWHERE:
             state = replace(state, mpi=state.mpi or name in _MPI, elsewhere=name in _ELSEWHERE)
@@ -296,7 +292,7 @@ class _Finder:
         self, kind: str, command: Command, words: tuple[Word, ...], state: _State
     ) -> None:
         options, rest, complete = _read_options(words)
-        launcher = Launcher(kind=kind, options=options, line=command.line, complete=complete)
+        launcher = Launcher(kind=kind, options=options, complete=complete)
         module = "module" in options or "m" in options
         self._add(
             command,
@@ -331,7 +327,6 @@ class _Finder:
                 program=program,
                 module=module,
                 arguments=arguments,
-                words=state.words,
                 variables=state.variables,
             )
         )

@@ -6,8 +6,9 @@ what the script does not.
 
 import ast
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from echelon.lint.files import Files, Place, beside
 
@@ -16,6 +17,7 @@ _MOST_PARTS = 60
 _DEEPEST = 4
 """Maximum number of names to follow."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,7 @@ def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
             tree = ast.parse(text)
             nodes = tuple(ast.walk(tree))
             parents = {c: node for node in nodes for c in ast.iter_child_nodes(node)}
-            assigned = _assigned(nodes)
+            assigned = _grouped((unparse(to), value) for n in nodes for to, value in _bound(n))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     neighbours = "\n".join(_neighbours(tree, path, files))
@@ -72,18 +74,17 @@ def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
         tree=tree,
         nodes=nodes,
         assigned=assigned,
-        functions=_functions(nodes),
-        called=_called(nodes),
+        functions=_grouped((n.name, n) for n in nodes if isinstance(n, Function)),
+        called=_grouped((last_name(n.func), n) for n in nodes if isinstance(n, ast.Call)),
         parents=parents,
         neighbours=neighbours,
     )
 
 
-def _assigned(nodes: tuple[ast.AST, ...]) -> dict[str, list[ast.expr]]:
-    found: dict[str, list[ast.expr]] = {}
-    for node in nodes:
-        for target, value in _bound(node):
-            found.setdefault(unparse(target), []).append(value)
+def _grouped(pairs: Iterable[tuple[str, _T]]) -> dict[str, list[_T]]:
+    found: dict[str, list[_T]] = {}
+    for name, value in pairs:
+        found.setdefault(name, []).append(value)
     return found
 
 
@@ -107,22 +108,6 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
         values = value.elts
     for part, of in zip(target.elts, values, strict=True):
         yield from _pairs(part, of)
-
-
-def _functions(nodes: tuple[ast.AST, ...]) -> dict[str, list[Function]]:
-    found: dict[str, list[Function]] = {}
-    for node in nodes:
-        if isinstance(node, Function):
-            found.setdefault(node.name, []).append(node)
-    return found
-
-
-def _called(nodes: tuple[ast.AST, ...]) -> dict[str, list[ast.Call]]:
-    found: dict[str, list[ast.Call]] = {}
-    for node in nodes:
-        if isinstance(node, ast.Call) and (name := last_name(node.func)):
-            found.setdefault(name, []).append(node)
-    return found
 
 
 def _neighbours(tree: ast.Module, path: str, files: Files) -> Iterator[str]:
@@ -202,9 +187,9 @@ def values_of(script: PythonScript, node: ast.expr) -> list[ast.expr]:
     return script.assigned.get(unparse(node), [])
 
 
-def origin(script: PythonScript, node: ast.expr) -> str:
-    """Return the text of an expression and of all values it is derived from."""
-    parts, seen, waiting = list[str](), set[str](), [(node, 0)]
+def origin(script: PythonScript, node: ast.expr | None) -> str:
+    """Return the text of an expression and of all values it is derived from; empty for None."""
+    parts, seen, waiting = list[str](), set[str](), [(node, 0)] if node is not None else []
     while waiting and len(parts) < _MOST_PARTS:
         current, depth = waiting.pop(0)
         text = unparse(current)

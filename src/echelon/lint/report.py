@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from echelon.core.units import counted
 from echelon.core.visible import in_one_line
 from echelon.lint.rule import Finding, Rule, Severity
 
@@ -17,17 +18,16 @@ def render_findings(findings: Sequence[Finding], files: int) -> str:
 
 
 def _count(findings: Sequence[Finding], files: int) -> str:
-    looked = f"{files} file" if files == 1 else f"{files} files"
     counts = [
         (sum(finding.severity is severity for finding in findings), str(severity))
         for severity in Severity
     ]
     shown = [
-        f"{count} {name}" if count == 1 or name == "advice" else f"{count} {name}s"
+        f"{count} {name}" if name == "advice" else counted(count, name)
         for count, name in counts
         if count
     ]
-    return f"{looked}: {', '.join(shown) if shown else 'no problems found'}"
+    return f"{counted(files, 'file')}: {', '.join(shown) if shown else 'no problems found'}"
 
 
 def render_rule(rule: Rule) -> str:

@@ -7,9 +7,9 @@ next one. The first one is job.sh if it has no such line.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Protocol
 
 from echelon.lint.subject import Subject
 
@@ -64,9 +64,6 @@ class Finding:
     what: str
     fix: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -91,8 +88,3 @@ class Rule:
         lines = self.example.split("\n")[:-1]
         fixed = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
         return fixed.replace(_HERE, "")
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

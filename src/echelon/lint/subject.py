@@ -77,6 +77,11 @@ class Subject:
         return [one.launch for one in self.started if one.python is python]
 
     @property
+    def distributed(self) -> list[PythonScript]:
+        """The Python scripts whose ranks form a process group."""
+        return [python for python in self.pythons if python.is_distributed]
+
+    @property
     def may_have_several_nodes(self) -> bool:
         """False if the script requests exactly one node."""
         return self.job.fewest_nodes is None or self.job.fewest_nodes > 1 or self.job.nodes is None

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from echelon.core.progressbar import render_time
-from echelon.core.units import format_memory
+from echelon.core.units import counted, format_memory, render_time
 from echelon.launch.protocol.time_accounting import (
     DATA_WAIT,
     IDLE,
@@ -103,7 +102,7 @@ def _lost_time(facts: Facts) -> Iterator[Finding]:
         if name in (LAUNCH, WARM_UP) and facts.wall_s < _LEAST_S:
             continue  # a large share of a short run
         if seen := _SEEN.get(name):
-            restarts = f"{facts.restarts} restart{'' if facts.restarts == 1 else 's'}"
+            restarts = counted(facts.restarts, "restart")
             yield Finding(
                 code=name.replace(" ", "-"),
                 seen=seen.format(who=who, share=f"{share:.0%}", restarts=restarts),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from echelon.core.progressbar import render_time
+from echelon.core.units import counted, render_time
 from echelon.core.visible import in_one_line
 from echelon.monitor.state import NodeState, RankState, RunState
 from echelon.run.series import Sample
@@ -51,7 +51,7 @@ def _head(view: View, width: int) -> list[str]:
         words.append(f"attempt {attempt.number}{job}")
         if attempt.began_s and attempt.ended_s is None:
             words.append(render_time(view.now_s - attempt.began_s))
-    words.append(f"{len(state.ranks)} rank{'' if len(state.ranks) == 1 else 's'}")
+    words.append(counted(len(state.ranks), "rank"))
     if state.step >= 0:
         words.append(f"step {state.step:,}")
     lines = ["  ".join(words)]

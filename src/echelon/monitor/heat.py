@@ -5,7 +5,6 @@ import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +36,6 @@ class _Column:
     kinds: dict[str, "array[float]"] = field(default_factory=dict)
 
 
-@lru_cache(maxsize=1 << 16)
-def _cell_of(name: str) -> tuple[str, int] | None:
-    """Return kind and rank of a value; None if it is not drawn. Cached, because names repeat."""
-    owner, rank, kind = split_name(name)
-    return (kind, rank) if owner == "rank" and kind in ("busy", "steps") else None
-
-
-@lru_cache(maxsize=1 << 16)
-def _gpu_of(name: str) -> int | None:
-    """Return the rank whose GPU number a value is; None for other values."""
-    owner, rank, kind = split_name(name)
-    return rank if owner == "rank" and kind == "gpu" else None
-
-
 class HeatMap:
     """Collects samples of all nodes, in any order, and keeps the newest seconds."""
 
@@ -65,10 +50,12 @@ class HeatMap:
         means = sample.means
         cells: Cells = {kind: {} for kind in KINDS}
         for name, value in means.items():
-            if cell := _cell_of(name):
-                cells[cell[0]][cell[1]] = value
+            owner, rank, what = split_name(name)
+            if owner == "rank" and what in ("busy", "steps"):
+                cells[what][rank] = value
         for name, value in sample.lasts.items():
-            if (rank := _gpu_of(name)) is not None:
+            owner, rank, what = split_name(name)
+            if owner == "rank" and what == "gpu":
                 util = means.get(f"gpu{int(value)}.util")
                 if util is not None:
                     cells["util"][rank] = util

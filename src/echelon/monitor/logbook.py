@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.records import open_regular
-from echelon.run.rank_logs import RunLogs, line_start, parse_generation, parse_rank
+from echelon.run.rank_logs import LogTimes, RunLogs, line_start, parse_generation, parse_rank
 
 HELD = 5000
 """Number of recent lines that are kept."""
@@ -135,15 +135,9 @@ def _search_file(
 
 def _read_notes(log: Path) -> list[tuple[int, float]]:
     """Return the recorded sizes of a log, with their times."""
-    notes = []
+    notes: list[tuple[int, float]] = []
     with suppress(OSError):
-        path = log.with_suffix(".times")
-        with open_regular(path) as file:
-            file.seek(line_start(path, 1 << 20))
-            for line in file.read(2 << 20).splitlines():
-                time_s, _, size = line.partition(b" ")
-                with suppress(ValueError):
-                    notes.append((int(size), float(time_s)))
+        notes += LogTimes(log, recent=1 << 20).read()
     return notes
 
 

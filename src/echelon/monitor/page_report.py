@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
 
-from echelon.core.progressbar import render_time
+from echelon.core.units import render_time
 from echelon.launch.protocol.time_accounting import PRODUCTIVE
 from echelon.monitor.charts import bars, curve
 from echelon.monitor.report import Report, describe_training, failures, no_findings

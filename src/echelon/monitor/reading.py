@@ -27,9 +27,6 @@ class _SampleTail:
         self._newest_s = 0.0
         self._size = 0
 
-    def _lines(self) -> int:
-        return max(self._first, _AT_LEAST) if self._newest_s else self._first
-
     def read(self) -> list[Sample]:
         """Return samples newer than the last one; the first call returns the newest few."""
         try:
@@ -39,7 +36,8 @@ class _SampleTail:
                     file.seek(self._size)
                     content = file.read()
                 else:
-                    self._size, content = read_last_lines(file, self._lines())
+                    lines = max(self._first, _AT_LEAST) if self._newest_s else self._first
+                    self._size, content = read_last_lines(file, lines)
         except OSError:
             return []
         whole = content.rpartition(b"\n")[0]

@@ -1,7 +1,7 @@
 """The report on a run, finished or not: gathered from its directory, and rendered as text."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -253,7 +253,5 @@ def to_record(report: Report) -> dict[str, Any]:
             }
             for one in report.facts.ranks
         ],
-        "findings": [
-            {"code": one.code, "seen": one.seen, "change": one.change} for one in report.findings
-        ],
+        "findings": [asdict(one) for one in report.findings],
     }

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from echelon.core.records import read_record, to_count
+from echelon.core.records import find_record, to_count
 from echelon.monitor.snapshot import shorten
 
 _NAME = re.compile(r"step-(\d{9,18})")
@@ -39,7 +39,7 @@ class Saves:
             }
         except OSError:
             steps = {}
-        best = to_count(_read(self._folder / "best.json").get("step"))
+        best = to_count(find_record(self._folder / "best.json", most=_LONGEST).get("step"))
         shown = sorted(steps, reverse=True)[:_MOST]
         if best is not None and best in steps and best not in shown:
             shown.append(best)
@@ -52,7 +52,7 @@ class Saves:
         if not written_ns:
             return None  # a checkpoint without a manifest does not exist
         if (step, written_ns) not in self._known:
-            told = _read(manifest)
+            told = find_record(manifest, most=_LONGEST)
             self._known[step, written_ns] = {
                 "step": step,
                 "time": written_ns / 1e9,
@@ -67,13 +67,6 @@ def _changed_ns(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return read_record(path, most=_LONGEST)
-    except (OSError, ValueError):
-        return {}
 
 
 def _size(shards: Any) -> int | None:

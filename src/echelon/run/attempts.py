@@ -11,15 +11,14 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
-from echelon.core.records import read_record, to_count
+from echelon.core.records import find_record, to_count
 from echelon.errors import EchelonError
 from echelon.run.directory import RunDir
 
@@ -65,7 +64,7 @@ def attempts(run: RunDir) -> list[Attempt]:
     """Return a run's attempts, the first one first."""
     found = []
     for number in run.attempt_numbers():
-        record = _read(run, number, "job.json")
+        record = find_record(run.attempt(number) / "job.json")
         if "job_id" in record:  # otherwise it was claimed but not queued
             names = ("job_id", "submitted", "output", "after")
             facts = {name: str(record.get(name, "")) for name in names}
@@ -83,7 +82,7 @@ def find_output(run: RunDir, attempt: Attempt) -> Path:
 
 def outcome(run: RunDir, number: int) -> Outcome | None:
     """Return how an attempt ended; None if it has not, or if it could not record that."""
-    record = _read(run, number, run.outcome(number).name)
+    record = find_record(run.outcome(number))
     state, code = record.get("state"), to_count(record.get("exit_code"), below=256)
     if not isinstance(state, str) or not _STATE.fullmatch(state) or code is None:
         return None
@@ -135,13 +134,6 @@ def is_skipped(run: RunDir, attempt: Attempt) -> bool:
 def is_of_use(run: RunDir, attempt: Attempt) -> bool:
     """Tell whether an attempt matters to users: not a standby that was never needed."""
     return (not attempt.after or has_begun(run, attempt)) and not is_skipped(run, attempt)
-
-
-def _read(run: RunDir, number: int, name: str) -> Mapping[str, Any]:
-    try:
-        return read_record(run.attempt(number) / name)
-    except (OSError, ValueError):
-        return {}
 
 
 def submit_attempt(

@@ -121,7 +121,9 @@ class BackgroundWriter:
 
     def _work(self) -> None:
         while (task := self._take()) is not None:
-            self._do(task)
+            if not self._try(task):
+                with self._changed:
+                    self._lose()
             self._report_lost()
             with self._changed:
                 self._busy = False
@@ -134,11 +136,6 @@ class BackgroundWriter:
                 return None
             self._busy = True
             return self._tasks.popleft()
-
-    def _do(self, task: Task) -> None:
-        if not self._try(task):
-            with self._changed:
-                self._lose()
 
     def _report_lost(self) -> None:
         """Record dropped tasks, in order with those before and after them."""

@@ -107,10 +107,6 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
-    def report(self) -> Path:
-        return self.path / "report.json"
-
-    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 

@@ -20,7 +20,7 @@ from echelon.run.background_writer import AWAY, FULL, BackgroundWriter
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventLog
 from echelon.run.events import AttemptEnded, ControllerEvent, EventsLost, VerdictReached
-from echelon.run.verdict import Verdict, to_record
+from echelon.run.verdict import Verdict
 
 PATIENCE_S = 60.0
 """How long an attempt that is over waits for storage to take its last records."""
@@ -67,7 +67,7 @@ class Journal:
 
     def leave_verdict(self, verdict: Verdict) -> None:
         self.note(VerdictReached.of(verdict))
-        self._leave(self.run.verdict, json.dumps(to_record(verdict), indent=1), "the verdict")
+        self._leave(self.run.verdict, json.dumps(asdict(verdict), indent=1), "the verdict")
 
     def leave_outcome(self, outcome: Outcome) -> None:
         """Record how the attempt ended, after its output: followers stop reading at the outcome."""

@@ -1,10 +1,14 @@
 """The events in a run's `metrics.jsonl`, written by the Trainer. See run/events.py."""
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
 from echelon.core.codec import Index, Metrics, Seconds
+from echelon.core.units import render_time
 from echelon.run.event_log import Event
+
+_BAR = 12
 
 
 class MetricEvent(Event):
@@ -40,3 +44,18 @@ class ValidationLogged(MetricEvent):
     step: Annotated[Index, "number of completed steps"]
     epoch: Annotated[int, "number of completed epochs"]
     metrics: Annotated[Metrics, "name → mean over all samples"]
+
+
+def render_progress(logged: StepLogged, *, bar: bool) -> str:
+    """Return the progress of a training as a line, with or without a bar.
+
+    Events of other versions may lack fields.
+    """
+    share = min(1.0, logged.done / max(1, logged.length))
+    drawn = f"[{'#' * int(_BAR * share):<{_BAR}}] " if bar else ""
+    loss, rate = logged.metrics.get("loss", math.nan), logged.metrics.get("rate", 0.0)
+    unit = "batches" if logged.unit == "batches" else "samples"
+    return (
+        f"epoch {logged.epoch + 1}/{logged.epochs or 1} {drawn}{share:4.0%}  loss {loss:.4f}  "
+        f"{rate:,.0f} {unit}/s  {render_time(logged.left_s)} left"
+    )

@@ -126,7 +126,7 @@ class Tail:
         self.offset = end
 
 
-class _Times:
+class LogTimes:
     """Reads what a LogClock has recorded."""
 
     def __init__(self, log: Path, *, recent: int | None) -> None:
@@ -197,7 +197,7 @@ class RankLog:
         """
         self.rank = parse_rank(path)
         self._tail = Tail(path, start=line_start(path, recent) if start is None else start)
-        self._times = _Times(path, recent=recent)
+        self._times = LogTimes(path, recent=recent)
         self._number = 0
 
     @property

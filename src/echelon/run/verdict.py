@@ -6,13 +6,13 @@ the one that reached the controller first counts.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from echelon.core.codec import Read, Texts, decode, encode
+from echelon.core.codec import Read, Texts, encode
 from echelon.core.nodes import compress
 from echelon.core.records import MOST_RANKS, to_count
 
@@ -160,22 +160,6 @@ def advise(failure: Failure) -> str:
 
 
 # --- rendering --------------------------------------------------------------------------------
-
-
-def to_record(verdict: Verdict) -> dict[str, Any]:
-    """Return what verdict.json contains."""
-    return asdict(verdict)
-
-
-def from_record(record: Any) -> Verdict:
-    """Parse what verdict.json contains; other versions may have other fields.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    if not isinstance(record, Mapping):
-        raise ValueError("a verdict must be an object")  # noqa: TRY004  damaged content
-    return decode(Verdict, record)
 
 
 def headline(failure: Failure) -> str:

@@ -95,8 +95,7 @@ def _judge_amounts(spec: JobSpec) -> list[str]:
 def _warned_s(spec: JobSpec) -> int:
     """Return how long before the time limit ranks are told to stop, whatever their kind."""
     saves = spec.hand_over in ("always", "requeue")
-    lead_s = spec.limit_signal.lead_s if spec.limit_signal else 0
-    return max(lead_s, spec.grace_s + 10 if saves else 0)
+    return max(spec.limit_lead_s, spec.grace_s + 10 if saves else 0)
 
 
 def _judge_style(spec: JobSpec) -> list[str]:

@@ -38,7 +38,7 @@ class JobSpec:
     args: tuple[str, ...] = _key(readers.words, (), "arguments of the script")
     module: bool = _key(readers.switch, False, "treat the script as a module name, like python -m")
     style: str = _key(
-        readers.one_of(*STYLES), "echelon", "how to start the ranks, such as srun or torchrun"
+        readers.OneOf(STYLES), "echelon", "how to start the ranks, such as srun or torchrun"
     )
     name: str = _key(readers.text, "", "job name [default: the script's name]")
 
@@ -54,7 +54,7 @@ class JobSpec:
     gpus: int = _key(readers.count, 0, "GPUs per node")
     gpu_type: str = _key(readers.text, "", "GPU type")
     gpu_option: str = _key(
-        readers.one_of(*GPU_OPTIONS), "gres", "how to request GPUs, such as gpus-per-node"
+        readers.OneOf(GPU_OPTIONS), "gres", "how to request GPUs, such as gpus-per-node"
     )
     procs: int = _key(readers.count, 0, "ranks per node [default: one per GPU]")
     cpus_per_task: int = _key(readers.count, 0, "CPUs per rank")
@@ -76,7 +76,7 @@ class JobSpec:
         key="hang_timeout",
     )
     on_hang: str = _key(
-        readers.one_of("report", "restart", "stop"),
+        readers.OneOf(("report", "restart", "stop")),
         "report",
         "what to do about a hang: report, restart or stop",
     )
@@ -84,7 +84,7 @@ class JobSpec:
         readers.seconds, 30, "time between the request to stop and SIGKILL", key="grace"
     )
     hand_over: str = _key(
-        readers.one_of("auto", "always", "requeue", "never"),
+        readers.OneOf(("auto", "always", "requeue", "never")),
         "auto",
         "whether another job continues the run: auto, always, requeue or never",
     )

@@ -149,14 +149,9 @@ class OneOf:
         )
 
 
-def one_of(*choices: str) -> OneOf:
-    """Return a reader that accepts one of these words."""
-    return OneOf(choices)
-
-
 def mail_types(raw: object) -> tuple[str, ...]:
     """Read the events about which Slurm sends mail."""
-    known = one_of(*MAIL_TYPES)
+    known = OneOf(MAIL_TYPES)
     return tuple(known(word.upper()) for word in words(raw))
 
 

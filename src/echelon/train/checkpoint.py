@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.atomic_file import write_atomic
-from echelon.core.records import read_record, to_count
+from echelon.core.records import find_record, read_record, to_count
 from echelon.errors import NotFoundError, NotPermittedError
 from echelon.launch.protocol.rank_shm import find_rank_shm
 from echelon.run.background_writer import persist
@@ -257,10 +257,7 @@ class Checkpointer:
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint; None if none is recorded."""
-        try:
-            return to_count(read_record(self.folder / "best.json").get("step"))
-        except (OSError, ValueError):
-            return None
+        return to_count(find_record(self.folder / "best.json").get("step"))
 
     def load(self, *, step: int | None = None) -> Checkpoint | None:
         """Return the newest intact checkpoint, or that of `step`; None if there is none.

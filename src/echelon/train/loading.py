@@ -103,46 +103,35 @@ class Source(Protocol):
 # --- a data set -------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
 class DatasetSource:
     """Portions of a data set, in the order of a sampler."""
 
-    def __init__(
-        self,
-        data: Dataset[Any],
-        sampler: ElasticSampler,
-        *,
-        workers: int = 0,
-        device: torch.device = _CPU,
-        keyed: bool = False,
-    ) -> None:
-        """Create the source.
-
-        Args:
-            data: the data set.
-            sampler: selects the samples of each portion.
-            workers: number of processes that load data.
-            device: the device to move portions to.
-            keyed: whether to add a key per sample.
-        """
-        self._data, self.order = data, sampler
-        self._workers, self._device, self._keyed = workers, device, keyed
+    data: Dataset[Any]
+    order: ElasticSampler
+    workers: int = 0
+    """Number of processes that load data."""
+    device: torch.device = _CPU
+    """The device to move portions to."""
+    keyed: bool = False
+    """Whether to add a key per sample."""
 
     def portions(self) -> Iterator[Portion]:
         sampler = self.order
-        fetch = Fetch(self._data, seed=sampler.seed, epoch=sampler.epoch)
+        fetch = Fetch(self.data, seed=sampler.seed, epoch=sampler.epoch)
         shares, asked = itertools.tee(sampler.shares())
-        batches = fetch_all(fetch, (share.indices for share in asked), workers=self._workers)
+        batches = fetch_all(fetch, (share.indices for share in asked), workers=self.workers)
         # Each share is kept with its batch, because they may be consumed in another thread.
         found: Iterator[Any] = (
             (share, batch, self._keys(share)) for share, batch in zip(shares, batches, strict=True)
         )
-        if self._device.type == "cuda":
-            found = stream_to(self._device, found)
+        if self.device.type == "cuda":
+            found = stream_to(self.device, found)
         for share, batch, keys in found:
             yield Portion(batch, share.total, share.size, share.indices, keys)
 
     def _keys(self, share: Share) -> torch.Tensor | None:
-        if not self._keyed:
+        if not self.keyed:
             return None
         sampler = self.order
         return sample_keys(torch.tensor(share.indices), seed=sampler.seed, epoch=sampler.epoch)

@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from echelon.core.progressbar import Standing, render_standing
 from echelon.run.background_writer import persist
 from echelon.run.event_log import EventWriter
-from echelon.run.metrics import StepLogged, ValidationLogged
+from echelon.run.metrics import StepLogged, ValidationLogged, render_progress
 from echelon.train.tensorboard import ScalarWriter
 
 _LINE_S = 10.0
@@ -97,35 +96,23 @@ class Progress:
         now_s = time.monotonic()
         rate = (done - self._since) / max(1e-9, now_s - self._since_s)
         left = self._length - done + (self._epochs - epoch - 1) * self._length
-        standing = Standing(
-            epoch=epoch + 1,
+        logged = StepLogged(
+            step=step,
+            epoch=epoch,
             epochs=self._epochs,
             done=done,
             length=self._length,
-            rate=rate,
-            left_s=left / rate if rate else 0.0,
-            loss=means.get("loss", float("nan")),
+            left_s=round(left / rate, 1) if rate else 0.0,
             unit=self._unit,
+            metrics={**means, "rate": round(rate, 1), "data_wait": round(data_wait, 4)},
         )
-        shown = {"rate": round(rate, 1), "data_wait": round(data_wait, 4)}
-        self._record(
-            StepLogged(
-                step=step,
-                epoch=epoch,
-                epochs=self._epochs,
-                done=done,
-                length=self._length,
-                left_s=round(standing.left_s, 1),
-                unit=self._unit,
-                metrics={**means, **shown},
-            )
-        )
+        self._record(logged)
         last = done >= self._length
         if self._quiet:
             return
         if last or now_s - self._told_s >= (_BAR_S if self._terminal else _LINE_S):
             self._told_s = now_s
-            self._show(render_standing(standing, bar=self._terminal), over=last)
+            self._show(render_progress(logged, bar=self._terminal), over=last)
 
     def end_epoch(self, *, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """Report the results of a validation."""

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from echelon.core.progressbar import render_time
+from echelon.core.units import render_time
 from echelon.errors import UsageError
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import Checkpoint

@@ -1,13 +1,14 @@
 """What is said of a run, from its controller's word and its cluster's."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from echelon.api.runs import find_verdict
 from echelon.core.jobs import Job
 from echelon.run.directory import RunDir
-from echelon.run.verdict import Failure, judge, to_record
+from echelon.run.verdict import Failure, judge
 
 
 @pytest.mark.parametrize(
@@ -24,7 +25,7 @@ from echelon.run.verdict import Failure, judge, to_record
 def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, cause):
     run = RunDir.create(tmp_path, "one")
     own = judge([Failure(cause="cancelled", message="the controller received SIGTERM")])
-    run.verdict.write_text(json.dumps(to_record(own)))
+    run.verdict.write_text(json.dumps(asdict(own)))
     found = find_verdict(run, Job(id="7", state=state))
     assert (found.failure.cause if found else "") == cause
 
@@ -32,6 +33,6 @@ def test_slurm_knows_better_why_a_controller_was_told_to_stop(tmp_path, state, c
 def test_a_controller_that_knows_the_same_says_more(tmp_path):
     run = RunDir.create(tmp_path, "one")
     own = judge([Failure(cause="cancelled", message="all ranks saved and stopped after step 8")])
-    run.verdict.write_text(json.dumps(to_record(own)))
+    run.verdict.write_text(json.dumps(asdict(own)))
     found = find_verdict(run, Job(id="7", state="CANCELLED"))
     assert found.failure.message == own.failure.message

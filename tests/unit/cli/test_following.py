@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 
@@ -14,7 +15,7 @@ from echelon.cli import following
 from echelon.core.jobs import Job
 from echelon.errors import UnavailableError
 from echelon.run.attempts import submit_attempt
-from echelon.run.verdict import Failure, judge, to_record
+from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
 
 
@@ -80,7 +81,7 @@ def test_who_only_waits_is_told_why_a_run_failed(tmp_path, capsys):
     cluster = _Cluster(Job(id="7", state="FAILED", exit_code=3))
     run = _start(cluster, tmp_path)
     verdict = judge([Failure(cause="exception", message="ValueError: boom", rank=1, node="n")])
-    run.verdict.write_text(json.dumps(to_record(verdict)))
+    run.verdict.write_text(json.dumps(asdict(verdict)))
     assert following.follow_run(run, cluster, show=False).exit_code == 3
     assert "rank 1 on n: ValueError: boom\n  cause: exception" in capsys.readouterr().err
 

@@ -40,7 +40,7 @@ class FakePool:
         self, *nodes, script=(), restarts=("fails",), unfit=(), pace=None, fails=None, clock=None
     ):
         self.agents = {node: make_agent(node, pace) for node in nodes}
-        self.unfit, self.homes, self.started = {}, {}, []
+        self.unfit, self.known, self.started = {}, {}, []
         self.script, self.clock = list(script), clock
         self.restarts, self.ended, self.woken = 0, 0, 0
         self.overlapped = False

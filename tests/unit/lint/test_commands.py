@@ -2,8 +2,8 @@
 
 import pytest
 
-from echelon.lint.files import TextFiles
 from echelon.lint.linting import lint
+from unit.lint.fakes import TextFiles
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --exclusive\n"
 FIRST = HEAD.count("\n") + 1

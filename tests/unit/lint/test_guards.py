@@ -2,8 +2,8 @@
 
 import pytest
 
-from echelon.lint.files import TextFiles
 from echelon.lint.linting import lint
+from unit.lint.fakes import TextFiles
 
 HEAD = """\
 import argparse, os, sys, tempfile, uuid

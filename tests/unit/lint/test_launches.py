@@ -3,8 +3,8 @@
 import pytest
 
 from echelon.core.shell import FakeShell
-from echelon.lint.files import TextFiles
 from echelon.lint.subject import read_subject
+from unit.lint.fakes import TextFiles
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
 

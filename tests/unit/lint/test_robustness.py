@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.shell import FakeShell
-from echelon.lint.files import TextFiles
 from echelon.lint.linting import RULES, hits, lint
 from echelon.lint.rule import Severity
 from echelon.lint.subject import read_subject
+from unit.lint.fakes import TextFiles
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SCRIPTS = [path.read_text() for path in sorted(GOLDEN.glob("lint/*/*.sh"))]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from echelon.lint.files import TextFiles
 from echelon.lint.linting import RULES, lint
+from unit.lint.fakes import TextFiles
 
 BY_CODE = pytest.mark.parametrize("rule", RULES, ids=[rule.code for rule in RULES])
 MARK = "# <- here"

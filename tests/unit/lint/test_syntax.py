@@ -6,9 +6,9 @@ import pytest
 
 from echelon.core.shell import FakeShell, Result
 from echelon.errors import MissingProgramError, TimedOutError
-from echelon.lint.files import TextFiles
 from echelon.lint.linting import lint
 from echelon.lint.rules.syntax import Complaint, parse_complaint
+from unit.lint.fakes import TextFiles
 
 HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n"
 

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
 
@@ -23,7 +24,7 @@ from echelon.run.attempts import (
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 from echelon.run.history import newest_checkpoint, read_history
-from echelon.run.verdict import Failure, judge, to_record
+from echelon.run.verdict import Failure, judge
 from eventlines import raw
 
 
@@ -196,7 +197,7 @@ def checkpoint(run, step, *, whole=True):
 
 
 def restart(message):
-    return "restart", {"verdict": to_record(judge([Failure(cause="signal", message=message)]))}
+    return "restart", {"verdict": asdict(judge([Failure(cause="signal", message=message)]))}
 
 
 def test_the_failures_of_all_attempts_count_in_their_order(run):

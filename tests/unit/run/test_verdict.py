@@ -1,11 +1,12 @@
 """What a rank's end means. The texts are those that torch, gloo, NCCL and Python really print."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from echelon.core.codec import decode
 from echelon.launch.controller.failures import (
     NEVER_RETRIED,
     classify_exit,
@@ -19,11 +20,9 @@ from echelon.run.verdict import (
     Failure,
     Verdict,
     advise,
-    from_record,
     is_victim,
     judge,
     render,
-    to_record,
 )
 
 GLOO = "[/pytorch/third_party/gloo/gloo/transport/tcp/"
@@ -545,7 +544,7 @@ def test_one_victim_and_victims_that_are_no_ranks():
 
 
 def test_a_verdict_survives_its_file():
-    assert from_record(json.loads(json.dumps(to_record(TOLD)))) == TOLD
+    assert decode(Verdict, json.loads(json.dumps(asdict(TOLD)))) == TOLD
 
 
 def frames(*files):

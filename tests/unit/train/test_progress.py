@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from echelon.core.progressbar import Standing, render_standing, render_time
+from echelon.core.units import render_time
+from echelon.run.metrics import StepLogged, render_progress
 from echelon.train import progress as module
 from echelon.train.progress import Progress
 
@@ -115,7 +116,14 @@ def test_times_are_said_as_people_do(seconds, text):
 
 
 def test_a_line_fits_a_terminal():
-    standing = Standing(
-        epoch=10, epochs=14, done=59_999, length=60_000, rate=1234.5, left_s=599, loss=0.1234
+    logged = StepLogged(
+        step=9_999,
+        epoch=9,
+        epochs=14,
+        done=59_999,
+        length=60_000,
+        unit="samples",
+        left_s=599,
+        metrics={"loss": 0.1234, "rate": 1234.5},
     )
-    assert len(render_standing(standing, bar=True)) < 80
+    assert len(render_progress(logged, bar=True)) < 80

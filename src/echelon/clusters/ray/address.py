@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echelon.core.userstate import state_folder
+from echelon.core.userstate import append_line, state_folder
 from echelon.errors import NotPermittedError, UsageError
 
 PREFIX = "ray:"
@@ -119,10 +119,7 @@ def remember_address(address: str, environ: Mapping[str, str]) -> None:
     if folder is None or address in _read_record(environ):
         return
     with suppress(OSError):  # the job was submitted, even if the disk is full
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-        with os.fdopen(os.open(folder / _RECORD, flags, 0o600), "w") as file:
-            file.write(f"{address}\n")
+        append_line(folder / _RECORD, address, flags=os.O_NOFOLLOW)
 
 
 def _read_record(environ: Mapping[str, str]) -> list[str]:

@@ -32,7 +32,7 @@ from echelon.launch.agent.rendezvous_sockets import try_sockets
 from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.protocol.leftovers import await_trackers, make_scratch
-from echelon.launch.protocol.link import SILENCE_S, Link, connect, sleep_a_pulse
+from echelon.launch.protocol.link import Link, connect, sleep_a_pulse
 from echelon.launch.protocol.messages import (
     Commit,
     Dump,
@@ -281,13 +281,10 @@ class Agent:
         """Send heartbeats, and detect when the controller's stop."""
         while True:
             paused_s = await sleep_a_pulse()
-            if paused_s > SILENCE_S / 2 and self._link:
-                self._link.heard_s = time.monotonic()  # this process was suspended
-            self._say(self._ranks.pulse())
+            if self._link:
+                self._link.beat(self._ranks.pulse(), paused_s)
             for text in self._telemetry.read_notes():
                 self._say(Note(text=text))
-            if self._link and time.monotonic() - self._link.heard_s > SILENCE_S:
-                self._link.drop(f"no heartbeat for {SILENCE_S:g} s")
 
     # --- child processes, and the end -----------------------------------------------------------
 
@@ -341,7 +338,7 @@ def main(arguments: list[str]) -> int:
             f"{CONTROLLER} is not set: only the controller starts agents", hint="use: echelon run"
         )
     key = receive_key(sys.stdin.buffer)
-    node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
+    node = node_in_job(environ)
     if parent := environ.get(TIED):
         die_with(int(parent), signal.SIGKILL)  # our guard ends the rest
     _limit_files(environ.get(FILES, ""))

@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,32 +52,22 @@ class AgentFiles:
         """Run a task in the thread, and return its result.
 
         Raises:
-            TimeoutError: it is not done in time; it still runs.
+            TimeoutError: it is not done in time; if it has begun, it still runs.
             OSError: raised by the task.
         """
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def give(result: T | None, error: Exception | None) -> None:
-            if answer.done():
-                return  # the caller has timed out
-            if error is None:
-                answer.set_result(result)  # type: ignore[arg-type]
-            else:
-                answer.set_exception(error)
+        answer: Future[T] = Future()
 
         def work() -> None:
-            result, error = None, None
+            if not answer.set_running_or_notify_cancel():
+                return  # the caller has timed out
             try:
-                result = task()
-            except Exception as raised:  # noqa: BLE001  it is raised in the caller
-                error = raised
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(give, result, error)
+                answer.set_result(task())
+            except Exception as error:  # noqa: BLE001  it is raised in the caller
+                answer.set_exception(error)
 
         self._writer.post(work)
         async with asyncio.timeout(within_s):
-            return await answer
+            return await asyncio.wrap_future(answer)
 
     async def insist(self, task: Callable[[], T]) -> T:
         """Run a task, and retry it for a while if storage is unavailable.

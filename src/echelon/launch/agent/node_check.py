@@ -5,9 +5,7 @@ its own process group and a time limit, after which it is abandoned.
 """
 
 import asyncio
-import contextlib
 import os
-import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 
 from echelon.core.nodes import compress
 from echelon.core.proc import tail
-from echelon.core.shell import Shell
+from echelon.core.shell import Shell, signal_group
 from echelon.errors import EchelonError
 from echelon.launch.agent.guard import Guard
 from echelon.launch.protocol.messages import Hello
@@ -103,8 +101,7 @@ class NodeCheck:
             return f"did not finish within {limit_s:g} s"
         finally:
             del self._running[pid]
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
+            signal_group(pid)
             self._guard.forget(pid)
         if code == 0:
             return ""

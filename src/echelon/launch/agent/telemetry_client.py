@@ -1,12 +1,10 @@
 """The agent's side of its node's telemetry: a process whose failures do not affect the run."""
 
-import contextlib
 import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 
-from echelon.core.shell import Shell
+from echelon.core.shell import Shell, signal_group
 from echelon.errors import EchelonError
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
@@ -68,5 +66,4 @@ class TelemetryClient:
 
     def close(self) -> None:
         if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+            signal_group(self._pid)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from echelon.core.shell import Shell
+from echelon.core.shell import Shell, signal_group
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
 from echelon.launch.protocol.leftovers import remove_files
@@ -108,8 +108,7 @@ class ZygoteClient:
         """Kill the zygote, and with it its ranks."""
         self._forget()
         if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+            signal_group(self._pid)
             remove_files([self._pid])
 
     def collected(self, pid: int, status: int) -> None:

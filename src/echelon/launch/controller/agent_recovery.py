@@ -123,8 +123,8 @@ class AgentRecovery:
 
     async def _reach(self, node: int) -> None:
         """Check whether the host answers, so that the run does not wait for a dead one."""
-        home = self._pool.homes.get(node)
-        if home and not await _answers(home.address):
+        last = self._pool.known.get(node)
+        if last and not await _answers(last.link.peer_address):
             self._near.discard(node)
             self._pool.wake()
 

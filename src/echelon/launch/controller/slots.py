@@ -23,7 +23,7 @@ class Slots:
 
         A node whose agent has not connected is assumed to be like the others.
         """
-        known = {node: home.gpus for node, home in self._pool.homes.items()}
+        known = {node: agent.hello.gpus for node, agent in self._pool.known.items()}
         usual = max(known.values(), default=0)
         nodes = set(range(self._starter.nodes)) - set(departed)
         return sum(self._on(node, known.get(node, usual)) for node in nodes)

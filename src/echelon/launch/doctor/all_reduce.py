@@ -114,25 +114,22 @@ def limit_of(ranks: int) -> float:
     return min(LONGEST_S, LIMIT_S + RANK_S * ranks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
     """Measures groups of nodes, and merges the answers of their ranks."""
 
-    def __init__(
-        self,
-        probes: ProbeClient,
-        *,
-        names: Mapping[int, str],
-        counts: Mapping[int, int],
-        backend: str,
-        addresses: Callable[[Sequence[int]], list[str]],
-    ) -> None:
-        self._probes, self._names, self._counts = probes, names, counts
-        self._backend, self._addresses = backend, addresses
+    probes: ProbeClient
+    names: Mapping[int, str]
+    counts: Mapping[int, int]
+    """Number of ranks of each node."""
+    backend: str
+    addresses: Callable[[Sequence[int]], list[str]]
+    """Returns the addresses of a group's first node."""
 
     async def measure(self, groups: Sequence[tuple[int, ...]]) -> list[Group]:
         """Return one result per group; groups must not share nodes."""
-        addresses = {group: self._addresses(group) for group in groups}
-        opened = await self._probes.ask(
+        addresses = {group: self.addresses(group) for group in groups}
+        opened = await self.probes.ask(
             {group[0]: ("open", {"addresses": found}) for group, found in addresses.items()},
             limit_s=LIMIT_S,
         )
@@ -142,19 +139,19 @@ class AllReduce:
             for address, port in list(ports.items())[:1]:
                 questions |= self._orders(group, address, port)
         longest_s = limit_of(max(map(self._count_ranks, groups), default=0))
-        said = await self._probes.ask(questions, limit_s=longest_s + _SLACK_S)
+        said = await self.probes.ask(questions, limit_s=longest_s + _SLACK_S)
         closed = ProbeAnswer(error="cannot open a port")
         return [
             merge_answers(
-                tuple(self._names[node] for node in group),
+                tuple(self.names[node] for node in group),
                 [said.get(node, closed) for node in group],
-                backend=self._backend,
+                backend=self.backend,
             )
             for group in groups
         ]
 
     def _count_ranks(self, group: Sequence[int]) -> int:
-        return sum(self._counts[node] for node in group)
+        return sum(self.counts[node] for node in group)
 
     def _orders(self, group: Sequence[int], address: str, port: int) -> dict[int, Question]:
         world = self._count_ranks(group)
@@ -163,17 +160,17 @@ class AllReduce:
         for node in group:
             order = {
                 "what": "reduce",
-                "backend": self._backend,
+                "backend": self.backend,
                 "address": address,
                 "port": port,
                 "first_rank": first,
-                "count": self._counts[node],
+                "count": self.counts[node],
                 "world": world,
                 "limit_s": limit_of(world),
-                "largest": _LARGEST[self._backend],
+                "largest": _LARGEST[self.backend],
             }
             orders[node] = ("measure", order)
-            first += self._counts[node]
+            first += self.counts[node]
         return orders
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
+from echelon.core.units import counted
 from echelon.launch.backends.base import Starter
 from echelon.launch.doctor.all_reduce import (
     AllReduce,
@@ -68,7 +69,12 @@ class Examination:
         self._pool = AgentPool(starter, HangWatch(0), lambda *_, **__: None, tell)
         self._probes = ProbeClient(self._pool)
         self._first_look = FirstLook(
-            self._probes, shell=shell, starter=starter, environ=environ, paths=paths, tell=tell
+            probes=self._probes,
+            shell=shell,
+            starter=starter,
+            environ=environ,
+            paths=paths,
+            tell=tell,
         )
         self._nodes = {node: Node(name=starter.host(node)) for node in range(starter.nodes)}
         self._pairs: list[Group] = []
@@ -121,7 +127,7 @@ class Examination:
         well = [node for node in self._nodes if node not in self._pool.unfit]
         if not well:
             return False
-        self._tell(f"starting probes on {len(well)} node{'s' if len(well) > 1 else ''}")
+        self._tell(f"starting probes on {counted(len(well), 'node')}")
         await self._pool.start(self._paths.probe, self._paths.scratch, self._environ)
         await self._probes.await_probes(well, limit_s=JOIN_S)
         missing = sorted(self._probes.lost)
@@ -247,7 +253,7 @@ class Examination:
         devices = {node: torch.devices if torch else 0 for node, torch in torches.items()}
         with_gpus = bool(able) and all(devices.values())
         all_reduce = AllReduce(
-            self._probes,
+            probes=self._probes,
             names={node: self._nodes[node].name for node in able},
             counts={node: devices[node] if with_gpus else 1 for node in able},
             backend="nccl" if with_gpus else "gloo",
@@ -262,7 +268,7 @@ class Examination:
             if node not in self._probes.lost and self._nodes[node].name not in bad
         ]
         if len(left) > 2 or (with_gpus and sum(devices[node] for node in left) > 1):
-            self._tell(f"measuring all-reduce over {len(left)} node{'s' if len(left) > 1 else ''}")
+            self._tell(f"measuring all-reduce over {counted(len(left), 'node')}")
             (self._overall,) = await all_reduce.measure([tuple(left)])
         elif len(left) == 2:
             names = tuple(self._nodes[node].name for node in left)
@@ -281,7 +287,7 @@ class Examination:
                 if not self._probes.lost.keys() & {able[one], able[two]}
             ]
             if doubtful:
-                nodes = f"{len(doubtful)} slow or failing node{'s' if len(doubtful) > 1 else ''}"
+                nodes = counted(len(doubtful), "slow or failing node")
                 self._tell(f"measuring all-reduce again for {nodes}")
                 self._pairs += await all_reduce.measure(doubtful)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
+from echelon.core.units import counted
 from echelon.launch.backends.base import Starter
 from echelon.launch.backends.slurm.starter import without_shape
 from echelon.launch.doctor.probe_client import ProbeClient
@@ -174,21 +175,16 @@ class Turn:
 FIRST, AGAIN = Turn(20, 30.0), Turn(40, 60.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FirstLook:
     """See the module."""
 
-    def __init__(
-        self,
-        probes: ProbeClient,
-        *,
-        shell: Shell,
-        starter: Starter,
-        environ: Mapping[str, str],
-        paths: DoctorPaths,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._probes, self._shell, self._starter = probes, shell, starter
-        self._environ, self._paths, self._tell = environ, paths, tell
+    probes: ProbeClient
+    shell: Shell
+    starter: Starter
+    environ: Mapping[str, str]
+    paths: DoctorPaths
+    tell: Callable[[str], None]
 
     async def look(self) -> dict[int, Look]:
         """Return the first look at each node.
@@ -196,14 +192,13 @@ class FirstLook:
         Raises:
             StopError: a stop was requested.
         """
-        count = self._starter.nodes
-        self._tell(f"first look at {count} node{'s' if count > 1 else ''}")
+        count = self.starter.nodes
+        self.tell(f"first look at {counted(count, 'node')}")
         nonce = secrets.token_hex(8)
-        write_atomic(self._paths.folder / "nonce", nonce)
+        write_atomic(self.paths.folder / "nonce", nonce)
         found = await self._look_at(range(count), nonce, FIRST)
         if silent := [node for node, look in found.items() if not look.hostname]:
-            nodes = f"{len(silent)} node{'s' if len(silent) > 1 else ''}"
-            self._tell(f"trying {nodes} again that did not respond")
+            self.tell(f"trying {counted(len(silent), 'node')} again that did not respond")
             found |= await self._look_at(silent, nonce, AGAIN)
         return found
 
@@ -211,20 +206,20 @@ class FirstLook:
         room = asyncio.Semaphore(AT_ONCE)
         loop = asyncio.get_running_loop()
         tasks = {node: loop.create_task(self._ask(node, nonce, turn, room)) for node in nodes}
-        await self._probes.attend(list(tasks.values()))
+        await self.probes.attend(list(tasks.values()))
         return {node: task.result() for node, task in tasks.items()}
 
     async def _ask(self, node: int, nonce: str, turn: Turn, room: asyncio.Semaphore) -> Look:
-        argv = ["sh", "-c", SCRIPT, "sh", str(self._paths.folder), nonce, self._paths.python]
-        if job := self._environ.get("SLURM_JOB_ID", ""):
-            argv = [*look_step(job, self._starter.host(node), turn.step_s), *argv]
+        argv = ["sh", "-c", SCRIPT, "sh", str(self.paths.folder), nonce, self.paths.python]
+        if job := self.environ.get("SLURM_JOB_ID", ""):
+            argv = [*look_step(job, self.starter.host(node), turn.step_s), *argv]
         async with room:
             asked_s = time.time()
             code, said = await run_program(
-                self._shell,
+                self.shell,
                 argv,
-                env=without_shape(self._environ),
-                log=self._paths.scratch / f"look-{node}-{turn.step_s}.log",
+                env=without_shape(self.environ),
+                log=self.paths.scratch / f"look-{node}-{turn.step_s}.log",
                 limit_s=turn.look_s,
             )
             answered_s = time.time()

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core import addresses
+from echelon.core.proc import read_text
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import UsageError
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets, try_sockets
 from echelon.launch.doctor.gpus import ask_gpus, ask_parts, find_ours, read_grant
 from echelon.launch.doctor.torch_client import TorchClient
-from echelon.launch.protocol.link import SILENCE_S, Link, connect, sleep_a_pulse
+from echelon.launch.protocol.link import Link, connect, sleep_a_pulse
 from echelon.launch.protocol.messages import Answer, Ask, Hello, Leave, Message, Pulse
 from echelon.launch.protocol.rank_environment import (
     CONTROLLER,
-    NODE,
     PRIVATE,
     node_in_job,
     parse_candidates,
@@ -117,13 +117,8 @@ class Probe:
         """Send heartbeats, and detect when the doctor's stop."""
         while True:
             paused_s = await sleep_a_pulse()
-            if self._link is None:
-                continue
-            if paused_s > SILENCE_S / 2:
-                self._link.heard_s = time.monotonic()  # this process was suspended
-            self._link.say(Pulse())
-            if time.monotonic() - self._link.heard_s > SILENCE_S:
-                self._link.drop(f"no heartbeat for {SILENCE_S:g} s")
+            if self._link:
+                self._link.beat(Pulse(), paused_s)
 
     async def _answer(self, ask: Ask) -> None:
         error, found = "", {}
@@ -270,18 +265,11 @@ async def await_text(path: Path, text: str, limit_s: float) -> float:
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     while True:
-        if await asyncio.to_thread(_read, path) == text:
+        if await asyncio.to_thread(read_text, path) == text:
             return round(loop.time() - began_s, 3)
         if loop.time() - began_s > limit_s:
             return -1.0
         await asyncio.sleep(_GLANCE_S)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def main(_arguments: list[str]) -> int:
@@ -292,7 +280,7 @@ def main(_arguments: list[str]) -> int:
             f"{CONTROLLER} is not set: only the doctor starts probes", hint="echelon doctor"
         )
     key = receive_key(sys.stdin.buffer)
-    node = int(environ[NODE]) if NODE in environ else node_in_job(environ)
+    node = node_in_job(environ)
     scratch = Path(tempfile.mkdtemp(prefix="echelon-doctor-"))
 
     async def serve() -> int:

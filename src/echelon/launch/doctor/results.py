@@ -4,13 +4,20 @@ A broken node may send anything. Values of its answers that cannot be parsed sta
 is used.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from echelon.core.codec import Figure, Read, decode, to_figure
+from echelon.core.records import to_count
 
 Severity = Literal["error", "warning"]
+
+
+def _read_indices(value: Any) -> list[int] | None:
+    plain = isinstance(value, list) and all(to_count(index) is not None for index in value)
+    return value if plain else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +53,7 @@ class Look:
 class Gpu:
     """One GPU, as reported by its driver."""
 
-    index: int
+    index: Annotated[int, Read(to_count, None)]
     name: str = ""
     uuid: str = ""
     memory_mib: int = 0
@@ -54,9 +61,9 @@ class Gpu:
     """Uncorrected errors since the driver was loaded."""
     throttle: Sequence[str] = ()
     """Reasons for reduced clocks, other than those of an idle GPU."""
-    tflops: float = 0.0
+    tflops: Figure = 0.0
     """Of a large matrix product in bf16; 0 if not measured."""
-    memory_gbs: float = 0.0
+    memory_gbs: Figure = 0.0
     """Bytes read and written per second during a copy, in 1e9."""
 
 
@@ -64,7 +71,7 @@ class Gpu:
 class Facts:
     """What a node's probe reports."""
 
-    skew_s: float = 0.0
+    skew_s: Figure = 0.0
     """How far its clock is ahead of ours, from the quickest of several exchanges."""
     interface: str = ""
     """The interface that leads to the doctor."""
@@ -75,7 +82,7 @@ class Facts:
     """Node names that do not resolve, or resolve wrongly: `node3`, `node3 (127.0.1.1)`."""
     unnamed: Sequence[str] = ()
     """Node addresses without a name."""
-    folder_late_s: float = 0.0
+    folder_late_s: Figure = 0.0
     """Seconds until a file that we wrote appeared; negative if it never did."""
     rdma: bool = False
     """Whether there is an InfiniBand or RoCE device, which needs locked memory."""
@@ -88,7 +95,7 @@ class Facts:
     driver: str = ""
     gpus: Sequence[Gpu] = ()
     """All GPUs that the driver shows; some may belong to other jobs."""
-    ours: Sequence[int] | None = None
+    ours: Annotated[Sequence[int] | None, Read(_read_indices, None)] = None
     """Indices of our GPUs, in torch's order; None if they cannot be determined."""
     gpu_error: str = ""
     """Why the driver could not be queried."""
@@ -100,7 +107,7 @@ class Torch:
 
     error: str = ""
     """Why it cannot be imported."""
-    import_s: float = 0.0
+    import_s: Figure = 0.0
     version: str = ""
     cuda: str = ""
     """The CUDA version it was built for; empty for a CPU build."""
@@ -174,8 +181,6 @@ class Finding:
 
 
 _COUNT = re.compile(r"[0-9]{1,18}")
-_MOST = 1 << 63
-R = TypeVar("R", Facts, Gpu, Torch)
 
 
 def read_count(text: str, unknown: int) -> int:
@@ -185,8 +190,8 @@ def read_count(text: str, unknown: int) -> int:
 
 def read_figure(found: Mapping[str, Any], name: str) -> float | None:
     """Return a number from an answer; None if there is none."""
-    value: Any = found.get(name)
-    return float(value) if _fits(value, 0.0) else None
+    value = to_figure(found.get(name))
+    return None if value is None else float(value)
 
 
 def read_ranks(found: Mapping[str, Any], *names: str) -> list[dict[str, Any]]:
@@ -209,50 +214,13 @@ def read_facts(
     found: Mapping[str, Any], *, granted: int, skew_s: float, folder_late_s: float
 ) -> Facts:
     """Return a probe's facts about its node, combined with those that the doctor measured."""
-    told = found.get("gpus")
-    gpus = [read_gpu(gpu) for gpu in told if _is_gpu(gpu)] if isinstance(told, list) else []
-    ours = found.get("ours")
-    known = isinstance(ours, list) and all(_fits(index, 0) for index in ours)
-    more = {"gpus": gpus, "ours": ours if known else None}
-    sure = {"granted": granted, "skew_s": skew_s, "folder_late_s": folder_late_s}
-    return Facts(**{**_take(Facts, found), **more, **sure})
-
-
-def read_gpu(found: Mapping[str, Any]) -> Gpu:
-    return Gpu(**{**_take(Gpu, found), "index": found["index"]})
-
-
-def _is_gpu(found: object) -> bool:
-    return isinstance(found, Mapping) and _fits(found.get("index"), 0) and found["index"] >= 0
+    known = decode(Facts, found)
+    return replace(known, granted=granted, skew_s=skew_s, folder_late_s=folder_late_s)
 
 
 def read_torch(found: Mapping[str, Any]) -> Torch:
     """Return a node's answer about torch; one without a version is an error."""
-    known = _take(Torch, found)
-    if not known.get("version") and not known.get("error"):
-        known["error"] = "the answer has no version"
-    return Torch(**known)
-
-
-def _take(kind: type[R], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those values of an answer that match a field of the record in name and type."""
-    taken: dict[str, Any] = {}
-    for one in fields(kind):
-        if one.default is not MISSING and _fits(found.get(one.name), one.default):
-            value = found[one.name]
-            taken[one.name] = tuple(value) if isinstance(value, list) else value
-    return taken
-
-
-def _fits(value: object, example: object) -> bool:
-    """Tell whether a value has an example's type and a plausible size."""
-    match example:
-        case bool() | str():
-            return type(value) is type(example)
-        case int():
-            return type(value) is int and abs(value) < _MOST
-        case float():
-            return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
-        case tuple():
-            return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    return False
+    known = decode(Torch, found)
+    if known.version or known.error:
+        return known
+    return replace(known, error="the answer has no version")

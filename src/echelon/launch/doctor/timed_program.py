@@ -7,11 +7,11 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from echelon.core.proc import tail
-from echelon.core.shell import Shell
+from echelon.core.proc import read_stat, tail
+from echelon.core.shell import Shell, signal_group
 
 GRACE_S = 10.0
 """Time between SIGTERM and SIGKILL; an srun that is killed cannot end its step."""
@@ -64,13 +64,14 @@ def _collect(pid: int) -> int | None:
 
 
 async def _end(pid: int, grace_s: float) -> None:
-    _signal(os.killpg, pid, signal.SIGTERM)
+    signal_group(pid, signal.SIGTERM)
     if await _is_over(pid, grace_s):
         return
     # Descendants may be in process groups of their own, and cannot be found once it has ended.
     for child in find_descendants(pid):
-        _signal(os.kill, child, signal.SIGKILL)
-    _signal(os.killpg, pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    signal_group(pid)
     await _is_over(pid, _KILLED_S)
 
 
@@ -83,18 +84,12 @@ async def _is_over(pid: int, patience_s: float) -> bool:
     return True
 
 
-def _signal(kill: Callable[[int, int], None], pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        kill(pid, number)
-
-
 def find_descendants(pid: int, proc: Path = Path("/proc")) -> list[int]:
     """Return the pids of all descendants of a process."""
     children: dict[int, list[int]] = {}
     for path in proc.glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = path.read_text(errors="replace").rpartition(") ")[2].split()[1]
-            children.setdefault(int(parent), []).append(int(path.parent.name))
+        if fields := read_stat(path.parent):
+            children.setdefault(int(fields[1]), []).append(int(path.parent.name))
     found, left = [], [pid]
     while left:
         own = children.get(left.pop(), [])

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import pkgutil
-import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.proc import tail
-from echelon.core.shell import Shell
+from echelon.core.shell import Shell, signal_group
 from echelon.errors import EchelonError
 
 _PROGRAM = "train/probe.py"
@@ -92,8 +91,7 @@ class TorchClient:
             self._socket.close()
             self._socket = None
         if self._pid:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._pid, signal.SIGKILL)
+            signal_group(self._pid)
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
             self._pid = 0

@@ -4,7 +4,6 @@ They are our children. The agents themselves may be on other hosts, and connect 
 """
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
@@ -13,6 +12,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from echelon.core.proc import read_text
+from echelon.core.shell import signal_group
 from echelon.launch.backends.base import CAUSE, AgentCommand, Started, Starter
 
 _NOT_STARTED = re.compile(r"^srun: error: (Unable to create step|Task launch) for ", re.MULTILINE)
@@ -64,7 +65,7 @@ class AgentLauncher:
             del self._awaited[node]
             for pid in [pid for pid, (_, whose) in self._living.items() if whose is coming]:
                 if not _has_come(coming):
-                    _signal_group(pid, signal.SIGTERM)  # srun passes it on
+                    signal_group(pid, signal.SIGTERM)  # srun passes it on
                     # A hanging srun does not, and such processes must not accumulate.
                     asyncio.get_running_loop().call_later(END_S, self._end_one, pid)
 
@@ -93,12 +94,12 @@ class AgentLauncher:
     def end(self) -> None:
         """Kill the processes that are left."""
         for pid in self._living:
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid)
 
     def _end_one(self, pid: int) -> None:
         self.reap()
         if pid in self._living:
-            _signal_group(pid, signal.SIGKILL)
+            signal_group(pid)
 
     def _add_called(
         self, starting: asyncio.Future[list[Started]], *, coming: asyncio.Future[bool]
@@ -108,7 +109,7 @@ class AgentLauncher:
         for started in starting.result():
             self._add(started, coming)
             if coming.cancelled():
-                _signal_group(started.pid, signal.SIGTERM)
+                signal_group(started.pid, signal.SIGTERM)
 
     def _add(self, started: Started, coming: asyncio.Future[bool] | None = None) -> None:
         self.started.append(started)
@@ -125,11 +126,6 @@ def _has_come(coming: asyncio.Future[bool]) -> bool:
     return coming.done() and not coming.cancelled() and coming.result()
 
 
-def _signal_group(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, number)
-
-
 def _is_there(pid: int) -> bool:
     """Tell whether a child is running; collect it if not."""
     try:
@@ -143,10 +139,7 @@ def could_not_start(path: Path) -> bool:
 
     If it cannot reach one node, it starts no agent, or ends those that it has started.
     """
-    try:
-        return bool(_NOT_STARTED.search(path.read_text(errors="replace")))
-    except OSError:
-        return False
+    return bool(_NOT_STARTED.search(read_text(path)))
 
 
 def read_reason(path: Path) -> str:
@@ -154,10 +147,6 @@ def read_reason(path: Path) -> str:
 
     srun's first error is the cause; that it then kills the other tasks is not.
     """
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    told = [line.strip() for line in lines if line.strip()]
+    told = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     causes = (line for line in told if line.startswith(("srun: error:", CAUSE)))
     return next(causes, (told or [""])[-1]).removeprefix(CAUSE)

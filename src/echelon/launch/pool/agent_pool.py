@@ -11,7 +11,6 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -41,15 +40,6 @@ ALIVE_S = 60.0
 the run lived."""
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
-    """Where the last agent of a node was."""
-
-    address: str
-    pid: int
-    gpus: int
-
-
 class AgentPool:
     """See the module."""
 
@@ -64,8 +54,8 @@ class AgentPool:
         """Connected agents, by node."""
         self.unfit: dict[int, Hello] = {}
         """Nodes that are excluded because they failed their check."""
-        self.homes: dict[int, Home] = {}
-        """By node, for all agents that ever connected."""
+        self.known: dict[int, AgentHandle] = {}
+        """By node: the last agent that connected, even if it was lost."""
         self._starter, self._watch, self._note, self._report = starter, watch, note, report
         self._launcher = AgentLauncher(starter, self._tell_gone)
         self._server = AgentServer(starter.nodes, received=self.hear, lost=self._lose, note=note)
@@ -125,8 +115,8 @@ class AgentPool:
         Raises:
             EchelonError, OSError: it could not be started.
         """
-        home = self.homes.get(node)
-        return await self._launcher.call(node, **{REPLACES: str(home.pid)} if home else {})
+        last = self.known.get(node)
+        return await self._launcher.call(node, **{REPLACES: str(last.hello.pid)} if last else {})
 
     async def next(self, deadline_s: float | None = None) -> Entry | None:
         """Return the next entry; None at the deadline."""
@@ -162,8 +152,7 @@ class AgentPool:
 
     def _take_in(self, agent: AgentHandle) -> None:
         hello, node = agent.hello, agent.node
-        self.agents[node] = agent
-        self.homes[node] = Home(agent.link.peer_address, hello.pid, hello.gpus)
+        self.agents[node] = self.known[node] = agent
         self._lost.discard(node)
         self._launcher.welcome(node)
         self._note(events.AgentJoined(node=node, name=hello.name, pid=hello.pid, gpus=hello.gpus))

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from echelon.core.proc import read_stat
 from echelon.core.waiting import wait_until
 
 SHARED = Path("/dev/shm")  # noqa: S108  we create a private folder in it
@@ -49,10 +50,7 @@ def list_groups() -> Groups:
 
 
 def _lives(pid: int) -> bool:
-    with contextlib.suppress(OSError):
-        text = Path("/proc", str(pid), "stat").read_text(errors="replace")
-        return text.rpartition(") ")[2][0] not in "ZX"
-    return False
+    return read_stat(Path("/proc", str(pid)))[:1] not in ([], ["Z"], ["X"])
 
 
 def end_group(group: int, groups: Groups) -> None:

@@ -72,6 +72,19 @@ class Link(asyncio.Protocol):
         self._channel.send(encode(message))
         self._flush()
 
+    def beat(self, heartbeat: Message, paused_s: float) -> None:
+        """Send a heartbeat; drop a peer whose own have stopped.
+
+        Args:
+            heartbeat: what to send.
+            paused_s: how long this process was suspended since the last one (`sleep_a_pulse`).
+        """
+        if paused_s > SILENCE_S / 2:
+            self.heard_s = time.monotonic()  # we could not hear it
+        self.say(heartbeat)
+        if time.monotonic() - self.heard_s > SILENCE_S:
+            self.drop(f"no heartbeat for {SILENCE_S:g} s")
+
     def drop(self, reason: str) -> None:
         """Close the connection at once."""
         self._reason, self._dropped = reason, True

@@ -82,6 +82,8 @@ def parse_candidates(text: str) -> list[tuple[str, int]]:
 
 def node_in_job(environ: Mapping[str, str]) -> int:
     """Return this node's index in the job; SLURM_NODEID counts the nodes of the step instead."""
+    if NODE in environ:
+        return int(environ[NODE])
     hosts = expand(environ["SLURM_JOB_NODELIST"])
     return hosts.index(environ["SLURMD_NODENAME"])
 

@@ -68,11 +68,6 @@ class Channel:
         knock = _sign_knock(key, self._nonce) if role == "agent" else b""
         self._outgoing += GREETING + self._nonce + knock
 
-    @property
-    def pending(self) -> int:
-        """Number of received bytes that are kept until more arrive."""
-        return len(self._incoming)
-
     def receive(self, data: bytes) -> list[dict[str, Any]]:
         """Return the messages that are complete with these bytes.
 

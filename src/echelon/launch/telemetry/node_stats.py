@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.proc import read_stat, read_text
+
 _SECTOR = 512
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -27,11 +29,11 @@ class Counters:
 
 def read_counters(proc: Path = Path("/proc"), blocks: Path = Path("/sys/block")) -> Counters:
     """Read all counters once; those that cannot be read are 0."""
-    busy, ticks = parse_processors(_read(proc / "stat"))
+    busy, ticks = parse_processors(read_text(proc / "stat"))
     # Partitions and volumes count the same bytes again: only these entries are devices.
     disks = {path.parent.name for path in blocks.glob("*/device")}
-    disk_read, disk_written = parse_disks(_read(proc / "diskstats"), disks)
-    received, sent = parse_network(_read(proc / "net" / "dev"))
+    disk_read, disk_written = parse_disks(read_text(proc / "diskstats"), disks)
+    received, sent = parse_network(read_text(proc / "net" / "dev"))
     return Counters(
         busy=busy,
         ticks=ticks,
@@ -61,7 +63,7 @@ def _rate(before: int, after: int, elapsed_s: float) -> float:
 
 def read_memory(proc: Path = Path("/proc"), shared: Path = Path("/dev/shm")) -> dict[str, float]:  # noqa: S108
     """Return used and total memory, and the same for /dev/shm, in bytes."""
-    found = parse_memory(_read(proc / "meminfo"))
+    found = parse_memory(read_text(proc / "meminfo"))
     try:
         there = os.statvfs(shared)
     except OSError:
@@ -129,10 +131,10 @@ def read_burned(groups: Collection[int], proc: Path = Path("/proc")) -> dict[int
     found = {}
     for entry in proc.iterdir():
         if entry.name.isdecimal():
-            words = _read(entry / "stat").rpartition(") ")[2].split()
-            if len(words) > 12 and int(words[2]) in groups:
-                pid, ticks = int(entry.name), int(words[11]) + int(words[12])
-                found[pid] = Burned(int(words[2]), ticks, process_memory(pid, proc))
+            fields = read_stat(entry)
+            if fields and int(fields[2]) in groups:
+                pid, ticks = int(entry.name), int(fields[11]) + int(fields[12])
+                found[pid] = Burned(int(fields[2]), ticks, process_memory(pid, proc))
     return found
 
 
@@ -155,14 +157,7 @@ def memory_by_group(burned: Mapping[int, Burned]) -> dict[int, float]:
     return held
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
-
-
 def process_memory(pid: int, proc: Path = Path("/proc")) -> float:
     """Return a process's resident memory in bytes; 0 if it has exited."""
-    words = _read(proc / str(pid) / "statm").split()
+    words = read_text(proc / str(pid) / "statm").split()
     return float(int(words[1]) * os.sysconf("SC_PAGE_SIZE")) if len(words) > 1 else 0.0

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from echelon.core.units import parse_memory
+from echelon.core.units import counted, parse_memory
 from echelon.errors import UsageError
 from echelon.lint.files import Place
 from echelon.lint.request import (
@@ -13,7 +13,7 @@ from echelon.lint.request import (
     is_slurm_time,
     list_gres_gpus,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _PLACEHOLDER = re.compile(r"<[^<>]+>|\[[a-z][a-z _-]*\]|x{3,}|your[-_.@]\S*", re.IGNORECASE)

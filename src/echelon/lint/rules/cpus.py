@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.bash import Where
 from echelon.lint.facts import processes_per_task, spawns
 from echelon.lint.files import Place
 from echelon.lint.python_script import constant, keyword
-from echelon.lint.rule import ADVICE, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
@@ -18,14 +19,12 @@ def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
     exclusive = subject.directives.last("exclusive")
     if not cpus or cpus < 2 or "SRUN_CPUS_PER_TASK" in subject.exported or exclusive:
         return
-    told: set[int] = set()
     for one in subject.started:
         options, command = one.launch.srun, one.launch.command
-        if options is None or command.line in told or command.where is Where.TASK:
+        if options is None or command.where is Where.TASK:
             continue
         if {"cpus-per-task", "cpus-per-gpu", "exclusive", "whole"} & set(options):
             continue
-        told.add(command.line)
         yield Hit(
             at=command,
             what="In Slurm 22.05 to 23.02, srun does not inherit `--cpus-per-task` from sbatch. "

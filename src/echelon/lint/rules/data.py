@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.lint.files import Place
 from echelon.lint.python_guards import guards, is_called
 from echelon.lint.python_script import (
     PythonScript,
@@ -72,33 +73,34 @@ def _has_epochs(python: PythonScript) -> bool:
 
 
 def find_local_sampler(subject: Subject) -> Iterator[Hit]:
-    if not subject.may_have_several_nodes:
-        return
-    for python in subject.pythons:
-        for call in _samplers(python):
-            rank = keyword(call, "rank", 2)
-            if rank is not None and _is_local(python, rank):
-                yield Hit(
-                    at=python.at(call),
-                    what="The sampler uses the local rank. On several nodes, all nodes read the "
-                    "same samples. The other samples are never read.",
-                    fix="DistributedSampler(dataset)  # uses the global rank by default",
-                )
+    for at in _with_local_rank(subject, "DistributedSampler", 2):
+        yield Hit(
+            at=at,
+            what="The sampler uses the local rank. On several nodes, all nodes read the same "
+            "samples. The other samples are never read.",
+            fix="DistributedSampler(dataset)  # uses the global rank by default",
+        )
 
 
 def find_local_group_rank(subject: Subject) -> Iterator[Hit]:
-    if not subject.may_have_several_nodes:
-        return
-    for python in subject.pythons:
-        for call in python.calls("init_process_group"):
-            rank = keyword(call, "rank")
+    for at in _with_local_rank(subject, "init_process_group"):
+        yield Hit(
+            at=at,
+            what="The process group uses the local rank. On several nodes, more than one process "
+            "claims rank 0, and the group never forms.",
+            fix='rank=int(os.environ["RANK"])  # with srun: SLURM_PROCID',
+        )
+
+
+def _with_local_rank(
+    subject: Subject, function: str, position: int | None = None
+) -> Iterator[Place]:
+    """Yield calls that pass the local rank as `rank`, if there may be several nodes."""
+    for python in subject.pythons if subject.may_have_several_nodes else ():
+        for call in python.calls(function):
+            rank = keyword(call, "rank", position)
             if rank is not None and _is_local(python, rank):
-                yield Hit(
-                    at=python.at(call),
-                    what="The process group uses the local rank. On several nodes, more than one "
-                    "process claims rank 0, and the group never forms.",
-                    fix='rank=int(os.environ["RANK"])  # with srun: SLURM_PROCID',
-                )
+                yield python.at(call)
 
 
 def _is_local(python: PythonScript, rank: ast.expr) -> bool:
@@ -109,9 +111,7 @@ def _is_local(python: PythonScript, rank: ast.expr) -> bool:
 
 
 def find_downloads(subject: Subject) -> Iterator[Hit]:
-    for python in subject.pythons:
-        if not python.is_distributed:
-            continue
+    for python in subject.distributed:
         for node in python.nodes:
             if not isinstance(node, ast.Call) or constant(keyword(node, "download")) is not True:
                 continue
@@ -162,8 +162,8 @@ def find_unreduced(subject: Subject) -> Iterator[Hit]:
 
 
 def find_counted_against_all(subject: Subject) -> Iterator[Hit]:
-    for python in subject.pythons:
-        if not python.is_distributed or not _samplers(python):
+    for python in subject.distributed:
+        if not _samplers(python):
             continue
         for call in python.calls("print", "format", "info"):
             text = unparse(call)

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from echelon.clusters.slurm.options import SBATCH, SRUN
+from echelon.core.units import counted
 from echelon.lint.files import Place
 from echelon.lint.request import Directive
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
 

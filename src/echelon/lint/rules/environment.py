@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.facts import is_training
 from echelon.lint.files import Place
 from echelon.lint.request import OF_OPTIONS
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _INTERFACE = re.compile(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
@@ -68,7 +69,6 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several:
         return
     assigned = {assignment.name for assignment in subject.assignments}
-    told: set[tuple[int, str]] = set()
     words = [
         (one.launch.path, word)
         for one in subject.started
@@ -81,18 +81,12 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     for path, word in words:
         for use in word.uses:
             option = OF_OPTIONS.get(use.name)
-            if (
-                option is None
-                or use.guarded
-                or use.name in assigned
-                or (use.line, use.name) in told
-            ):
+            if option is None or use.guarded or use.name in assigned:
                 continue
             given = subject.directives.last(option)
             typed = given is not None and "GPUS" in use.name and ":" in given.value
             if given is not None and not typed:
                 continue
-            told.add((use.line, use.name))
             yield _unset(Place(path, use.line), use.name, given.value if given else "", option)
 
 

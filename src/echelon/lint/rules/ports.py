@@ -3,9 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from echelon.lint.bash import Where, Word
+from echelon.lint.bash import Assignment, Where, Word
 from echelon.lint.facts import reads_variables
 from echelon.lint.files import Place
 from echelon.lint.launches import Launch
@@ -29,35 +28,26 @@ _SET_IN_JOB = f"set the port in the job script instead:\n{_FREE_PORT}"
 _RETRY = "echelon script --style torchrun …  # prints a script that retries with another port"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Port:
-    """A port that ranks use, and where it is set."""
-
-    value: Word
-    path: str
-    line: int
-    where: Where
-
-
-def ports(subject: Subject) -> Iterator[Port]:
-    """Yield the ports of a script, each at the place that sets it."""
+def ports(subject: Subject) -> Iterator[Assignment]:
+    """Yield the ports of a script, each at the place that sets it: a variable or an option."""
     used = {
         name for one in subject.started for word in _port_words(one.launch) for name in word.names
     }
-    counts = "MASTER_PORT" in used or reads_variables(subject)
-    for found in subject.assigned("MASTER_PORT") if counts else ():
-        yield Port(value=found.value, path=found.path, line=found.line, where=found.where)
+    if "MASTER_PORT" in used or reads_variables(subject):
+        yield from subject.assigned("MASTER_PORT")
     for one in subject.started:
         for word in _port_words(one.launch):
             makers = [a for use in word.uses for a in subject.assigned(use.name)]
             makers = [maker for maker in makers if _is_port(maker.value)]
             if any(maker.name == "MASTER_PORT" for maker in makers):
                 continue  # already yielded
-            for maker in makers:
-                yield Port(value=maker.value, path=maker.path, line=maker.line, where=maker.where)
+            yield from makers
             if not makers:
                 path, line = one.launch.place_of(word, subject.path)
-                yield Port(value=word, path=path, line=line, where=one.launch.command.where)
+                where = one.launch.command.where
+                yield Assignment(
+                    name="", value=word, path=path, line=line, where=where, certain=True
+                )
 
 
 def _is_port(value: Word) -> bool:

@@ -28,7 +28,8 @@ _BY_INDEX = re.compile(
 def _needs_device(subject: Subject, python: PythonScript) -> bool:
     """Tell whether the ranks see several GPUs and do not set their current device."""
     calls = python.calls("init_process_group")
-    if not any("nccl" in unparse(call) or "nccl" in _backend(python, call) for call in calls):
+    backends = [origin(python, keyword(call, "backend", 0)) for call in calls]
+    if not any("nccl" in text for text in (*map(unparse, calls), *backends)):
         return False
     if any(keyword(call, "device_id") is not None for call in calls):
         return False
@@ -42,11 +43,6 @@ def _needs_device(subject: Subject, python: PythonScript) -> bool:
         for launch in launches
     ]
     return not (launches and all(one_gpu))
-
-
-def _backend(python: PythonScript, call: ast.Call) -> str:
-    backend = keyword(call, "backend", 0)
-    return origin(python, backend) if backend is not None else ""
 
 
 def find_one_device(subject: Subject) -> Iterator[Hit]:
@@ -117,8 +113,7 @@ def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
 def find_counted_local_rank(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         for call in python.calls("set_device"):
-            index = keyword(call, "device", 0)
-            made_of = origin(python, index) if index is not None else ""
+            made_of = origin(python, keyword(call, "device", 0))
             counted = re.search(r"\brank\s*(%|-\s*\w+\s*\*)|SLURM_PROCID['\"]\]\)\s*%", made_of)
             if counted and "LOCAL" not in made_of:
                 yield Hit(

@@ -41,9 +41,7 @@ def _saves(python: PythonScript) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
-    for python in subject.pythons:
-        if not python.is_distributed or not _may_be_several(subject):
-            continue
+    for python in subject.distributed if _may_be_several(subject) else ():
         for call, target in _saves(python):
             if _ONE_PER_RANK.search(_made_of(python, target)) or not is_called(python, call):
                 continue
@@ -73,9 +71,7 @@ def _may_be_several(subject: Subject) -> bool:
 def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
     if not subject.may_have_several_nodes:
         return
-    for python in subject.pythons:
-        if not python.is_distributed:
-            continue
+    for python in subject.distributed:
         for call, target in _saves(python):
             tests = guards(python, call)
             if not tests or re.search("rank|RANK|node|NODE", origin(python, target)):
@@ -110,9 +106,8 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
 
 
 def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
-    for python in subject.pythons:
-        cuda = python.mentions("cuda", "nccl")
-        if not python.is_distributed or not cuda or not _may_be_several(subject):
+    for python in subject.distributed if _may_be_several(subject) else ():
+        if not python.mentions("cuda", "nccl"):
             continue
         for call in python.calls("load"):
             if unparse(call.func) != "torch.load" or keyword(call, "map_location", 1) is not None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.facts import (
     is_alone,
     is_training,
@@ -11,7 +12,7 @@ from echelon.lint.facts import (
     spawns,
 )
 from echelon.lint.python_script import keyword, origin
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule, counted
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _SPREADERS = frozenset(
@@ -164,8 +165,7 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
         if not amounts.gpus_per_task or (amounts.tasks_per_node or 1) < 2:
             continue
         for call in python.calls("set_device"):
-            index = keyword(call, "device", 0)
-            made_of = origin(python, index) if index is not None else ""
+            made_of = origin(python, keyword(call, "device", 0))
             local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
             if local and "device_count" not in made_of and "%" not in made_of:
                 yield Hit(

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.core.units import counted
 from echelon.lint.bash import Where
 from echelon.lint.files import Place
 from echelon.lint.python_script import (
@@ -14,7 +15,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, counted
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Started, Subject
 
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
@@ -116,7 +117,7 @@ def _needed(python: PythonScript) -> set[str]:
             found.add(str(constant(node.slice)))
     for call in python.calls("init_process_group"):
         method, store = keyword(call, "init_method", 1), keyword(call, "store")
-        made_of = origin(python, method) if method is not None else ""
+        made_of = origin(python, method)
         if store is not None or re.search(r"tcp:|file:", made_of) or is_conditional(python, call):
             continue
         if method is not None and "env://" not in made_of:
@@ -153,10 +154,8 @@ def find_stale_file(subject: Subject) -> Iterator[Hit]:
             yield _stale(Place(one.launch.path, word.line or one.launch.line))
     for python in subject.pythons:
         for call in python.calls("init_process_group"):
-            method = keyword(call, "init_method", 1)
-            made_of = origin(python, method) if method is not None else ""
-            literal = re.search(r"file://", made_of)
-            if literal and not python.mentions(*_CLEANS):
+            made_of = origin(python, keyword(call, "init_method", 1))
+            if "file://" in made_of and not python.mentions(*_CLEANS):
                 yield _stale(python.at(call))
 
 

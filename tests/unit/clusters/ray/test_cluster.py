@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from echelon.api.runs import current_job, name_python, prepare_run, submit_run
+from echelon.api.runs import choose_python, current_job, prepare_run, submit_run
 from echelon.clusters.ray.address import (
     HttpFetch,
     JobName,
@@ -455,6 +455,7 @@ def test_the_command_runs_the_script_whatever_its_folder_is_called(tmp_path, nam
 
 
 def test_an_activated_environment_is_named_for_a_job_that_will_not_have_it():
-    spec = JobSpec(script="x")
-    assert name_python(spec, {"VIRTUAL_ENV": "/venv"}).python == "/venv/bin/python"
-    assert name_python(JobSpec(venv="v"), {"VIRTUAL_ENV": "/venv"}).python == ""
+    active = {"VIRTUAL_ENV": "/venv"}
+    assert choose_python(JobSpec(), active, inherits=False).python == "/venv/bin/python"
+    assert choose_python(JobSpec(), active, inherits=True).python == ""
+    assert choose_python(JobSpec(venv="v"), active, inherits=False).python == ""

@@ -8,15 +8,14 @@ import pytest
 from echelon.errors import UnavailableError
 from echelon.launch.controller import agent_recovery as module
 from echelon.launch.controller.agent_recovery import COMEBACKS, AgentRecovery
-from echelon.launch.pool.agent_pool import Home
 from echelon.run.events import NodeDeparted
-from unit.launch.fakes import FakeJournal, FakePool
+from unit.launch.fakes import FakeJournal, FakePool, make_agent
 
 
 def three(*restarts):
     """Three nodes of which the second is missing."""
     pool = FakePool(0, 2, restarts=restarts)
-    pool.homes = {1: Home("127.0.0.1", 7, 0)}
+    pool.known = {1: make_agent(1)}
     return pool
 
 
@@ -174,7 +173,7 @@ def test_with_a_host_that_does_not_answer_nobody_loses_time(monkeypatch):
 
 def test_many_that_are_missing_are_asked_for_at_once():
     pool = three("fails")
-    pool.agents, pool.homes = {}, {}
+    pool.agents, pool.known = {}, {}
     allocation = Allocation(False)
 
     async def scenario():

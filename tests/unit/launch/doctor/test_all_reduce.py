@@ -181,7 +181,7 @@ def test_ranks_wait_for_each_other_the_longer_the_more_they_are(nodes, gpus, lim
     names = {node: f"n{node}" for node in range(nodes)}
     counts = dict.fromkeys(names, gpus)
     here = {"names": names, "counts": counts, "addresses": lambda _group: ["10.0.0.1"]}
-    all_reduce = AllReduce(probes, **here, backend="gloo")
+    all_reduce = AllReduce(probes=probes, **here, backend="gloo")
     asyncio.run(all_reduce.measure([tuple(names)]))
     assert all(order["limit_s"] == pytest.approx(limit_s) for order in probes.orders)
     assert len(probes.orders) == nodes

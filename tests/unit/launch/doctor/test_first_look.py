@@ -163,7 +163,7 @@ def look_at_all(tmp_path, shell):
     async def scenario():
         crew = AgentPool(starter, HangWatch(0), lambda *_, **__: None, told.append)
         looking = FirstLook(
-            ProbeClient(crew),
+            probes=ProbeClient(crew),
             shell=shell,
             starter=starter,
             environ={"SLURM_JOB_ID": "42", "PATH": "/usr/bin:/bin"},

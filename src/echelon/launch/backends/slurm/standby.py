@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from echelon.core.jobs import Job
 from echelon.core.slurm import OVER, Slurm
 from echelon.errors import EchelonError, UnavailableError, UsageError
-from echelon.launch.backends.base import ANSWER_S, NODE_CAUSES
+from echelon.launch.backends.base import ANSWER_S, NODE_CAUSES, NoStandby
 from echelon.run.attempts import Attempt, submit_attempt
 from echelon.run.directory import RunDir
 from echelon.run.events import MailRefused, StandbySubmitted
@@ -210,10 +210,11 @@ class WaitingStandby:
             await self._mail.turn_off()
 
 
-class RequeueStandby:
-    """The same job again: Slurm puts it back into the queue on request."""
+class RequeueStandby(NoStandby):
+    """The same job again: Slurm puts it back into the queue on request.
 
-    mends: tuple[str, ...] = NODE_CAUSES
+    No other job waits, and Slurm does not allow changing a running one.
+    """
 
     def __init__(self, slurm: Slurm, job_id: str, mail: Mail) -> None:
         self._slurm, self._job_id, self._mail = slurm, job_id, mail
@@ -225,15 +226,9 @@ class RequeueStandby:
     def assured(self) -> bool:
         return True
 
-    async def exclude(self, hosts: str) -> None:
-        """Do nothing: Slurm does not allow changing a running job."""
-
     async def conclude(self, *, wanted: bool) -> str:
         self._wanted = wanted
         return "requeue" if wanted else ""
-
-    async def withdraw(self) -> None:
-        """Do nothing: no other job waits."""
 
     async def leave(self) -> None:
         if self._wanted:
