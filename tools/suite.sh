@@ -59,20 +59,35 @@ copy_tree() {
 }
 
 # Nodes of the sandbox enter their own mount namespaces, which would escape from a chroot; pivot_root prevents that.
+# With ALONE set, the command has its own processes and network, and whatever it leaves running is killed: tests
+# look at the whole machine for leftovers, and would find those of other work.
 enter() {
-    local variables
+    local variables alone=(${ALONE:+--pid --fork --kill-child --net})
     mapfile -t variables < <(env | grep -E '^(PIP_[A-Z_]+|https?_proxy|CI|TERM)=')
-    unshare --mount --propagation private bash -euc '
-        root=$1; shift
+    unshare --mount --propagation private "${alone[@]}" bash -euc '
+        root=$1 alone=$2
+        shift 2
         mount --bind "$root" "$root"
         cd "$root"
-        for folder in proc sys dev; do mount --rbind "/$folder" "$folder"; done
+        mount --rbind /dev dev
+        if [ -n "$alone" ]; then
+            ip link set lo up
+            mount -t proc proc proc
+            mount -t sysfs sysfs sys
+            mount --rbind /sys/fs/cgroup sys/fs/cgroup
+        else
+            for folder in proc sys; do mount --rbind "/$folder" "$folder"; done
+        fi
         mount -t tmpfs tmpfs run
         if [ -d "$OLDPWD/../shared" ]; then mkdir -p shared; mount --bind "$OLDPWD/../shared" shared; fi
         pivot_root . .
         umount --lazy .
         cd /echelon
-        exec "$@"' enter "$root" env --ignore-environment "${variables[@]}" HOME=/root LANG=C.UTF-8 \
+        [ -n "$alone" ] || exec "$@"
+        # This shell stays: as process 1 it reaps orphans.
+        status=0
+        "$@" || status=$?
+        exit $status' enter "$root" "${ALONE:-}" env --ignore-environment "${variables[@]}" HOME=/root LANG=C.UTF-8 \
         PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$@"
 }
 
@@ -89,4 +104,4 @@ enter make system
 enter tools/setup.sh user test
 say "$(enter slurmctld -V), $(enter .venv/bin/python --version)"
 [ $# -gt 0 ] || set -- tests/slurm
-enter .venv/bin/pytest -m "not full" "$@"
+ALONE=yes enter .venv/bin/pytest -m "not full" "$@"

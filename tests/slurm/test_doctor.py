@@ -149,7 +149,8 @@ def test_each_fault_is_found_by_name(patients, faults, tmp_path):
         faults.cut("node7")
         code, record, said = examine(patients, tmp_path, **inside)
     found = found_of(record)
-    assert {node for node, _ in found} == {"node3", "node4", "node5", "node6", "node7"}, said
+    wanted = {"node3", "node4", "node5", "node6", "node7"}
+    assert {node for node, _ in found} == wanted, (said, record["findings"])
     assert {node: check for node, check in found if node != "node4"} == {
         "node3": "all-reduce",
         "node5": "clock",

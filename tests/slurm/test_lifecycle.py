@@ -163,9 +163,20 @@ def test_down_ends_what_forks_while_one_looks(other):
     cluster("exec", "--", "bash", "-c", start)
     assert wait_until(lambda: lock.exists() and lock.read_text() == "held", timeout_s=20)
     cluster("down")
-    with lock.open() as file:  # whoever is left of the chain still has it
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Whoever is left of the chain still has it; so has, for a moment, a process that was killed and
+    # is no longer listed, until the kernel closes its files.
+    assert wait_until(lambda: is_free(lock), timeout_s=10)
     assert_gone(cluster, before)
+
+
+def is_free(lock):
+    """Tell whether no process holds the lock on a file."""
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
 
 
 def test_down_works_when_the_folder_was_removed_by_hand(other):

@@ -1,7 +1,17 @@
 """Slurm, through its own commands; works without accounting, and retries if slurmctld is away.
 
-If scontrol supports JSON (from 23.02 on), jobs are read from that, otherwise from text. Tested with
-Slurm 22.05, whose output the tests contain; newer versions were never tried (`slurm_json.py`).
+Tested with Slurm 22.05, 24.11 and 26.05, whose output the tests contain. Differences between
+versions, and where they are handled (docs/compatibility.md has those that users notice):
+
+- 22.05: scontrol has no JSON, so jobs are read from text; that of sacct hides failures
+  (`slurm_json.py`). srun does not inherit `--cpus-per-task` (`clusters/slurm/styles.py`). Steps in
+  a job whose nodes have different numbers of GPUs need `--gpus`; in 24.11 they need `--gres`
+  (`launch/backends/slurm/starter.py`).
+- 24.11 and 26.05: tasks also have SLURM_TRES_PER_TASK, and jobs with GPUs per task SLURM_TRES_BIND
+  (`launch/protocol/rank_environment.py`, `launch/backends/slurm/starter.py`).
+- 24.11.5: slurmctld may mark nodes as lost that have answered (`sandbox/config.py`).
+- 26.05: `--gres=gpu` and `--gpus-per-node` exclude each other, also between a job and its steps
+  (`lint/rules/amounts.py`; what we write uses one of them). SlurmUser must not be `nobody`.
 """
 
 import itertools

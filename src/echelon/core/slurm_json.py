@@ -1,9 +1,9 @@
 """JSON output of newer Slurm versions. Pure.
 
-The layout changes with every release (data_parser v0.0.39 is that of 23.02, v0.0.43 of 25.05), so
-values that have two forms are read in either. Only 22.05 was tried, which has JSON in squeue and
-sacct but not in scontrol. The layouts of 23.02 and later are taken from Slurm's source, and from
-output that others have published.
+The layout changes with every release (data_parser v0.0.39 is that of 23.02, v0.0.42 of 24.11,
+v0.0.45 of 26.05), so values that have two forms are read in either. The tests contain output of
+22.05 (JSON in squeue and sacct, not in scontrol), 24.11 and 26.05. The layouts of the versions in
+between are taken from Slurm's source, and from output that others have published.
 """
 
 import json

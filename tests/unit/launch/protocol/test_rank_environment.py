@@ -136,6 +136,7 @@ def test_in_a_job_slurms_variables_are_the_ranks_own():
 
 def test_in_a_job_a_rank_knows_how_many_cpus_were_asked_for_it():
     """Scripts size their loaders by it, and without it end with a KeyError."""
-    assert common_variables(cpus=4, SLURM_JOB_ID="42")["SLURM_CPUS_PER_TASK"] == "4"
+    told = common_variables(cpus=4, SLURM_JOB_ID="42")
+    assert (told["SLURM_CPUS_PER_TASK"], told["SLURM_TRES_PER_TASK"]) == ("4", "cpu=4")
     assert "SLURM_CPUS_PER_TASK" not in common_variables(SLURM_JOB_ID="42")
     assert "SLURM_CPUS_PER_TASK" not in common_variables(cpus=4)

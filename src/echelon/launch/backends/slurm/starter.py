@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from echelon.core import addresses
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
+from echelon.core.slurm import parse_version
 from echelon.launch.backends.base import AgentCommand, Outlook, Started
 from echelon.launch.protocol.rank_environment import NODE, render_key
 from echelon.world import parse_counts
@@ -70,8 +71,9 @@ class SlurmStarter:
     def _steps(self, nodes: Sequence[int]) -> list[tuple[list[int], str]]:
         """Return the nodes of each srun, and its option for all their GPUs.
 
-        If nodes were granted different numbers, as with a total of `--gpus`, Slurm 22.05 refuses
-        to give a step more per node than the least. Then each node gets a step of its own.
+        If nodes were granted different numbers, as with a total of `--gpus`, each node gets a step
+        of its own. With `--gres`, Slurm 22.05 refuses such a step more GPUs than the node with the
+        least has; with `--gpus`, the second step waits in 24.11 until the first has ended.
         """
         argv = ["scontrol", "--details", "--oneliner", "show", "job", self._job]
         granted = parse_granted(self._shell.run(argv, timeout_s=60).check().stdout)
@@ -79,8 +81,10 @@ class SlurmStarter:
             count = next(iter(granted.values()))
             return [(list(nodes), f"--gres=gpu:{count}" if count else "--gres=none")]
         counts = {node: granted.get(self._hosts[node], 0) for node in nodes}
+        said = self._shell.run(["scontrol", "--version"], timeout_s=60).stdout
+        option = "--gpus=" if parse_version(said)[:2] <= (22, 5) else "--gres=gpu:"
         return [
-            ([node], f"--gpus={count}" if count else "--gres=none")
+            ([node], f"{option}{count}" if count else "--gres=none")
             for node, count in counts.items()
         ]
 

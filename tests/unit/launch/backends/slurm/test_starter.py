@@ -44,6 +44,16 @@ def test_how_many_gpus_each_node_gives(name, granted):
     assert parse_granted(details(name)) == granted
 
 
+@pytest.mark.parametrize("version", ["24.11", "26.05"])
+@pytest.mark.parametrize(
+    ("name", "granted"),
+    [("even", {"node1": 2, "node2": 2}), ("uneven", {"node3": 2, "node4": 1})],
+)
+def test_newer_versions_show_it_in_the_same_way(version, name, granted):
+    text = (RECORDED.with_name(f"slurm-{version}") / f"details-{name}.txt").read_text()
+    assert parse_granted(text) == granted
+
+
 @pytest.mark.parametrize(
     ("gres", "count"),
     [
@@ -63,14 +73,21 @@ def command(environ):
     return AgentCommand(argv=AGENT, env=environ, logs=Path("logs"), key=KEY)
 
 
-def start_step(name, environ, nodes=(0, 1)):
-    shell = Recorder(answers={"scontrol --details --oneliner show job 42": details(name)})
+def start_step(name, environ, nodes=(0, 1), version="22.05.8"):
+    answers = {
+        "scontrol --details --oneliner show job 42": details(name),
+        "scontrol --version": f"slurm-wlm {version}\n",
+    }
+    shell = Recorder(answers=answers)
     started = SlurmStarter(shell, JOB).start(nodes, command({**environ, **JOB}))
     return shell, started
 
 
-def test_the_step_takes_every_node_and_all_its_gpus_once():
-    shell, started = start_step("uneven", {})
+@pytest.mark.parametrize(
+    ("version", "option"), [("22.05.8", "--gpus="), ("24.11.5", "--gres=gpu:")]
+)
+def test_the_step_takes_every_node_and_all_its_gpus_once(version, option):
+    shell, started = start_step("uneven", {}, version=version)
     calls = [call for call in shell.calls if call[0] == "srun"]
     fixed = (
         "--ntasks-per-node=1",
@@ -80,11 +97,11 @@ def test_the_step_takes_every_node_and_all_its_gpus_once():
     assert calls == [
         (
             *("srun", "--jobid=42", "--nodelist=node1", "--nodes=1", "--ntasks=1"),
-            *(*fixed, "--gpus=2", *AGENT),
+            *(*fixed, f"{option}2", *AGENT),
         ),
         (
             *("srun", "--jobid=42", "--nodelist=node3", "--nodes=1", "--ntasks=1"),
-            *(*fixed, "--gpus=1", *AGENT),
+            *(*fixed, f"{option}1", *AGENT),
         ),
     ]
     assert [one.nodes for one in started] == [{0}, {1}]
@@ -120,7 +137,13 @@ def test_gpus_are_not_forgotten_while_slurm_is_away():
     "name",
     [
         *("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE"),
-        *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPUS"),
+        *(
+            "SLURM_CPUS_PER_TASK",
+            "SRUN_CPUS_PER_TASK",
+            "SLURM_TRES_PER_TASK",
+            "SLURM_TRES_BIND",
+            "SLURM_GPUS",
+        ),
         *("SLURM_GPUS_PER_TASK", "SLURM_GPUS_ON_NODE", "SLURM_CPUS_PER_GPU", "SLURM_CPU_BIND"),
         *("SLURM_CPU_BIND_TYPE", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_MEM_BIND"),
         *("SLURM_DISTRIBUTION", "SLURM_STEP_ID", "SLURM_STEP_GPUS", "SLURM_EXACT", "SLURM_OVERLAP"),
