@@ -83,6 +83,7 @@ def test_idle_connections_do_not_keep_the_owner_out(served, begun):
         check_goes_on(stream)
 
 
+@pytest.mark.full  # the limits are in tests/unit/monitor/test_connections.py
 def test_a_connection_that_sends_no_whole_request_is_closed(served):
     begun = (b"", b"GET / HTTP/1.1\r\n", b"\r\n", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n")
     with ExitStack() as stack:

@@ -310,6 +310,35 @@ def test_slurms_own_requeue_can_be_used(full, chain, short, undisturbed):
     assert {run.job(number) for number in run.attempts()} == {run.job(1)}
 
 
+@pytest.mark.full
+def test_jobs_that_achieve_nothing_are_not_continued_for_ever(full, tmp_path):
+    (tmp_path / "idle.py").write_text("import time\ntime.sleep(600)\n")
+    environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
+    command = [sys.executable, "-m", "echelon", "submit", "--follow", "--time=1m", "--grace=5"]
+    command += ["--hand-over=always", "--set=preload=", "idle.py"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        waiting = queue(full)
+    finally:
+        full.calm()
+    (run,) = (tmp_path / "runs").iterdir()
+    ends = [json.loads(path.read_text()) for path in sorted(run.glob("attempts/*/outcome.json"))]
+    assert [(one["state"], one["next"]) for one in ends] == [
+        ("TIMEOUT", "standby"),
+        ("TIMEOUT", ""),
+    ]
+    assert "2 jobs in a row made no progress" in done.stdout + done.stderr
+    assert waiting == []
+
+
 def events(run, attempt, kind):
     lines = (run.run / "events" / f"controller-{attempt}.jsonl").read_text().splitlines()
     return [one for one in map(json.loads, lines) if one["kind"] == kind]
