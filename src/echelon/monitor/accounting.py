@@ -103,7 +103,7 @@ class _Generation:
             if beats := self.state.beats:  # of a generation that vanished
                 (from_s, self.first), (to_s, self.last) = beats[0], beats[-1]
                 self.step_us = _micros(to_s - from_s) / max(1, self.last - self.first)
-            self.spent_us = {PRODUCTIVE if beats else RUNNING: whole}
+            self.spent_us = {PRODUCTIVE if self.state.has_steps else RUNNING: whole}
             return
         phases = {phase: _micros(ended.seconds.get(phase, 0.0)) for phase in PHASES}
         self.spent_us = _fit(phases, whole)

@@ -59,8 +59,11 @@ class GenerationState:
     """The failure that ended it; empty for the last generation, and if it only made room."""
     beats: tuple[tuple[float, int], ...] = ()
     """The first and the last heartbeat: time and step."""
+    has_steps: bool = False
+    """Whether a rank has reported a step."""
 
     def beat(self, time_s: float, step: int) -> None:
+        self.has_steps = True
         if self.ended_s is None:
             self.beats = (*self.beats[:1], (time_s, step))
 
@@ -181,6 +184,7 @@ class RunState:
                     rank.failed = bool(event.code or event.signal)
                     if event.step >= 0:
                         rank.numbers["step"] = max(event.step, rank.numbers.get("step", -1))
+                        self._note_steps()
             case events.AttemptStarted() as event:
                 attempt.job_id, attempt.began_s = event.job, record.time_s
                 # A job may have been requeued.
@@ -245,8 +249,13 @@ class RunState:
             if what != "step":
                 rank.numbers[what] = value
             elif value >= 0:  # a script that does not use the library reports no steps
+                self._note_steps()
                 # The last sample may be older than the step that the rank reported when it exited.
                 rank.numbers[what] = max(value, rank.numbers.get(what, value))
+
+    def _note_steps(self) -> None:
+        if self.attempt and self.attempt.generations:
+            self.attempt.generations[-1].has_steps = True
 
     def feed_metric(self, record: Record[MetricEvent]) -> None:
         """Process a line of the training's metrics."""

@@ -133,6 +133,13 @@ def test_how_much_was_training_is_unknown_where_no_steps_were_reported():
     assert accounts(silent, steps).effective == 0.5
 
 
+@pytest.mark.parametrize(("step", "category"), [(3, "productive"), (-1, "running")])
+def test_a_measured_step_is_training_before_the_first_heartbeat(step, category):
+    state = fold([at(0, "attempt", attempt=1, slots=1), generation(10, ranks=1)])
+    state.feed_sample(1, 0, Sample(time_s=20, lasts={"rank0.generation": 0, "rank0.step": step}))
+    assert account(state).seconds[category] == 10
+
+
 def test_a_hang_is_no_training_either():
     hung = [at(0, "attempt", slots=2), generation(0), spent(70, again=True, productive=140)]
     assert found(hung) == {"running": 140}
