@@ -305,7 +305,7 @@ def test_a_node_that_is_drained_is_left(full, chain, undisturbed):
 @pytest.mark.full
 def test_slurms_own_requeue_can_be_used(full, chain, short, undisturbed):
     options, pace_s = short
-    run = chain(*SHAPE, *options, "--hand-over=requeue", pace_s=pace_s)
+    run = chain(*SHAPE, *options, "--grace=10", "--hand-over=requeue", pace_s=pace_s)
     check_end(full, run, undisturbed, jobs=2)
     assert {run.job(number) for number in run.attempts()} == {run.job(1)}
 
