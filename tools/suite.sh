@@ -72,6 +72,11 @@ enter() {
         mount --rbind /dev dev
         if [ -n "$alone" ]; then
             ip link set lo up
+            # Slurm finds no address to listen at where there is only loopback.
+            ip link add net0 type veth peer name net1
+            ip address add 192.0.2.1/24 dev net0
+            ip link set net0 up
+            ip link set net1 up
             mount -t proc proc proc
             mount -t sysfs sysfs sys
             mount --rbind /sys/fs/cgroup sys/fs/cgroup

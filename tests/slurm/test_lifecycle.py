@@ -351,7 +351,7 @@ box() { command=$1; shift; python -m echelon sandbox "$command" --name plain "$@
 sleepers() { ps -C sleep -o args= | grep -c 654321 || true; }
 steps() { ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c "$ECHELON_SANDBOX_DIR" || true; }
 show='echo task $SLURMD_NODENAME $SLURM_PROCID $CUDA_VISIBLE_DEVICES'
-box up --nodes 3 --gpus 2
+box up --nodes 3 --gpus 2 "$@"
 box exec -- srun --nodes=3 --ntasks-per-node=2 --gpus-per-task=1 bash -c "$show" | sort
 box exec -- sbatch --nodes=3 --output=/dev/null --wrap='srun sleep 654321'
 until [ "$(sleepers)" = 3 ]; do sleep 0.05; done
@@ -361,6 +361,7 @@ echo after kill $(sleepers)
 box cut node1 || echo code $?
 box restore node2
 box exec -- srun --nodelist=node2 echo node2 is back
+[ $# = 0 ] || box exec -- sacct --noheader --parsable2 --allocations --jobs=1 --format=jobid,state
 box down
 echo after down $(sleepers) $(steps)
 """
@@ -373,11 +374,12 @@ def test_without_root_there_is_a_plainer_cluster(home, hostname):
     Not nobody, whom Slurm 26.05 does not accept as SlurmUser.
     """
     require("ps", "ss", "unshare")
-    argv = ["bash", "-c", LOOPBACK]
+    argv = ["bash", "-c", LOOPBACK, "bash", *(["--accounting"] if hostname else [])]
     if os.geteuid() == 0:
         argv = ["unshare", "--user", "--map-user=1", "--map-group=1", *argv]
     if hostname:
         require_root("another host name")
+        require("slurmdbd", "mariadbd", "mariadb", "mariadb-install-db")
         argv = ["unshare", "--uts", "bash", "-c", 'hostname "$0"; exec "$@"', hostname, *argv]
     folder = home / "plain-home"
     folder.mkdir()
@@ -387,7 +389,7 @@ def test_without_root_there_is_a_plainer_cluster(home, hostname):
     }
     try:
         done = subprocess.run(
-            argv, env=environ, capture_output=True, text=True, check=False, timeout=60
+            argv, env=environ, capture_output=True, text=True, check=False, timeout=120
         )
         where = "0.0.0.0" if hostname else "127.0.0.1"  # noqa: S104
         assert done.stdout.splitlines() == [
@@ -397,6 +399,7 @@ def test_without_root_there_is_a_plainer_cluster(home, hostname):
             "after kill 2",
             "code 77",
             "node2 is back",
+            *(["1|COMPLETED"] if hostname else []),
             "after down 0 0",
         ], done.stderr
         assert "running without root" in done.stderr

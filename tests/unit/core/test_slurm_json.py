@@ -35,6 +35,9 @@ INVALID = failed("slurm_load_jobs error: Invalid job id specified\n")
 AWAY = failed("slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
 
 
+NEWER = ("24.11", "26.05")
+
+
 def read(name):
     return (GOLDEN / "read" / f"{name}.json").read_text()
 
@@ -48,9 +51,13 @@ def alone(job):
     return json.dumps({"jobs": [job]})
 
 
-TEXTS = re.split(
-    "^(?=JobId=)", (GOLDEN / "seen" / "scontrol-22.05.txt").read_text(), flags=re.MULTILINE
-)[1:]
+def texts(version):
+    """What scontrol said of each job."""
+    said = (GOLDEN / "seen" / f"scontrol-{version}.txt").read_text()
+    return re.split("^(?=JobId=)", said, flags=re.MULTILINE)[1:]
+
+
+TEXTS = texts("22.05")
 JOBS = json.loads((GOLDEN / "seen" / "squeue-22.05.json").read_text())["jobs"]
 SEEN = [(parse_job(text), text, job) for text, job in zip(TEXTS, JOBS, strict=True)]
 
@@ -66,6 +73,24 @@ def test_json_says_what_text_says(said, text, job):
     assert parse_job_json(alone(job)) == said
     ours = re.search(r"Comment=(echelon:\S+)", text)[1]
     assert (parse_comment_json(alone(job)) == ours) == (said.id != "7")
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_a_newer_slurm_says_in_json_what_it_says_in_text(version):
+    jobs = json.loads((GOLDEN / "seen" / f"scontrol-{version}.json").read_text())["jobs"]
+    said = [parse_job(text) for text in texts(version)]
+    assert [parse_job_json(alone(job)) for job in jobs] == said
+    assert [job.state for job in said][:5] == [
+        *("FAILED", "COMPLETED", "CANCELLED", "RUNNING", "PENDING")
+    ]
+    comments = [parse_comment_json(alone(job)) for job in jobs]
+    assert comments == [f"echelon:r-{job.id}/1" for job in said]
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_a_newer_slurm_has_no_job_to_show_for_an_unknown_id(version):
+    shown = (GOLDEN / "seen" / f"scontrol-{version}-nothing.json").read_text()
+    assert read_jobs(shown) == []
 
 
 @pytest.mark.parametrize(
@@ -206,6 +231,18 @@ def test_accounting_of_every_layout():
     )
     assert parse_accounting_json(read("sacct-v0.0.43")) == CANCELLED
     assert parse_comment_json(read("sacct-v0.0.40")) == "echelon:r-1"
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_accounting_of_a_newer_slurm_tells_failures_from_successes(version):
+    jobs = json.loads((GOLDEN / "seen" / f"sacct-{version}.json").read_text())["jobs"]
+    found = [parse_accounting_json(alone(job)) for job in jobs]
+    assert [(job.id, job.state, job.nodes, job.exit_code) for job in found] == [
+        ("1", "FAILED", "node[1-2]", 3),
+        ("2", "COMPLETED", "node1", 0),
+        ("3", "CANCELLED", "node[1-2]", 0),
+        ("4", "RUNNING", "node[1-2]", 0),
+    ]
 
 
 @pytest.mark.parametrize(

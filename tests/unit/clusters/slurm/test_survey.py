@@ -31,6 +31,16 @@ def test_partitions_that_are_up_with_their_kinds_of_nodes():
     assert debug.gpu_kind is None
 
 
+@pytest.mark.parametrize("version", ["24.11", "26.05"])
+def test_newer_versions_say_it_in_the_same_way(version):
+    recorded = RECORDED.with_name(f"slurm-{version}")
+    low, high = parse_sinfo((recorded / "sinfo.txt").read_text())
+    assert (low.name, low.default, high.name, high.default) == ("low", True, "high", False)
+    assert low.gpu_kind == NodeKind(count=4, cpus=16, gpus=4, gpu_type="a100")
+    found = parse_membership((recorded / "sacctmgr-user.txt").read_text(), "")
+    assert found == Membership(account="root", accounts=("root", "sandbox"), qos=("normal",))
+
+
 @pytest.mark.parametrize(
     ("gres", "expected"),
     [
