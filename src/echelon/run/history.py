@@ -95,7 +95,11 @@ def has_written(folder: Path, since_s: float, *, run: RunDir) -> bool:
 
 def _walk(place: Path, skipped: Container[Path]) -> Iterator[Path]:
     for path, folders, names in os.walk(place):
-        folders[:] = [n for n in folders if n[0] not in "._" and Path(path, n) not in skipped]
+        folders[:] = [
+            name
+            for name in folders
+            if name[0] != "." and name != "__pycache__" and Path(path, name) not in skipped
+        ]
         files = (Path(path, name) for name in names if name[0] != ".")
         yield from (file for file in files if file not in skipped)
 

@@ -52,7 +52,7 @@ def newest_saved(run: RunDir) -> int:
             text = os.fsdecode(content.read(_TAIL_BYTES))
     except OSError:
         return -1
-    for line in [*reversed(text.splitlines())][:_MOST_TRIED]:
+    for line in [*reversed(text.rstrip("\n").split("\n"))][:_MOST_TRIED]:
         match = _LINE.fullmatch(line)
         try:
             if match and os.path.lexists(match[2]):

@@ -47,7 +47,7 @@ def test_the_newest_that_still_exists_counts(run, weights, tmp_path):
 
 
 def test_a_name_of_any_bytes_is_found_again(run, tmp_path):
-    path = tmp_path / os.fsdecode(b"\xff\xe4")
+    path = tmp_path / os.fsdecode(b"\xff\xe4 \x0b \xe2\x80\xa8")
     path.touch()
     echelon.saved(path, step=3)
     assert newest_saved(run) == 3
