@@ -23,8 +23,8 @@ hypothesis.settings.load_profile("quick")  # `make test-all` chooses the other o
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _TESTS = Path(__file__).parent
-_SLOWEST_FIRST = ("slurm", "ray", "local", "docs", "browser", "unit", "gpu")
-"""Folders of tests. Workers side by side finish together if the long groups start first."""
+_SLOWEST_FIRST = ("handover", "ray", "slurm", "local", "docs", "browser", "unit", "gpu")
+"""Parts of paths. Workers side by side finish together if the long groups start first."""
 
 
 def pytest_collection_modifyitems(config, items):
@@ -34,13 +34,13 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(folder)
         item.add_marker(pytest.mark.xdist_group(_group(item, folder)))
     if config.getoption("dist", "no") != "no":
-        items.sort(key=lambda item: _SLOWEST_FIRST.index(_folder(item)))
+        items.sort(key=lambda item: next(n for n, p in enumerate(_SLOWEST_FIRST) if p in str(item.path.relative_to(_TESTS))))
 
 
 def _group(item, folder):
     """Return which tests have to run in one worker, one after the other: mostly those of a file."""
-    if folder in ("slurm", "ray"):  # they share clusters
-        return "clusters"
+    if folder == "ray":  # they share a cluster
+        return folder
     page = item.callspec.id if folder == "docs" and hasattr(item, "callspec") else ""
     return f"{item.path.relative_to(_TESTS)}{page}"
 

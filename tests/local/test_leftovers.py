@@ -22,7 +22,8 @@ from local.leftovers import (
 )
 from local.liverun import live_run
 
-GONE_S = 2
+GONE_S = 10
+"""Mostly half a second: benchmarks/leftovers.py measures it."""
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def test_no_files_of_killed_ranks_are_left(kind, tmp_path):
     with messy_run(tmp_path) as run:
         assert len(find_files(run)) >= 4 * (2 + 2 * 3)
         kill(run, kind, number=1)
-        left, _ = await_end(run, timeout_s=10)
+        left, _ = await_end(run, timeout_s=GONE_S)
         assert not left
 
 

@@ -13,9 +13,6 @@ from echelon.core.nodes import expand
 from echelon.core.waiting import wait_until
 from slurm.survival import check_samples, start_chain, train_undisturbed
 
-# Jobs of a minute: on a busy machine their warning comes before their first step.
-pytestmark = pytest.mark.alone
-
 STEPS = 150
 SHAPE = ("--nodes=2", "--procs=1")
 
