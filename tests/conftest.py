@@ -19,30 +19,36 @@ for _profile, _examples in (("quick", 40), ("thorough", 300)):
     )
 hypothesis.settings.load_profile("quick")  # `make test-all` chooses the other one
 
-# What a shell starts in the background ignores Ctrl-C, and so would every command that a test runs.
+# What a shell starts in the background ignores Ctrl-C, what nohup starts the end of the terminal,
+# and so would every command that a test runs.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _TESTS = Path(__file__).parent
-_SLOWEST_FIRST = ("handover", "ray", "slurm", "local", "docs", "browser", "unit", "gpu")
-"""Parts of paths. Workers side by side finish together if the long groups start first."""
+_SLOWEST_FIRST = ("slurm/test_handover", "ray", "slurm", "local", "docs", "browser", "unit", "gpu")
+"""How paths begin. Workers side by side finish together if the long groups start first."""
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     for item in items:
         folder = _folder(item)
         if folder in ("unit", "slurm", "browser", "ray"):
             item.add_marker(folder)
-        item.add_marker(pytest.mark.xdist_group(_group(item, folder)))
-    if config.getoption("dist", "no") != "no":
-        items.sort(key=lambda item: next(n for n, p in enumerate(_SLOWEST_FIRST) if p in str(item.path.relative_to(_TESTS))))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    if hasattr(config, "workerinput"):
+        items.sort(key=_turn)
 
 
-def _group(item, folder):
-    """Return which tests have to run in one worker, one after the other: mostly those of a file."""
-    if folder == "ray":  # they share a cluster
-        return folder
-    page = item.callspec.id if folder == "docs" and hasattr(item, "callspec") else ""
+def _group(item):
+    """Return which tests have to run in one worker, one after the other: those of a file."""
+    page = item.callspec.id if _folder(item) == "docs" and hasattr(item, "callspec") else ""
     return f"{item.path.relative_to(_TESTS)}{page}"
+
+
+def _turn(item):
+    path = str(item.path.relative_to(_TESTS))
+    return next(n for n, start in enumerate(_SLOWEST_FIRST) if path.startswith(start))
 
 
 def _folder(item):

@@ -66,14 +66,15 @@ class Process:
 class LiveRun:
     """`echelon run` in a folder, and every process that belongs to it."""
 
-    def __init__(self, folder, script, options=(), *, wrapper=(), arguments=()):
+    def __init__(self, folder, script, options=(), *, wrapper=(), arguments=(), restarts=3):
         self.folder = folder
+        allowed = [] if restarts is None else [f"--restarts={restarts}"]
         name = "train.sh" if script.startswith("#!") else "train.py"
         path = folder / name
         path.write_text(script)
         path.chmod(0o755)
         argv = [*wrapper, sys.executable, "-m", "echelon", "run", "--nodes=2", "--procs=2"]
-        argv += ["--runs-dir", str(folder / "runs"), *options, f"./{name}", *arguments]
+        argv += [*allowed, "--runs-dir", str(folder / "runs"), *options, f"./{name}", *arguments]
         self._output = (folder / "output").open("wb")
         # A killed rank cannot remove what multiprocessing keeps there; short, for it holds sockets.
         self.scratch = Path(tempfile.mkdtemp(prefix="live-"))
@@ -171,9 +172,9 @@ class LiveRun:
 
 
 @contextmanager
-def live_run(folder, script, options=(), *, wrapper=(), arguments=()):
+def live_run(folder, script, options=(), **more):
     """Start a run that is gone afterwards, whatever happens."""
-    run = LiveRun(folder, script, options, wrapper=wrapper, arguments=arguments)
+    run = LiveRun(folder, script, options, **more)
     try:
         yield run
     finally:

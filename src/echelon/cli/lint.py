@@ -56,7 +56,7 @@ def lint(
         _explain(explain)
         return
     if not files:
-        raise UsageError("no file given", hint="echelon lint job.sh")
+        raise UsageError("no file given", hint="echelon lint SCRIPT.sh")
     found = [one for path in files for one in _lint(path)]
     found = list(dict.fromkeys(found))  # two job scripts can start the same Python script
     if as_json:

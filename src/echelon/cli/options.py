@@ -235,7 +235,7 @@ def _from_script(path: Path) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         raise UsageError(
-            f"cannot read {path}: {why}", hint="pass an sbatch script: --from job.sh"
+            f"cannot read {path}: {why}", hint="pass an sbatch script: --from SCRIPT.sh"
         ) from error
 
 
@@ -312,7 +312,7 @@ def script(*, request: Merged) -> None:
 
     if not request.spec.script:
         raise UsageError(
-            "no training script given", hint="echelon script --nodes 2 --gpus 4 train.py"
+            "no training script given", hint="echelon script --nodes 2 --gpus 4 SCRIPT.py"
         )
     text = render_script(request.spec, conda_exe=os.environ.get("CONDA_EXE", ""))
     console.print_file(text)

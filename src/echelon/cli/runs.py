@@ -102,7 +102,7 @@ def _check(spec: JobSpec, cluster: "Cluster", command: str) -> None:
     from echelon.api.runs import check_files, check_python  # noqa: PLC0415
 
     if not spec.script:
-        raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 train.py")
+        raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
     folder = Path(spec.chdir or Path.cwd())
     problems = [
         *check_files(spec, folder),
@@ -207,7 +207,7 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     elif rows:
         console.print_table(headings, rows)
     else:
-        console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit train.py")
+        console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py")
     for reason, run_id in silent.items():
         console.note(f"{run_id}: the state is unknown: {reason}")
 

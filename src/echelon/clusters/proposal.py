@@ -314,7 +314,7 @@ def _plain(text: str) -> str:
 def next_commands(facts: Facts, proposal: Proposal) -> list[tuple[str, str]]:
     """Return the commands to run next, and what they do."""
     named = any(one.key == "script" for one in proposal.settings) or "script" in facts.decided
-    script = "" if named else " train.py"
+    script = "" if named else " SCRIPT.py"
     if facts.survey:
         return [
             (f"echelon submit --dry-run{script}", "check the request and print the job script"),

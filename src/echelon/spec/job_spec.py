@@ -18,6 +18,9 @@ STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
 """How to request GPUs; sites differ."""
 
+RESTARTS = 3
+"""How many restarts a run may have if nobody says so and its script can resume."""
+
 _ONE_NODE = NodeCount()
 
 # --- the request ----------------------------------------------------------------------------
@@ -68,7 +71,12 @@ class JobSpec:
         readers.seconds, 0, "warn ranks this long before the time limit", key="signal_lead"
     )
 
-    restarts: int = _key(readers.count, 3, "maximum number of restarts after failures")
+    restarts: int | None = _key(
+        readers.count,
+        None,
+        f"maximum number of restarts after failures [default: {RESTARTS}; 0 if the script does not "
+        "use echelon]",
+    )
     hang_timeout_s: int = _key(
         readers.seconds,
         300,
@@ -123,6 +131,15 @@ class JobSpec:
     )
 
     # Derived values
+
+    def allowed_restarts(self, *, uses_library: bool) -> int | None:
+        """Return how many restarts the run may have; None: none, for nobody asked for any.
+
+        A script that does not resume would begin at step 0 and overwrite its checkpoints. Whoever
+        chooses to restart hung ranks, or to continue in another job, knows that it resumes.
+        """
+        asked = self.on_hang == "restart" or self.hand_over in ("always", "requeue")
+        return RESTARTS if self.restarts is None and (asked or uses_library) else self.restarts
 
     @property
     def procs_per_node(self) -> int:

@@ -21,4 +21,4 @@ python=python3
 
 # --- start
 # Inside an allocation, `echelon run` uses all its nodes.
-exec "$python" -m echelon run --nodes 2 --procs 4 --restarts 3 --cpus-per-task 32 train.py --epochs 14 --note 'it'"'"'s a test'
+exec "$python" -m echelon run --nodes 2 --procs 4 --cpus-per-task 32 train.py --epochs 14 --note 'it'"'"'s a test'

@@ -106,7 +106,7 @@ def test_a_directory_is_an_error(tmp_path, capsys):
 
 def test_no_files_is_an_error_with_a_hint(capsys):
     assert main.run(["lint"]) == 2
-    assert "hint: echelon lint job.sh" in capsys.readouterr().err
+    assert "hint: echelon lint SCRIPT.sh" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule.code for rule in RULES])

@@ -55,7 +55,7 @@ def told(capsys, *arguments):
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        ("run", (2, "no training script given", "train.py")),
+        ("run", (2, "no training script given", "SCRIPT.py")),
         ("run trian.py", (2, "trian.py does not exist: did you mean 'train.py'?", "nothing was")),
         ("run sub/x.py", (2, "there is no .py file in", "nothing was started")),
         ("run bin", (2, "is a directory: pass a file in it", "nothing was started")),
@@ -79,7 +79,7 @@ def told(capsys, *arguments):
             "run --on mars train.py",
             (2, "invalid value for --on: 'mars'", "choose local, slurm or ray"),
         ),
-        ("run --from nowhere.sh train.py", (2, "No such file", "--from job.sh")),
+        ("run --from nowhere.sh train.py", (2, "No such file", "--from SCRIPT.sh")),
         ("run --runs-dir train.py train.py", (73, "not a directory", "--runs-dir")),
         ("run --prologue", (2, "requires an argument", "see echelon run --help")),
         ("submit train.py", (69, "has no cluster configuration", "export SLURM_CONF")),
@@ -98,7 +98,7 @@ def told(capsys, *arguments):
         ("export done-abcd --csv", (66, "has no measurements yet", "echelon status")),
         ("report --html /nowhere/x.html done-abcd", (69, "cannot write", "--html FILE")),
         ("dash nothing", (66, "no run 'nothing'", "latest runs")),
-        ("lint", (2, "no file given", "echelon lint job.sh")),
+        ("lint", (2, "no file given", "echelon lint SCRIPT.sh")),
         ("lint empty.sh", (2, "is empty", "pass a job script")),
         ("lint --explain XX", (2, "unknown rule: XX", "--explain all")),
         ("nodes --cluster x", (66, "no record of a cluster 'x'", "no nodes are avoided")),

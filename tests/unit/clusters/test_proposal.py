@@ -176,7 +176,7 @@ def test_what_looks_like_training(name, text, expected):
 
 def test_the_next_commands_name_the_script_only_where_the_file_does_not():
     bare, named = Facts(machine=HERE), Facts(machine=HERE, scripts=("a.py",))
-    assert next_commands(bare, propose(bare, {}))[0][0] == "echelon run train.py"
+    assert next_commands(bare, propose(bare, {}))[0][0] == "echelon run SCRIPT.py"
     assert next_commands(named, propose(named, {}))[0][0] == "echelon run"
     there = on(CPU, scripts=("a.py",))
     commands = [command for command, _ in next_commands(there, propose(there, {}))]

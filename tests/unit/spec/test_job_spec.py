@@ -83,3 +83,20 @@ def test_values_are_shown_as_they_are_written():
         "wait_all_nodes": "true",
     }
     assert all(show_value(key, JobSpec()) in USUAL for key in KEYS)
+
+
+@pytest.mark.parametrize(
+    ("values", "uses_library", "allowed"),
+    [
+        ({}, True, 3),
+        ({}, False, None),
+        ({"restarts": 0}, True, 0),
+        ({"restarts": 5}, False, 5),
+        ({"on_hang": "restart"}, False, 3),
+        ({"hand_over": "always"}, False, 3),
+        ({"hand_over": "requeue", "restarts": 0}, False, 0),
+        ({"hand_over": "never"}, False, None),
+    ],
+)
+def test_only_scripts_that_resume_are_restarted_without_being_asked(values, uses_library, allowed):
+    assert JobSpec(**values).allowed_restarts(uses_library=uses_library) == allowed

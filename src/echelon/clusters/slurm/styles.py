@@ -295,8 +295,9 @@ exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
     flags = {
         "--nodes": str(spec.nodes),
         "--procs": str(spec.procs_per_node),
-        "--restarts": str(spec.restarts),
     }
+    if spec.restarts is not None:
+        flags["--restarts"] = str(spec.restarts)
     if spec.cpus_per_task:
         flags["--cpus-per-task"] = str(spec.cpus_per_task)
     options = [word for flag in flags.items() for word in flag]

@@ -63,7 +63,7 @@ from echelon.launch.protocol.rank_environment import (
 )
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
-from echelon.spec.job_spec import JobSpec
+from echelon.spec.job_spec import RESTARTS, JobSpec
 from echelon.world import count_devices
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -104,7 +104,7 @@ class Agent:
             run_dir=run.path,
             threads=request.omp_threads,
             cpus=request.cpus_per_task,
-            restarts=request.restarts,
+            restarts=request.restarts if request.restarts is not None else RESTARTS,
         )
         self._guard = Guard(scratch, lock)
         self._link: Link | None = None

@@ -42,6 +42,7 @@ from echelon.launch.protocol.messages import (
     SignalRanks,
     Stacks,
     Start,
+    StoreUsed,
     ZygoteLost,
     ZygoteReady,
 )
@@ -284,6 +285,9 @@ class LocalWorkers:
     def rank_exited(self, exited: RankReaped) -> None:
         if gone := self._ranks.pop(exited.rank, None):
             self._close_rank(gone, exited.status)
+
+    def store_used(self, used: StoreUsed) -> None:
+        self._say(used)
 
     def _close_rank(self, gone: _Rank, status: int) -> None:
         self._guard.forget(gone.pid)

@@ -21,6 +21,7 @@ from echelon.launch.protocol.messages import (
     RankReaped,
     ServeStore,
     SignalRanks,
+    StoreUsed,
     ZygoteReady,
     decode,
     encode,
@@ -43,6 +44,8 @@ class Listener(Protocol):
     def rank_started(self, started: RankForked) -> None: ...
 
     def rank_exited(self, exited: RankReaped) -> None: ...
+
+    def store_used(self, used: StoreUsed) -> None: ...
 
 
 class ZygoteClient:
@@ -151,3 +154,5 @@ class ZygoteClient:
                 listener.rank_started(started)
             case RankReaped() as exited:
                 listener.rank_exited(exited)
+            case StoreUsed() as used:
+                listener.store_used(used)

@@ -51,6 +51,7 @@ class Controller:
         request: JobSpec,
         environ: Mapping[str, str],
         agent_command: Sequence[str],
+        uses_library: bool,
         backend: Backend,
         journal: Journal,
         history: History,
@@ -71,6 +72,8 @@ class Controller:
         self._run, self._attempt = journal.run, journal.attempt
         self._failures = list(history.failures)
         """Failures of the whole run that cost a restart."""
+        self._uses_library = uses_library
+        """Whether the script is known to use Echelon's library."""
 
     async def run(self) -> int:
         """Carry out the attempt and return the exit code of the job."""
@@ -108,6 +111,7 @@ class Controller:
         outcome = await self._conclusion.reach(
             verdict,
             failures=self._failures,
+            restarts=self._restarts(),
             nodes=len(self._pool.agents),
             saved=saved,
             progress=await self._find_progress(saved, saved_before, began_s),
@@ -252,7 +256,7 @@ class Controller:
             self._failures.append(verdict.failure)
             self._journal.note(events.RestartDecided(generation=number, verdict=verdict))
             told = render(verdict, run=self._run.path)
-            used = f"restart {len(self._failures)} of {self._request.restarts}"
+            used = f"restart {len(self._failures)} of {self._restarts()}"
             self._journal.report(f"{used}: {told}")
 
     async def _grow(self) -> Verdict | None:
@@ -270,11 +274,16 @@ class Controller:
         return decide_retry(
             failure,
             self._failures,
-            restarts=self._request.restarts,
+            restarts=self._restarts(),
             nodes=nodes,
             low=self._request.nodes.low,
             stop_on_hang=self._request.on_hang == "stop",
         )
+
+    def _restarts(self) -> int | None:
+        """Return how many restarts the run may have; None: none, for nobody asked for any."""
+        known = self._uses_library or self._listen() or self._newest_saved() >= 0
+        return self._request.allowed_restarts(uses_library=known)
 
     async def _blame(self, failure: Failure) -> None:
         """Record a failure that a node caused, unless it is us who cannot reach the cluster."""

@@ -21,6 +21,7 @@ from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.controller.controller import Controller
 from echelon.launch.controller.finalize import Conclusion
 from echelon.launch.controller.generation import Generation
+from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.membership import Membership
 from echelon.launch.controller.notify import LIMIT_S, Notifier
 from echelon.launch.controller.rendezvous import Rendezvous
@@ -28,6 +29,8 @@ from echelon.launch.controller.slots import Slots
 from echelon.launch.controller.standby import find_exhaustion, find_objection
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
+from echelon.launch.protocol.program import find_program
+from echelon.launch.protocol.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.rank_environment import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
 from echelon.launch.roles import role_command
 from echelon.run.attempts import (
@@ -38,10 +41,11 @@ from echelon.run.attempts import (
     record_own_job,
 )
 from echelon.run.directory import RunDir
-from echelon.run.history import read_history
+from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.journal import Journal, write_error
 from echelon.run.node_record import NodeRecord, cluster_name, record_path
 from echelon.run.request import read_spec
+from echelon.spec.job_spec import JobSpec
 
 
 def main(arguments: list[str]) -> int:
@@ -70,7 +74,10 @@ def main(arguments: list[str]) -> int:
     if owns_job:
         own = record_own_job(run, attempt, job_id)
         objection = find_objection(run, own, Slurm(shell, environ)) or find_exhaustion(
-            run, own, read_history(run, attempt), restarts=request.restarts
+            run,
+            own,
+            read_history(run, attempt),
+            restarts=request.allowed_restarts(uses_library=_uses_library(run, request)),
         )
         if objection:
             write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection.why}")
@@ -150,6 +157,7 @@ def build_controller(
         journal=journal,
         pool=pool,
         watch=watch,
+        meeting=MeetingWatch(find_program(request)),
         explain=conclusion.explain,
         recover=membership.look_about,
     )
@@ -157,6 +165,7 @@ def build_controller(
         request=request,
         environ=environ,
         agent_command=role_command("agent", run.path, attempt.number, digest),
+        uses_library=_uses_library(run, request),
         backend=backend,
         journal=journal,
         history=history,
@@ -169,6 +178,11 @@ def build_controller(
         make_generation=make_generation,
         conclusion=conclusion,
     )
+
+
+def _uses_library(run: RunDir, request: JobSpec) -> bool:
+    """Tell whether a script is known to use Echelon's library: by its text, or what it saved."""
+    return PACKAGE in read_imports(find_program(request)) or newest_checkpoint(run) >= 0
 
 
 def _send_owed(run: RunDir, notifier: Notifier) -> None:

@@ -283,7 +283,7 @@ def decide_retry(
     failure: Failure,
     earlier: Sequence[Failure],
     *,
-    restarts: int,
+    restarts: int | None,
     nodes: int,
     low: int,
     stop_on_hang: bool = False,
@@ -293,7 +293,7 @@ def decide_retry(
     Args:
         failure: what ended this generation.
         earlier: what ended those before it.
-        restarts: how many are allowed.
+        restarts: how many are allowed; None if none, because nobody asked for any.
         nodes: how many are left.
         low: how many the run needs.
         stop_on_hang: whether a hang ends the run.
@@ -310,9 +310,17 @@ def decide_retry(
         and (missing := _lacks_progress(failure, earlier[-1]))
     ):
         return f"the same error occurred again at the same place, {missing}"
-    if len(earlier) >= restarts:
-        return f"all {restarts} restarts are used up" if restarts else "restarts are disabled"
-    return ""
+    return used_up(restarts) if len(earlier) >= (restarts or 0) else ""
+
+
+def used_up(restarts: int | None) -> str:
+    """Return why there is no restart left, of so many that were allowed."""
+    if restarts is None:
+        return (
+            "the script does not use echelon, and one that does not resume would overwrite its "
+            "checkpoints: allow it with --restarts N"
+        )
+    return f"all {restarts} restarts are used up" if restarts else "restarts are disabled"
 
 
 def too_few_nodes(nodes: int, low: int) -> str:

@@ -81,6 +81,7 @@ class Conclusion:
         verdict: Verdict | None,
         *,
         failures: Sequence[Failure],
+        restarts: int | None,
         nodes: int,
         saved: int,
         progress: str,
@@ -90,6 +91,7 @@ class Conclusion:
         Args:
             verdict: why it ended; None if the work is done.
             failures: those of the whole run that cost a restart.
+            restarts: how many the run may have; None if none, because nobody asked for any.
             nodes: number of nodes that are left.
             saved: the step from which a next attempt would continue; -1 if nothing is saved.
             progress: what shows that this attempt made progress; empty if nothing does.
@@ -107,7 +109,7 @@ class Conclusion:
             verdict.failure,
             replace(self._history, failures=tuple(failures)),
             mode=self._request.hand_over,
-            restarts=self._request.restarts,
+            restarts=restarts,
             saved=saved,
             progress=bool(progress),
             nodes_are_why=too_few and verdict.failure.cause in self._standby.mends,

@@ -19,6 +19,7 @@ from echelon.launch.controller.failures import (
     from_lost_zygote,
     from_standstill,
 )
+from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.rendezvous import Endpoint, RendezvousError, collect
 from echelon.launch.controller.stopping import WITHDRAWN, Reason, StopConsensus, order_end
 from echelon.launch.pool.agent_pool import AgentPool
@@ -35,6 +36,7 @@ from echelon.launch.protocol.messages import (
     RankExited,
     RankStarted,
     Start,
+    StoreUsed,
     ZygoteLost,
 )
 from echelon.launch.protocol.messages import Stacks as StacksOfNode
@@ -79,6 +81,7 @@ class Generation:
         journal: Journal,
         pool: AgentPool,
         watch: HangWatch,
+        meeting: MeetingWatch,
         explain: Callable[[Stop], Awaitable[Stop]],
         recover: Callable[[], None],
     ) -> None:
@@ -102,6 +105,7 @@ class Generation:
         """The consensus to make room, once there is one."""
         self._request, self._journal = request, journal
         self._pool, self._watch, self._explain = pool, watch, explain
+        self._meeting = meeting
         self._recover = recover
         """Restarts missing agents."""
         self._spending = Spending()
@@ -113,6 +117,8 @@ class Generation:
         self._start(endpoint, [ranks_of(agent) for agent in self.agents])
         await self._watch_ranks()
         self._watch.end()
+        if not self._ranks and not self.failures:
+            self._tell_apart()
         why = Reason(self.stop, self._explain, self._pool.post)
         if self.stop and not self.stop.at_once:
             await self._stop_together()
@@ -136,6 +142,7 @@ class Generation:
             )
         )
         self._watch.begin(self.number)
+        self._meeting.begin(sum(counts), served=endpoint.served)
         self._spending.begin(self._ranks, time.monotonic())
         self._see_newcomers()
 
@@ -143,9 +150,11 @@ class Generation:
         """Wait until all ranks have succeeded, for the first failure, or for a stop."""
         until_s = math.inf
         while self._ranks and not self.stop:
-            entry = await self._pool.next(min(until_s, self._ask_s))
+            entry = await self._pool.next(min(until_s, self._ask_s, self._meeting.due_s))
             if entry:
                 await self._notice(entry)
+            elif self._meeting.due_s <= time.monotonic():
+                self._tell_apart()
             elif until_s <= time.monotonic():
                 return  # no cause has shown up in time
             elif not self.failures:
@@ -154,6 +163,11 @@ class Generation:
                 return
             if self.failures:
                 until_s, self._ask_s = min(until_s, time.monotonic() + CONFESS_S), math.inf
+
+    def _tell_apart(self) -> None:
+        """Report ranks that have not formed a process group."""
+        if complaint := self._meeting.complain():
+            self._journal.report(f"warning: {complaint}")
 
     def _see_newcomers(self, after_s: float = NEWCOMERS_S) -> None:
         """Plan to make room, in a moment, if there are agents without ranks."""
@@ -169,26 +183,12 @@ class Generation:
                     )
                 )
             case (AgentHandle() as agent, RankExited() as gone) if gone.generation == self.number:
-                self._ranks.pop(gone.rank, None)
-                self._last_step = max(self._last_step, gone.step)
-                agent.note_saved(gone.saved)
-                self._spending.leave(gone, time.monotonic())
-                self._watch.forget(gone.rank)
-                self._journal.note(
-                    events.RankExited(
-                        rank=gone.rank,
-                        generation=gone.generation,
-                        code=gone.code,
-                        signal=gone.signal,
-                        step=gone.step,
-                    )
-                )
-                if gone.code or gone.signal:
-                    log = self._log(gone.rank)
-                    self.failures.append(from_exit(gone, node=agent.name, log=log))
+                self._take_exit(agent, gone)
             case (AgentHandle() as agent, Ended() as ended) if ended.generation == self.number:
                 # Ranks that it did not report were not started yet, because storage was away, say.
                 self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
+            case (AgentHandle(), StoreUsed() as used) if used.generation == self.number:
+                self._meeting.met()
             case (AgentHandle() as agent, ZygoteLost() as lost) if lost.generation == self.number:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
             case (AgentHandle() as agent, Lost() as lost) if agent in self.agents:
@@ -200,6 +200,25 @@ class Generation:
                 self.stop = stop
             case (_, Hang() as hang) if hang.generation == self.number:
                 await self._be_hung(hang)
+
+    def _take_exit(self, agent: AgentHandle, gone: RankExited) -> None:
+        self._ranks.pop(gone.rank, None)
+        self._last_step = max(self._last_step, gone.step)
+        agent.note_saved(gone.saved)
+        self._spending.leave(gone, time.monotonic())
+        self._watch.forget(gone.rank)
+        self._journal.note(
+            events.RankExited(
+                rank=gone.rank,
+                generation=gone.generation,
+                code=gone.code,
+                signal=gone.signal,
+                step=gone.step,
+            )
+        )
+        if gone.code or gone.signal:
+            log = self._log(gone.rank)
+            self.failures.append(from_exit(gone, node=agent.name, log=log))
 
     def _lose(self, agent: AgentHandle, reason: str) -> None:
         lost = [rank for rank, owner in self._ranks.items() if owner is agent]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from echelon.core.slurm import Slurm
 from echelon.errors import UnavailableError
+from echelon.launch.controller.failures import used_up
 from echelon.run.attempts import (
     SKIPPED,
     Attempt,
@@ -33,7 +34,7 @@ def decide_hand_over(
     history: History,
     *,
     mode: str,
-    restarts: int,
+    restarts: int | None,
     saved: int,
     progress: bool,
     nodes_are_why: bool,
@@ -44,7 +45,7 @@ def decide_hand_over(
         failure: what ended this attempt.
         history: of the run, including the failures of this attempt.
         mode: the request's `hand_over`.
-        restarts: how many failures the run may have.
+        restarts: how many failures the run may have; None if none, as nobody asked for any.
         saved: the step of the newest checkpoint; -1 if there is none.
         progress: whether anything shows that this attempt made progress.
         nodes_are_why: whether other nodes would help: too few are left, or too few joined.
@@ -59,8 +60,8 @@ def decide_hand_over(
         return "the run was told to stop"
     if not nodes_are_why:
         return "other nodes would not help"
-    if len(history.failures) >= restarts:
-        return _used_up(restarts)
+    if len(history.failures) >= (restarts or 0):
+        return used_up(restarts)
     return _without_progress(stalled, saved) if stalled > _STALLED else ""
 
 
@@ -119,7 +120,7 @@ def find_objection(run: RunDir, own: Attempt, slurm: Slurm) -> Objection | None:
 
 
 def find_exhaustion(
-    run: RunDir, own: Attempt, history: History, *, restarts: int
+    run: RunDir, own: Attempt, history: History, *, restarts: int | None
 ) -> Objection | None:
     """Return why an attempt is one too many; None if it is not.
 
@@ -132,14 +133,10 @@ def find_exhaustion(
         return None
     if not own.after and own.job_id != before.job_id:
         return None  # a user submitted it
-    if len(history.failures) > restarts:
-        why = f"attempt {before.number} exited without reporting an outcome; {_used_up(restarts)}"
+    if len(history.failures) > (restarts or 0):
+        why = f"attempt {before.number} exited without reporting an outcome; {used_up(restarts)}"
         return Objection(why=why, state="FAILED")
     if history.stalled > _STALLED:
         why = _without_progress(history.stalled, newest_checkpoint(run))
         return Objection(why=why, state="FAILED")
     return None
-
-
-def _used_up(restarts: int) -> str:
-    return f"all {restarts} restarts are used up" if restarts else "restarts are disabled"

@@ -181,6 +181,17 @@ class Note(Message):
     text: str
 
 
+MEET_S = 60.0
+"""How long ranks may take to form a process group before the user is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUsed(Message):
+    """A rank has used the store. Its server tells the agent, and the agent the controller."""
+
+    generation: int
+
+
 # --- controller → agent -----------------------------------------------------------------------
 
 

@@ -14,9 +14,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from echelon.launch.protocol.program_text import PACKAGE
 from echelon.launch.zygote.rank import hide_launcher, lead_path
-
-PACKAGE = "echelon"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

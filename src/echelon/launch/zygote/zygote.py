@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,19 +24,26 @@ from typing import NoReturn
 from echelon.core.proc import die_with
 from echelon.launch.protocol.leftovers import Groups, end_group, list_groups, remove_files
 from echelon.launch.protocol.messages import (
+    MEET_S,
     ZYGOTE_PACKET,
     ForkRank,
     RankForked,
     RankReaped,
     ServeStore,
     SignalRanks,
+    StoreUsed,
     ZygoteReady,
     decode,
     encode,
 )
 from echelon.launch.protocol.program import Program
-from echelon.launch.zygote.library import PACKAGE, Library, import_library, own_modules
-from echelon.launch.zygote.preload_guess import OPTIMIZING, foresee_modules, read_words
+from echelon.launch.protocol.program_text import (
+    OPTIMIZING,
+    PACKAGE,
+    foresee_modules,
+    read_words,
+)
+from echelon.launch.zygote.library import Library, import_library, own_modules
 from echelon.launch.zygote.rank import PATIENCE_S, keep_sockets_in, restore_fresh_state, run_program
 from echelon.run.background_writer import persist
 
@@ -43,6 +51,8 @@ _IGNORED = (
     *(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP),
     *(signal.SIGUSR1, signal.SIGUSR2),
 )
+_LOOK_S = 0.02
+"""How often to look whether ranks use their store: seen before the quickest of them exit."""
 _LATER_S = 5.0
 """Delay after which modules that most programs with torch import are imported for later ranks: at
 the start they would cost a second, for nothing if the program does not need them."""
@@ -132,8 +142,10 @@ class Zygote:
                     return partial(self._become_rank, order, warm)
                 self._send(RankForked(rank=order.rank, pid=pid, warm=warm))
             case ServeStore(generation=generation):
+                agent = self.agent.dup()
                 if self._fork(generation, -1) == 0:
-                    return partial(_serve_store, handles[0])
+                    return partial(_serve_store, handles[0], generation, agent)
+                agent.close()
                 os.close(handles[0])
             case SignalRanks(generation=generation, signal=number):
                 self._signal(generation, number)
@@ -258,13 +270,13 @@ def _import(name: str) -> str:
     return ""
 
 
-def _serve_store(handle: int) -> NoReturn:
-    """Serve the ranks' store on a bound socket until killed."""
+def _serve_store(handle: int, generation: int, agent: socket.socket) -> NoReturn:
+    """Serve the ranks' store on a bound socket until killed; tell the agent when it is used."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
 
     with socket.socket(fileno=handle) as listener:
         address, port = listener.getsockname()[:2]
-        _store = TCPStore(  # serves for as long as it is referenced
+        store = TCPStore(  # serves for as long as it is referenced
             address,
             port,
             is_master=True,
@@ -272,6 +284,12 @@ def _serve_store(handle: int) -> NoReturn:
             master_listen_fd=listener.detach(),
             use_libuv=True,
         )
+    with agent, contextlib.suppress(OSError, RuntimeError):  # without an agent nobody asks
+        until_s = time.monotonic() + MEET_S
+        while not (used := store.num_keys()) and time.monotonic() < until_s:
+            time.sleep(_LOOK_S)
+        if used:
+            agent.send(json.dumps(encode(StoreUsed(generation=generation))).encode())
     while True:
         signal.pause()
 

@@ -141,7 +141,13 @@ def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
     request = spec(
-        script=script, args=args, style=style, name=name, env={"V": variable}, python="stub-python"
+        script=script,
+        args=args,
+        style=style,
+        name=name,
+        env={"V": variable},
+        python="stub-python",
+        restarts=3,
     )
     done = subprocess.run(
         ["bash"],

@@ -78,6 +78,7 @@ def make(tmp_path):
             request=request,
             environ={},
             agent_command=["agent"],
+            uses_library=True,
             backend=backend,
             journal=journals[0],
             history=History(),

@@ -37,7 +37,7 @@ def conclude(folder, cause):
     journal = Journal(run, 1, said.append)
     verdict = judge([replace(FAILURE, cause=cause)])
     reached = make(journal, make_backend()).reach(
-        verdict, failures=(), nodes=1, saved=7, progress=True
+        verdict, failures=(), restarts=3, nodes=1, saved=7, progress=True
     )
     outcome = asyncio.run(reached)
     journal.close()
@@ -77,7 +77,9 @@ def test_whoever_cancels_a_run_also_cancels_the_job_that_waits(tmp_path):
 
     async def scenario():
         explained = await conclusion.explain(cancelled)
-        await conclusion.reach(judge([FAILURE]), failures=(), nodes=1, saved=7, progress=True)
+        await conclusion.reach(
+            judge([FAILURE]), failures=(), restarts=3, nodes=1, saved=7, progress=True
+        )
         return explained.cause
 
     orphan(run, 1)

@@ -7,11 +7,13 @@ import pytest
 
 from echelon.launch.controller import generation as module
 from echelon.launch.controller.generation import Generation
+from echelon.launch.controller.meeting import MeetingWatch
 from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN
 from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Commit, Ended, Pace, Place, Propose, RankExited
+from echelon.launch.protocol.program import Program
 from echelon.launch.protocol.stop import Stop
 from echelon.run.events import RanksStopped
 from unit.launch.fakes import FakeJournal, FakePool
@@ -81,6 +83,7 @@ def live(clock, *script, pace=LISTENS):
         journal=journal,
         pool=pool,
         watch=HangWatch(0),
+        meeting=MeetingWatch(Program(argv=("true",), kind="binary")),
         explain=explain,
         recover=lambda: next(recoveries),
     )

@@ -1,11 +1,18 @@
-"""What a program will import is read off its text, and nothing of it is imported for that."""
+"""What a program will do is read off its text, and nothing of it is imported for that."""
 
 import sys
 
 import pytest
 
 from echelon.launch.protocol.program import Program
-from echelon.launch.zygote.preload_guess import OPTIMIZING, find_words, foresee_modules, read_words
+from echelon.launch.protocol.program_text import (
+    OPTIMIZING,
+    find_own_endpoint,
+    find_words,
+    foresee_modules,
+    read_imports,
+    read_words,
+)
 
 TRAINS = "import torch.optim as o\n"
 
@@ -82,3 +89,48 @@ def test_what_is_not_there_says_nothing(tmp_path, monkeypatch, program):
     (tmp_path / "folder" / "inner").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert read_words(program) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"train.py": "import os, torch.nn as nn"}, {"os", "torch"}),
+        ({"train.py": "def f():\n    from echelon.train import Trainer"}, {"echelon"}),
+        ({"train.py": "import engine", "engine.py": "import echelon"}, {"engine", "echelon"}),
+        (
+            {
+                "train.py": "from lib import engine",
+                "lib/__init__.py": "",
+                "lib/engine.py": "import a",
+            },
+            {"lib", "a"},
+        ),
+        ({"train.py": "import a", "a.py": "import b", "b.py": "import a, c"}, {"a", "b", "c"}),
+        ({"train.py": "import ("}, set()),
+        ({}, set()),
+    ],
+)
+def test_imports_are_found_also_in_modules_beside_a_program(files, expected, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert read_imports(Program(argv=(str(tmp_path / "train.py"),))) == expected
+
+
+def test_a_program_that_is_not_python_imports_nothing(tmp_path):
+    (tmp_path / "train.sh").write_text("import torch\n")
+    assert read_imports(Program(argv=(str(tmp_path / "train.sh"),), kind="binary")) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("os.environ['MASTER_PORT'] = '1'", 1),
+        ('os.environ["MASTER_ADDR"] = host', 1),
+        ("os.environ.setdefault('MASTER_PORT', '1')", 0),
+        ("port = os.environ['MASTER_PORT']", 0),
+    ],
+)
+def test_a_program_that_sets_its_own_endpoint_is_seen(line, found, tmp_path):
+    (tmp_path / "train.py").write_text(line)
+    assert find_own_endpoint(Program(argv=(str(tmp_path / "train.py"),))) == found

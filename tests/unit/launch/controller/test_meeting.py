@@ -1,0 +1,66 @@
+import math
+
+import pytest
+
+from echelon.launch.controller import meeting as module
+from echelon.launch.controller.meeting import MEET_S, MeetingWatch
+from echelon.launch.protocol.program import Program
+
+TRAINS = "import torch\n"
+
+
+class Clock:
+    now_s = 100.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "time", Clock())
+
+    def make(text=TRAINS):
+        script = tmp_path / "train.py"
+        script.write_text(text)
+        return MeetingWatch(Program(argv=(str(script),)))
+
+    return make
+
+
+def test_ranks_that_do_not_meet_are_told_of_after_a_minute_and_once(watch):
+    one = watch()
+    one.begin(4, served=True)
+    assert one.due_s == 100.0 + MEET_S
+    assert "4 ranks that do not communicate train 4 separate models" in one.complain()
+    assert (one.due_s, one.complain()) == (math.inf, "")
+    one.begin(4, served=True)  # the next generation
+    assert (one.due_s, one.complain()) == (math.inf, "")
+
+
+def test_nothing_is_said_of_ranks_that_have_met(watch):
+    one = watch()
+    one.begin(4, served=True)
+    one.met()
+    assert (one.due_s, one.complain()) == (math.inf, "")
+    one.begin(4, served=True)  # each generation has to meet anew
+    assert one.complain()
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks", "served"),
+    [(TRAINS, 1, True), (TRAINS, 2, False), ("import os, json\n", 2, True), ("import (", 2, True)],
+    ids=["alone", "own store", "plain Python", "no Python"],
+)
+def test_nothing_is_said_where_nothing_is_known_or_there_is_nobody_to_meet(
+    watch, text, ranks, served
+):
+    one = watch(text)
+    one.begin(ranks, served=served)
+    assert (one.due_s, one.complain()) == (math.inf, "")
+
+
+def test_a_script_that_sets_the_port_itself_is_shown_the_line(watch):
+    one = watch("import os, torch\n\nos.environ['MASTER_PORT'] = '29500'\n")
+    one.begin(2, served=True)
+    assert "train.py, line 3, sets MASTER_ADDR or MASTER_PORT itself" in one.complain()
