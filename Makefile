@@ -7,6 +7,7 @@ export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
 # Without mkdocs-material's notice about MkDocs 2.
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: help setup peers system check format docs test test-quick test-all test-suites demo bench soak constraints dist clean
@@ -41,12 +42,13 @@ docs:  ## renew docs/reference and docs/benchmarks.md, and build the site in bui
 
 test-quick: system  ## before a commit, in 4 minutes: the units, and one run of each kind
 	@tools/setup.sh user test
-	@$(BIN)/pytest -n 2 --dist loadgroup -m "(unit or quick) and not full" $(ARGS)
+	@$(BIN)/pytest $(PARALLEL) -m "(unit or quick) and not full" $(ARGS)
 
+# Most tests wait most of the time: three side by side, each file in one worker, with its own sandbox.
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@tools/setup.sh user test
-	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest -n 2 --dist loadgroup -m "unit and not full" && \
-	    $(BIN)/pytest -m "not unit and not full" --durations=25)
+	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest $(PARALLEL) -m "not full and not alone" --durations=25 && \
+	    $(BIN)/pytest -m "alone and not full" --durations=10)
 
 peers:  ## install Lightning and Accelerate into .venv-peers, for test-all and bench
 	@tools/setup.sh peers

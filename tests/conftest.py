@@ -25,25 +25,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _TESTS = Path(__file__).parent
-_SLOWEST_FIRST = ("slurm/test_handover", "ray", "slurm", "local", "docs", "browser", "unit", "gpu")
-"""How paths begin. Workers side by side finish together if the long groups start first."""
+_SLOWEST_FIRST = (
+    *("slurm/test_handover", "ray/", "local/test_conformance", "slurm/", "docs/test_pages"),
+    *("local/", "browser/", "docs/", "unit/", "gpu/"),
+)
+"""How paths begin. Workers side by side (`--dist loadfile`) finish together if what takes long
+starts first."""
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups
 def pytest_collection_modifyitems(config, items):
     for item in items:
         folder = _folder(item)
         if folder in ("unit", "slurm", "browser", "ray"):
             item.add_marker(folder)
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
     if hasattr(config, "workerinput"):
         items.sort(key=_turn)
-
-
-def _group(item):
-    """Return which tests have to run in one worker, one after the other: those of a file."""
-    page = item.callspec.id if _folder(item) == "docs" and hasattr(item, "callspec") else ""
-    return f"{item.path.relative_to(_TESTS)}{page}"
 
 
 def _turn(item):
