@@ -6,8 +6,9 @@ BIN := .venv/bin
 export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
-# Without mkdocs-material's notice about MkDocs 2.
+# Most tests wait most of the time: three side by side, each file in one worker with its own sandbox.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: help setup peers system check format docs test test-quick test-all test-suites demo bench soak constraints dist clean
@@ -44,7 +45,6 @@ test-quick: system  ## before a commit, in 4 minutes: the units, and one run of 
 	@tools/setup.sh user test
 	@$(BIN)/pytest $(PARALLEL) -m "(unit or quick) and not full" $(ARGS)
 
-# Most tests wait most of the time: three side by side, each file in one worker, with its own sandbox.
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@tools/setup.sh user test
 	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest $(PARALLEL) -m "not full and not alone" --durations=25 && \

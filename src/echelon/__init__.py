@@ -12,7 +12,8 @@ from echelon._version import __version__
 
 if TYPE_CHECKING:
     from echelon.errors import EchelonError
-    from echelon.run.saved import saved
+    from echelon.integrations.loop import loop
+    from echelon.run.saved import last_saved, saved
     from echelon.train.checkpoint import Checkpointer
     from echelon.train.checkpoint_files import Checkpoint
     from echelon.train.images.transform import ImageTransform
@@ -40,6 +41,8 @@ __all__ = [
     "__version__",
     "detect",
     "init",
+    "last_saved",
+    "loop",
     "saved",
     "top_k",
 ]
@@ -59,6 +62,8 @@ _HOME = {
     "World": "echelon.world",
     "detect": "echelon.world",
     "init": "echelon.train.process_group",
+    "last_saved": "echelon.run.saved",
+    "loop": "echelon.integrations.loop",
     "saved": "echelon.run.saved",
     "top_k": "echelon.train.metrics",
 }

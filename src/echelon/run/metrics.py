@@ -27,7 +27,7 @@ class StepLogged(MetricEvent):
     epochs: Annotated[int, "number of epochs"]
     done: Annotated[int, "how much of the epoch is done"]
     length: Annotated[int, "length of the epoch"]
-    unit: Annotated[str, "unit of `done` and `length`: `samples` or `batches`"]
+    unit: Annotated[str, "unit of `done` and `length`: `samples`, `batches` or `steps`"]
     left_s: Annotated[Seconds, "estimated time until the end of the training, in seconds"]
     metrics: Annotated[
         Metrics,
@@ -54,7 +54,7 @@ def render_progress(logged: StepLogged, *, bar: bool) -> str:
     share = min(1.0, logged.done / max(1, logged.length))
     drawn = f"[{'#' * int(_BAR * share):<{_BAR}}] " if bar else ""
     loss, rate = logged.metrics.get("loss", math.nan), logged.metrics.get("rate", 0.0)
-    unit = "batches" if logged.unit == "batches" else "samples"
+    unit = logged.unit if logged.unit in ("batches", "steps") else "samples"
     return (
         f"epoch {logged.epoch + 1}/{logged.epochs or 1} {drawn}{share:4.0%}  loss {loss:.4f}  "
         f"{rate:,.0f} {unit}/s  {render_time(logged.left_s)} left"

@@ -44,19 +44,35 @@ def saved(path: str | os.PathLike[str], *, step: int) -> None:
             lines.write(os.fsencode(f"{step} {whole}\n"))
 
 
+def last_saved() -> Path | None:
+    """Return the newest checkpoint of this run that a script reported; None if there is none.
+
+    Pass it to what your framework resumes from. Outside a run, it returns None.
+    """
+    folder = os.environ.get("ECHELON_RUN_DIR")
+    found = find_saved(RunDir(path=Path(folder))) if folder else None
+    return found[1] if found else None
+
+
 def newest_saved(run: RunDir) -> int:
     """Return the step of the newest reported checkpoint that still exists; -1 if there is none."""
+    found = find_saved(run)
+    return found[0] if found else -1
+
+
+def find_saved(run: RunDir) -> tuple[int, Path] | None:
+    """Return the newest reported checkpoint that still exists, with its step."""
     try:
         with open_regular(run.saved) as content:
             content.seek(max(0, os.fstat(content.fileno()).st_size - _TAIL_BYTES))
             text = os.fsdecode(content.read(_TAIL_BYTES))
     except OSError:
-        return -1
+        return None
     for line in [*reversed(text.rstrip("\n").split("\n"))][:_MOST_TRIED]:
         match = _LINE.fullmatch(line)
         try:
             if match and os.path.lexists(match[2]):
-                return int(match[1])
+                return int(match[1]), Path(match[2])
         except ValueError:  # a null byte
             continue
-    return -1
+    return None

@@ -80,7 +80,13 @@ class Progress:
         self._since_s, self._since = time.monotonic(), done
 
     def update(
-        self, *, step: int, epoch: int, done: int, means: Mapping[str, float], data_wait: float
+        self,
+        *,
+        step: int,
+        epoch: int,
+        done: int,
+        means: Mapping[str, float],
+        data_wait: float | None = None,
     ) -> None:
         """Report the steps since the last call.
 
@@ -89,13 +95,14 @@ class Progress:
             epoch: counted from 0.
             done: how much of this epoch is done.
             means: mean values, including `loss`.
-            data_wait: fraction of the time that the loop waited for data.
+            data_wait: fraction of the time that the loop waited for data, if it is known.
         """
         if not self._speaks:
             return
         now_s = time.monotonic()
         rate = (done - self._since) / max(1e-9, now_s - self._since_s)
-        left = self._length - done + (self._epochs - epoch - 1) * self._length
+        left = max(0, self._length - done) + (self._epochs - epoch - 1) * self._length
+        waited = {} if data_wait is None else {"data_wait": round(data_wait, 4)}
         logged = StepLogged(
             step=step,
             epoch=epoch,
@@ -104,7 +111,7 @@ class Progress:
             length=self._length,
             left_s=round(left / rate, 1) if rate else 0.0,
             unit=self._unit,
-            metrics={**means, "rate": round(rate, 1), "data_wait": round(data_wait, 4)},
+            metrics={**means, "rate": round(rate, 1), **waited},
         )
         self._record(logged)
         last = done >= self._length
