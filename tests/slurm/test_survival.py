@@ -36,7 +36,8 @@ def submitted(full, tmp_path):
     started = []
 
     def start(*options):
-        argv = [sys.executable, "-m", "echelon", "submit", "--follow", *options, "steps.py"]
+        argv = [sys.executable, "-m", "echelon", "submit", "--follow", "--restarts=3"]
+        argv += [*options, "steps.py"]
         process = subprocess.Popen(
             argv,
             cwd=tmp_path,

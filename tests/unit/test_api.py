@@ -10,7 +10,7 @@ def test_the_public_api_is_frozen():
     assert sorted(dir(echelon)) == [
         *("Checkpoint", "Checkpointer", "EchelonError", "ElasticIndexSampler", "ElasticSampler"),
         *("Group", "ImageTransform", "Result", "ResumableLoader", "StopBarrier", "Trainer"),
-        *("World", "__version__", "detect", "init", "saved", "top_k"),
+        *("World", "__version__", "detect", "init", "last_saved", "loop", "saved", "top_k"),
     ]
     assert sorted(echelon.__all__) == sorted(dir(echelon))
 

@@ -136,9 +136,11 @@ class JobSpec:
         """Return how many restarts the run may have; None: none, for nobody asked for any.
 
         A script that does not resume would begin at step 0 and overwrite its checkpoints. Whoever
-        chooses to restart hung ranks, or to continue in another job, knows that it resumes.
+        wants hung ranks restarted, or to continue with fewer nodes or in another job, knows that it
+        resumes.
         """
-        asked = self.on_hang == "restart" or self.hand_over in ("always", "requeue")
+        elastic = self.nodes.low != self.nodes.high
+        asked = elastic or self.on_hang == "restart" or self.hand_over in ("always", "requeue")
         return RESTARTS if self.restarts is None and (asked or uses_library) else self.restarts
 
     @property

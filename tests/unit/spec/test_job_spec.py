@@ -2,6 +2,7 @@ import pytest
 
 from echelon.spec.job_spec import KEYS, JobSpec, show_value
 from echelon.spec.merging import Layer, merge
+from echelon.spec.readers import NodeCount
 
 
 def spec(**values):
@@ -94,6 +95,8 @@ def test_values_are_shown_as_they_are_written():
         ({"restarts": 5}, False, 5),
         ({"on_hang": "restart"}, False, 3),
         ({"hand_over": "always"}, False, 3),
+        ({"nodes": NodeCount(2, 4)}, False, 3),
+        ({"nodes": NodeCount(2, 2)}, False, None),
         ({"hand_over": "requeue", "restarts": 0}, False, 0),
         ({"hand_over": "never"}, False, None),
     ],
