@@ -50,7 +50,7 @@ test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest $(PARALLEL) -m "not full and not alone" --durations=25 && \
 	    $(BIN)/pytest -m "alone and not full" --durations=10)
 
-peers:  ## install Lightning and Accelerate into .venv-peers, for test-all and bench
+peers:  ## install Lightning, Accelerate and Transformers into .venv-peers, for test-all and bench
 	@tools/setup.sh peers
 
 test-all: peers system  ## the full matrices too
