@@ -6,15 +6,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from echelon.core.records import open_regular
+from echelon.monitor.accounting import account
+from echelon.monitor.openmetrics import RunSample
 from echelon.monitor.state import RunState
 from echelon.run.directory import RunDir
+from echelon.run.event_log import parse_event
 from echelon.run.events import RunEvents
 from echelon.run.listing import list_runs
+from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
+from echelon.run.series import read_last_lines
 
 MOST = 200
 """Number of runs that are shown, the newest ones."""
 _AT_ONCE_S = 0.3
 """Time limit for reading files per request; the next request reads the rest."""
+_LAST_LINES = 20
+"""Number of lines from the end of a run's metrics in which the newest are looked for."""
 _PATIENCE = 10
 """Reading takes at most one part in this many of the total time."""
 
@@ -25,11 +33,16 @@ class _Line:
     def __init__(self, run: RunDir) -> None:
         self._state = RunState(run_id=run.run_id)
         self._events, self._read = RunEvents(run), False
+        self._metrics = run.metrics
 
     def read(self) -> None:
         for number, record in self._events.read():
             self._state.feed_event(number, record)
         self._read = True
+
+    @property
+    def is_read(self) -> bool:
+        return self._read
 
     def tell(self) -> dict[str, Any]:
         attempt = self._state.attempt
@@ -42,6 +55,39 @@ class _Line:
             "ranks": len(self._state.ranks),
             "step": self._state.reported_step,
         }
+
+    def sample(self) -> RunSample:
+        state, attempt = self._state, self._state.attempt
+        generations = [one for job in state.attempts.values() for one in job.generations]
+        return RunSample(
+            run=state.run_id,
+            phase=state.phase,
+            began_s=attempt.began_s if attempt else None,
+            ended_s=attempt.ended_s if attempt else None,
+            step=state.reported_step,
+            attempts=len(state.attempts),
+            restarts=sum(bool(one.why) for one in generations),
+            ranks=len(state.ranks),
+            nodes=sum(node.here for node in state.nodes.values()),
+            seconds=account(state).seconds,
+            metrics=_newest_metrics(self._metrics),
+        )
+
+
+def _newest_metrics(path: Path) -> dict[str, float]:
+    """Return the newest value of each metric, from the end of the file: it may be large."""
+    try:
+        with open_regular(path) as file:
+            _, content = read_last_lines(file, _LAST_LINES)
+    except OSError:
+        return {}
+    found: dict[str, float] = {}
+    for line in content.decode(errors="replace").split("\n"):
+        record = parse_event(line, MetricEvent)
+        if record and isinstance(record.event, StepLogged | ValidationLogged):
+            prefix = "" if isinstance(record.event, StepLogged) else "validation/"
+            found |= {f"{prefix}{name}": value for name, value in record.event.metrics.items()}
+    return found
 
 
 class Overview:
@@ -62,6 +108,12 @@ class Overview:
                 self._look(began_s)
                 self._due_s = began_s + _PATIENCE * (time.monotonic() - began_s)
             return self._rows
+
+    def samples(self) -> list[RunSample]:
+        """Return what is known of all runs that were read, the newest first."""
+        self.rows()
+        with self._lock:
+            return [line.sample() for line in self._lines.values() if line.is_read]
 
     def _look(self, began_s: float) -> None:
         runs = list_runs(self._runs)[: -MOST - 1 : -1]

@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from echelon.core.records import render_json
 from echelon.monitor.connections import KNOWN
 from echelon.monitor.logbook import Wanted
+from echelon.monitor.openmetrics import CONTENT_TYPE, render_metrics
 from echelon.monitor.overview import Overview
 from echelon.monitor.watched import EVERY_S, Watched
 from echelon.run.directory import RunDir
@@ -166,6 +167,11 @@ class Pages:
     async def runs(self, _request: Request) -> Response:
         return _json(await asyncio.to_thread(self._overview.rows))
 
+    async def metrics(self, _request: Request) -> Response:
+        samples = await asyncio.to_thread(self._overview.samples)
+        text = await asyncio.to_thread(render_metrics, samples)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
     async def run(self, request: Request) -> Response:
         watched = await asyncio.to_thread(self._find, request)
         if watched is None:
@@ -266,6 +272,7 @@ def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False
         ("/", pages.page),
         ("/web/{name}", pages.web),
         ("/api/runs", pages.runs),
+        ("/metrics", pages.metrics),
         ("/api/runs/{name}", pages.run),
         ("/api/runs/{name}/follow", pages.follow),
         ("/api/runs/{name}/logs", pages.logs),

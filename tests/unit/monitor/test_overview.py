@@ -49,3 +49,16 @@ def test_what_takes_too_long_comes_later(tmp_path, monkeypatch):
 
 def test_there_may_be_none(tmp_path):
     assert Overview(tmp_path / "nowhere").rows() == []
+
+
+def test_runs_are_measured_with_the_newest_of_their_metrics(tmp_path):
+    run = make(tmp_path, "r-1", *BEGUN)
+    with EventWriter(run.metrics, clock=time.time) as writer:
+        for step in range(1000):
+            writer.write(raw("step", step=step, metrics={"loss": 1.0 / (step + 1)}))
+        writer.write(raw("validation", step=999, metrics={"accuracy": 0.5}))
+    make(tmp_path, "r-2")
+    newest, older = Overview(tmp_path).samples()
+    assert (newest.run, newest.phase, newest.metrics) == ("r-2", "QUEUED", {})
+    assert (older.step, older.ranks, older.attempts, older.restarts) == (30, 4, 1, 0)
+    assert older.metrics == {"loss": 0.001, "validation/accuracy": 0.5}

@@ -81,7 +81,8 @@ def see(runs, path, **more):
 
 
 @pytest.mark.parametrize(
-    "path", ["/api/runs", "/api/runs/train-ab12", "/api/runs/x/logs", "/api", "/x", "/web"]
+    "path",
+    ["/api/runs", "/api/runs/train-ab12", "/api/runs/x/logs", "/metrics", "/api", "/x", "/web"],
 )
 @pytest.mark.parametrize(
     "headers", [{}, {"cookie": f"echelon-8090={TOKEN}"}, {"authorization": "Bearer "}]
@@ -102,6 +103,14 @@ def test_the_page_comes_without_the_token_and_sets_no_cookie(runs):
         assert answer.headers["referrer-policy"] == "no-referrer"
         assert "script-src 'self';" in answer.headers["content-security-policy"]
     assert "set-cookie" not in see(runs, "/api/runs").headers
+
+
+def test_prometheus_gets_all_runs_with_the_token(runs):
+    answer = see(runs, "/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert b'echelon_run_state{run="train-ab12"' in answer.body
+    assert answer.body.endswith(b"# EOF\n")
 
 
 def test_pages_of_others_are_refused_even_with_the_token(runs):
