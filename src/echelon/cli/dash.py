@@ -1,6 +1,9 @@
 """`echelon dash`: serve a page with the user's runs, protected by a token."""
 
+import contextlib
 import getpass
+import os
+import re
 import secrets
 import socket
 import sys
@@ -14,12 +17,14 @@ import typer
 from echelon.cli import console
 from echelon.cli.help import LOOK
 from echelon.cli.runs import RUNS, RunsDir, complete_run
-from echelon.errors import UnavailableError
+from echelon.core.records import open_regular
+from echelon.errors import UnavailableError, UsageError
 from echelon.run.listing import find_run
 
 app = typer.Typer(rich_markup_mode=None)
 
 _HOST = "127.0.0.1"
+_LEAST_TOKEN, _MOST_TOKEN = 24, 200
 
 
 @app.command(rich_help_panel=LOOK)
@@ -33,6 +38,10 @@ def dash(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")
     ] = 0,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="File that keeps the token, for programs; created if it is missing."),
+    ] = None,
 ) -> None:
     """Show runs in the browser: ranks over time, metrics, output.
 
@@ -62,9 +71,10 @@ def dash(
         ) from error
 
     begin = find_run(runs_dir, run).run_id if run else ""
+    token = _keep_token(token_file) if token_file else secrets.token_urlsafe(24)
     listener = _listen(port)
     number = listener.getsockname()[1]
-    gate = Gate(token=secrets.token_urlsafe(24), port=number)
+    gate = Gate(token=token, port=number)
     console.print_result(
         f"http://{_HOST}:{number}/#token={gate.token}{f'&run={begin}' if begin else ''}"
     )
@@ -89,6 +99,28 @@ def dash(
         )
     )
     server.run(sockets=[listener])
+
+
+def _keep_token(path: Path) -> str:
+    """Return the token in a file that only its owner can read; write a new one if there is none."""
+    try:
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(f"{secrets.token_urlsafe(24)}\n")
+        with open_regular(path) as content:
+            status, token = os.fstat(content.fileno()), content.read(_MOST_TOKEN).strip()
+    except OSError as error:
+        raise UsageError(
+            f"cannot use {path}: {error.strerror}", hint="name another file"
+        ) from error
+    if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+        raise UsageError(
+            f"{path} holds a secret, but is not private", hint=f"remove it, or chmod 600 {path}"
+        )
+    if len(token) < _LEAST_TOKEN or not re.fullmatch(rb"[A-Za-z0-9_-]+", token):
+        raise UsageError(f"{path} holds no token", hint="remove it: a new one is created")
+    return token.decode()
 
 
 def _listen(port: int) -> socket.socket:
