@@ -58,6 +58,12 @@ _MISTAKES = (
         re.compile(r"No such file or directory: '[^/]"),
         "relative paths begin at the directory of the submission, or at --chdir",
     ),
+    (
+        "ModuleNotFoundError",
+        re.compile("No module named 'echelon'"),
+        "install it for the ranks too: run `PYTHON -m pip install 'echelon[train]'` with the python "
+        "that `echelon config` shows",
+    ),
 )
 """Exceptions that come of how ranks are started: type, message, what to do."""
 _EXCERPT = 8

@@ -397,6 +397,7 @@ def test_several_failures_of_no_rank_are_kept_apart():
         ("EOFError", "EOFError: Ran out of input", ""),
         ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.bin'", "--chdir"),
         ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.bin'", ""),
+        ("ModuleNotFoundError", "No module named 'echelon'", "pip install 'echelon[train]'"),
     ],
 )
 def test_mistakes_that_come_of_how_ranks_are_started_are_explained(kind, message, advice):
