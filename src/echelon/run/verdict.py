@@ -61,8 +61,7 @@ _MISTAKES = (
     (
         "ModuleNotFoundError",
         re.compile("No module named 'echelon'"),
-        "install it for the ranks too: run `PYTHON -m pip install 'echelon[train]'` with the python "
-        "that `echelon config` shows",
+        "run `PYTHON -m pip install 'echelon[train]'` with the python that `echelon config` shows",
     ),
 )
 """Exceptions that come of how ranks are started: type, message, what to do."""
