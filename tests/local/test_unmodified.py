@@ -36,7 +36,7 @@ def test_a_script_that_may_not_resume_is_not_restarted_unless_that_was_asked_for
     with live_run(tmp_path, FAILS_ONCE, ["--nodes=1", "--procs=1"], restarts=None) as run:
         assert run.wait() == 3, run.output
         assert "the script does not use echelon" in run.output
-        assert "allow it with --restarts N" in run.output
+        assert "allow restarts: --restarts N" in run.output
         assert (tmp_path / "checkpoint").read_text() == "step 30"
 
 

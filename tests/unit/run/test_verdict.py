@@ -427,7 +427,7 @@ def test_a_failure_is_tried_again_within_the_budget():
     assert retry(killed, [killed] * 3) == "all 3 restarts are used up"
     assert retry(killed, restarts=0) == "restarts are disabled"
     assert "does not use echelon" in retry(killed, restarts=None)
-    assert "allow it with --restarts N" in retry(killed, restarts=None)
+    assert "allow restarts: --restarts N" in retry(killed, restarts=None)
 
 
 @pytest.mark.parametrize("cause", sorted(NEVER_RETRIED))

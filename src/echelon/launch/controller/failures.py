@@ -316,10 +316,7 @@ def decide_retry(
 def used_up(restarts: int | None) -> str:
     """Return why there is no restart left, of so many that were allowed."""
     if restarts is None:
-        return (
-            "the script does not use echelon, and one that does not resume would overwrite its "
-            "checkpoints: allow it with --restarts N"
-        )
+        return "the script does not use echelon and may not resume; allow restarts: --restarts N"
     return f"all {restarts} restarts are used up" if restarts else "restarts are disabled"
 
 
