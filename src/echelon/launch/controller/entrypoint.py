@@ -45,7 +45,6 @@ from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.journal import Journal, write_error
 from echelon.run.node_record import NodeRecord, cluster_name, record_path
 from echelon.run.request import read_spec
-from echelon.spec.job_spec import JobSpec
 
 
 def main(arguments: list[str]) -> int:
@@ -70,6 +69,7 @@ def main(arguments: list[str]) -> int:
         write_error(f"{run.run_id}: nothing to do for job {job_id}: it was withdrawn")
         return 0
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
+    imports = read_imports(find_program(request))
     notifier = Notifier(request.notify, run=run, shell=shell, environ=environ)
     if owns_job:
         own = record_own_job(run, attempt, job_id)
@@ -77,7 +77,7 @@ def main(arguments: list[str]) -> int:
             run,
             own,
             read_history(run, attempt),
-            restarts=request.allowed_restarts(uses_library=_uses_library(run, request)),
+            restarts=request.allowed_restarts(uses_library=_uses_library(run, imports)),
         )
         if objection:
             write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection.why}")
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> int:
     async def carry() -> int:
         backend = choose_backend(shell, environ, context)
         controller = build_controller(
-            context, backend, digest=digest, notifier=notifier, environ=environ
+            context, backend, digest=digest, notifier=notifier, environ=environ, imports=imports
         )
         return await controller.run()
 
@@ -121,6 +121,7 @@ def build_controller(
     digest: str,
     notifier: Notifier,
     environ: Mapping[str, str],
+    imports: frozenset[str],
 ) -> Controller:
     """Return the controller of an attempt, with everything that it works with."""
     run, request, starter = attempt.run, attempt.request, backend.starter
@@ -157,7 +158,7 @@ def build_controller(
         journal=journal,
         pool=pool,
         watch=watch,
-        meeting=MeetingWatch(find_program(request)),
+        meeting=MeetingWatch(find_program(request), imports),
         explain=conclusion.explain,
         recover=membership.look_about,
     )
@@ -165,7 +166,7 @@ def build_controller(
         request=request,
         environ=environ,
         agent_command=role_command("agent", run.path, attempt.number, digest),
-        uses_library=_uses_library(run, request),
+        uses_library=_uses_library(run, imports),
         backend=backend,
         journal=journal,
         history=history,
@@ -180,9 +181,9 @@ def build_controller(
     )
 
 
-def _uses_library(run: RunDir, request: JobSpec) -> bool:
+def _uses_library(run: RunDir, imports: frozenset[str]) -> bool:
     """Tell whether a script is known to use Echelon's library: by its text, or what it saved."""
-    return PACKAGE in read_imports(find_program(request)) or newest_checkpoint(run) >= 0
+    return PACKAGE in imports or newest_checkpoint(run) >= 0
 
 
 def _send_owed(run: RunDir, notifier: Notifier) -> None:

@@ -9,14 +9,14 @@ import time
 
 from echelon.launch.protocol.messages import MEET_S
 from echelon.launch.protocol.program import Program
-from echelon.launch.protocol.program_text import find_own_endpoint, read_imports, trains
+from echelon.launch.protocol.program_text import find_own_endpoint, trains
 
 
 class MeetingWatch:
     """See the module. One for all generations: what was told once is not told again."""
 
-    def __init__(self, program: Program) -> None:
-        self._matters = trains(read_imports(program))
+    def __init__(self, program: Program, imports: frozenset[str]) -> None:
+        self._matters = trains(imports)
         self._name, self._line = program.argv[0], find_own_endpoint(program)
         self._ranks, self._pending = 0, False
         self.due_s = math.inf

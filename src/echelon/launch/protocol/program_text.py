@@ -22,8 +22,8 @@ _OPTIMIZERS = frozenset({"optim", "DistributedDataParallel", "Trainer"})
 
 
 PACKAGE = "echelon"
-_FILES = 200
-"""How many files of a program to read."""
+_MOST_FILES, _MOST_BYTES = 50, 2**20
+"""How much of a program to read for its imports: a second of parsing at most."""
 
 
 def foresee_modules(words: frozenset[str]) -> tuple[str, ...]:
@@ -65,10 +65,12 @@ def read_imports(program: Program) -> frozenset[str]:
     found: set[str] = set()
     with contextlib.suppress(OSError, ImportError, KeyError):
         first, folder = _find_file(program), Path(program.folder())
-        left, seen = [first] if first else [], set[Path]()
-        while left and len(seen) < _FILES:
-            seen.add(path := left.pop())
-            for name in _imports(path.read_bytes()):
+        left, seen, size = [first] if first else [], set[Path](), 0
+        while left and len(seen) < _MOST_FILES and size < _MOST_BYTES:
+            seen.add(path := left.pop(0))
+            text = path.read_bytes()
+            size += len(text)
+            for name in _imports(text):
                 found.add(name.partition(".")[0])
                 stem = folder.joinpath(*name.split("."))
                 beside = (
@@ -76,7 +78,8 @@ def read_imports(program: Program) -> frozenset[str]:
                     stem / "__init__.py",
                     stem.parent / "__init__.py",
                 )
-                left += [one for one in beside if one not in seen and one.is_file()]
+                known = seen.union(left)
+                left += [one for one in beside if one not in known and one.is_file()]
     return frozenset(found)
 
 

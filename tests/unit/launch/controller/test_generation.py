@@ -83,7 +83,7 @@ def live(clock, *script, pace=LISTENS):
         journal=journal,
         pool=pool,
         watch=HangWatch(0),
-        meeting=MeetingWatch(Program(argv=("true",), kind="binary")),
+        meeting=MeetingWatch(Program(argv=("true",), kind="binary"), frozenset()),
         explain=explain,
         recover=lambda: next(recoveries),
     )

@@ -5,6 +5,7 @@ import pytest
 from echelon.launch.controller import meeting as module
 from echelon.launch.controller.meeting import MEET_S, MeetingWatch
 from echelon.launch.protocol.program import Program
+from echelon.launch.protocol.program_text import read_imports
 
 TRAINS = "import torch\n"
 
@@ -23,7 +24,8 @@ def watch(tmp_path, monkeypatch):
     def make(text=TRAINS):
         script = tmp_path / "train.py"
         script.write_text(text)
-        return MeetingWatch(Program(argv=(str(script),)))
+        program = Program(argv=(str(script),))
+        return MeetingWatch(program, read_imports(program))
 
     return make
 
