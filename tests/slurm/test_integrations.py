@@ -6,7 +6,6 @@ a state of its own; so only its steps are compared.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -89,16 +88,16 @@ def check_end(chain, framework, train, tmp_path, *, steps=STEPS):
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(framework, train, tmp_path):
+def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(full, framework, train, tmp_path):
     run = train(framework)
     await_step(run, 25)
-    pids = [
-        json.loads(line)["pid"]
+    (pid,) = {
+        event["pid"]
         for path in (run.run / "events").glob("controller-*.jsonl")
-        for line in path.read_text().splitlines()
-        if json.loads(line)["kind"] == "rank"
-    ]
-    os.kill(pids[0], signal.SIGKILL)
+        for event in map(json.loads, path.read_text().splitlines())
+        if event["kind"] == "rank" and event["rank"] == 1
+    }
+    full.box.run(["kill", "-KILL", str(pid)], host="node2").check()
     check_end(run, framework, train, tmp_path)
     assert len(run.attempts()) == 1
 
