@@ -99,7 +99,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(full, framework
     }
     full.box.run(["kill", "-KILL", str(pid)], host="node2").check()
     check_end(run, framework, train, tmp_path)
-    assert len(run.attempts()) == 1
+    assert [one["state"] for one in run.outcomes()] == ["COMPLETED"]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -123,7 +123,7 @@ def test_a_run_that_was_stopped_resumes_at_the_step_where_all_ranks_were(
     )
     check_end(run, framework, train, tmp_path)
     taken = steps_of(run)
-    assert taken == sorted(set(taken))  # no step was taken twice
+    assert taken == sorted(set(taken))  # no step was logged twice
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -131,7 +131,7 @@ def test_another_job_continues_after_the_time_limit(framework, train, tmp_path):
     # The warning comes after 90 s, of which the import of the framework takes up to 60.
     run = train(framework, "--time=2m", "--signal-lead=30", steps=100, pace_s=1.0)
     check_end(run, framework, train, tmp_path, steps=100)
-    assert len(run.attempts()) >= 2
+    assert [one["state"] for one in run.outcomes()] == ["TIMEOUT", "COMPLETED"]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -144,4 +144,4 @@ def test_a_preempted_run_goes_on_when_the_nodes_are_free_again(full, framework, 
     assert run.outcomes()[0]["state"] == "PREEMPTED", run.said_so_far()
     (tmp_path / "enough").touch()
     check_end(run, framework, train, tmp_path)
-    assert len(run.attempts()) == 2
+    assert [one["state"] for one in run.outcomes()] == ["PREEMPTED", "COMPLETED"]

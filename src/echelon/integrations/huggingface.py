@@ -53,8 +53,9 @@ class EchelonCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        if self._session is not None:  # it also logs evaluations without a training
-            self._session.log(state.global_step, logs or {})
+        # It also logs evaluations without a training, and a summary after one.
+        if self._session is not None and logs and "train_runtime" not in logs:
+            self._session.log(state.global_step, logs)
 
     def on_save(
         self,
