@@ -79,13 +79,15 @@ def test_what_a_rank_sees_is_told_and_nothing_else(variables):
     )
     folder = Path("/run")
     job = {"SLURM_JOB_ID": "1"}
-    common = common_environment(job, run_id="x", run_dir=folder, threads=1, cpus=1, restarts=3)
+    common = common_environment(
+        job, run_id="x", run_dir=folder, threads=1, cpus=1, restarts=3, tracker="x-ab12"
+    )
     own = rank_environment(
         start,
         0,
         rank_files(folder / "rank.log", folder, 0),
         interface="eth0",
-        environ=job,
+        environ=common,
     )
     assert (common.keys() | own.keys()) - job.keys() == variables["RANKS"].keys()
 

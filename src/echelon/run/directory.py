@@ -107,6 +107,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def tracker(self) -> Path:
+        """The run's name for trackers such as W&B."""
+        return self.path / "tracker"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 

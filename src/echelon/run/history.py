@@ -20,7 +20,7 @@ _STEP = re.compile(r"[0-9]{9,18}")
 _OWN = frozenset(
     {
         *("spec.toml", "job.sbatch", "verdict.json", "metrics.jsonl", "report.json", "launcher"),
-        *("attempts", "events", "logs", "telemetry", "saved"),
+        *("attempts", "events", "logs", "telemetry", "saved", "tracker"),
     }
 )
 """What Echelon writes in a run directory."""

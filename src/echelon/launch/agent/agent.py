@@ -63,6 +63,7 @@ from echelon.launch.protocol.rank_environment import (
 )
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
+from echelon.run.tracker import find_tracker
 from echelon.spec.job_spec import RESTARTS, JobSpec
 from echelon.world import count_devices
 
@@ -105,6 +106,7 @@ class Agent:
             threads=request.omp_threads,
             cpus=request.cpus_per_task,
             restarts=request.restarts if request.restarts is not None else RESTARTS,
+            tracker=find_tracker(run),
         )
         self._guard = Guard(scratch, lock)
         self._link: Link | None = None

@@ -32,6 +32,8 @@ ENVIRON = "ECHELON_ENVIRON"
 """Number of an open file with the variables that the job started with."""
 SCRIPT = "ECHELON_SCRIPT"
 """Number of an open file with the job's script, as Slurm stores it."""
+TRACKER = "ECHELON_TRACKER_ID"
+"""The run's name for trackers such as W&B."""
 PRIVATE = (CONTROLLER, NODE, NAME, REPLACES, FILES, TIED, HERE, ON_RAY, ENVIRON, SCRIPT)
 """Used between our own processes; ranks do not see them."""
 
@@ -121,6 +123,7 @@ def common_environment(
     threads: int,
     cpus: int,
     restarts: int,
+    tracker: str,
 ) -> dict[str, str]:
     """Return the variables that all ranks of a node share, from their agent's environment.
 
@@ -138,6 +141,7 @@ def common_environment(
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": run_id,
         "TORCHELASTIC_MAX_RESTARTS": str(restarts),
+        TRACKER: tracker,
     }
     if cpus and "SLURM_JOB_ID" in environ:
         # srun sets them for tasks, the second one in newer versions, which also require that both
@@ -168,6 +172,9 @@ def rank_environment(
         "ECHELON_GENERATION": start.generation,
         BEACON: files.beacon,
     }
+    if rank == 0 and "WANDB_RUN_ID" not in environ:
+        # All parts of a run continue one curve. Other ranks would overwrite it.
+        found |= {"WANDB_RUN_ID": environ[TRACKER], "WANDB_RESUME": "allow"}
     if interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             found[name] = environ.get(name) or interface

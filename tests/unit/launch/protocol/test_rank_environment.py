@@ -34,7 +34,13 @@ START = Start(
 
 def common_variables(*, cpus=0, **environ):
     return common_environment(
-        environ, run_id="x", run_dir=Path("/runs/x"), threads=2, cpus=cpus, restarts=3
+        environ,
+        run_id="x",
+        run_dir=Path("/runs/x"),
+        threads=2,
+        cpus=cpus,
+        restarts=3,
+        tracker="x-ab12",
     )
 
 
@@ -58,6 +64,7 @@ def test_what_all_ranks_of_a_node_share():
         "ROLE_NAME": "default",
         "TORCHELASTIC_RUN_ID": "x",
         "TORCHELASTIC_MAX_RESTARTS": "3",
+        "ECHELON_TRACKER_ID": "x-ab12",
     }
 
 
@@ -140,3 +147,15 @@ def test_in_a_job_a_rank_knows_how_many_cpus_were_asked_for_it():
     assert (told["SLURM_CPUS_PER_TASK"], told["SLURM_TRES_PER_TASK"]) == ("4", "cpu=4")
     assert "SLURM_CPUS_PER_TASK" not in common_variables(SLURM_JOB_ID="42")
     assert "SLURM_CPUS_PER_TASK" not in common_variables(cpus=4)
+
+
+def test_only_the_first_rank_continues_the_run_of_a_tracker():
+    first = replace(START, first_rank=0)
+    tracker = {"ECHELON_TRACKER_ID": "x-ab12"}
+    zero = rank_environment(first, 0, FILES, interface="", environ=tracker)
+    assert (zero["WANDB_RUN_ID"], zero["WANDB_RESUME"]) == ("x-ab12", "allow")
+    one = rank_environment(first, 1, FILES, interface="", environ=tracker)
+    assert not [name for name in one if name.startswith("WANDB")]
+    own = {**tracker, "WANDB_RUN_ID": "mine"}  # the user's
+    zero = rank_environment(first, 0, FILES, interface="", environ=own)
+    assert not [name for name in zero if name.startswith("WANDB")]
