@@ -47,6 +47,8 @@ RANKS = {
     "ECHELON_TRACKER_ID": "the run's name for trackers: the same in all its jobs and restarts",
     "WANDB_RUN_ID": "the same, on rank 0 alone, unless it is set: W&B continues one curve",
     "WANDB_RESUME": "`allow`, likewise",
+    "ECHELON_LAST_SAVED": "step and path of the newest checkpoint that the script has reported; "
+    "empty if there is none: `echelon.last_saved()` reads it",
     "ECHELON_GENERATION": "which set of ranks this is, counted from 0 in each job",
     "ECHELON_BEACON": "the file through which a rank of the library and its agent speak",
     "SLURM_PROCID": "as `RANK`",

@@ -109,7 +109,7 @@ def _keep_token(path: Path) -> str:
             with os.fdopen(handle, "w") as file:
                 file.write(f"{secrets.token_urlsafe(24)}\n")
         with open_regular(path) as content:
-            status, token = os.fstat(content.fileno()), content.read(_MOST_TOKEN).strip()
+            status, token = os.fstat(content.fileno()), content.read(_MOST_TOKEN + 1).strip()
     except OSError as error:
         raise UsageError(
             f"cannot use {path}: {error.strerror}", hint="name another file"
@@ -118,7 +118,7 @@ def _keep_token(path: Path) -> str:
         raise UsageError(
             f"{path} holds a secret, but is not private", hint=f"remove it, or chmod 600 {path}"
         )
-    if len(token) < _LEAST_TOKEN or not re.fullmatch(rb"[A-Za-z0-9_-]+", token):
+    if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not re.fullmatch(rb"[A-Za-z0-9_-]+", token):
         raise UsageError(f"{path} holds no token", hint="remove it: a new one is created")
     return token.decode()
 

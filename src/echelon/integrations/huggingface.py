@@ -44,6 +44,7 @@ class EchelonCallback(TrainerCallback):
         assert self._session is not None, "training has begun"
         if self._session.reached(state.global_step):
             self._stopping = control.should_save = control.should_training_stop = True
+            control.should_evaluate = False  # there is little time
 
     def on_log(
         self,
@@ -67,6 +68,8 @@ class EchelonCallback(TrainerCallback):
         if self._session is not None:
             path = Path(str(args.output_dir), f"checkpoint-{state.global_step}")
             self._session.saved(path, state.global_step)
+        if self._stopping:  # at once, before the end of the epoch saves and evaluates again
+            self._leave(state.global_step)
 
     def on_train_end(
         self,
@@ -75,8 +78,15 @@ class EchelonCallback(TrainerCallback):
         control: TrainerControl,  # noqa: ARG002
         **_: Any,
     ) -> None:
+        if self._stopping:
+            self._leave(state.global_step)
+        self._close()
+
+    def _leave(self, step: int) -> None:
+        self._close()
+        raise StoppedRun(step)
+
+    def _close(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None
-        if self._stopping:
-            raise StoppedRun(state.global_step)

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from echelon.integrations.session import Session, is_first
+from echelon.run.saved import last_saved
 from echelon.train.stopping import StoppedRun
 
 
@@ -24,11 +25,12 @@ class EchelonCallback(Callback):
     is not marked as done, and what follows does not run on a model that is only half trained.
     """
 
-    def __init__(self, *, every_n_steps: int = 0, folder: str | os.PathLike[str] = "") -> None:
+    def __init__(self, *, every_n_steps: int = 500, folder: str | os.PathLike[str] = "") -> None:
         """Create the callback.
 
         Args:
-            every_n_steps: save a checkpoint that often, besides those of ModelCheckpoint; 0: never.
+            every_n_steps: save a checkpoint that often, besides when a stop is requested; 0: never.
+                A run continues from these; ModelCheckpoint's own are not looked at.
             folder: directory for its checkpoints; by default one in the run's directory.
         """
         run = os.environ.get("ECHELON_RUN_DIR", "")
@@ -36,14 +38,12 @@ class EchelonCallback(Callback):
         self._folder = Path(folder or Path(run, "lightning")).absolute()
         self._session: Session | None = None
         self._step = 0
-        self._kept: Path | None = None
+        last = last_saved()
+        self._kept = last if last and last.parent == self._folder else None
         """The checkpoint that the next one replaces."""
-        self._others: set[str] = set()
-        """Those of ModelCheckpoint that were reported."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         self._step = trainer.global_step
-        self._others = set(_find_others(trainer))
         self._session = Session(step=self._step, steps=trainer.estimated_stepping_batches)
 
     def on_train_batch_end(
@@ -56,10 +56,9 @@ class EchelonCallback(Callback):
     ) -> None:
         if self._session is None or trainer.global_step == self._step:
             return  # gradients are accumulated
-        self._report_others(self._session, trainer)
         self._step = step = trainer.global_step
         stop = self._session.reached(step)
-        if step % max(1, trainer.log_every_n_steps) == 0:
+        if is_first() and step % max(1, trainer.log_every_n_steps) == 0:
             self._session.log(step, _measure(trainer, outputs))
         if stop or (self._every and step % self._every == 0):
             self._save(self._session, trainer)
@@ -74,15 +73,7 @@ class EchelonCallback(Callback):
             trainer.strategy.remove_checkpoint(self._kept)
         self._kept = path
 
-    def _report_others(self, session: Session, trainer: Trainer) -> None:
-        """Report what ModelCheckpoint saved since the last step."""
-        for path in set(_find_others(trainer)) - self._others:
-            self._others.add(path)
-            session.saved(Path(path), self._step)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
-        if self._session is not None:
-            self._report_others(self._session, trainer)
         self._close()
 
     def on_exception(
@@ -97,13 +88,6 @@ class EchelonCallback(Callback):
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-def _find_others(trainer: Trainer) -> list[str]:
-    """Return the newest checkpoints of ModelCheckpoint that are there."""
-    names = ("best_model_path", "last_model_path")
-    found = [getattr(one, name, "") for one in trainer.checkpoint_callbacks for name in names]
-    return [path for path in found if path and os.path.exists(path)]  # noqa: PTH110
 
 
 def _measure(trainer: Trainer, outputs: Any) -> dict[str, float]:

@@ -1,15 +1,15 @@
 """Any training loop, with Accelerate or without: it counts its steps, and says when to save."""
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
+from typing import Self, SupportsFloat
 
 from echelon.errors import UsageError
 from echelon.integrations.session import Session, is_first
-from echelon.run.directory import RunDir
-from echelon.run.saved import find_saved
+from echelon.run.saved import find_last
 from echelon.train.stopping import StoppedRun
 
 
@@ -20,18 +20,23 @@ class Loop:
         run = os.environ.get("ECHELON_RUN_DIR", "")
         self._steps, self._save_every, self._keep = steps, save_every, keep
         self._folder = Path(run or ".", "loop").absolute()
-        found = find_saved(RunDir(path=Path(run))) if run else None
+        found = find_last()
         self.checkpoint: Path | None = found[1] if found else None
         """The checkpoint to load before the first step; None if the training begins."""
         self.step = found[0] if found else 0
         """How many steps are complete."""
+        own = self.checkpoint and self.checkpoint.parent == self._folder
+        self._kept = [self.checkpoint] if self.checkpoint and own else []
+        """Checkpoints of this training, the oldest first."""
         self._session: Session | None = None
         self._counted = self._stop = self._saves = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._session is not None:
+            self._report(self._session)  # the loop was left after a save
         self._close()
 
     def __iter__(self) -> Iterator[int]:
@@ -42,18 +47,28 @@ class Loop:
         """
         self._session = session = Session(step=self.step, steps=self._steps)
         while self.step < self._steps:
-            self._counted = False
+            self._counted = self._saves = False
             yield self.step
-            saves = self._counted and self._saves  # somebody asked
             if not self._counted:
                 self._count(session)
-            if saves:
-                session.saved(self.path, self.step)
-                self._remove_older()
+                self._saves = False  # nobody asked
+            self._report(session)
             if self._stop:
                 self._close()
                 raise StoppedRun(self.step)
         self._close()
+
+    def _report(self, session: Session) -> None:
+        """Report the checkpoint of this step, if there is one, and remove what it replaces."""
+        if not self._saves:
+            return
+        self._saves = False
+        session.saved(self.path, self.step)
+        self._kept = [one for one in self._kept if one != self.path] + [self.path]
+        while self._keep and len(self._kept) > self._keep:
+            oldest = self._kept.pop(0)
+            if is_first():
+                _remove(oldest)
 
     @property
     def save_here(self) -> bool:
@@ -79,26 +94,23 @@ class Loop:
         """Where to save: a name for each step, in the run's directory."""
         return self._folder / f"step-{self.step}"
 
-    def log(self, **metrics: float) -> None:
+    def log(self, **metrics: SupportsFloat) -> None:
         """Record metrics of this step, such as `loss` and `learning_rate`, on rank 0."""
         if self._session is not None:
             self._session.log(self.step + (not self._counted), metrics)
-
-    def _remove_older(self) -> None:
-        if not is_first() or self._keep < 1:
-            return
-        steps = {path: path.name.removeprefix("step-") for path in self._folder.glob("step-*")}
-        numbers = sorted((int(n), path) for path, n in steps.items() if n.isdecimal())
-        for _, path in numbers[: -self._keep]:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
 
     def _close(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def loop(steps: int, *, save_every: int = 0, keep: int = 2) -> Loop:

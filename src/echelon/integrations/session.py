@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import SupportsFloat
 
 import torch.distributed as dist
 
@@ -43,10 +44,12 @@ class Session:
 
     def log(self, step: int, metrics: Mapping[str, object]) -> None:
         """Record what was measured at a step; what is not a number is left out."""
+        if not is_first():
+            return  # reading a tensor would wait for the GPU
         numbers = {
             name: float(value)
             for name, value in metrics.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
+            if isinstance(value, SupportsFloat) and not isinstance(value, bool)
         }
         self._progress.update(step=step, epoch=0, done=step, means=numbers)
 
@@ -55,7 +58,10 @@ class Session:
         if dist.is_available() and dist.is_initialized():
             dist.barrier()
         if is_first():
-            saved(path, step=step)
+            try:
+                saved(path, step=step)
+            except OSError as error:  # a full disk must not end a training
+                self._progress.tell(f"cannot report {path}: {error}")
 
     def close(self) -> None:
         """End the training in this process: signals have their own effects again."""

@@ -9,7 +9,7 @@ from typing import Any
 from echelon.core.records import open_regular
 from echelon.monitor.accounting import account
 from echelon.monitor.openmetrics import RunSample
-from echelon.monitor.state import RunState
+from echelon.monitor.state import AttemptState, RunState
 from echelon.run.directory import RunDir
 from echelon.run.event_log import parse_event
 from echelon.run.events import RunEvents
@@ -34,15 +34,13 @@ class _Line:
         self._state = RunState(run_id=run.run_id)
         self._events, self._read = RunEvents(run), False
         self._metrics = run.metrics
+        self.known: RunSample | None = None
+        """The last result of `sample`."""
 
     def read(self) -> None:
         for number, record in self._events.read():
             self._state.feed_event(number, record)
         self._read = True
-
-    @property
-    def is_read(self) -> bool:
-        return self._read
 
     def tell(self) -> dict[str, Any]:
         attempt = self._state.attempt
@@ -56,10 +54,13 @@ class _Line:
             "step": self._state.reported_step,
         }
 
-    def sample(self) -> RunSample:
+    def sample(self) -> None:
+        """Measure the run, unless it has ended and was measured since."""
         state, attempt = self._state, self._state.attempt
+        if not self._read or (self.known and self.known.phase == _outcome(attempt)):
+            return
         generations = [one for job in state.attempts.values() for one in job.generations]
-        return RunSample(
+        self.known = RunSample(
             run=state.run_id,
             phase=state.phase,
             began_s=attempt.began_s if attempt else None,
@@ -72,6 +73,10 @@ class _Line:
             seconds=account(state).seconds,
             metrics=_newest_metrics(self._metrics),
         )
+
+
+def _outcome(attempt: AttemptState | None) -> str:
+    return attempt.outcome if attempt else ""
 
 
 def _newest_metrics(path: Path) -> dict[str, float]:
@@ -113,7 +118,11 @@ class Overview:
         """Return what is known of all runs that were read, the newest first."""
         self.rows()
         with self._lock:
-            return [line.sample() for line in self._lines.values() if line.is_read]
+            began_s = time.monotonic()
+            for line in self._lines.values():
+                if time.monotonic() - began_s < _AT_ONCE_S:
+                    line.sample()
+            return [line.known for line in self._lines.values() if line.known]
 
     def _look(self, began_s: float) -> None:
         runs = list_runs(self._runs)[: -MOST - 1 : -1]

@@ -12,6 +12,8 @@ from echelon.core.records import open_regular
 from echelon.errors import UsageError
 from echelon.run.directory import RunDir
 
+LAST = "ECHELON_LAST_SAVED"
+"""The variable with the newest reported checkpoint, as ranks start: `STEP PATH`, or empty."""
 _LINE = re.compile(r"([0-9]{1,18}) (/.+)")
 _TAIL_BYTES = 65536
 """How much of the file is read, from its end: hundreds of lines."""
@@ -49,9 +51,26 @@ def last_saved() -> Path | None:
 
     Pass it to what your framework resumes from. Outside a run, it returns None.
     """
-    folder = os.environ.get("ECHELON_RUN_DIR")
-    found = find_saved(RunDir(path=Path(folder))) if folder else None
+    found = find_last()
     return found[1] if found else None
+
+
+def find_last() -> tuple[int, Path] | None:
+    """Return the same with its step.
+
+    A launcher that has looked has told all ranks: they must not find different ones.
+    """
+    if (told := os.environ.get(LAST)) is not None:
+        match = _LINE.fullmatch(told)
+        return (int(match[1]), Path(match[2])) if match else None
+    folder = os.environ.get("ECHELON_RUN_DIR")
+    return find_saved(RunDir(path=Path(folder))) if folder else None
+
+
+def tell_last(run: RunDir) -> str:
+    """Return the newest reported checkpoint as `LAST` holds it; empty if there is none."""
+    found = find_saved(run)
+    return f"{found[0]} {found[1]}" if found else ""
 
 
 def newest_saved(run: RunDir) -> int:

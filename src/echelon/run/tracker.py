@@ -21,15 +21,22 @@ def find_tracker(run: RunDir) -> str:
 
     Where the run directory cannot be used just now, it is the run's id.
     """
-    made = f"{run.run_id}-{secrets.token_hex(4)}"
     try:
-        with contextlib.suppress(FileExistsError):
-            handle = os.open(run.tracker, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(f"{made}\n")
-            return made
+        if not run.tracker.exists():
+            _make_up(run)
         with open_regular(run.tracker) as content:
             found = content.read(_MOST).decode(errors="replace").strip()
     except OSError:
         return run.run_id
     return found if _NAME.fullmatch(found) else run.run_id
+
+
+def _make_up(run: RunDir) -> None:
+    """Write a name, whole at once: agents of all nodes do this at the same time."""
+    part = run.tracker.with_name(f"tracker-{secrets.token_hex(8)}")
+    part.write_text(f"{run.run_id}-{secrets.token_hex(4)}\n")
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.link(part, run.tracker)
+    finally:
+        part.unlink()

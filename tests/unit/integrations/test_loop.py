@@ -99,3 +99,24 @@ def test_save_here_is_asked_inside_the_loop(run):
     assert run
     with pytest.raises(UsageError, match="no step has begun"):
         _ = echelon.loop(3).save_here
+
+
+def test_what_it_did_not_write_stays(run):
+    for name in ("step-1", "step-9000"):  # half written, when its rank was killed
+        (run.path / "loop" / name).mkdir(parents=True)
+    train(echelon.loop(6, save_every=2, keep=1))
+    left = sorted(path.name for path in (run.path / "loop").iterdir())
+    assert left == ["step-1", "step-6", "step-9000"]
+
+
+def test_a_checkpoint_counts_also_if_the_loop_is_left_after_it(run):
+    train(echelon.loop(9, save_every=2), until=4)
+    assert run.saved.read_text().splitlines()[-1].startswith("4 ")
+
+
+def test_all_ranks_begin_with_the_checkpoint_that_their_launcher_found(run, monkeypatch):
+    train(echelon.loop(9, save_every=2), until=4)
+    monkeypatch.setenv("ECHELON_LAST_SAVED", f"2 {run.path}/loop/step-2")
+    assert echelon.loop(9).step == 2
+    monkeypatch.setenv("ECHELON_LAST_SAVED", "")
+    assert (echelon.loop(9).step, echelon.last_saved()) == (0, None)

@@ -45,6 +45,7 @@ from echelon.launch.protocol.time_accounting import Spending
 from echelon.run import events
 from echelon.run.history import newest_checkpoint
 from echelon.run.journal import Journal
+from echelon.run.saved import tell_last
 from echelon.run.verdict import Failure, is_victim, judge, render
 from echelon.spec.job_spec import JobSpec
 
@@ -131,7 +132,13 @@ class Generation:
         self._journal.note(events.GenerationEnded(generation=self.number, **spent))
 
     def _start(self, endpoint: Endpoint, counts: Sequence[int]) -> None:
-        orders = place_ranks(counts, endpoint, generation=self.number, now_s=time.time())
+        orders = place_ranks(
+            counts,
+            endpoint,
+            generation=self.number,
+            now_s=time.time(),
+            saved=tell_last(self._journal.run),
+        )
         for agent, order in zip(self.agents, orders, strict=True):
             ranks = range(order.first_rank, order.first_rank + order.count)
             self._ranks |= dict.fromkeys(ranks, agent)
@@ -169,6 +176,10 @@ class Generation:
         if complaint := self._meeting.complain():
             self._journal.report(f"warning: {complaint}")
 
+    def _tell_met(self) -> None:
+        if news := self._meeting.meet():
+            self._journal.report(news)
+
     def _see_newcomers(self, after_s: float = NEWCOMERS_S) -> None:
         """Plan to make room, in a moment, if there are agents without ranks."""
         here = any(agent not in self.agents for agent in self._pool.agents.values())
@@ -188,7 +199,7 @@ class Generation:
                 # Ranks that it did not report were not started yet, because storage was away, say.
                 self._ranks = {rank: one for rank, one in self._ranks.items() if one is not agent}
             case (AgentHandle(), StoreUsed() as used) if used.generation == self.number:
-                self._meeting.met()
+                self._tell_met()
             case (AgentHandle() as agent, ZygoteLost() as lost) if lost.generation == self.number:
                 self.failures.append(from_lost_zygote(lost, node=agent.name))
             case (AgentHandle() as agent, Lost() as lost) if agent in self.agents:
@@ -440,7 +451,7 @@ class Generation:
 
 
 def place_ranks(
-    counts: Sequence[int], endpoint: Endpoint, *, generation: int, now_s: float
+    counts: Sequence[int], endpoint: Endpoint, *, generation: int, now_s: float, saved: str
 ) -> list[Start]:
     """Return the order for each node; ranks are numbered from the first node on.
 
@@ -449,6 +460,7 @@ def place_ranks(
         endpoint: where they connect.
         generation: whose ranks they are.
         now_s: the time, by the controller's clock.
+        saved: the newest checkpoint that a script has reported.
     """
     firsts = itertools.accumulate(counts, initial=0)
     return [
@@ -463,6 +475,7 @@ def place_ranks(
             port=endpoint.port,
             served=endpoint.served,
             now_s=now_s,
+            saved=saved,
         )
         for node_rank, (first, count) in enumerate(zip(firsts, counts, strict=False))
     ]

@@ -1,7 +1,8 @@
 """Notices ranks that never meet: N ranks without a process group train N separate models.
 
-All that is known is whether any rank has used the store that the first node serves for them. So
-nothing is said of programs that import nothing beyond Python, and of ranks with their own store.
+All that is known is whether any rank has used the store that the first node serves for them. Ranks
+may meet elsewhere, so this is said as what it is. Of programs that import nothing beyond Python,
+nothing is said.
 """
 
 import math
@@ -18,29 +19,34 @@ class MeetingWatch:
     def __init__(self, program: Program, imports: frozenset[str]) -> None:
         self._matters = trains(imports)
         self._name, self._line = program.argv[0], find_own_endpoint(program)
-        self._ranks, self._pending = 0, False
+        self._ranks, self._pending, self._told = 0, False, False
+        self._began_s = 0.0
         self.due_s = math.inf
-        """When to ask for `complaint`."""
+        """When to ask for `complain`."""
 
     def begin(self, ranks: int, *, served: bool) -> None:
         """Start to wait for a generation of ranks whose store is served, or not."""
-        self._ranks = ranks
+        self._ranks, self._began_s, self._told = ranks, time.monotonic(), False
         self._pending = self._matters and served and ranks > 1
-        self.due_s = time.monotonic() + MEET_S if self._pending else math.inf
+        self.due_s = self._began_s + MEET_S if self._pending else math.inf
 
-    def met(self) -> None:
-        """Take note that some rank has used the store."""
+    def meet(self) -> str:
+        """Take note that a rank has used the store; return what to tell after a complaint."""
+        told, self._told = self._told, False
         self._pending, self.due_s = False, math.inf
+        after_s = time.monotonic() - self._began_s
+        return f"a rank has used the store after {after_s:.0f} s" if told else ""
 
     def complain(self) -> str:
         """Return what to tell about ranks that have not met; empty if they have."""
         if not self._pending:
             return ""
-        self._matters = False
-        self.met()
+        self._matters = self._pending = False
+        self._told, self.due_s = True, math.inf
+        after_s = time.monotonic() - self._began_s
         lines = [
-            "no process group was formed: no rank has used the store at MASTER_ADDR:MASTER_PORT",
-            f"  {self._ranks} ranks that do not communicate train {self._ranks} separate models",
+            f"after {after_s:.0f} s, no rank has used the store at MASTER_ADDR:MASTER_PORT",
+            f"  unless its {self._ranks} ranks meet elsewhere, they train separate models",
         ]
         if self._line:
             lines.append(

@@ -226,6 +226,8 @@ class Start(Message):
     served: bool
     now_s: float = 0.0
     """The controller's time of day, by which lines from several nodes are ordered."""
+    saved: str = ""
+    """The newest checkpoint that a script has reported: its step and path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,26 +61,34 @@ def _walk(text: bytes) -> Iterator[ast.AST]:
 
 
 def read_imports(program: Program) -> frozenset[str]:
-    """Return the packages that a Python program imports, also by way of modules beside it."""
+    """Return the packages that a Python program imports, also by way of modules beside it.
+
+    Those modules themselves are not among them.
+    """
     found: set[str] = set()
     with contextlib.suppress(OSError, ImportError, KeyError):
-        first, folder = _find_file(program), Path(program.folder())
-        left, seen, size = [first] if first else [], set[Path](), 0
+        start, folder = _find_file(program), Path(program.folder())
+        left, seen, size = [start] if start else [], set[Path](), 0
         while left and len(seen) < _MOST_FILES and size < _MOST_BYTES:
             seen.add(path := left.pop(0))
             text = path.read_bytes()
             size += len(text)
             for name in _imports(text):
-                found.add(name.partition(".")[0])
-                stem = folder.joinpath(*name.split("."))
-                beside = (
-                    stem.with_suffix(".py"),
-                    stem / "__init__.py",
-                    stem.parent / "__init__.py",
-                )
+                beside = _find_beside(folder, name)
+                if not beside or name.partition(".")[0] == PACKAGE:
+                    found.add(name.partition(".")[0])
                 known = seen.union(left)
                 left += [one for one in beside if one not in known and one.is_file()]
     return frozenset(found)
+
+
+def _find_beside(folder: Path, name: str) -> list[Path]:
+    """Return the files that a module may have beside a program; none if it is not there."""
+    first = name.partition(".")[0]
+    if not (folder / first).is_dir() and not (folder / f"{first}.py").is_file():
+        return []
+    stem = folder.joinpath(*name.split("."))
+    return [stem.with_suffix(".py"), stem / "__init__.py"]
 
 
 def _imports(text: bytes) -> Iterator[str]:
@@ -90,8 +98,10 @@ def _imports(text: bytes) -> Iterator[str]:
             case ast.Import(names=names):
                 yield from (one.name for one in names)
             case ast.ImportFrom(module=module, names=names):
+                if module:
+                    yield module
                 before = f"{module}." if module else ""
-                yield from (f"{before}{one.name}" for one in names)
+                yield from (f"{before}{one.name}" for one in names if one.name != "*")
 
 
 def trains(imports: frozenset[str]) -> bool:

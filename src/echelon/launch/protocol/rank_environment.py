@@ -13,6 +13,7 @@ from echelon.core.nodes import expand
 from echelon.errors import UsageError
 from echelon.launch.protocol.messages import Start
 from echelon.launch.protocol.rank_shm import VARIABLE as BEACON
+from echelon.run.saved import LAST
 
 CONTROLLER = "ECHELON_CONTROLLER"
 NODE = "ECHELON_NODE"
@@ -170,11 +171,13 @@ def rank_environment(
         "TORCHELASTIC_USE_AGENT_STORE": start.served,
         "TORCHELASTIC_ERROR_FILE": files.error,
         "ECHELON_GENERATION": start.generation,
+        LAST: start.saved,
         BEACON: files.beacon,
     }
     if rank == 0 and "WANDB_RUN_ID" not in environ:
         # All parts of a run continue one curve. Other ranks would overwrite it.
-        found |= {"WANDB_RUN_ID": environ[TRACKER], "WANDB_RESUME": "allow"}
+        resume = environ.get("WANDB_RESUME", "allow")
+        found |= {"WANDB_RUN_ID": environ[TRACKER], "WANDB_RESUME": resume}
     if interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             found[name] = environ.get(name) or interface

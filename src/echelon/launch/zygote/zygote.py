@@ -285,11 +285,10 @@ def _serve_store(handle: int, generation: int, agent: socket.socket) -> NoReturn
             use_libuv=True,
         )
     with agent, contextlib.suppress(OSError, RuntimeError):  # without an agent nobody asks
-        until_s = time.monotonic() + MEET_S
-        while not (used := store.num_keys()) and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
-        if used:
-            agent.send(json.dumps(encode(StoreUsed(generation=generation))).encode())
+        soon_s = time.monotonic() + MEET_S
+        while not store.num_keys():
+            time.sleep(_LOOK_S if time.monotonic() < soon_s else 50 * _LOOK_S)
+        agent.send(json.dumps(encode(StoreUsed(generation=generation))).encode())
     while True:
         signal.pause()
 

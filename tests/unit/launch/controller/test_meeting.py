@@ -34,7 +34,7 @@ def test_ranks_that_do_not_meet_are_told_of_after_a_minute_and_once(watch):
     one = watch()
     one.begin(4, served=True)
     assert one.due_s == 100.0 + MEET_S
-    assert "4 ranks that do not communicate train 4 separate models" in one.complain()
+    assert "unless its 4 ranks meet elsewhere, they train separate models" in one.complain()
     assert (one.due_s, one.complain()) == (math.inf, "")
     one.begin(4, served=True)  # the next generation
     assert (one.due_s, one.complain()) == (math.inf, "")
@@ -43,7 +43,7 @@ def test_ranks_that_do_not_meet_are_told_of_after_a_minute_and_once(watch):
 def test_nothing_is_said_of_ranks_that_have_met(watch):
     one = watch()
     one.begin(4, served=True)
-    one.met()
+    assert one.meet() == ""
     assert (one.due_s, one.complain()) == (math.inf, "")
     one.begin(4, served=True)  # each generation has to meet anew
     assert one.complain()
@@ -66,3 +66,12 @@ def test_a_script_that_sets_the_port_itself_is_shown_the_line(watch):
     one = watch("import os, torch\n\nos.environ['MASTER_PORT'] = '29500'\n")
     one.begin(2, served=True)
     assert "train.py, line 3, sets MASTER_ADDR or MASTER_PORT itself" in one.complain()
+
+
+def test_ranks_that_meet_after_all_are_told_of_too(watch):
+    one = watch()
+    one.begin(2, served=True)
+    assert one.complain()
+    module.time.now_s += 90
+    assert one.meet() == "a rank has used the store after 90 s"
+    assert one.meet() == ""

@@ -96,16 +96,18 @@ def test_what_is_not_there_says_nothing(tmp_path, monkeypatch, program):
     [
         ({"train.py": "import os, torch.nn as nn"}, {"os", "torch"}),
         ({"train.py": "def f():\n    from echelon.train import Trainer"}, {"echelon"}),
-        ({"train.py": "import engine", "engine.py": "import echelon"}, {"engine", "echelon"}),
+        ({"train.py": "import engine", "engine.py": "import echelon"}, {"echelon"}),
+        ({"train.py": "from engine import run", "engine.py": "import echelon"}, {"echelon"}),
+        ({"train.py": "from engine import *", "engine.py": "import echelon"}, {"echelon"}),
         (
             {
                 "train.py": "from lib import engine",
                 "lib/__init__.py": "",
                 "lib/engine.py": "import a",
             },
-            {"lib", "a"},
+            {"a"},
         ),
-        ({"train.py": "import a", "a.py": "import b", "b.py": "import a, c"}, {"a", "b", "c"}),
+        ({"train.py": "import a", "a.py": "import b", "b.py": "import a, c"}, {"c"}),
         ({"train.py": "import ("}, set()),
         ({}, set()),
     ],
