@@ -107,6 +107,7 @@ def test_what_is_a_ranks_own():
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": "/run/logs/1.2/rank-00005.error.json",
         "ECHELON_GENERATION": "2",
+        "ECHELON_LAST_SAVED": "",
         "ECHELON_BEACON": str(FILES.beacon),
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_SOCKET_IFNAME": "eth0",
