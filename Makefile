@@ -6,8 +6,8 @@ BIN := .venv/bin
 export PYTHON
 # Where Debian keeps the daemons.
 export PATH := $(PATH):/usr/sbin:/sbin
-# Most tests wait most of the time: three side by side, each file in one worker with its own sandbox.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# Most tests wait half of the time: two side by side, each file in one worker with its own sandbox.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
