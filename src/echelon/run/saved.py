@@ -47,7 +47,7 @@ def saved(path: str | os.PathLike[str], *, step: int) -> None:
 
 
 def last_saved() -> Path | None:
-    """Return the newest checkpoint of this run that a script reported; None if there is none.
+    """Return the newest checkpoint that a script had reported when this one started, or None.
 
     Pass it to what your framework resumes from. Outside a run, it returns None.
     """
