@@ -139,7 +139,9 @@ def test_a_preempted_run_goes_on_when_the_nodes_are_free_again(full, framework, 
     run = train(framework)
     await_step(run, 25)
     script = f"#!/bin/bash\nuntil [ -e {tmp_path}/enough ]; do sleep 0.2; done\n"
-    high = full.sbatch(tmp_path, script, "--partition=high", "--nodelist=node[1-2]", "--exclusive")
+    folder = tmp_path / "high"
+    folder.mkdir()
+    high = full.sbatch(folder, script, "--partition=high", "--nodelist=node[1-2]", "--exclusive")
     full.await_job(high, "RUNNING")
     assert run.outcomes()[0]["state"] == "PREEMPTED", run.said_so_far()
     (tmp_path / "enough").touch()
