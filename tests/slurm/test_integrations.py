@@ -5,7 +5,6 @@ a state of its own; so only its steps are compared.
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from echelon.core.waiting import wait_until
+from requirements import do_without
 from slurm.survival import Chain
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -30,9 +30,7 @@ SHAPE = ("--nodes=2", "--nodelist=node[1-2]", "--procs=1")
 def train(full, tmp_path):
     """Start a training on two nodes; all of it is ended whatever happens."""
     if not PYTHON.exists():
-        if os.environ.get("CI") == "true":
-            pytest.fail("needs .venv-peers (CI=true: nothing may be missing)", pytrace=False)
-        pytest.skip("needs .venv-peers: run `make peers`")
+        do_without("needs .venv-peers: run `make peers`")
     environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
     started = []
 
@@ -128,7 +126,7 @@ def test_a_run_that_was_stopped_resumes_at_the_step_where_all_ranks_were(
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_another_job_continues_after_the_time_limit(framework, train, tmp_path):
-    # The warning comes after 90 s, of which the import of the framework takes up to 60.
+    # Ranks are warned after 90 s. Importing the framework may take 60 s of that.
     run = train(framework, "--time=2m", "--signal-lead=30", steps=100, pace_s=1.0)
     check_end(run, framework, train, tmp_path, steps=100)
     assert [one["state"] for one in run.outcomes()] == ["TIMEOUT", "COMPLETED"]

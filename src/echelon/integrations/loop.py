@@ -43,7 +43,7 @@ class Loop:
         """Yield the number of each step, counted from 0.
 
         Raises:
-            StoppedRun: a stop was requested, and the checkpoint that it needs is saved.
+            StoppedRun: a stop was requested; what the body saved was reported before.
         """
         self._session = session = Session(step=self.step, steps=self._steps)
         while self.step < self._steps:

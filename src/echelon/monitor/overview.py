@@ -9,7 +9,7 @@ from typing import Any
 from echelon.core.records import open_regular
 from echelon.monitor.accounting import account
 from echelon.monitor.openmetrics import RunSample
-from echelon.monitor.state import AttemptState, RunState
+from echelon.monitor.state import RunState
 from echelon.run.directory import RunDir
 from echelon.run.event_log import parse_event
 from echelon.run.events import RunEvents
@@ -57,7 +57,8 @@ class _Line:
     def sample(self) -> None:
         """Measure the run, unless it has ended and was measured since."""
         state, attempt = self._state, self._state.attempt
-        if not self._read or (self.known and self.known.phase == _outcome(attempt)):
+        ended_s = attempt.ended_s if attempt and attempt.outcome else None
+        if not self._read or (ended_s and self.known and self.known.ended_s == ended_s):
             return
         generations = [one for job in state.attempts.values() for one in job.generations]
         self.known = RunSample(
@@ -73,10 +74,6 @@ class _Line:
             seconds=account(state).seconds,
             metrics=_newest_metrics(self._metrics),
         )
-
-
-def _outcome(attempt: AttemptState | None) -> str:
-    return attempt.outcome if attempt else ""
 
 
 def _newest_metrics(path: Path) -> dict[str, float]:

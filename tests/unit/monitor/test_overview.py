@@ -62,3 +62,17 @@ def test_runs_are_measured_with_the_newest_of_their_metrics(tmp_path):
     assert (newest.run, newest.phase, newest.metrics) == ("r-2", "QUEUED", {})
     assert (older.step, older.ranks, older.attempts, older.restarts) == (30, 4, 1, 0)
     assert older.metrics == {"loss": 0.001, "validation/accuracy": 0.5}
+
+
+def test_a_run_that_ended_is_measured_anew_after_it_was_resumed(tmp_path):
+    run = make(tmp_path, "r-1", *BEGUN, ("ended", {"state": "CANCELLED"}))
+    seen = Overview(tmp_path)
+    (first,) = seen.samples()
+    with EventWriter(run.events_of("controller-2"), clock=time.time) as writer:
+        for kind, data in (*BEGUN, ("alive", {"generation": 0, "step": 40})):
+            writer.write(raw(kind, **{**data, "attempt": 2} if kind == "attempt" else data))
+        writer.write(raw("ended", state="CANCELLED"))
+    seen._due_s = 0.0
+    (second,) = seen.samples()
+    assert (first.step, second.step) == (30, 40)
+    assert second.attempts == 2
