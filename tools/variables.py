@@ -47,6 +47,7 @@ RANKS = {
     "ECHELON_TRACKER_ID": "the run's name for trackers: the same in all its jobs and restarts",
     "WANDB_RUN_ID": "the same, on rank 0 alone, unless it is set: W&B continues one curve",
     "WANDB_RESUME": "`allow`, likewise",
+    "MLFLOW_RUN_ID": "the run in MLflow, likewise, once an integration or the Trainer has kept it",
     "ECHELON_LAST_SAVED": "step and path of the newest checkpoint that the script has reported; "
     "empty if there is none: `echelon.last_saved()` reads it",
     "ECHELON_GENERATION": "which set of ranks this is, counted from 0 in each job",

@@ -88,6 +88,7 @@ def test_what_a_rank_sees_is_told_and_nothing_else(variables):
         rank_files(folder / "rank.log", folder, 0),
         interface="eth0",
         environ=common,
+        mlflow="f00d",
     )
     assert (common.keys() | own.keys()) - job.keys() == variables["RANKS"].keys()
 

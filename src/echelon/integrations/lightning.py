@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import MLFlowLogger
 
 from echelon.integrations.session import Session, is_first
 from echelon.run.saved import last_saved
@@ -45,6 +46,9 @@ class EchelonCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:  # noqa: ARG002
         self._step = trainer.global_step
         self._session = Session(step=self._step, steps=trainer.estimated_stepping_batches)
+        for logger in trainer.loggers if is_first() else ():
+            if isinstance(logger, MLFlowLogger) and logger.run_id:
+                self._session.track(logger.run_id)
 
     def on_train_batch_end(
         self,

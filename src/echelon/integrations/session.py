@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import SupportsFloat
@@ -9,6 +10,7 @@ from typing import SupportsFloat
 import torch.distributed as dist
 
 from echelon.run.saved import saved
+from echelon.run.tracker import keep_mlflow
 from echelon.train.progress import Progress
 from echelon.train.stopping import StopBarrier
 
@@ -34,6 +36,7 @@ class Session:
             unit="steps",
             quiet=True,
         )
+        self._tracked = False
         self._progress.begin(step)
         self._barrier.open()
         self._barrier.begin(step)
@@ -46,12 +49,22 @@ class Session:
         """Record what was measured at a step; what is not a number is left out."""
         if not is_first():
             return  # reading a tensor would wait for the GPU
+        if not self._tracked and (active := find_active_run()):
+            self.track(active)
         numbers = {
             name: float(value)
             for name, value in metrics.items()
             if isinstance(value, SupportsFloat) and not isinstance(value, bool)
         }
         self._progress.update(step=step, epoch=0, done=step, means=numbers)
+
+    def track(self, run_id: str) -> None:
+        """Keep the id of the run in MLflow, for later ranks to continue it."""
+        self._tracked = True
+        try:
+            keep_mlflow(run_id)
+        except OSError as error:
+            self._progress.tell(f"cannot keep the id of MLflow's run: {error}")
 
     def saved(self, path: Path, step: int) -> None:
         """Report a checkpoint, once all ranks have written their part. A collective."""
@@ -67,6 +80,13 @@ class Session:
         """End the training in this process: signals have their own effects again."""
         self._barrier.close()
         self._progress.close()
+
+
+def find_active_run() -> str:
+    """Return the id of MLflow's run in this process; empty if there is none."""
+    mlflow = sys.modules.get("mlflow")
+    run = mlflow.active_run() if mlflow and hasattr(mlflow, "active_run") else None
+    return str(run.info.run_id) if run else ""
 
 
 def is_first() -> bool:

@@ -112,6 +112,11 @@ class RunDir:
         return self.path / "tracker"
 
     @property
+    def mlflow(self) -> Path:
+        """The id of the run in MLflow."""
+        return self.path / "mlflow"
+
+    @property
     def attempts(self) -> Path:
         return self.path / "attempts"
 

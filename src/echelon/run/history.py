@@ -20,10 +20,12 @@ _STEP = re.compile(r"[0-9]{9,18}")
 _OWN = frozenset(
     {
         *("spec.toml", "job.sbatch", "verdict.json", "metrics.jsonl", "report.json", "launcher"),
-        *("attempts", "events", "logs", "telemetry", "saved", "tracker"),
+        *("attempts", "events", "logs", "telemetry", "saved", "tracker", "mlflow"),
+        # Every start writes here, also one that takes no step.
+        *("tensorboard", "wandb"),
     }
 )
-"""What Echelon writes in a run directory."""
+"""What Echelon and trackers write in a run directory."""
 _MOST_FILES = 20_000
 
 

@@ -8,14 +8,16 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 from echelon.run.background_writer import persist
 from echelon.run.event_log import EventWriter
 from echelon.run.metrics import StepLogged, ValidationLogged, render_progress
 from echelon.train.tensorboard import ScalarWriter
+from echelon.train.trackers import TENSORBOARD, Tracker
 
 _LINE_S = 10.0
 """Interval between lines, if there is no terminal for a bar."""
@@ -36,6 +38,7 @@ class Progress:
         epochs: int,
         length: int,
         unit: str,
+        loggers: Sequence[str] = (TENSORBOARD,),
         quiet: bool = False,
         clock: Callable[[], float] = time.time,
         retry_s: float = RETRY_S,
@@ -48,6 +51,7 @@ class Progress:
             epochs: number of epochs.
             length: length of an epoch.
             unit: unit of the length.
+            loggers: where metrics go besides `metrics.jsonl` (`trackers.py`).
             quiet: write only files, and print nothing about steps and validations.
             clock: the time of day.
             retry_s: interval between attempts to write files after a failure.
@@ -63,16 +67,21 @@ class Progress:
         self._metrics: EventWriter | None = None
         self._scalars: ScalarWriter | None = None
         self._missed, self._again_s = 0, 0.0
+        self._draws = TENSORBOARD in loggers
         if self._folder:
             persist(partial(self._open, self._folder), within_s=retry_s)
+        others = [name for name in loggers if name != TENSORBOARD] if speaks else []
+        self._trackers = [Tracker(name, self.tell) for name in others]
 
     def _open(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._metrics = EventWriter(folder / "metrics.jsonl", clock=self._clock)
+        if not self._draws:
+            return
         try:
             self._scalars = ScalarWriter(folder / "tensorboard", now_s=self._clock())
         except OSError:
-            self.close()
+            self._close_files()
             raise
 
     def begin(self, done: int) -> None:
@@ -113,7 +122,7 @@ class Progress:
             unit=self._unit,
             metrics={**means, "rate": round(rate, 1), **waited},
         )
-        self._record(logged)
+        self._log(logged)
         last = done >= self._length
         if self._quiet:
             return
@@ -125,29 +134,35 @@ class Progress:
         """Report the results of a validation."""
         if not metrics or not self._speaks:
             return
-        self._record(ValidationLogged(step=step, epoch=epoch, metrics=dict(metrics)))
+        self._log(ValidationLogged(step=step, epoch=epoch, metrics=dict(metrics)))
         if self._quiet:
             return
         shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         self.tell(f"epoch {epoch}/{self._epochs}: {shown}")
 
-    def _record(self, event: StepLogged | ValidationLogged) -> None:
-        if not self._folder:
-            return
+    def _log(self, event: StepLogged | ValidationLogged) -> None:
+        prefix = "train" if isinstance(event, StepLogged) else "validation"
+        scalars = {f"{prefix}/{name}": value for name, value in event.metrics.items()}
+        for tracker in self._trackers:
+            tracker.log(event.step, scalars)
+        if self._folder:
+            self._write(self._folder, event, scalars)
+
+    def _write(
+        self, folder: Path, event: StepLogged | ValidationLogged, scalars: Mapping[str, float]
+    ) -> None:
         if self._missed and time.monotonic() < self._again_s:
             self._missed += 1
             return
         try:
             if self._metrics is None:
-                self._open(self._folder)
+                self._open(folder)
             if self._metrics:
                 self._metrics.write(event)
             if self._scalars:
-                prefix = "train" if isinstance(event, StepLogged) else "validation"
-                scalars = {f"{prefix}/{name}": value for name, value in event.metrics.items()}
                 self._scalars.write(scalars, step=event.step, now_s=self._clock())
         except OSError as error:  # a full disk must not end a training
-            self.close()
+            self._close_files()
             self._again_s = time.monotonic() + self._retry_s
             if not self._missed:
                 self.tell(f"cannot write metrics, retrying every {self._retry_s:g} s: {error}")
@@ -169,7 +184,23 @@ class Progress:
             sys.stderr.write(shown)
             sys.stderr.flush()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(complete=kind is None)
+
+    def close(self, *, complete: bool = True) -> None:
+        """Close the files, and send what is left to trackers.
+
+        Args:
+            complete: whether the training is.
+        """
+        self._close_files()
+        for tracker in self._trackers:
+            tracker.close(complete=complete)
+
+    def _close_files(self) -> None:
         for file in (self._metrics, self._scalars):
             if file:
                 with contextlib.suppress(OSError):  # flushing earlier writes may fail

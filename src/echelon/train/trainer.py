@@ -32,6 +32,7 @@ from echelon.train.randomness import be_deterministic
 from echelon.train.sources import open_source
 from echelon.train.step import Objective, Transform, objective_of_loss, objective_of_step
 from echelon.train.stopping import StopBarrier, StoppedRun
+from echelon.train.trackers import TENSORBOARD, check_loggers
 from echelon.train.validation import evaluate, measure_of_loss
 
 
@@ -107,6 +108,7 @@ class Trainer:
         # logging
         log_every: int = 10,
         log_dir: Path | None = None,
+        loggers: Sequence[str] = (TENSORBOARD,),
         quiet: bool = False,
         callbacks: Sequence[Callback] = (),
         # old names
@@ -157,6 +159,8 @@ class Trainer:
         Logging:
             log_every: steps between two progress lines.
             log_dir: folder for metrics.jsonl and TensorBoard files; None uses the run's folder.
+            loggers: where else metrics go: `tensorboard`, `wandb`, `mlflow`. Restarts and later
+                jobs continue the same curve.
             quiet: show no progress bar and no lines about steps.
             callbacks: your own objects to call during training.
 
@@ -172,6 +176,7 @@ class Trainer:
             capture = _OLD_STEPS.get(step, step)
         if log_every < 1:
             raise UsageError(f"log_every={log_every}", hint="use 1 or more")
+        check_loggers(loggers)
         if deterministic:
             be_deterministic(world.device)
         self.world, self.epochs, self.max_steps = world, epochs, max_steps
@@ -199,7 +204,7 @@ class Trainer:
         self._measure = measure
         self._global_batch, self._eval_batch, self._drop_last = global_batch, eval_batch, drop_last
         self._seed, self._workers, self._save_every = seed, workers, save_every
-        self._log_every, self._quiet = log_every, quiet
+        self._log_every, self._loggers, self._quiet = log_every, loggers, quiet
         self._calls = _collect_calls(callbacks)
         run = os.environ.get("ECHELON_RUN_DIR")
         self._log_dir = log_dir or (Path(run) if run else None)
@@ -292,23 +297,29 @@ class Trainer:
             StoppedRun: a stop was requested; everything is saved.
         """
         with self._stop_barrier:
-            return self._fit(self._make_source(data), validation, start)
+            source = self._make_source(data)
+            with self._open_progress(source) as progress:
+                return self._fit(source, validation, start, progress)
 
-    def _fit(self, source: Source, validation: Any, start: Checkpoint | None) -> Result:
-        began_s = time.monotonic()
-        self._source = source
-        resumed = self._resume(source, start)
-        progress = Progress(
+    def _open_progress(self, source: Source) -> Progress:
+        return Progress(
             self._log_dir,
             speaks=self.world.is_main,
             epochs=self.epochs,
             length=source.order.usable,
             unit=source.order.unit,
+            loggers=self._loggers,
             quiet=self._quiet,
         )
-        self._learner.begin(progress.tell)
-        if resumed:
+
+    def _fit(
+        self, source: Source, validation: Any, start: Checkpoint | None, progress: Progress
+    ) -> Result:
+        began_s = time.monotonic()
+        self._source = source
+        if self._resume(source, start):
             progress.tell(f"resumed at step {self.step}, in epoch {self.epoch + 1}")
+        self._learner.begin(progress.tell)
         metrics: dict[str, float] = {}
         if not self.module.training:
             self.module.train()
@@ -342,7 +353,6 @@ class Trainer:
             f"trained to step {result.step} in {render_time(result.train_s)}; "
             f"at most {result.peak_memory_mib} MiB of memory"
         )
-        progress.close()
         return result
 
     def _train_epoch(self, source: Source, progress: Progress) -> None:

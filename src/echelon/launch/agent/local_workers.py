@@ -51,6 +51,7 @@ from echelon.launch.protocol.rank_shm import RankShm
 from echelon.launch.protocol.time_accounting import Motion, read_pace, read_spent
 from echelon.launch.protocol.wire import MAX_PAYLOAD
 from echelon.run.directory import RunDir
+from echelon.run.tracker import find_mlflow
 
 _PLACE_POLL_S = 0.005
 
@@ -137,12 +138,18 @@ class LocalWorkers:
 
     def _start_ranks(self, order: Start) -> None:
         interface = addresses.interface_towards(order.address)
+        mlflow = find_mlflow(self._run) if order.first_rank == 0 else ""
         for local_rank in range(order.count):
             rank = order.first_rank + local_rank
             log = self._run.rank_log(attempt=self._attempt, generation=order.generation, rank=rank)
             files = rank_files(log, self._scratch, rank)
             env = rank_environment(
-                order, local_rank, files, interface=interface, environ=self._environ
+                order,
+                local_rank,
+                files,
+                interface=interface,
+                environ=self._environ,
+                mlflow=mlflow,
             )
             beacon = RankShm.create(files.beacon)
             beacon.generation = order.generation

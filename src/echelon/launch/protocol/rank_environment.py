@@ -152,9 +152,18 @@ def common_environment(
 
 
 def rank_environment(
-    start: Start, local_rank: int, files: RankFiles, *, interface: str, environ: Mapping[str, str]
+    start: Start,
+    local_rank: int,
+    files: RankFiles,
+    *,
+    interface: str,
+    environ: Mapping[str, str],
+    mlflow: str = "",
 ) -> dict[str, str]:
-    """Return the variables of one rank, in addition to its node's, which are `environ`."""
+    """Return the variables of one rank, in addition to its node's, which are `environ`.
+
+    `mlflow` is the id of the run in MLflow, if there is one already.
+    """
     rank, size = start.first_rank + local_rank, start.world_size
     found = {
         "RANK": rank,
@@ -178,6 +187,8 @@ def rank_environment(
         # All parts of a run continue one curve. Other ranks would overwrite it.
         resume = environ.get("WANDB_RESUME", "allow")
         found |= {"WANDB_RUN_ID": environ[TRACKER], "WANDB_RESUME": resume}
+    if rank == 0 and mlflow and "MLFLOW_RUN_ID" not in environ:
+        found["MLFLOW_RUN_ID"] = mlflow
     if interface:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             found[name] = environ.get(name) or interface

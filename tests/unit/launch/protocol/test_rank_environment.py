@@ -160,3 +160,18 @@ def test_only_the_first_rank_continues_the_run_of_a_tracker():
     own = {**tracker, "WANDB_RUN_ID": "mine"}  # the user's
     zero = rank_environment(first, 0, FILES, interface="", environ=own)
     assert not [name for name in zero if name.startswith("WANDB")]
+
+
+def test_only_the_first_rank_continues_the_run_in_mlflow():
+    first = replace(START, first_rank=0)
+    common = {"ECHELON_TRACKER_ID": "x-ab12"}
+
+    def told(rank=0, mlflow="f00d", **own):
+        environ = {**common, **own}
+        found = rank_environment(first, rank, FILES, interface="", environ=environ, mlflow=mlflow)
+        return found.get("MLFLOW_RUN_ID")
+
+    assert told() == "f00d"
+    assert told(rank=1) is None
+    assert told(mlflow="") is None
+    assert told(MLFLOW_RUN_ID="mine") is None  # the user's
