@@ -42,11 +42,11 @@ docs:  ## renew docs/reference and docs/benchmarks.md, and build the site in bui
 	@$(if $(filter serve,$(ARGS)),NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve,$(SITE))
 
 test-quick: system  ## before a commit, in 4 minutes: the units, and one run of each kind
-	@tools/setup.sh user test
+	@tools/setup.sh user docs test
 	@$(BIN)/pytest $(PARALLEL) -m "(unit or quick) and not full" $(ARGS)
 
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
-	@tools/setup.sh user test
+	@tools/setup.sh user docs test
 	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest $(PARALLEL) -m "not full and not alone" --durations=25 && \
 	    $(BIN)/pytest -m "alone and not full" --durations=10)
 
@@ -54,7 +54,7 @@ peers:  ## install Lightning, Accelerate and Transformers into .venv-peers, for 
 	@tools/setup.sh peers
 
 test-all: peers system  ## the full matrices too
-	@tools/setup.sh user test
+	@tools/setup.sh user docs test
 	@$(BIN)/pytest --hypothesis-profile=thorough --durations=10 $(ARGS)
 
 test-suites:  ## tests/slurm on another Debian suite's Slurm and Python: SUITE=trixie or forky

@@ -44,6 +44,12 @@ def test_one_that_does_not_train(run):
     assert run(MEETS, "train.py") == ["no dynamo"]
 
 
+def test_one_that_needs_no_torch(run):
+    look = "print('torch' if 'torch' in sys.modules else 'no torch')\n"
+    assert run(f"import sys\n{look}", "train.py") == ["no torch"]
+    assert run(f"import sys, runpy\n{look}", "train.py") == ["torch"]
+
+
 def test_one_whose_torch_is_to_be_imported_cold(run):
     found = ["no dynamo", "no library", "no trainer"]
     assert run(TRAINS, "--set=preload=", "train.py")[:3] == found

@@ -26,6 +26,22 @@ _MOST_FILES, _MOST_BYTES = 50, 2**20
 """How much of a program to read for its imports: a second of parsing at most."""
 
 
+def may_import_torch(program: Program) -> bool:
+    """Tell whether ranks may import torch: not if their program names only Python's own modules."""
+    imports = read_imports(program)
+    hidden = imports & {"importlib", "runpy"} or read_words(program) & {"__import__", "exec"}
+    return not imports or trains(imports) or bool(hidden)
+
+
+def may_optimize(program: Program) -> bool:
+    """Tell whether another module that a program imports may create an optimizer or DDP."""
+    own = sys.stdlib_module_names | {"torch", "numpy", PACKAGE}
+    with contextlib.suppress(OSError, ImportError, KeyError):
+        if path := _find_file(program):
+            return any(name.partition(".")[0] not in own for name in _imports(path.read_bytes()))
+    return True
+
+
 def foresee_modules(words: frozenset[str]) -> tuple[str, ...]:
     """Return the later imports of torch that a program with these names will cause."""
     return OPTIMIZING if words & _OPTIMIZERS else ()

@@ -41,6 +41,8 @@ from echelon.launch.protocol.program_text import (
     OPTIMIZING,
     PACKAGE,
     foresee_modules,
+    may_import_torch,
+    may_optimize,
     read_words,
 )
 from echelon.launch.zygote.library import Library, import_library, own_modules
@@ -54,8 +56,8 @@ _IGNORED = (
 _LOOK_S = 0.02
 """How often to look whether ranks use their store: seen before the quickest of them exit."""
 _LATER_S = 5.0
-"""Delay after which modules that most programs with torch import are imported for later ranks: at
-the start they would cost a second, for nothing if the program does not need them."""
+"""Delay after which the zygote imports, for later ranks, what other libraries may make torch import:
+at the start it would cost two seconds, for nothing if the program does not need it."""
 
 
 @dataclass(slots=True)
@@ -91,6 +93,8 @@ class Zygote:
         if self.program.kind == "binary":
             self.reason = "it is not a Python program"
             return
+        if modules == ["torch"] and not may_import_torch(self.program):
+            modules = []
         self.reason = _import_all(modules)
         if not self.reason and "torch" in sys.modules:
             self._preload_guessed()
@@ -98,7 +102,7 @@ class Zygote:
         if (threads := _count_threads()) > 1:
             self.reason = f"importing {', '.join(modules)} started {threads - 1} threads"
         self.warm = self.reason == ""
-        if self.warm and "torch" in sys.modules:
+        if self.warm and "torch" in sys.modules and may_optimize(self.program):
             self.later = tuple(name for name in OPTIMIZING if name not in sys.modules)
 
     def _preload_guessed(self) -> None:

@@ -10,6 +10,8 @@ from echelon.launch.protocol.program_text import (
     find_own_endpoint,
     find_words,
     foresee_modules,
+    may_import_torch,
+    may_optimize,
     read_imports,
     read_words,
 )
@@ -117,6 +119,33 @@ def test_imports_are_found_also_in_modules_beside_a_program(files, expected, tmp
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert read_imports(Program(argv=(str(tmp_path / "train.py"),))) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "torch", "optimizer"),
+    [
+        ("import os, sys", False, False),
+        ("import json\nimport torch", True, False),
+        ("import torch, numpy\nimport echelon", True, False),
+        ("import torch, transformers", True, True),
+        ("import helper", True, True),
+        ("import runpy\nrunpy.run_path('train.py')", True, False),
+        ("import os\n__import__(os.environ['X'])", True, False),
+        ("print(1)", True, False),
+        ("import (", True, False),
+    ],
+)
+def test_what_ranks_may_import_later(text, torch, optimizer, tmp_path):
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "helper.py").write_text("import torch")
+    program = Program(argv=(str(tmp_path / "train.py"),))
+    assert (may_import_torch(program), may_optimize(program)) == (torch, optimizer)
+
+
+def test_a_program_that_cannot_be_read_may_import_anything(tmp_path):
+    program = Program(argv=(str(tmp_path / "train.py"),))
+    assert may_import_torch(program)
+    assert may_optimize(program)
 
 
 def test_a_program_that_is_not_python_imports_nothing(tmp_path):
