@@ -56,7 +56,7 @@ _IGNORED = (
 _LOOK_S = 0.02
 """How often to look whether ranks use their store: seen before the quickest of them exit."""
 _LATER_S = 5.0
-"""Delay after which the zygote imports, for later ranks, what other libraries may make torch import:
+"""Delay after which the zygote imports what other libraries may make torch import, for later ranks:
 at the start it would cost two seconds, for nothing if the program does not need it."""
 
 
