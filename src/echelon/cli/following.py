@@ -19,7 +19,7 @@ from echelon.cli import console
 from echelon.clusters.base import Cluster
 from echelon.core.jobs import Job, describe_job, is_job_id
 from echelon.core.shell import LocalShell
-from echelon.core.visible import settled
+from echelon.core.visible import in_one_line, settled
 from echelon.errors import EchelonError, NotFoundError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, find_output, outcome
 from echelon.run.background_writer import AWAY
@@ -39,6 +39,8 @@ _ASK_S = 1.0
 """Seconds between two queries to a cluster."""
 MOST_NODES = 32
 """Number of nodes whose telemetry is read for a short summary, so that it is quick."""
+_BAR_S, _LINE_S = 0.2, 10.0
+"""Seconds between two states of a rank's progress bar: in a terminal, and elsewhere."""
 _EAGER_S = 5.0
 """Seconds after a controller wrote its outcome in which every check also queries the cluster."""
 
@@ -231,7 +233,7 @@ class _Screen:
         if tail is not None:
             self._logs.skip(tail)
         self._jobs: dict[Path, Tail] = {}
-        self._bar = _Bar(run)
+        self._bar = _Bar(run, self._logs)
 
     def show(self, *, over: bool) -> bool:
         """Print what is new; return whether there was anything."""
@@ -308,27 +310,48 @@ class _Screen:
 
 
 class _Bar:
-    """Training progress in the last line of a terminal."""
+    """Training progress, in the last line of a terminal: what ranks report, or draw themselves.
 
-    def __init__(self, run: RunDir) -> None:
-        watched = sys.stderr and sys.stderr.isatty()
-        self._metrics = EventReader(run.metrics, MetricEvent) if watched else None
-        self._text, self._drawn = "", False
+    Where there is no terminal, what they draw is printed now and then.
+    """
+
+    def __init__(self, run: RunDir, logs: RunLogs) -> None:
+        self._terminal = bool(sys.stderr and sys.stderr.isatty())
+        self._metrics = EventReader(run.metrics, MetricEvent) if self._terminal else None
+        self._logs = logs
+        self._text, self._drawn, self._from_rank = "", False, False
+        self._next_s = time.monotonic() + (0 if self._terminal else _LINE_S)
 
     def hide(self) -> None:
-        if self._drawn:
+        if self._drawn and self._terminal:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
-            self._drawn = False
+            self._drawn, self._next_s = False, 0.0  # a rank's bar may have ended
 
     def draw(self) -> None:
-        if self._metrics is None:
-            return
-        for record in self._metrics.read():
+        for record in self._metrics.read() if self._metrics else ():
             if isinstance(record.event, StepLogged):
-                self._text, self._drawn = render_progress(record.event, bar=True), False
+                self._set(render_progress(record.event, bar=True))
+        if time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + (_BAR_S if self._terminal else _LINE_S)
+            if found := self._logs.find_bar():
+                self._set(f"{found[0]}: {settled(found[1])}")
+                self._from_rank = True
+            elif self._from_rank:
+                self._set("")
+                self._from_rank = False
         if self._text and not self._drawn:
+            self._show()
+
+    def _set(self, text: str) -> None:
+        if text != self._text:
+            self._text, self._drawn = text, False
+
+    def _show(self) -> None:
+        self._drawn = True
+        if self._terminal:
             width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r{self._text[:width]}\x1b[K")
+            sys.stderr.write(f"\r{in_one_line(self._text)[:width]}\x1b[K")
             sys.stderr.flush()
-            self._drawn = True
+        else:
+            console.note(self._text)

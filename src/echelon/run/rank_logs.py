@@ -20,6 +20,8 @@ from echelon.core.records import UnreadableError, open_regular
 _CHUNK = 1 << 15
 _LONGEST = 1 << 20
 """A longer line is split."""
+_UNFINISHED = 2048
+"""How much of a line that has not ended is looked at: some states of a progress bar."""
 
 
 class LogClock:
@@ -105,6 +107,14 @@ class Tail:
                 left = left[_LONGEST:]
         if over and left:
             yield from self._take(left, 0)
+
+    def unfinished(self) -> str:
+        """Return the end of what was written after the last line."""
+        with contextlib.suppress(OSError, UnreadableError), open_regular(self._path) as file:
+            end = os.fstat(file.fileno()).st_size
+            start = max(self.offset, end - _UNFINISHED)
+            return os.pread(file.fileno(), max(0, end - start), start).decode(errors="replace")
+        return ""
 
     def _piece(self, start: int, end: int) -> tuple[int, bytes]:
         """Return the next written bytes before `end`, and their offset."""
@@ -205,6 +215,10 @@ class RankLog:
         """End of what has been read."""
         return self._tail.offset
 
+    def unfinished(self) -> str:
+        """Return the end of what was written after the last line: perhaps a progress bar."""
+        return self._tail.unfinished()
+
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return the lines added since the last call.
 
@@ -274,6 +288,14 @@ class RunLogs:
                 self._done.add(folder)
                 self._open = {p: log for p, log in self._open.items() if p.parent != folder}
         self._recent = None  # logs that appear later are read in full
+
+    def find_bar(self) -> tuple[int, str] | None:
+        """Return the progress bar that the first of all ranks is drawing, and its rank."""
+        wanted = (log for log in self._open.values() if self._rank in (None, log.rank))
+        for log in sorted(wanted, key=lambda log: log.rank):
+            if "\r" in (text := log.unfinished()):
+                return log.rank, text
+        return None
 
     def ends(self) -> dict[Path, int]:
         """Return how far the logs that may still grow have been read."""

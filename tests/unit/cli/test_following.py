@@ -169,3 +169,41 @@ def test_why_a_run_failed_stands_below_what_its_ranks_say(tmp_path, monkeypatch,
     monkeypatch.setattr(sys, "stderr", shown)
     assert following.print_logs(run, rank=None)
     assert shown.getvalue().splitlines() == lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def bars(tmp_path, monkeypatch):
+    """Return a run whose ranks have drawn progress bars, and a function that follows it."""
+    monkeypatch.setenv("COLUMNS", "60")
+    run, _ = prepare_run(JobSpec(script="train.py"), tmp_path, tmp_path)
+    for rank in (0, 1):
+        log = run.rank_log(attempt=1, generation=0, rank=rank)
+        log.parent.mkdir(exist_ok=True)
+        log.write_text("begin\n\r 10%\r 20%")
+
+    def show(stderr, *, rank=None):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        screen = following._Screen(run, rank)
+        screen.show(over=False)
+        with log.open("a") as file:
+            file.write("\r 30%\n")
+        screen.show(over=False)
+        return stderr.getvalue()
+
+    return show
+
+
+def test_a_bar_that_a_rank_draws_is_in_the_last_line_of_a_terminal(bars, capsys):
+    assert bars(Terminal(), rank=1) == "\r1: …  20%\x1b[K" + "\r\x1b[K"
+    assert capsys.readouterr().out == "1: begin\n1: …  30%\n"
+
+
+def test_a_bar_is_printed_now_and_then_where_there_is_no_terminal(bars, monkeypatch):
+    assert bars(io.StringIO()) == ""
+    monkeypatch.setattr(following, "_LINE_S", 0)
+    assert bars(io.StringIO()).splitlines()[0] == "0: …  20%"
