@@ -33,7 +33,7 @@ RANKS = {
     "MASTER_PORT": "the port; a new one for each set of ranks",
     "TORCHELASTIC_RUN_ID": "the run's id",
     "TORCHELASTIC_RESTART_COUNT": "how many sets of ranks were before, as `ECHELON_GENERATION`",
-    "TORCHELASTIC_MAX_RESTARTS": "what `--restarts` says",
+    "TORCHELASTIC_MAX_RESTARTS": "what `--restarts` says, or its default for the script",
     "TORCHELASTIC_USE_AGENT_STORE": (
         "`True` where the store is served already, and rank 0 need not listen"
     ),

@@ -12,9 +12,10 @@ print("rank", os.environ["RANK"])
 """
 TOGETHER = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
 FAILS_ONCE = """\
-import sys
+import os, sys
 from pathlib import Path
 
+print("restarts:", os.environ["TORCHELASTIC_MAX_RESTARTS"])
 checkpoint = Path("checkpoint")
 if checkpoint.exists():
     checkpoint.write_text("step 10")  # from the beginning, over what was there
@@ -37,6 +38,7 @@ def test_a_script_that_may_not_resume_is_not_restarted_unless_that_was_asked_for
         assert run.wait() == 3, run.output
         assert "the script does not use echelon" in run.output
         assert "allow restarts: --restarts N" in run.output
+        assert "0: restarts: 0" in run.output
         assert (tmp_path / "checkpoint").read_text() == "step 30"
 
 
@@ -50,3 +52,4 @@ def test_one_that_uses_the_library_is_restarted_and_one_for_which_it_was_asked(
     with live_run(tmp_path, script, ["--nodes=1", "--procs=1"], restarts=restarts) as run:
         assert run.wait() == 0, run.output
         assert "restart 1 of" in run.output
+        assert f"0: restarts: {restarts or 3}" in run.output

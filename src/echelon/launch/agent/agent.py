@@ -49,6 +49,7 @@ from echelon.launch.protocol.messages import (
     Start,
 )
 from echelon.launch.protocol.program import find_program
+from echelon.launch.protocol.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.rank_environment import (
     CONTROLLER,
     FILES,
@@ -64,7 +65,7 @@ from echelon.launch.protocol.rank_environment import (
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
 from echelon.run.tracker import find_tracker
-from echelon.spec.job_spec import RESTARTS, JobSpec
+from echelon.spec.job_spec import JobSpec
 from echelon.world import count_devices
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -99,13 +100,15 @@ class Agent:
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = key
         self._controller = parse_candidates(environ[CONTROLLER])
+        program = find_program(request)
+        allowed = request.allowed_restarts(uses_library=PACKAGE in read_imports(program))
         common = common_environment(
             environ,
             run_id=run.run_id,
             run_dir=run.path,
             threads=request.omp_threads,
             cpus=request.cpus_per_task,
-            restarts=request.restarts if request.restarts is not None else RESTARTS,
+            restarts=allowed or 0,
             tracker=find_tracker(run),
         )
         self._guard = Guard(scratch, lock)
@@ -122,7 +125,7 @@ class Agent:
             files=self._files,
         )
         self._zygote = ZygoteClient(
-            program=find_program(request),
+            program=program,
             preload=request.preload,
             env=common,
             log=run.logs / f"zygote-{attempt}-{node}.log",
