@@ -170,6 +170,20 @@ install_layers() {
     [ -z "$changed" ] || say "$folder is ready"
 }
 
+# The frameworks as they were a year ago, in a folder to put before .venv-peers' own modules. Without their dependencies,
+# which are those of today, except where they refuse to run with them.
+YEAR_OLD=(accelerate==1.11.0 lightning==2.5.6 transformers==4.57.1 tokenizers==0.22.1 huggingface-hub==0.36.0)
+
+install_year_old() {
+    local folder=.venv-peers/year-old
+    [ "$(cat "$folder/versions" 2>/dev/null)" != "${YEAR_OLD[*]}" ] || return 0
+    say "installing last year's frameworks into $folder: ${YEAR_OLD[*]}"
+    rm -rf "$folder"
+    .venv-peers/bin/python -m pip install --disable-pip-version-check --no-input --quiet --no-compile --no-deps \
+        --target "$folder" "${YEAR_OLD[@]}"
+    echo "${YEAR_OLD[*]}" >"$folder/versions"
+}
+
 # --- system packages ------------------------------------------------------------------------
 
 # required program : package that provides it. The -core packages contain MariaDB's programs without a service that
@@ -203,7 +217,10 @@ fail_part() { fail "unknown part '$1'" "tools/setup.sh user [check] [docs] [test
 
 case "${1:-}" in
     user) install_layers .venv "$@" ;;
-    peers) install_layers .venv-peers peers ;;
+    peers)
+        install_layers .venv-peers peers
+        install_year_old
+        ;;
     system) setup_system ;;
     *) fail_part "${1:-}" ;;
 esac

@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from inspect import signature
 from pathlib import Path
 
 import lightning
@@ -45,6 +46,8 @@ trainer = lightning.Trainer(
     log_every_n_steps=5,
 )
 loader = torch.utils.data.DataLoader(data, batch_size=4)
-trainer.fit(Net(), loader, ckpt_path=echelon.last_saved(), weights_only=True)
+# Older versions load a checkpoint without being told that it is safe.
+safe = {"weights_only": True} if "weights_only" in signature(trainer.fit).parameters else {}
+trainer.fit(Net(), loader, ckpt_path=echelon.last_saved(), **safe)
 if trainer.is_global_zero:
     Path("trained").write_text(str(trainer.global_step))
