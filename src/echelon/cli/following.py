@@ -19,7 +19,7 @@ from echelon.cli import console
 from echelon.clusters.base import Cluster
 from echelon.core.jobs import Job, describe_job, is_job_id
 from echelon.core.shell import LocalShell
-from echelon.core.visible import in_one_line, settled
+from echelon.core.visible import in_one_line, is_redrawn, settled
 from echelon.errors import EchelonError, NotFoundError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, find_output, outcome
 from echelon.run.background_writer import AWAY
@@ -305,7 +305,7 @@ class _Screen:
     def _print(self, text: str, label: str = "") -> None:
         if self._raw:
             console.print_raw(label + text)
-        else:
+        elif not is_redrawn(text):
             console.print_result(label + settled(text))
 
 

@@ -28,6 +28,11 @@ def in_one_line(text: str) -> str:
     return text if text.isprintable() else "".join(map(_escape, text))
 
 
+def is_redrawn(line: str) -> bool:
+    """Tell whether the cursor goes back to a line: a nested progress bar draws it again."""
+    return line.endswith("\x1b[A")
+
+
 def settled(line: str) -> str:
     """Return the final state of a line that a progress bar has redrawn with carriage returns."""
     if "\r" not in line:

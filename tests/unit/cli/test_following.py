@@ -184,7 +184,8 @@ def bars(tmp_path, monkeypatch):
     for rank in (0, 1):
         log = run.rank_log(attempt=1, generation=0, rank=rank)
         log.parent.mkdir(exist_ok=True)
-        log.write_text("begin\n\r 10%\r 20%")
+        # A nested bar goes back to the line above.
+        log.write_text("begin\n\rinner 50%\x1b[A\n\r 10%\r 20%")
 
     def show(stderr, *, rank=None):
         monkeypatch.setattr(sys, "stderr", stderr)

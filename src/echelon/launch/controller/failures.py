@@ -316,7 +316,10 @@ def decide_retry(
 def used_up(restarts: int | None) -> str:
     """Return why there is no restart left, of so many that were allowed."""
     if restarts is None:
-        return "the script does not use echelon and may not resume; allow restarts: --restarts N"
+        return (
+            "the script does not use echelon; if it resumes from its own checkpoints, "
+            "allow restarts: --restarts N"
+        )
     return f"all {restarts} restarts are used up" if restarts else "restarts are disabled"
 
 

@@ -28,7 +28,7 @@ from echelon.run.journal import NoteTaker
 from echelon.run.verdict import OUR_PAUSE
 
 _SIGNALLED: dict[int, str] = {
-    signal.SIGINT: "interrupted",
+    signal.SIGINT: "it was interrupted (SIGINT, as by Ctrl-C)",
     signal.SIGHUP: "it was cancelled, or the command that waits for it was ended (SIGHUP)",
 }
 LEAVE_S = 5.0
