@@ -36,7 +36,7 @@ ABOUT = {
     "sandbox": "The sandbox, compared with Slurm's own defaults.",
 }
 """The introduction to each section; files with another layout have functions of their own."""
-APART = ("faultmatrix", "leftovers", "gpu", "soak")
+APART = ("faultmatrix", "leftovers", "gpu", "soak", "unmodified")
 
 MISSED = {
     ("checkpoint", "stall of a save, ms"): "Copying 300 MB within memory takes this long on this "
