@@ -103,7 +103,7 @@ def full(*values):
     ("ranks", "plan", "seed"),
     [
         (3, NOISY, 0),
-        (2, LOADED, 1),
+        full(2, LOADED, 1),
         *(full(ranks, NOISY, seed) for ranks in (2, 4) for seed in (2, 3, 4)),
         *(full(ranks, EXACT, seed) for ranks in (2, 3, 4) for seed in (5, 6)),
         *(full(ranks, LOADED, seed) for ranks in (3, 4) for seed in (7, 8)),
@@ -136,7 +136,7 @@ SCARCE = Plan(model="conv", exact_layers=True, samples=9, global_batch=2, epochs
     ("legs", "plan"),
     [
         ((4, 2, 3), replace(UNEVEN, augment=True)),
-        ((4, 2, 3), replace(UNEVEN, model="noisy", exact_layers=True, double=True)),
+        full((4, 2, 3), replace(UNEVEN, model="noisy", exact_layers=True, double=True)),
         ((4, 3), replace(SCARCE, double=True)),
         full((4, 2, 3), replace(UNEVEN, model="noisy", exact_layers=True)),
         full((2, 3, 1), replace(UNEVEN, model="noisy", exact_layers=True, double=True)),

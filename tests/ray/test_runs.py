@@ -98,6 +98,7 @@ def test_mnist_survives_a_killed_rank_and_a_removed_node(cluster, folder):
     assert chain.run.name in chain.command("ps").stdout
 
 
+@pytest.mark.full
 def test_a_run_stops_where_all_ranks_are_and_goes_on_later(cluster, folder):
     chain = submit(cluster, folder, "--nodes=2", "--procs=1", str(SURVIVOR), "60", "0.05")
     chain.await_step(5)

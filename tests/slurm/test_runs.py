@@ -117,14 +117,15 @@ def test_a_dry_run_queues_nothing(echelon, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["a'; touch owned", 'say "hi"', "$(touch owned)", "back\\slash", "ünï cödé", "a #b", " x "],
-)
-def test_hostile_job_names_arrive_as_they_are(echelon, cluster, tmp_path, name):
-    done = echelon("submit", "--json", "--name", name, "train.py")
-    job = json.loads(done.stdout)["job_id"]
-    shown = cluster.exec("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%j")
-    assert shown == f"{name}\n"
-    cluster.await_job(job, "COMPLETED", "FAILED")
+def test_hostile_job_names_arrive_as_they_are(echelon, cluster, tmp_path):
+    names = ["a'; touch owned", 'say "hi"', "$(touch owned)", "back\\slash", "ünï cödé", "a #b"]
+    jobs = {}
+    for name in (*names, " x "):
+        done = echelon("submit", "--json", "--name", name, "train.py")
+        jobs[name] = job = json.loads(done.stdout)["job_id"]
+        shown = cluster.exec("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%j")
+        assert shown == f"{name}\n"
+    for name, job in jobs.items():
+        ended = cluster.await_job(job, "COMPLETED", "FAILED")
+        assert ended["JobState"] == "COMPLETED", name
     assert not (tmp_path / "owned").exists()
