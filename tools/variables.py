@@ -8,6 +8,7 @@ USERS = {
     "ECHELON_RUNS_DIR": "where runs are kept, as `--runs-dir` says; `runs` in the folder one is in",
     "ECHELON_CONFIG": "the project file, as `--config` names it; else one is searched for",
     "ECHELON_DEBUG": "`1`: a traceback with every error, as `--debug`",
+    "ECHELON_SHARE_GPU": "`1`, for tests: ranks that share a GPU use NCCL (2.30 or newer)",
     "ECHELON_SANDBOX_DIR": "where sandboxes are kept: a short path of letters, digits, `._-`",
     "XDG_CONFIG_HOME": "its `echelon/config.toml` is read before a project's; `~/.config`",
     "XDG_STATE_HOME": "its `echelon/` keeps which nodes are bad, which scripts you have submitted "

@@ -79,7 +79,7 @@ def test_a_warm_rank_trains_on_its_gpu(tmp_path):
 
 
 def test_a_killed_rank_has_its_gpu_again(tmp_path):
-    done, _, events = echelon(tmp_path, "train.py", "--die")
+    done, _, events = echelon(tmp_path, "--restarts=1", "train.py", "--die")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in generation 1" in done.stdout
     assert [event["warm"] for event in events if event["kind"] == "rank"] == [True, True]

@@ -103,17 +103,20 @@ def test_without_a_launcher_one_is_alone(start):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "backend"),
+    ("gpus", "share", "backend", "why"),
     [
-        (["h/a", "h/b"], "nccl"),
-        (["h/a", "i/a"], "nccl"),
-        (["h/a", "h/a"], "gloo"),  # NCCL refuses two ranks on one GPU
-        (["h/a", "-"], "gloo"),
-        (["-"], "gloo"),
+        (["h/a", "h/b"], "", "nccl", ""),
+        (["h/a", "i/a"], "", "nccl", ""),
+        (["h/a", "h/a"], "1", "nccl", ""),
+        (["h/a", "h/b", "h/a"], "", "gloo", "ranks 0, 2 are on one GPU"),
+        (["h/a", "-"], "1", "gloo", "rank 1 is without a GPU"),
+        (["h/a", *"-" * 9], "", "gloo", "ranks 1, 2, 3, 4, 5, 6, 7, 8 … are without a GPU"),
+        (["-"], "1", "gloo", ""),
     ],
 )
-def test_all_ranks_choose_the_same_backend(gpus, backend):
-    assert choose_backend(dict(enumerate(gpus))) == backend
+def test_all_ranks_choose_the_same_backend_and_say_why_it_is_not_nccl(gpus, share, backend, why):
+    environ = {"ECHELON_SHARE_GPU": share}
+    assert choose_backend(dict(enumerate(gpus)), environ) == (backend, why)
 
 
 def test_variables_that_contradict_each_other_are_refused():

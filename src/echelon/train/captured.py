@@ -18,6 +18,7 @@ from echelon.train.agreement import least_over_ranks
 from echelon.train.batches import map_others, map_tensors
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Tally
+from echelon.train.process_group import release_before_close
 from echelon.train.randomness import undisturbed
 from echelon.train.step import EagerStep
 
@@ -79,6 +80,15 @@ class CapturedStep:
         self.why_not = ""
         """Why steps are not captured; empty if they are."""
         self._give_up(eager.why_not_captured())
+        release_before_close(self)
+
+    def release(self) -> None:
+        """Forget the recorded steps; the next step is recorded anew."""
+        torch.cuda.synchronize(self._device)
+        for recording in self._graphs.values():
+            recording.graph.reset()
+        self._graphs.clear()
+        self._pool = None
 
     @property
     def graphs(self) -> int:

@@ -6,12 +6,14 @@ ranks are missing, the error names them instead of being a time-out inside a col
 
 import contextlib
 import os
+import sys
 import time
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -24,8 +26,27 @@ JOIN_S = 300.0
 """How long ranks wait for each other to register."""
 COLLECTIVE_S = 600.0
 """How long a collective may take before it fails."""
+SHARE_GPU = "ECHELON_SHARE_GPU"
+"""`1`: ranks may share a GPU with NCCL 2.30 or newer. For tests: it is slower than one rank."""
 _PREFIX = "echelon/here"
 _NO_GPU = "-"
+
+
+class Recorded(Protocol):
+    """What holds work of the process group: a recorded step."""
+
+    def release(self) -> None: ...
+
+
+_RECORDED: weakref.WeakSet[Recorded] = weakref.WeakSet()
+
+
+def release_before_close(step: Recorded) -> None:
+    """Have a step released before the group is closed.
+
+    NCCL waits at its end for CUDA graphs that contain its operations.
+    """
+    _RECORDED.add(step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +58,7 @@ class Group(World):
 
     device: torch.device
     backend: str
-    """`nccl` if each rank has a GPU of its own, else `gloo`; empty with a single rank."""
+    """`nccl` if each rank has its own GPU, else `gloo`; empty with a single rank."""
 
     @property
     def is_main(self) -> bool:
@@ -46,6 +67,8 @@ class Group(World):
 
     def close(self) -> None:
         """Leave the process group."""
+        for step in _RECORDED:
+            step.release()
         if dist.is_initialized():
             dist.destroy_process_group()
         _await_idle_workers()
@@ -100,7 +123,11 @@ def init(
         beacon.met_us = 0
     store = _find_store(world, variables, join_timeout_s)
     has = _check_in(store, world, _describe_gpu(gpu), join_timeout_s)
-    chosen = backend or choose_backend(has)
+    chosen, why_not_nccl = (backend, "") if backend else choose_backend(has, variables)
+    if why_not_nccl and world.rank == 0:
+        print(f"echelon.init: gloo instead of NCCL: {why_not_nccl}", file=sys.stderr)  # noqa: T201
+    if chosen == "nccl" and variables.get(SHARE_GPU) == "1":
+        os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # NCCL reads its own environment
     device = _device(gpu if chosen == "nccl" or _own_alone(has, world.rank) else None)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -165,11 +192,30 @@ def _describe_gpu(gpu: int | None) -> str:
     return f"{os.uname().nodename}/{torch.cuda.get_device_properties(gpu).uuid}"
 
 
-def choose_backend(has: Mapping[int, str]) -> str:
-    """Return the backend for ranks with these GPUs: NCCL needs a separate GPU per rank."""
-    gpus = list(has.values())
-    alone = _NO_GPU not in gpus and len(set(gpus)) == len(gpus)
-    return "nccl" if alone else "gloo"
+def choose_backend(has: Mapping[int, str], environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return the backend for ranks with these GPUs, and why it is not NCCL although there are some.
+
+    NCCL needs a GPU per rank, unless `ECHELON_SHARE_GPU=1` says that ranks may share one.
+    """
+    owners: dict[str, list[int]] = {}
+    for rank, gpu in sorted(has.items()):
+        owners.setdefault(gpu, []).append(rank)
+    without = owners.pop(_NO_GPU, [])
+    if not owners:
+        return "gloo", ""
+    if without:
+        return "gloo", f"{_name_ranks(without)} without a GPU"
+    shared = next((ranks for ranks in owners.values() if len(ranks) > 1), None)
+    if shared and environ.get(SHARE_GPU) != "1":
+        return "gloo", f"{_name_ranks(shared)} on one GPU"
+    return "nccl", ""
+
+
+def _name_ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]} is"
+    more = " …" if len(ranks) > 8 else ""
+    return f"ranks {', '.join(map(str, ranks[:8]))}{more} are"
 
 
 def _own_alone(has: Mapping[int, str], rank: int) -> bool:
