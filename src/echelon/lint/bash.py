@@ -172,18 +172,12 @@ class Shell:
     """Files that it writes from here-documents."""
     settings: frozenset[str]
     """Options that `set` turned on, such as pipefail."""
+    names_read: frozenset[str]
+    """Variables that are read anywhere, also in tests, loops and arithmetic."""
     suspect: bool = False
     """The parser reported an error, so this may not be valid bash."""
     too_deep: bool = False
     """Too deeply nested to read; commands and assignments are empty."""
-
-    @property
-    def names_used(self) -> frozenset[str]:
-        """All variables that are expanded anywhere."""
-        words = [word for command in self.commands for word in command.words]
-        words += [command.stdin for command in self.commands if command.stdin]
-        words += [assignment.value for assignment in self.assignments]
-        return frozenset(use.name for word in words for use in word.uses)
 
 
 # --- while a script is read ------------------------------------------------------------------

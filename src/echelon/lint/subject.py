@@ -72,6 +72,11 @@ class Subject:
     def assigned(self, name: str) -> list[Assignment]:
         return [assignment for assignment in self.assignments if assignment.name == name]
 
+    def line_at(self, at: Assignment | Command) -> str:
+        """Return the line of a file, without its line end."""
+        text = self.text if at.path == self.path else clean(self.files.read(at.path) or "")
+        return "".join(text.split("\n")[at.line - 1 : at.line])
+
     def with_python(self, python: PythonScript) -> list[Launch]:
         """Return the launches of a Python script."""
         return [one.launch for one in self.started if one.python is python]
