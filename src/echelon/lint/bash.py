@@ -114,6 +114,8 @@ class Assignment:
     where: Where
     certain: bool
     """False in a branch, a loop or a function."""
+    array: bool = False
+    """The value is an array, written as (…)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

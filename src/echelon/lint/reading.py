@@ -225,7 +225,8 @@ class _Reader:
         word = self._assigned(node, value)
         adds = "+=" in [child.type for child in node.children]
         if value is not None and value.type == "array" and context.certain and not adds:
-            parts = [part for child in value.named_children for part in self._words.word(child)]
+            items_of = (child for child in value.named_children if child.type != "comment")
+            parts = [part for child in items_of for part in self._words.word(child)]
             items = tuple(p for part in parts for p in part.split())
             self._scope.arrays[self._source.text(name)] = items[:_LONGEST_ARRAY]
         else:
@@ -239,6 +240,7 @@ class _Reader:
             line=self._line(node),
             where=self._where,
             certain=context.certain,
+            array=value is not None and value.type == "array",
         )
         if lasting:
             self._scope.assign(assignment.name, word, certain=context.certain)

@@ -63,8 +63,11 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
     if not subject.job.several_nodes:
         return
     blamed: set[str] = set()
+    # The first element of an array of hosts is one host, also as plain $NAME.
+    arrays = {assignment.name for assignment in subject.assignments if assignment.array}
     for assignment in subject.assignments:
-        reason = _wrong_host(assignment.value, assignment.where) if assignment.certain else ""
+        sure = assignment.certain and assignment.name not in arrays
+        reason = _wrong_host(assignment.value, assignment.where) if sure else ""
         handed_on = bool(assignment.value.names & blamed)
         if reason and not handed_on and _is_told_to_ranks(subject, assignment):
             blamed.add(assignment.name)

@@ -11,6 +11,7 @@ from echelon.lint.facts import (
     sets_visible_devices,
     spawns,
 )
+from echelon.lint.launches import Launch
 from echelon.lint.python_script import keyword, origin
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
@@ -137,10 +138,10 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
             one.launch.srun is None or launcher.kind == "accelerate" or nodes == 1
         ):
             continue
-        step = one.launch.amounts.nodes
-        if option is None and (step is None or step == 1 or not is_alone(subject, one.launch)):
+        step = one.launch.amounts.nodes if one.launch.srun is not None else nodes
+        if option is None and (step == 1 or not is_alone(subject, one.launch)):
             continue
-        if given is None or given == nodes or (standalone and nodes == 1):
+        if given is None or step is None or given in (nodes, step) or (standalone and nodes == 1):
             continue
         waits = given > nodes
         yield Hit(
@@ -151,10 +152,17 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
                 if waits
                 else "The nodes train separate models, or some of them are rejected."
             ),
-            fix="--num_machines=$SLURM_JOB_NUM_NODES"
-            if launcher.kind == "accelerate"
-            else "--nnodes=$SLURM_JOB_NUM_NODES",
+            fix=_nodes_of_job(one.launch),
         )
+
+
+def _nodes_of_job(launch: Launch) -> str:
+    """Return the options that make a launcher use all nodes of the job."""
+    if launch.launcher is None or launch.launcher.kind != "accelerate":
+        return "--nnodes=$SLURM_JOB_NUM_NODES"
+    # accelerate counts the processes of all machines together.
+    processes = f"$((SLURM_JOB_NUM_NODES * {launch.amounts.gpus_per_node or 1}))"
+    return f"--num_machines=$SLURM_JOB_NUM_NODES --num_processes={processes}"
 
 
 def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
