@@ -71,12 +71,9 @@ def is_alone(subject: Subject, launch: Launch) -> bool:
 
 
 def reads_variables(subject: Subject) -> bool:
-    """Tell whether ranks read MASTER_ADDR and similar; torchrun sets its own values."""
+    """Tell whether ranks read MASTER_ADDR and similar; launchers set their own values."""
     launches = [one.launch for one in subject.started]
-    return not launches or any(
-        launch.launcher is None or launch.launcher.kind not in ("torchrun", "launch")
-        for launch in launches
-    )
+    return not launches or any(launch.launcher is None for launch in launches)
 
 
 def sets_visible_devices(subject: Subject) -> bool:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Assignment, Where, Word
-from echelon.lint.facts import reads_variables
 from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.python_script import (
@@ -21,6 +20,7 @@ from echelon.lint.subject import Subject
 
 _PORT_OPTIONS = ("master-port", "main-process-port")
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
+_FRAMEWORKS = ("lightning", "Lightning", "init_process_group", "init_distributed", "Accelerator")
 _FREE_PORT = """\
 export MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')"""
@@ -30,28 +30,52 @@ _RETRY = "echelon script --style torchrun …  # prints a script that retries wi
 
 def ports(subject: Subject) -> Iterator[Assignment]:
     """Yield the ports of a script, each at the place that sets it: a variable or an option."""
-    used = {
-        name for one in subject.started for word in _port_words(one.launch) for name in word.names
-    }
-    if "MASTER_PORT" in used or reads_variables(subject):
+    words = [(one.launch, word) for one in subject.started for word in _port_words(one.launch)]
+    made = [_makers(subject, word) for _, word in words]
+    given = [maker for makers in made for maker in makers]
+    if any(maker.name == "MASTER_PORT" for maker in given) or _is_read(subject, "MASTER_PORT"):
         yield from subject.assigned("MASTER_PORT")
-    for one in subject.started:
-        for word in _port_words(one.launch):
-            makers = [a for use in word.uses for a in subject.assigned(use.name)]
-            makers = [maker for maker in makers if _is_port(maker.value)]
-            if any(maker.name == "MASTER_PORT" for maker in makers):
-                continue  # already yielded
-            yield from makers
-            if not makers:
-                path, line = one.launch.place_of(word, subject.path)
-                where = one.launch.command.where
-                yield Assignment(
-                    name="", value=word, path=path, line=line, where=where, certain=True
-                )
+    yield from (maker for maker in given if maker.name != "MASTER_PORT")
+    for (launch, word), makers in zip(words, made, strict=True):
+        if not makers:
+            path, line = launch.place_of(word, subject.path)
+            where = launch.command.where
+            yield Assignment(name="", value=word, path=path, line=line, where=where, certain=True)
 
 
-def _is_port(value: Word) -> bool:
-    return value.number is not None or _is_probe(value) or bool(value.names & _JOB_ID)
+def _makers(subject: Subject, word: Word) -> list[Assignment]:
+    """Return the assignments that a port option takes its port from."""
+    port = word.text.rpartition(":")[2].strip("\"'")
+    named = set(re.findall(r"\$\{?(\w+)", port)) if not port.isdecimal() else set()
+    found = [a for a in subject.assignments if a.name in named and _is_port(a)]
+    if port.isdecimal():
+        # The text of a nested shell contains the number instead of the variable.
+        found = [a for a in subject.assignments if a.value.text == port and _has_port(a, word)]
+    return found
+
+
+def _has_port(assignment: Assignment, word: Word) -> bool:
+    return "PORT" in assignment.name.upper() or (
+        assignment.name in word.names and assignment.value.number is not None
+    )
+
+
+def _is_read(subject: Subject, name: str) -> bool:
+    """Tell whether a program may read a variable that the script sets."""
+    set_for = (one.launch.variables for one in subject.started)
+    if name not in subject.exported and not any(name in names for names in set_for):
+        return False
+    pythons = [one.python for one in subject.started if one.launch.launcher is None]
+    return not subject.started or any(
+        python is None or python.is_distributed or python.mentions(name, *_FRAMEWORKS)
+        for python in pythons
+    )
+
+
+def _is_port(assignment: Assignment) -> bool:
+    value = assignment.value
+    made = value.number is not None or _is_probe(value) or bool(value.names & _JOB_ID)
+    return made or assignment.name == "MASTER_PORT"
 
 
 def _port_words(launch: Launch) -> Iterator[Word]:
