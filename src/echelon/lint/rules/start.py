@@ -10,6 +10,7 @@ from echelon.lint.facts import (
     ranks_per_launch,
     sets_visible_devices,
     spawns,
+    uses_several_gpus,
 )
 from echelon.lint.launches import Launch
 from echelon.lint.python_script import keyword, origin
@@ -77,6 +78,8 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
             continue
         ranks = ranks_per_launch(launch)
+        if uses_several_gpus(one.python):
+            continue
         if launch.launcher is None and (
             one.python is None
             or may_use_all_gpus(one.python)
