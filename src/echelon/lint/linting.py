@@ -47,7 +47,7 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
         text: the script.
         path: the path as given on the command line.
         files: the file system.
-        programs: the shell that runs `bash -n`; None for the real one.
+        programs: the shell that runs `bash -n` and `sinfo`; None for the real one.
     """
     subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
     found = {

@@ -31,7 +31,7 @@ class Subject:
     """The unmodified text of the file."""
     files: Files
     programs: Programs
-    """Runs `bash -n`."""
+    """Runs `bash -n` and `sinfo --version`."""
     directives: Directives = field(default_factory=Directives)
     """Empty for a Python script."""
     job: Amounts = field(default_factory=Amounts)

@@ -21,11 +21,13 @@ _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 def find_missing_folder(subject: Subject) -> Iterator[Hit]:
     if subject.directives.last("chdir") is not None:
         return
+    told = set[str]()
     for option in ("output", "error"):
         item = subject.directives.last(option)
         folder = _folder(item.value) if item else ""
-        if item is None or not folder or folder.startswith(("/", "~", "$")):
+        if item is None or not folder or folder.startswith(("/", "~", "$")) or folder in told:
             continue
+        told.add(folder)
         places = {beside(subject.path, folder), beside("", folder)}
         if not any(subject.files.is_folder(place) for place in places):
             late = any(c.name == "mkdir" and folder in c.text for c in subject.commands)
