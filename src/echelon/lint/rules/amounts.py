@@ -22,6 +22,8 @@ _PLACEHOLDER = re.compile(
 _PLACEHOLDER_IN_LINE = re.compile(
     r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
+_FREE_TEXT = frozenset({"comment", "constraint", "job-name", "output", "error", "wckey"})
+"""Options for which such a value is valid."""
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -92,7 +94,7 @@ def _given(subject: Subject, *options: str) -> list[Directive]:
 
 def is_placeholder(item: Directive) -> bool:
     """Tell whether a value is still to be filled in, such as <account> or {partition}."""
-    return item.option not in ("comment", "constraint") and bool(
+    return item.option not in _FREE_TEXT and bool(
         _PLACEHOLDER.fullmatch(item.value) and "$" not in item.value
     )
 

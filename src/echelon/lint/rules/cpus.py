@@ -97,7 +97,7 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, given.line),
                 what=f"{processes} processes in each task share {counted(cpus, 'CPU')} and slow "
                 "each other down.",
-                fix=f"#SBATCH --cpus-per-task={processes * 4}",
+                fix=f"#SBATCH --cpus-per-task={processes}  # or more, as far as nodes have them",
             )
 
 

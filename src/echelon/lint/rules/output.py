@@ -61,14 +61,25 @@ def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what="All tasks of the job array write to this file.",
-                fix=f"#SBATCH --{option}=%x-%A_%a.out",
+                fix=f"#SBATCH --{option}={_with_id(item.value, '%A_%a')}",
             )
         elif not patterns & {"j", "J", "A"}:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what="The next job overwrites this file, even while this job is still writing it.",
-                fix=f"#SBATCH --{option}=%x-%j.out",
+                fix=f"#SBATCH --{option}={_with_id(item.value, '%j')}",
             )
+
+
+def _with_id(path: str, pattern: str) -> str:
+    """Insert the job ID into a file name, before its extension."""
+    if pattern == "%A_%a" and "%A" in path:
+        return path.replace("%A", pattern)
+    folder, slash, name = path.rpartition("/")
+    stem, dot, extension = name.rpartition(".")
+    if not stem:
+        stem, dot, extension = name, "", ""
+    return f"{folder}{slash}{stem}-{pattern}{dot}{extension}"
 
 
 def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:

@@ -61,8 +61,24 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     at=python.at(call),
                     what="All ranks write this file at the same time, which can corrupt it.",
-                    fix="if dist.get_rank() == 0:  # around this call",
+                    fix=_on_rank_zero(python, call),
                 )
+
+
+def _on_rank_zero(python: PythonScript, call: ast.Call) -> str:
+    """Return a condition for one rank that also works without the process group."""
+    here = enclosing_function(python, call)
+    ended = [
+        end
+        for end in python.calls("destroy_process_group")
+        if enclosing_function(python, end) is here and end.lineno < call.lineno
+    ]
+    if not ended:
+        return "if dist.get_rank() == 0:  # around this call"
+    return (
+        "rank = dist.get_rank()  # before destroy_process_group, which ends the group\n"
+        "if rank == 0:  # around this call"
+    )
 
 
 def _made_of(python: PythonScript, target: ast.expr) -> str:

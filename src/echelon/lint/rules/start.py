@@ -15,13 +15,18 @@ from echelon.lint.facts import (
 from echelon.lint.launches import Launch
 from echelon.lint.python_script import keyword, origin
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
-from echelon.lint.subject import Subject
+from echelon.lint.subject import Started, Subject
 
 _SPREADERS = frozenset(
     {
         *("srun", "mpirun", "mpiexec", "orterun", "ssh", "pdsh", "clush", "deepspeed", "ray"),
         *("echelon", "parallel", "pssh", "sbcast", "horovodrun", "jsrun", "prun", "aprun", "xargs"),
     }
+)
+ONCE_PER_NODE = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1"
+"""With both options, because srun otherwise keeps the number of tasks of the job."""
+_NUMBERS_OF_TASKS = frozenset(
+    {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
 )
 
 
@@ -45,10 +50,22 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             at=one.launch,
             what=f"This runs only on the first of {count} nodes, because srun does not start it."
             + (" It waits for the other nodes until it times out." if waits else ""),
-            fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
+            fix=_started_by_srun(one),
             # A program that lint cannot read may contact the other nodes itself.
             severity=None if waits or one.python is not None else WARNING,
         )
+
+
+def _started_by_srun(one: Started) -> str:
+    """Return a command that starts a launcher once per node, or Python once per task."""
+    launch, tasks = one.launch, one.launch.amounts.tasks_per_node
+    name = launch.command.name
+    if launch.launcher is not None:
+        return f"srun {name} …" if tasks == 1 else f"{ONCE_PER_NODE} {name} …"
+    gpus = launch.amounts.gpus_per_node or 0
+    if tasks == 1 and gpus > 1 and not spawns(one.python):
+        return f"srun {name} …  # with #SBATCH --ntasks-per-node={gpus}, one task per GPU"
+    return f"srun {name} …"
 
 
 def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
@@ -65,8 +82,19 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 at=launch,
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
-                fix="srun --ntasks-per-node=1 …  # and #SBATCH --ntasks-per-node=1",
+                fix=_once_per_node(subject, launch),
             )
+
+
+def _once_per_node(subject: Subject, launch: Launch) -> str:
+    options = launch.launcher.options.values() if launch.launcher else ()
+    derived = any(word.names & _NUMBERS_OF_TASKS for word in options)
+    if derived or {"ntasks", "ntasks-per-node"} & set(launch.srun or ()):
+        # The request stays as it is, because the script computes other numbers from it.
+        return f"{ONCE_PER_NODE} …"
+    total = subject.directives.last("ntasks")
+    instead = f"  # instead of --ntasks={total.value}" if total else ""
+    return f"#SBATCH --ntasks-per-node=1{instead}"
 
 
 def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
