@@ -13,7 +13,7 @@ from echelon.lint.facts import (
     uses_several_gpus,
 )
 from echelon.lint.launches import Launch
-from echelon.lint.python_script import keyword, origin
+from echelon.lint.python_script import constant, keyword, origin, values_of
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
@@ -204,7 +204,11 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
         if not amounts.gpus_per_task or (amounts.tasks_per_node or 1) < 2:
             continue
         for call in python.calls("set_device"):
-            made_of = origin(python, keyword(call, "device", 0))
+            device = keyword(call, "device", 0)
+            values = values_of(python, device) if device is not None else []
+            if any(isinstance(constant(value), int) for value in values):
+                continue  # set to 0, because the task sees one GPU
+            made_of = origin(python, device)
             local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
             if local and "device_count" not in made_of and "%" not in made_of:
                 yield Hit(
