@@ -135,6 +135,8 @@ class Command:
     """The programs after it in a pipe."""
     piped: bool = False
     """Its input comes from a pipe."""
+    certain: bool = True
+    """False in a branch, a loop, a pipe or a function, and after && or ||."""
     function: str = ""
     """The enclosing function, if any."""
     substituted: bool = False

@@ -316,6 +316,7 @@ class _Reader:
             background=context.background,
             piped_into=context.piped_into,
             piped=context.piped,
+            certain=context.certain,
             function=context.function,
             substituted=context.substituted,
             stdin=context.stdin,

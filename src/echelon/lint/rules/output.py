@@ -1,4 +1,4 @@
-"""E501 to E506: lost output, hidden failures and lost training."""
+"""E501 to E507: lost output, hidden failures and lost training."""
 
 import re
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from echelon.lint.subject import Subject
 
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
+_ENDING = (_QUIET - {"kill"}) | {"deactivate"}
 _RESUMES = (
     *("load_state_dict", "torch.load", "resume", "load_checkpoint", "restore", "Checkpoint"),
     *("from_pretrained", "lightning", "Trainer("),
@@ -161,6 +162,29 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
             )
 
 
+def find_lost_status(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or "errexit" in batch.settings:
+        return
+    if re.match(r"#!.*\s-\w*e", batch.text) or re.search(r"\$\?|PIPESTATUS", batch.text):
+        return
+    launched = {id(one.launch.command) for one in subject.started}
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in launched), None)
+    if last is None or any(c.name in ("trap", "exit") for c in plain):
+        return
+    command, after = plain[last], plain[last + 1 :]
+    if command.background or command.piped_into or not command.certain or not after:
+        return
+    if all(c.certain and not c.background and c.name in _ENDING for c in after):
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because {after[-1].name} (line "
+            f"{after[-1].line}) succeeds afterwards.",
+            fix="set -e  # near the top of the script",
+        )
+
+
 RULES = (
     Rule(
         code="E501",
@@ -257,6 +281,21 @@ RULES = (
      optimizer.step()
 +    torch.save(model.state_dict(), "last.tmp")
 +    os.replace("last.tmp", "last.pt")
+""",
+    ),
+    Rule(
+        code="E507",
+        title="failure hidden by a later command",
+        severity=WARNING,
+        check=find_lost_status,
+        why="The exit status of a job is that of the last command in its script. After `echo`, it "
+        "is 0, and jobs that depend on the success of this job start.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++set -e
+ srun python train.py    # <- here
+ echo done
 """,
     ),
 )
