@@ -18,6 +18,7 @@ from echelon.lint.rules import (
     environment,
     names,
     output,
+    paths,
     ports,
     processes,
     saving,
@@ -29,7 +30,7 @@ from echelon.lint.subject import Subject, read_subject
 
 THEMES = {
     "`#SBATCH` directives": (*directive_lines.RULES, *amounts.RULES),
-    "Launching": (*start.RULES, *commands.RULES, *syntax.RULES),
+    "Launching": (*start.RULES, *commands.RULES, *syntax.RULES, *paths.RULES),
     "Rendezvous": (*ports.RULES, *addresses.RULES, *world.RULES),
     "CPUs and environment variables": (*cpus.RULES, *environment.RULES),
     "Output and failures": output.RULES,
