@@ -155,6 +155,7 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
 
 
 def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
+    yield from _separate_machines(subject)
     nodes = subject.job.nodes
     if nodes is None:
         return
@@ -185,6 +186,39 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
             ),
             fix=_nodes_of_job(one.launch),
         )
+
+
+def _separate_machines(subject: Subject) -> Iterator[Hit]:
+    """Find accelerate on several nodes without the number or the rank of the machine."""
+    for one in subject.started:
+        launch, launcher = one.launch, one.launch.launcher
+        if launcher is None or launcher.kind != "accelerate" or not launcher.complete:
+            continue
+        if launch.srun is None or not launch.amounts.several_nodes or launch.amounts.nodes is None:
+            continue
+        if "config-file" in launcher.options:
+            continue
+        machines, backend = launcher.option("num-machines"), launcher.option("rdzv-backend")
+        if machines is None:
+            yield Hit(
+                at=launch,
+                what="accelerate expects 1 machine unless told otherwise, but the job has "
+                f"{launch.amounts.nodes} nodes. Each node trains its own model.",
+                fix=f"{_nodes_of_job(launch)} --machine_rank=$SLURM_NODEID"
+                "  # inside srun bash -c '…'",
+                severity=WARNING,  # the user's default configuration may have the number
+            )
+        elif (
+            (machines.number or 0) > 1
+            and "machine-rank" not in launcher.options
+            and (backend is None or backend.text == "static")
+        ):
+            yield Hit(
+                at=launch,
+                what="Without `--machine_rank`, every node claims to be machine 0. The ranks wait "
+                "for each other until they time out.",
+                fix="--machine_rank=$SLURM_NODEID  # inside srun bash -c '…'",
+            )
 
 
 def _nodes_of_job(launch: Launch) -> str:
