@@ -7,9 +7,7 @@ from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _OWN_PATH = re.compile(r"\$\{?(0\b|BASH_SOURCE)")
-_HANDLED = re.compile(
-    r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|SLURM_JOB_ID:"
-)
+_HANDLED = re.compile(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|SLURM_JOB_ID:")
 """Scripts that look for their directory in another way, or that submit themselves."""
 
 
