@@ -1,4 +1,4 @@
-"""E501 to E507: lost output, hidden failures and lost training."""
+"""E501 to E508: lost output, hidden failures and lost training."""
 
 import re
 from collections.abc import Iterator
@@ -11,6 +11,14 @@ from echelon.lint.subject import Subject
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
 _ENDING = (_QUIET - {"kill"}) | {"deactivate"}
+_SERVER = re.compile(
+    r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
+    r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
+    r"\bnvidia-smi\b.* (-l|--loop|dmon|pmon)|-m http\.server|\bmlflow (ui|server)\b|"
+    r"\bollama serve\b|\bredis-server\b|\btail -[fF]\b"
+)
+"""Programs that run until something ends them."""
+_ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
 _RESUMES = (
     *("load_state_dict", "torch.load", "resume", "load_checkpoint", "restore", "Checkpoint"),
     *("from_pretrained", "lightning", "Trainer("),
@@ -101,6 +109,25 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
                 fix="pids+=($!)  # after each &, then replace wait with:\n"
                 'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
             )
+
+
+def find_endless_wait(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or "trap" in batch.text:
+        return
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    if any(c.name in _ENDS_OTHERS for c in batch.commands):
+        return
+    servers = [c for c in plain if c.background and _SERVER.search(c.text)]
+    others = [c for c in plain if _starts(c) and not _SERVER.search(c.text)]
+    waits = [c for c in plain if c.name == "wait" and len(c.words) == 1 and c.certain]
+    if servers and others and waits and waits[-1].line > servers[-1].line:
+        yield Hit(
+            at=waits[-1],
+            what=f"`wait` also waits for the server in line {servers[-1].line}, which does not "
+            "exit. The job runs until its time limit.",
+            fix="server=$!  # after the server, and here instead of wait:\nkill $server",
+        )
 
 
 def _starts(command: Command) -> bool:
@@ -296,6 +323,25 @@ RULES = (
 +set -e
  srun python train.py    # <- here
  echo done
+""",
+    ),
+    Rule(
+        code="E508",
+        title="`wait` for a server that does not exit",
+        severity=WARNING,
+        check=find_endless_wait,
+        why="`wait` without arguments waits for all background processes. A server or a monitor "
+        "does not exit by itself, so the nodes stay allocated until the time limit.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ nvidia-smi dmon -d 10 > gpu.log &
++monitor=$!
+ python train.py
+-wait    # <- here
++code=$?
++kill $monitor
++exit $code
 """,
     ),
 )
