@@ -114,6 +114,8 @@ class Assignment:
     where: Where
     certain: bool
     """False in a branch, a loop or a function."""
+    array: bool = False
+    """The value is an array, written as (…)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,8 @@ class Command:
     """The programs after it in a pipe."""
     piped: bool = False
     """Its input comes from a pipe."""
+    certain: bool = True
+    """False in a branch, a loop, a pipe or a function, and after && or ||."""
     function: str = ""
     """The enclosing function, if any."""
     substituted: bool = False
@@ -172,18 +176,12 @@ class Shell:
     """Files that it writes from here-documents."""
     settings: frozenset[str]
     """Options that `set` turned on, such as pipefail."""
+    names_read: frozenset[str]
+    """Variables that are read anywhere, also in tests, loops and arithmetic."""
     suspect: bool = False
     """The parser reported an error, so this may not be valid bash."""
     too_deep: bool = False
     """Too deeply nested to read; commands and assignments are empty."""
-
-    @property
-    def names_used(self) -> frozenset[str]:
-        """All variables that are expanded anywhere."""
-        words = [word for command in self.commands for word in command.words]
-        words += [command.stdin for command in self.commands if command.stdin]
-        words += [assignment.value for assignment in self.assignments]
-        return frozenset(use.name for word in words for use in word.uses)
 
 
 # --- while a script is read ------------------------------------------------------------------

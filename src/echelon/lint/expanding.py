@@ -57,7 +57,8 @@ class Expander:
         return Word(text=_unquote(text, "word"), line=line, quoted="\\" in text)
 
     def _concatenation(self, node: Node) -> list[Word]:
-        parts = [word for child in node.named_children for word in self.word(child)]
+        children = (child for child in node.named_children if child.type != "comment")
+        parts = [word for child in children for word in self.word(child)]
         if not parts:
             return []
         whole = parts[0]

@@ -15,6 +15,12 @@ _STARTS_OTHERS = re.compile(
     r"transformers|fabric|Fabric|composer|echelon|elastic_launcher|launch|torchrunx|tensor_parallel)\b"
 )
 """Words in scripts that use several GPUs without one process per GPU."""
+_SEVERAL_DEVICES = re.compile(
+    r"cuda:[1-9]|\bcuda\(1\)|\.to\(1\)|device_map|rank\s*\*\s*[2-9]|\bdev(ice)?_?1\b|"
+    r"device_ids\s*=\s*\[\s*\w+\s*,|(model|pipeline|tensor)_?parallel|PipelineStage|PipelineParallel",
+    re.IGNORECASE,
+)
+"""Words in scripts of which one process uses several GPUs."""
 
 
 def ranks_per_launch(launch: Launch) -> int | None:
@@ -40,6 +46,33 @@ def spawns(python: PythonScript | None) -> bool:
 def may_use_all_gpus(python: PythonScript) -> bool:
     """Tell whether one process of a script may use all GPUs of a node."""
     return bool(_STARTS_OTHERS.search(python.text) or _STARTS_OTHERS.search(python.neighbours))
+
+
+def uses_several_gpus(python: PythonScript | None) -> bool:
+    """Tell whether one rank of a script may use several GPUs, as in model parallelism."""
+    return python is not None and bool(
+        _SEVERAL_DEVICES.search(python.text) or _SEVERAL_DEVICES.search(python.neighbours)
+    )
+
+
+def may_have_several_ranks(subject: Subject, python: PythonScript) -> bool:
+    """Tell whether a script may run as more than one rank; True if its launch is not known."""
+    started = [one for one in subject.started if one.python is python]
+    return not started or any(_may_be_several(one) for one in started)
+
+
+def _may_be_several(one: Started) -> bool:
+    launch, amounts = one.launch, one.launch.amounts
+    if launch.mpi or launch.elsewhere:
+        return True
+    if launch.launcher is None and one.python is not None and may_use_all_gpus(one.python):
+        return amounts.gpus_per_node != 1 or amounts.several_tasks
+    tasks = amounts.tasks if launch.srun is not None else 1
+    if launch.launcher is None:
+        return tasks != 1
+    nodes = launch.launcher.option("nnodes", "num-machines")
+    several = nodes is not None and nodes.number != 1
+    return several or tasks != 1 or ranks_per_launch(launch) != 1
 
 
 def processes_per_task(one: Started) -> int | None:
@@ -71,12 +104,9 @@ def is_alone(subject: Subject, launch: Launch) -> bool:
 
 
 def reads_variables(subject: Subject) -> bool:
-    """Tell whether ranks read MASTER_ADDR and similar; torchrun sets its own values."""
+    """Tell whether ranks read MASTER_ADDR and similar; launchers set their own values."""
     launches = [one.launch for one in subject.started]
-    return not launches or any(
-        launch.launcher is None or launch.launcher.kind not in ("torchrun", "launch")
-        for launch in launches
-    )
+    return not launches or any(launch.launcher is None for launch in launches)
 
 
 def sets_visible_devices(subject: Subject) -> bool:

@@ -18,6 +18,7 @@ from echelon.lint.rules import (
     environment,
     names,
     output,
+    paths,
     ports,
     processes,
     saving,
@@ -29,7 +30,7 @@ from echelon.lint.subject import Subject, read_subject
 
 THEMES = {
     "`#SBATCH` directives": (*directive_lines.RULES, *amounts.RULES),
-    "Launching": (*start.RULES, *commands.RULES, *syntax.RULES),
+    "Launching": (*start.RULES, *commands.RULES, *syntax.RULES, *paths.RULES),
     "Rendezvous": (*ports.RULES, *addresses.RULES, *world.RULES),
     "CPUs and environment variables": (*cpus.RULES, *environment.RULES),
     "Output and failures": output.RULES,
@@ -47,7 +48,7 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
         text: the script.
         path: the path as given on the command line.
         files: the file system.
-        programs: the shell that runs `bash -n`; None for the real one.
+        programs: the shell that runs `bash -n` and `sinfo`; None for the real one.
     """
     subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
     found = {

@@ -23,6 +23,11 @@ _BRANCHES = frozenset({"if_statement", "case_statement", "elif_clause", "else_cl
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 _RESERVED = frozenset({"fi", "then", "else", "elif", "do", "done", "esac", ";;", "}", ")"})
 """Words that the grammar accepts as commands, but bash does not."""
+_SETTING = frozenset({"variable_assignment", "declaration_command", "for_statement"})
+"""Parents of a name that is set, not read."""
+_CALCULATING = frozenset(
+    {"binary_expression", "unary_expression", "postfix_expression", "ternary_expression"}
+)
 _LONGEST_ARRAY = 1000
 _LONGEST_COMMAND = 2000
 _LONGEST_PIPE = 20
@@ -90,6 +95,7 @@ class _Reader:
         self._comments: list[tuple[int, str, int]] = []
         self._written: dict[str, Word] = {}
         self._settings: set[str] = set()
+        self._names_read: set[str] = set()
         self._suspect = False
 
     def result(self) -> Shell:
@@ -106,12 +112,14 @@ class _Reader:
             comments=tuple(self._comments),
             written=self._written,
             settings=frozenset(self._settings),
+            names_read=frozenset(self._names_read),
             suspect=self._suspect or bool(_RESERVED & {c.words[0].text for c in self._commands}),
         )
 
     def read(self) -> None:
         tree = _parser().parse(self._source.shown)
         self._suspect = tree.root_node.has_error
+        self._names_read.update(_names_read(tree.root_node, self._source))
         self.walk(tree.root_node, _Context())
 
     # --- statements ---------------------------------------------------------------------
@@ -217,7 +225,8 @@ class _Reader:
         word = self._assigned(node, value)
         adds = "+=" in [child.type for child in node.children]
         if value is not None and value.type == "array" and context.certain and not adds:
-            parts = [part for child in value.named_children for part in self._words.word(child)]
+            items_of = (child for child in value.named_children if child.type != "comment")
+            parts = [part for child in items_of for part in self._words.word(child)]
             items = tuple(p for part in parts for p in part.split())
             self._scope.arrays[self._source.text(name)] = items[:_LONGEST_ARRAY]
         else:
@@ -231,6 +240,7 @@ class _Reader:
             line=self._line(node),
             where=self._where,
             certain=context.certain,
+            array=value is not None and value.type == "array",
         )
         if lasting:
             self._scope.assign(assignment.name, word, certain=context.certain)
@@ -306,6 +316,7 @@ class _Reader:
             background=context.background,
             piped_into=context.piped_into,
             piped=context.piped,
+            certain=context.certain,
             function=context.function,
             substituted=context.substituted,
             stdin=context.stdin,
@@ -361,6 +372,19 @@ class _Reader:
 
     def _line(self, node: Node) -> int:
         return self._source.line(node.start_byte)
+
+
+def _names_read(root: Node, source: Source) -> Iterator[str]:
+    """Yield the variables that a script reads, wherever that is."""
+    waiting = [(root, "")]
+    while waiting:
+        node, parent = waiting.pop()
+        named = node.type == "variable_name" and parent not in _SETTING
+        if named or (node.type == "word" and parent in _CALCULATING):
+            yield source.text(node)
+        elif node.type == "raw_string":  # for eval, trap or another shell
+            yield from re.findall(r"\$\{?(\w+)", source.text(node))
+        waiting += [(child, node.type) for child in node.children]
 
 
 def _redirects(node: Node) -> Iterator[Node]:

@@ -31,7 +31,7 @@ class Subject:
     """The unmodified text of the file."""
     files: Files
     programs: Programs
-    """Runs `bash -n`."""
+    """Runs `bash -n` and `sinfo --version`."""
     directives: Directives = field(default_factory=Directives)
     """Empty for a Python script."""
     job: Amounts = field(default_factory=Amounts)
@@ -71,6 +71,11 @@ class Subject:
 
     def assigned(self, name: str) -> list[Assignment]:
         return [assignment for assignment in self.assignments if assignment.name == name]
+
+    def line_at(self, at: Assignment | Command) -> str:
+        """Return the line of a file, without its line end."""
+        text = self.text if at.path == self.path else clean(self.files.read(at.path) or "")
+        return "".join(text.split("\n")[at.line - 1 : at.line])
 
     def with_python(self, python: PythonScript) -> list[Launch]:
         """Return the launches of a Python script."""

@@ -2,6 +2,9 @@
 
 import os
 
+from echelon.core.shell import LocalShell, Result
+from echelon.errors import MissingProgramError
+
 
 class TextFiles:
     """Files in memory."""
@@ -15,3 +18,18 @@ class TextFiles:
 
     def is_folder(self, path):
         return os.path.normpath(path) in self._folders
+
+
+class SlurmOf(LocalShell):
+    """A machine with the given version of Slurm, or without Slurm, whatever this one has."""
+
+    def __init__(self, version=None):
+        super().__init__()
+        self._version = version
+
+    def run(self, argv, **options):
+        if argv[0] != "sinfo":
+            return super().run(argv, **options)
+        if self._version is None:
+            raise MissingProgramError("sinfo")
+        return Result(argv=tuple(argv), stdout=f"slurm {self._version}\n")

@@ -14,6 +14,7 @@ from echelon.lint.files import DiskFiles
 from echelon.lint.linting import lint
 from echelon.spec.job_spec import STYLES
 from echelon.spec.merging import Layer, merge
+from unit.lint.fakes import SlurmOf
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GOOD = sorted((GOLDEN / "lint/good").glob("*.*"))
@@ -25,7 +26,7 @@ EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*/*.py"))
 
 
 def lint_file(path):
-    return lint(path.read_text(), path=str(path), files=DiskFiles())
+    return lint(path.read_text(), path=str(path), files=DiskFiles(), programs=SlurmOf())
 
 
 def expected(path):
@@ -71,7 +72,7 @@ EXAMPLE = {"script": "train.py", "nodes": 2, "gpus": 4, "cpus_per_task": 8, "tim
 def test_our_own_scripts_are_clean(style, more):
     values = {**EXAMPLE, **more, "style": style}
     text = render_script(merge([Layer(source="test", values=values)]).spec)
-    assert lint(text, path="job.sh", files=DiskFiles()) == []
+    assert lint(text, path="job.sh", files=DiskFiles(), programs=SlurmOf()) == []
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")

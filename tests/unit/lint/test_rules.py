@@ -3,7 +3,7 @@
 import pytest
 
 from echelon.lint.linting import RULES, lint
-from unit.lint.fakes import TextFiles
+from unit.lint.fakes import SlurmOf, TextFiles
 
 BY_CODE = pytest.mark.parametrize("rule", RULES, ids=[rule.code for rule in RULES])
 MARK = "# <- here"
@@ -26,7 +26,7 @@ def example_files(example: str) -> dict[str, str]:
 def lint_example(example):
     files = example_files(example)
     first = next(iter(files))
-    return lint(files[first], path=first, files=TextFiles(files)), files
+    return lint(files[first], path=first, files=TextFiles(files), programs=SlurmOf()), files
 
 
 @BY_CODE

@@ -250,7 +250,9 @@ def directive_lines(script: str) -> Iterator[tuple[int, str]]:
 
 
 def split_directive(line: str, number: int) -> list[str]:
-    """Split a line as Slurm does: both kinds of quotes, backslashes, and # before a comment.
+    """Split a line as Slurm does: both kinds of quotes, backslashes, and comments.
+
+    An unquoted # starts a comment, also within a word. Slurm 22.05 reads `--nodes=2# two` as 2.
 
     Raises:
         UsageError: a quote is not closed.
@@ -266,7 +268,7 @@ def split_directive(line: str, number: int) -> list[str]:
                 words.append("".join(word))
             word = None
             continue
-        if not quoting and character == "#" and word is None:
+        if not quoting and character == "#":
             break
         word = [] if word is None else word
         if character == "\\" and quoting != "'":

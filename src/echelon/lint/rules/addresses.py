@@ -32,6 +32,14 @@ def find_picked_address(subject: Subject) -> Iterator[Hit]:
     for number, command in enumerate(commands):
         texts = [word.text for word in command.words]
         asks = any(text.rpartition("/")[2] == "hostname" for text in texts)
+        if asks and {"-i", "--ip-address"} & set(texts) and _is_whole(subject, command):
+            yield Hit(
+                at=command,
+                what="This prints 127.0.1.1 on some hosts and several addresses on others. The "
+                "other nodes then cannot connect.",
+                fix=_FIRST_NODE,
+                severity=ADVICE,
+            )
         if not asks or not {"-I", "--all-ip-addresses"} & set(texts) or not command.substituted:
             continue
         field = _picked_field(commands[number + 1 : number + 4])
@@ -45,6 +53,14 @@ def find_picked_address(subject: Subject) -> Iterator[Hit]:
             fix=_FIRST_NODE,
             severity=ADVICE if field == 1 else None,
         )
+
+
+def _is_whole(subject: Subject, command: Command) -> bool:
+    """Tell whether the output of a command is the rendezvous host, without a further choice."""
+    if not subject.job.several_nodes or not command.substituted or command.piped_into:
+        return False
+    own = (a for a in subject.assignments if any(c is command for c in a.value.commands))
+    return any(_is_told_to_ranks(subject, assignment) for assignment in own)
 
 
 def _picked_field(following: list[Command]) -> int | None:
@@ -63,8 +79,11 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
     if not subject.job.several_nodes:
         return
     blamed: set[str] = set()
+    # The first element of an array of hosts is one host, also as plain $NAME.
+    arrays = {assignment.name for assignment in subject.assignments if assignment.array}
     for assignment in subject.assignments:
-        reason = _wrong_host(assignment.value, assignment.where) if assignment.certain else ""
+        sure = assignment.certain and assignment.name not in arrays
+        reason = _wrong_host(assignment.value, assignment.where) if sure else ""
         handed_on = bool(assignment.value.names & blamed)
         if reason and not handed_on and _is_told_to_ranks(subject, assignment):
             blamed.add(assignment.name)
@@ -218,11 +237,12 @@ def _early(at: Located, name: str) -> Hit:
 RULES = (
     Rule(
         code="E306",
-        title="address picked from `hostname -I`",
+        title="address picked from `hostname -I` or `-i`",
         severity=WARNING,
         check=find_picked_address,
-        why="`hostname -I` prints all addresses of a host, in no defined order. The name of the "
-        "first node is reliable.",
+        why="`hostname -I` prints all addresses of a host, in no defined order. `hostname -i` "
+        "prints what the name resolves to, which can be 127.0.1.1. The name of the first node is "
+        "reliable.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2

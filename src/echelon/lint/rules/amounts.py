@@ -16,7 +16,14 @@ from echelon.lint.request import (
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
-_PLACEHOLDER = re.compile(r"<[^<>]+>|\[[a-z][a-z _-]*\]|x{3,}|your[-_.@]\S*", re.IGNORECASE)
+_PLACEHOLDER = re.compile(
+    r"<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*", re.IGNORECASE
+)
+_PLACEHOLDER_IN_LINE = re.compile(
+    r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
+)
+_FREE_TEXT = frozenset({"comment", "constraint", "job-name", "output", "error", "wckey"})
+"""Options for which such a value is valid."""
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -80,8 +87,22 @@ def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
 
 
 def _given(subject: Subject, *options: str) -> list[Directive]:
-    """Return the given options, except those with a variable, which have their own rule."""
-    return [i for i in subject.directives.items if i.option in options and "$" not in i.value]
+    """Return the given options, except variables and placeholders, which have their own rules."""
+    given = (item for item in subject.directives.items if item.option in options)
+    return [i for i in given if "$" not in i.value and not is_placeholder(i)]
+
+
+def is_placeholder(item: Directive) -> bool:
+    """Tell whether a value is still to be filled in, such as <account> or {partition}."""
+    return item.option not in _FREE_TEXT and bool(
+        _PLACEHOLDER.fullmatch(item.value) and "$" not in item.value
+    )
+
+
+def placeholder_in(line: str) -> str:
+    """Return the placeholder in a line that cannot be parsed because of it; empty if none."""
+    found = _PLACEHOLDER_IN_LINE.search(line)
+    return found[0].lstrip("= ") if found else ""
 
 
 def find_contradictions(subject: Subject) -> Iterator[Hit]:
@@ -171,13 +192,21 @@ def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
 
 
 def find_placeholders(subject: Subject) -> Iterator[Hit]:
-    for item in _given(subject, "mail-user", "account", "partition", "qos"):
-        if _PLACEHOLDER.fullmatch(item.value):
+    lines = subject.text.split("\n")
+    for item in subject.directives.items:
+        if is_placeholder(item):
             yield Hit(
                 at=Place(subject.path, item.line),
                 what=f"`--{item.option}` still has the placeholder value '{item.value}'.",
                 fix=f"#SBATCH --{item.option}=…  # your own value, or remove the line",
                 severity=ADVICE if item.option == "mail-user" else None,
+            )
+    for number, _ in subject.directives.broken:
+        if placeholder := placeholder_in(lines[number - 1]):
+            yield Hit(
+                at=Place(subject.path, number),
+                what=f"The directive still has the placeholder '{placeholder}'.",
+                fix=f"replace {placeholder} with your own value, or remove the line",
             )
 
 

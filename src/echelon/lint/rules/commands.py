@@ -12,6 +12,7 @@ from echelon.lint.subject import Subject
 
 _BLANK_BEHIND = re.compile(r"^[^#]*\s\\[ \t]+(#.*)?$")
 _EXPORTED = re.compile(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
+_EXPORTED_EMPTY = re.compile(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]+)\s*(#.*)?$")
 
 
 def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
@@ -100,6 +101,13 @@ def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
                 fix = f"{match[1]} {match[2]}={match[3].strip()}"
                 yield _blanks(
                     Place(path, number), match[2], fix, f"{match[1]}: `=': not a valid identifier"
+                )
+            elif match := _EXPORTED_EMPTY.match(line):
+                yield Hit(
+                    at=Place(path, number),
+                    what=f"`{match[2]}` is empty because of the space after `=`. Bash takes "
+                    f"'{match[3]}' as the name of another variable.",
+                    fix=f"{match[1]} {match[2]}={match[3]}",
                 )
 
 

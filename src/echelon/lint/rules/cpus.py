@@ -3,7 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from echelon.core.shell import Shell as Programs
 from echelon.core.units import counted
+from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Where
 from echelon.lint.facts import processes_per_task, spawns
 from echelon.lint.files import Place
@@ -11,6 +13,9 @@ from echelon.lint.python_script import constant, keyword
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
+_FIRST_LOSING, _LAST_LOSING = (22, 5), (23, 2)
+"""Versions of Slurm in which srun does not inherit --cpus-per-task."""
+_TIMEOUT_S = 2.0
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
 
 
@@ -25,12 +30,25 @@ def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
             continue
         if {"cpus-per-task", "cpus-per-gpu", "exclusive", "whole"} & set(options):
             continue
-        yield Hit(
-            at=command,
-            what="In Slurm 22.05 to 23.02, srun does not inherit `--cpus-per-task` from sbatch. "
-            f"Each task gets 1 CPU instead of {cpus}.",
-            fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # before srun",
-        )
+        version = _slurm_version(subject.programs)
+        if version is None or _FIRST_LOSING <= version <= _LAST_LOSING:
+            yield Hit(
+                at=command,
+                what="In Slurm 22.05 to 23.02, srun does not inherit `--cpus-per-task` from "
+                f"sbatch. Each task gets 1 CPU instead of {cpus}.",
+                fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # before srun",
+            )
+        return  # the line applies to all steps
+
+
+def _slurm_version(programs: Programs) -> tuple[int, int] | None:
+    """Return the version of this machine's Slurm, such as (23, 11); None if it has none."""
+    try:
+        done = programs.run(["sinfo", "--version"], timeout_s=_TIMEOUT_S)
+    except (MissingProgramError, TimedOutError, OSError):
+        return None
+    found = re.search(r"(\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
@@ -79,7 +97,7 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, given.line),
                 what=f"{processes} processes in each task share {counted(cpus, 'CPU')} and slow "
                 "each other down.",
-                fix=f"#SBATCH --cpus-per-task={processes * 4}",
+                fix=f"#SBATCH --cpus-per-task={processes}  # or more, as far as nodes have them",
             )
 
 
@@ -104,10 +122,11 @@ RULES = (
     Rule(
         code="E401",
         title="`--cpus-per-task` that srun does not inherit",
-        severity=WARNING,
+        severity=ADVICE,
         check=find_lost_cpus,
         why="In Slurm 22.05 to 23.02, srun requests one CPU per task unless told otherwise. In "
-        "other versions, the `export` line is harmless.",
+        "other versions, the `export` line is harmless. If this machine has Slurm, lint asks "
+        "`sinfo --version` and reports nothing for other versions.",
         example="""\
  #!/bin/bash
  #SBATCH --ntasks-per-node=4

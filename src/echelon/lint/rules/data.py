@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.lint.facts import may_have_several_ranks
 from echelon.lint.files import Place
 from echelon.lint.python_guards import guards, is_called
 from echelon.lint.python_script import (
@@ -112,6 +113,8 @@ def _is_local(python: PythonScript, rank: ast.expr) -> bool:
 
 def find_downloads(subject: Subject) -> Iterator[Hit]:
     for python in subject.distributed:
+        if not may_have_several_ranks(subject, python):
+            continue
         for node in python.nodes:
             if not isinstance(node, ast.Call) or constant(keyword(node, "download")) is not True:
                 continue

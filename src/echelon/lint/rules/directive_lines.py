@@ -9,6 +9,7 @@ from echelon.core.units import counted
 from echelon.lint.files import Place
 from echelon.lint.request import Directive
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.amounts import placeholder_in
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
 
@@ -102,7 +103,10 @@ def _nearest(name: str, known: frozenset[str]) -> str:
 
 
 def find_broken_lines(subject: Subject) -> Iterator[Hit]:
+    lines = subject.text.split("\n")
     for line, message in subject.directives.broken:
+        if placeholder_in(lines[line - 1]):
+            continue  # reported by E116
         yield Hit(
             at=Place(subject.path, line),
             what="sbatch rejects or misreads this directive: "

@@ -1,4 +1,4 @@
-"""E501 to E506: lost output, hidden failures and lost training."""
+"""E501 to E508: lost output, hidden failures and lost training."""
 
 import re
 from collections.abc import Iterator
@@ -10,6 +10,15 @@ from echelon.lint.subject import Subject
 
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
+_ENDING = (_QUIET - {"kill"}) | {"deactivate"}
+_SERVER = re.compile(
+    r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
+    r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
+    r"\bnvidia-smi\b.* (-l|--loop|dmon|pmon)|-m http\.server|\bmlflow (ui|server)\b|"
+    r"\bollama serve\b|\bredis-server\b|\btail -[fF]\b"
+)
+"""Programs that run until something ends them."""
+_ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
 _RESUMES = (
     *("load_state_dict", "torch.load", "resume", "load_checkpoint", "restore", "Checkpoint"),
     *("from_pretrained", "lightning", "Trainer("),
@@ -21,11 +30,13 @@ _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 def find_missing_folder(subject: Subject) -> Iterator[Hit]:
     if subject.directives.last("chdir") is not None:
         return
+    told = set[str]()
     for option in ("output", "error"):
         item = subject.directives.last(option)
         folder = _folder(item.value) if item else ""
-        if item is None or not folder or folder.startswith(("/", "~", "$")):
+        if item is None or not folder or folder.startswith(("/", "~", "$")) or folder in told:
             continue
+        told.add(folder)
         places = {beside(subject.path, folder), beside("", folder)}
         if not any(subject.files.is_folder(place) for place in places):
             late = any(c.name == "mkdir" and folder in c.text for c in subject.commands)
@@ -59,14 +70,25 @@ def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what="All tasks of the job array write to this file.",
-                fix=f"#SBATCH --{option}=%x-%A_%a.out",
+                fix=f"#SBATCH --{option}={_with_id(item.value, '%A_%a')}",
             )
         elif not patterns & {"j", "J", "A"}:
             yield Hit(
                 at=Place(subject.path, item.line),
                 what="The next job overwrites this file, even while this job is still writing it.",
-                fix=f"#SBATCH --{option}=%x-%j.out",
+                fix=f"#SBATCH --{option}={_with_id(item.value, '%j')}",
             )
+
+
+def _with_id(path: str, pattern: str) -> str:
+    """Insert the job ID into a file name, before its extension."""
+    if pattern == "%A_%a" and "%A" in path:
+        return path.replace("%A", pattern)
+    folder, slash, name = path.rpartition("/")
+    stem, dot, extension = name.rpartition(".")
+    if not stem:
+        stem, dot, extension = name, "", ""
+    return f"{folder}{slash}{stem}-{pattern}{dot}{extension}"
 
 
 def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
@@ -87,6 +109,25 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
                 fix="pids+=($!)  # after each &, then replace wait with:\n"
                 'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
             )
+
+
+def find_endless_wait(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or "trap" in batch.text:
+        return
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    if any(c.name in _ENDS_OTHERS for c in batch.commands):
+        return
+    servers = [c for c in plain if c.background and _SERVER.search(c.text)]
+    others = [c for c in plain if _starts(c) and not _SERVER.search(c.text)]
+    waits = [c for c in plain if c.name == "wait" and len(c.words) == 1 and c.certain]
+    if servers and others and waits and waits[-1].line > servers[-1].line:
+        yield Hit(
+            at=waits[-1],
+            what=f"`wait` also waits for the server in line {servers[-1].line}, which does not "
+            "exit. The job runs until its time limit.",
+            fix="server=$!  # after the server, and here instead of wait:\nkill $server",
+        )
 
 
 def _starts(command: Command) -> bool:
@@ -146,6 +187,29 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
                 "the job reaches its time limit.",
                 fix="save the model, optimizer and epoch regularly, and load them at startup",
             )
+
+
+def find_lost_status(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or "errexit" in batch.settings:
+        return
+    if re.match(r"#!.*\s-\w*e", batch.text) or re.search(r"\$\?|PIPESTATUS", batch.text):
+        return
+    launched = {id(one.launch.command) for one in subject.started}
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in launched), None)
+    if last is None or any(c.name in ("trap", "exit") for c in plain):
+        return
+    command, after = plain[last], plain[last + 1 :]
+    if command.background or command.piped_into or not command.certain or not after:
+        return
+    if all(c.certain and not c.background and c.name in _ENDING for c in after):
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because {after[-1].name} (line "
+            f"{after[-1].line}) succeeds afterwards.",
+            fix="set -e  # near the top of the script",
+        )
 
 
 RULES = (
@@ -244,6 +308,40 @@ RULES = (
      optimizer.step()
 +    torch.save(model.state_dict(), "last.tmp")
 +    os.replace("last.tmp", "last.pt")
+""",
+    ),
+    Rule(
+        code="E507",
+        title="failure hidden by a later command",
+        severity=WARNING,
+        check=find_lost_status,
+        why="The exit status of a job is that of the last command in its script. After `echo`, it "
+        "is 0, and jobs that depend on the success of this job start.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++set -e
+ srun python train.py    # <- here
+ echo done
+""",
+    ),
+    Rule(
+        code="E508",
+        title="`wait` for a server that does not exit",
+        severity=WARNING,
+        check=find_endless_wait,
+        why="`wait` without arguments waits for all background processes. A server or a monitor "
+        "does not exit by itself, so the nodes stay allocated until the time limit.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ nvidia-smi dmon -d 10 > gpu.log &
++monitor=$!
+ python train.py
+-wait    # <- here
++code=$?
++kill $monitor
++exit $code
 """,
     ),
 )

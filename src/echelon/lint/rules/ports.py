@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Assignment, Where, Word
-from echelon.lint.facts import reads_variables
 from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.python_script import (
@@ -20,7 +19,10 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _PORT_OPTIONS = ("master-port", "main-process-port")
+_FIRST_FREE = 1024
+"""Only root may use lower ports."""
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
+_FRAMEWORKS = ("lightning", "Lightning", "init_process_group", "init_distributed", "Accelerator")
 _FREE_PORT = """\
 export MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); \
 print(s.getsockname()[1])')"""
@@ -30,28 +32,52 @@ _RETRY = "echelon script --style torchrun …  # prints a script that retries wi
 
 def ports(subject: Subject) -> Iterator[Assignment]:
     """Yield the ports of a script, each at the place that sets it: a variable or an option."""
-    used = {
-        name for one in subject.started for word in _port_words(one.launch) for name in word.names
-    }
-    if "MASTER_PORT" in used or reads_variables(subject):
+    words = [(one.launch, word) for one in subject.started for word in _port_words(one.launch)]
+    made = [_makers(subject, word) for _, word in words]
+    given = [maker for makers in made for maker in makers]
+    if any(maker.name == "MASTER_PORT" for maker in given) or _is_read(subject, "MASTER_PORT"):
         yield from subject.assigned("MASTER_PORT")
-    for one in subject.started:
-        for word in _port_words(one.launch):
-            makers = [a for use in word.uses for a in subject.assigned(use.name)]
-            makers = [maker for maker in makers if _is_port(maker.value)]
-            if any(maker.name == "MASTER_PORT" for maker in makers):
-                continue  # already yielded
-            yield from makers
-            if not makers:
-                path, line = one.launch.place_of(word, subject.path)
-                where = one.launch.command.where
-                yield Assignment(
-                    name="", value=word, path=path, line=line, where=where, certain=True
-                )
+    yield from (maker for maker in given if maker.name != "MASTER_PORT")
+    for (launch, word), makers in zip(words, made, strict=True):
+        if not makers:
+            path, line = launch.place_of(word, subject.path)
+            where = launch.command.where
+            yield Assignment(name="", value=word, path=path, line=line, where=where, certain=True)
 
 
-def _is_port(value: Word) -> bool:
-    return value.number is not None or _is_probe(value) or bool(value.names & _JOB_ID)
+def _makers(subject: Subject, word: Word) -> list[Assignment]:
+    """Return the assignments that a port option takes its port from."""
+    port = word.text.rpartition(":")[2].strip("\"'")
+    named = set(re.findall(r"\$\{?(\w+)", port)) if not port.isdecimal() else set()
+    found = [a for a in subject.assignments if a.name in named and _is_port(a)]
+    if port.isdecimal():
+        # The text of a nested shell contains the number instead of the variable.
+        found = [a for a in subject.assignments if a.value.text == port and _has_port(a, word)]
+    return found
+
+
+def _has_port(assignment: Assignment, word: Word) -> bool:
+    return "PORT" in assignment.name.upper() or (
+        assignment.name in word.names and assignment.value.number is not None
+    )
+
+
+def _is_read(subject: Subject, name: str) -> bool:
+    """Tell whether a program may read a variable that the script sets."""
+    set_for = (one.launch.variables for one in subject.started)
+    if name not in subject.exported and not any(name in names for names in set_for):
+        return False
+    pythons = [one.python for one in subject.started if one.launch.launcher is None]
+    return not subject.started or any(
+        python is None or python.is_distributed or python.mentions(name, *_FRAMEWORKS)
+        for python in pythons
+    )
+
+
+def _is_port(assignment: Assignment) -> bool:
+    value = assignment.value
+    made = value.number is not None or _is_probe(value) or bool(value.names & _JOB_ID)
+    return made or _lowest(value) is not None or assignment.name == "MASTER_PORT"
 
 
 def _port_words(launch: Launch) -> Iterator[Word]:
@@ -172,9 +198,7 @@ def _may_hold_port(value: Word) -> bool:
 _HOST_COMMANDS = frozenset({"hostname", "scontrol", "head", "srun", "cut", "awk", "sed", "uname"})
 
 
-def find_port_of_job_id(subject: Subject) -> Iterator[Hit]:
-    if _is_exclusive(subject):
-        return
+def _ports_of_job_id(subject: Subject) -> Iterator[Hit]:
     for port in ports(subject):
         if port.value.names & _JOB_ID and not _is_probe(port.value) and not _names_only(port.value):
             yield _of_job_id(port, _FREE_PORT)
@@ -182,6 +206,32 @@ def find_port_of_job_id(subject: Subject) -> Iterator[Hit]:
         for line, value in python_ports(python):
             if "SLURM_JOB" in origin(python, value):
                 yield _of_job_id(Place(python.path, line), _SET_IN_JOB)
+
+
+def find_unsuitable_port(subject: Subject) -> Iterator[Hit]:
+    for port in ports(subject):
+        low = _lowest(port.value)
+        if low is not None and low < _FIRST_FREE and port.where is Where.BATCH:
+            yield Hit(
+                at=port,
+                what=f"The port can be as low as {low}. Only root may use ports below 1024, so the "
+                "job fails from time to time.",
+                fix="export MASTER_PORT=$((20000 + RANDOM % 10000))",
+            )
+    if not _is_exclusive(subject):
+        yield from _ports_of_job_id(subject)
+
+
+def _lowest(value: Word) -> int | None:
+    """Return the lowest number that a random port can be; None if it is not random."""
+    text = value.text.strip()
+    if re.fullmatch(r"\$\{?RANDOM\}?|\$\(\(\s*\$?\{?RANDOM\}?\s*(%\s*\d+\s*)?\)\)", text):
+        return 0
+    for command in value.commands:
+        found = re.search(r"-i\s*([0-9]{1,5})-[0-9]{1,5}\b", command.text)
+        if command.name == "shuf" and found and len(value.commands) == 1:
+            return int(found[1]) if text.startswith(("$(shuf", "`shuf")) else None
+    return None
 
 
 def _names_only(value: Word) -> bool:
@@ -195,6 +245,7 @@ def _of_job_id(at: Located, fix: str) -> Hit:
         what="Two jobs on a node get the same port if their job IDs end in the same digits. The "
         "port may also be in use already.",
         fix=fix,
+        severity=ADVICE,
     )
 
 
@@ -261,17 +312,16 @@ RULES = (
     ),
     Rule(
         code="E303",
-        title="port derived from the job ID",
-        severity=ADVICE,
-        check=find_port_of_job_id,
-        why="The last digits of job IDs repeat. Another program may also use the port, because "
-        "nothing checks that it is free.",
+        title="port that may be taken or invalid",
+        severity=WARNING,
+        check=find_unsuitable_port,
+        why="Only root may use ports below 1024, and `$RANDOM` starts at 0. The last digits of job "
+        "IDs repeat, so two jobs can get the same port; that is reported as advice.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2
--export MASTER_PORT=$((10000 + SLURM_JOB_ID % 10000))    # <- here
-+#SBATCH --exclusive
-+export MASTER_PORT=29500
+-export MASTER_PORT=$((RANDOM % 65536))    # <- here
++export MASTER_PORT=$((20000 + RANDOM % 10000))
  export MASTER_ADDR=$(hostname)
  srun python train.py
 """,

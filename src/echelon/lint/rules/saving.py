@@ -4,9 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.lint.facts import may_have_several_ranks
 from echelon.lint.python_guards import guards, handed_over, is_called
 from echelon.lint.python_script import (
     PythonScript,
+    ancestors,
     enclosing_function,
     keyword,
     last_name,
@@ -27,6 +29,14 @@ _OTHERS_LEFT = re.compile(
 )
 _NO_FILE = re.compile(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\btmp\w*\.name")
 """Targets of torch.save that no other process writes: a buffer or a temporary file."""
+_FROM_CPU = re.compile(r"\.cpu\(\)|['\"]cpu['\"]|cpu_offload|offload_to_cpu|full_state_dict")
+_WEIGHTS = re.compile(
+    r"state|ckpt|checkpoint|resume|weight|model|last|best|pretrain", re.IGNORECASE
+)
+_DATA = re.compile(
+    r"\b\w*(data(set)?|samples|inputs|labels|targets|features|images|tokens)\w*\s*=[^=]"
+)
+"""Names of variables that hold data rather than weights."""
 _ATOMIC = ("os.replace", "os.rename", "shutil.move", ".replace(", ".rename(", "atomic")
 
 
@@ -41,7 +51,9 @@ def _saves(python: PythonScript) -> Iterator[tuple[ast.Call, ast.expr]]:
 
 
 def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
-    for python in subject.distributed if _may_be_several(subject) else ():
+    for python in subject.distributed:
+        if not may_have_several_ranks(subject, python):
+            continue
         for call, target in _saves(python):
             if _ONE_PER_RANK.search(_made_of(python, target)) or not is_called(python, call):
                 continue
@@ -49,8 +61,24 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
                 yield Hit(
                     at=python.at(call),
                     what="All ranks write this file at the same time, which can corrupt it.",
-                    fix="if dist.get_rank() == 0:  # around this call",
+                    fix=_on_rank_zero(python, call),
                 )
+
+
+def _on_rank_zero(python: PythonScript, call: ast.Call) -> str:
+    """Return a condition for one rank that also works without the process group."""
+    here = enclosing_function(python, call)
+    ended = [
+        end
+        for end in python.calls("destroy_process_group")
+        if enclosing_function(python, end) is here and end.lineno < call.lineno
+    ]
+    if not ended:
+        return "if dist.get_rank() == 0:  # around this call"
+    return (
+        "rank = dist.get_rank()  # before destroy_process_group, which ends the group\n"
+        "if rank == 0:  # around this call"
+    )
 
 
 def _made_of(python: PythonScript, target: ast.expr) -> str:
@@ -58,14 +86,6 @@ def _made_of(python: PythonScript, target: ast.expr) -> str:
     names = [node for node in ast.walk(target) if isinstance(node, ast.Name)]
     given = [value for name in names for value in handed_over(python, name)]
     return " ; ".join(origin(python, value) for value in (target, *given))
-
-
-def _may_be_several(subject: Subject) -> bool:
-    return (
-        subject.job.tasks is None
-        or subject.job.tasks > 1
-        or (subject.job.gpus_per_node is None or subject.job.gpus_per_node > 1)
-    )
 
 
 def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
@@ -106,8 +126,10 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
 
 
 def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
-    for python in subject.distributed if _may_be_several(subject) else ():
-        if not python.mentions("cuda", "nccl"):
+    for python in subject.distributed:
+        if not may_have_several_ranks(subject, python):
+            continue
+        if not python.mentions("cuda", "nccl") or _saves_from_cpu(python):
             continue
         for call in python.calls("load"):
             if unparse(call.func) != "torch.load" or keyword(call, "map_location", 1) is not None:
@@ -117,7 +139,7 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
             made_of = origin(python, call.args[0]) if call.args else ""
             if re.search("rank|RANK", made_of) or _NO_FILE.search(made_of):
                 continue
-            if guards(python, call):
+            if guards(python, call) or not _is_checkpoint(python, call):
                 continue
             yield Hit(
                 at=python.at(call),
@@ -125,6 +147,24 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
                 "That GPU then holds one copy per rank.",
                 fix='torch.load(path, map_location="cpu")',
             )
+
+
+def _saves_from_cpu(python: PythonScript) -> bool:
+    """Tell whether the script moves tensors to the CPU before it saves them."""
+    saved = [keyword(call, "obj", 0) for call, _ in _saves(python)]
+    texts = [origin(python, value) for value in saved if value is not None]
+    return bool(texts) and all(_FROM_CPU.search(text) for text in texts)
+
+
+def _is_checkpoint(python: PythonScript, call: ast.Call) -> bool:
+    """Tell whether a file holds weights; tensors of a dataset are usually saved from the CPU."""
+    around = unparse(python.parents.get(call, call))
+    for parent in ancestors(python, call):
+        if isinstance(parent, ast.stmt):
+            around = unparse(parent).partition("\n")[0]
+            break
+    made_of = origin(python, call.args[0]) if call.args else ""
+    return bool(_WEIGHTS.search(f"{around} {made_of}")) and not _DATA.search(around)
 
 
 def find_lonely_forward(subject: Subject) -> Iterator[Hit]:

@@ -10,16 +10,23 @@ from echelon.lint.facts import (
     ranks_per_launch,
     sets_visible_devices,
     spawns,
+    uses_several_gpus,
 )
-from echelon.lint.python_script import keyword, origin
+from echelon.lint.launches import Launch
+from echelon.lint.python_script import constant, keyword, origin, values_of
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
-from echelon.lint.subject import Subject
+from echelon.lint.subject import Started, Subject
 
 _SPREADERS = frozenset(
     {
         *("srun", "mpirun", "mpiexec", "orterun", "ssh", "pdsh", "clush", "deepspeed", "ray"),
         *("echelon", "parallel", "pssh", "sbcast", "horovodrun", "jsrun", "prun", "aprun", "xargs"),
     }
+)
+ONCE_PER_NODE = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1"
+"""With both options, because srun otherwise keeps the number of tasks of the job."""
+_NUMBERS_OF_TASKS = frozenset(
+    {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
 )
 
 
@@ -43,10 +50,22 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             at=one.launch,
             what=f"This runs only on the first of {count} nodes, because srun does not start it."
             + (" It waits for the other nodes until it times out." if waits else ""),
-            fix=f"srun --ntasks-per-node=1 {one.launch.command.name} …",
+            fix=_started_by_srun(one),
             # A program that lint cannot read may contact the other nodes itself.
             severity=None if waits or one.python is not None else WARNING,
         )
+
+
+def _started_by_srun(one: Started) -> str:
+    """Return a command that starts a launcher once per node, or Python once per task."""
+    launch, tasks = one.launch, one.launch.amounts.tasks_per_node
+    name = launch.command.name
+    if launch.launcher is not None:
+        return f"srun {name} …" if tasks == 1 else f"{ONCE_PER_NODE} {name} …"
+    gpus = launch.amounts.gpus_per_node or 0
+    if tasks == 1 and gpus > 1 and not spawns(one.python):
+        return f"srun {name} …  # with #SBATCH --ntasks-per-node={gpus}, one task per GPU"
+    return f"srun {name} …"
 
 
 def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
@@ -63,8 +82,19 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 at=launch,
                 what=f"srun starts {launch.launcher.name} {tasks} times on each node, and each "
                 "instance starts all ranks of the node.",
-                fix="srun --ntasks-per-node=1 …  # and #SBATCH --ntasks-per-node=1",
+                fix=_once_per_node(subject, launch),
             )
+
+
+def _once_per_node(subject: Subject, launch: Launch) -> str:
+    options = launch.launcher.options.values() if launch.launcher else ()
+    derived = any(word.names & _NUMBERS_OF_TASKS for word in options)
+    if derived or {"ntasks", "ntasks-per-node"} & set(launch.srun or ()):
+        # The request stays as it is, because the script computes other numbers from it.
+        return f"{ONCE_PER_NODE} …"
+    total = subject.directives.last("ntasks")
+    instead = f"  # instead of --ntasks={total.value}" if total else ""
+    return f"#SBATCH --ntasks-per-node=1{instead}"
 
 
 def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
@@ -76,6 +106,8 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
             continue
         ranks = ranks_per_launch(launch)
+        if uses_several_gpus(one.python):
+            continue
         if launch.launcher is None and (
             one.python is None
             or may_use_all_gpus(one.python)
@@ -123,6 +155,7 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
 
 
 def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
+    yield from _separate_machines(subject)
     nodes = subject.job.nodes
     if nodes is None:
         return
@@ -137,10 +170,10 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
             one.launch.srun is None or launcher.kind == "accelerate" or nodes == 1
         ):
             continue
-        step = one.launch.amounts.nodes
-        if option is None and (step is None or step == 1 or not is_alone(subject, one.launch)):
+        step = one.launch.amounts.nodes if one.launch.srun is not None else nodes
+        if option is None and (step == 1 or not is_alone(subject, one.launch)):
             continue
-        if given is None or given == nodes or (standalone and nodes == 1):
+        if given is None or step is None or given in (nodes, step) or (standalone and nodes == 1):
             continue
         waits = given > nodes
         yield Hit(
@@ -151,10 +184,50 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
                 if waits
                 else "The nodes train separate models, or some of them are rejected."
             ),
-            fix="--num_machines=$SLURM_JOB_NUM_NODES"
-            if launcher.kind == "accelerate"
-            else "--nnodes=$SLURM_JOB_NUM_NODES",
+            fix=_nodes_of_job(one.launch),
         )
+
+
+def _separate_machines(subject: Subject) -> Iterator[Hit]:
+    """Find accelerate on several nodes without the number or the rank of the machine."""
+    for one in subject.started:
+        launch, launcher = one.launch, one.launch.launcher
+        if launcher is None or launcher.kind != "accelerate" or not launcher.complete:
+            continue
+        if launch.srun is None or not launch.amounts.several_nodes or launch.amounts.nodes is None:
+            continue
+        if "config-file" in launcher.options:
+            continue
+        machines, backend = launcher.option("num-machines"), launcher.option("rdzv-backend")
+        if machines is None:
+            yield Hit(
+                at=launch,
+                what="accelerate expects 1 machine unless told otherwise, but the job has "
+                f"{launch.amounts.nodes} nodes. Each node trains its own model.",
+                fix=f"{_nodes_of_job(launch)} --machine_rank=$SLURM_NODEID"
+                "  # inside srun bash -c '…'",
+                severity=WARNING,  # the user's default configuration may have the number
+            )
+        elif (
+            (machines.number or 0) > 1
+            and "machine-rank" not in launcher.options
+            and (backend is None or backend.text == "static")
+        ):
+            yield Hit(
+                at=launch,
+                what="Without `--machine_rank`, every node claims to be machine 0. The ranks wait "
+                "for each other until they time out.",
+                fix="--machine_rank=$SLURM_NODEID  # inside srun bash -c '…'",
+            )
+
+
+def _nodes_of_job(launch: Launch) -> str:
+    """Return the options that make a launcher use all nodes of the job."""
+    if launch.launcher is None or launch.launcher.kind != "accelerate":
+        return "--nnodes=$SLURM_JOB_NUM_NODES"
+    # accelerate counts the processes of all machines together.
+    processes = f"$((SLURM_JOB_NUM_NODES * {launch.amounts.gpus_per_node or 1}))"
+    return f"--num_machines=$SLURM_JOB_NUM_NODES --num_processes={processes}"
 
 
 def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
@@ -165,7 +238,11 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
         if not amounts.gpus_per_task or (amounts.tasks_per_node or 1) < 2:
             continue
         for call in python.calls("set_device"):
-            made_of = origin(python, keyword(call, "device", 0))
+            device = keyword(call, "device", 0)
+            values = values_of(python, device) if device is not None else []
+            if any(isinstance(constant(value), int) for value in values):
+                continue  # set to 0, because the task sees one GPU
+            made_of = origin(python, device)
             local = any(word in made_of for word in ("LOCAL_RANK", "SLURM_LOCALID", "local_rank"))
             if local and "device_count" not in made_of and "%" not in made_of:
                 yield Hit(

@@ -34,10 +34,14 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
         # The parser does not know all of bash, so bash itself decides.
         complaint = ask_bash(clean(shell.text), subject.programs)
         if complaint is not None:
+            line = clean(shell.text).split("\n")[complaint.line - 1]
+            placeholder = re.search(r"<[A-Za-z][^<>]*>", line)
             yield Hit(
                 at=Place(path, complaint.line),
                 what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
-                fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
+                fix=f"replace the placeholder {placeholder[0]} with your own value"
+                if placeholder
+                else f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
 
 

@@ -32,6 +32,28 @@ _FROM_SLURM = {
     "LOCAL_RANK": "$SLURM_LOCALID",
     "WORLD_SIZE": "$SLURM_NTASKS",
 }
+_OF_PROGRAMS = frozenset(
+    {
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONPATH"),
+        *("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_HOME"),
+        *("CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS"),
+        *("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE", "NCCL_SOCKET_IFNAME", "NCCL_NET"),
+        *("NCCL_SOCKET_NTHREADS", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_IB_TIMEOUT"),
+        *("NCCL_IB_GID_INDEX", "NCCL_IB_RETRY_CNT", "NCCL_IB_TC", "NCCL_IB_SL", "NCCL_ALGO"),
+        *("NCCL_IB_CUDA_SUPPORT", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE"),
+        *("NCCL_NET_GDR_LEVEL", "NCCL_CROSS_NIC", "NCCL_PROTO", "NCCL_BLOCKING_WAIT"),
+        *("NCCL_ASYNC_ERROR_HANDLING", "NCCL_LAUNCH_MODE", "NCCL_TIMEOUT", "NCCL_NVLS_ENABLE"),
+        *("GLOO_SOCKET_IFNAME", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_HOME"),
+        *("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_CUDA_ARCH_LIST"),
+        *("TORCH_EXTENSIONS_DIR", "TORCH_SHOW_CPP_STACKTRACES", "TOKENIZERS_PARALLELISM"),
+        *("HF_HOME", "HF_TOKEN", "HF_DATASETS_CACHE", "HF_HUB_CACHE", "HF_HUB_OFFLINE"),
+        *("HF_DATASETS_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE"),
+        *("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"),
+        *("WANDB_CACHE_DIR", "WANDB_DISABLED", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_RUN_ID"),
+        *("WANDB_RESUME", "WANDB_SILENT", "WANDB_BASE_URL", "WANDB_TAGS", "WANDB_NOTES"),
+    }
+)
+"""Variables that programs read; other names with the same prefix are the script's own."""
 
 
 def find_world_size(subject: Subject) -> Iterator[Hit]:
@@ -178,25 +200,40 @@ def _stale(at: Located) -> Hit:
 
 
 def find_not_exported(subject: Subject) -> Iterator[Hit]:
-    shells = [shell for shell in subject.shells if shell.where is Where.BATCH]
-    used = frozenset(name for shell in subject.shells for name in shell.names_used)
-    if not subject.is_job or not subject.started:
+    if not subject.is_job or not subject.started or _sources_others(subject):
         return
-    for shell in shells:
+    read = frozenset(name for shell in subject.shells for name in shell.names_read)
+    for shell in (shell for shell in subject.shells if shell.where is Where.BATCH):
         for assignment in shell.assignments:
             name = assignment.name
-            if not _is_for_programs(name) or name in subject.exported or name in used:
+            if name in subject.exported or name in read or not _is_for_programs(subject, name):
                 continue
             yield Hit(
                 at=assignment,
                 what=f"`{name}` is not exported, so programs do not see it.",
-                fix=f"export {name}={assignment.value.text}",
+                fix=_exported(subject.line_at(assignment), name),
             )
 
 
-def _is_for_programs(name: str) -> bool:
-    exact = {*_NEEDED, "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "MKL_NUM_THREADS"}
-    return name in exact or name.startswith(("NCCL_", "GLOO_", "TORCH_", "HF_", "WANDB_"))
+def _exported(line: str, name: str) -> str:
+    """Return the line of an assignment with `export`; expressions remain as written."""
+    own = re.match(rf"\s*{name}=", line) and not line.endswith("\\")
+    return f"export {line.strip()}" if own else f"export {name}  # after the assignment"
+
+
+def _is_for_programs(subject: Subject, name: str) -> bool:
+    """Tell whether a program of the job reads a variable, which nothing else sets."""
+    if name in _NEEDED:  # launchers set these themselves
+        return any(_needs(one, name) for one in subject.started)
+    if name == "CUDA_VISIBLE_DEVICES":  # Slurm has exported it if the job has GPUs
+        return subject.job.gpus_per_node == 0
+    return name in _OF_PROGRAMS
+
+
+def _needs(one: Started, name: str) -> bool:
+    if one.launch.launcher is not None or one.launch.mpi:
+        return False
+    return one.python is None or name in _needed(one.python) - _set_in(one.python)
 
 
 RULES = (

@@ -1,0 +1,139 @@
+"""Fixes that are lines of a script: bash accepts the script that has them, and lint too."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from echelon.core.shell import LocalShell
+from echelon.lint.files import DiskFiles
+from echelon.lint.linting import lint
+from echelon.lint.request import read_directives
+from echelon.lint.rules.syntax import ask_bash
+from unit.lint.fakes import SlurmOf, TextFiles
+
+BAD = sorted((Path(__file__).parents[2] / "golden/lint/bad").glob("*.sh"))
+LINE = re.compile(r"#SBATCH -|(export )?[A-Za-z_]\w*\+?=|(set|mkdir|wait|srun|eval|for|cd) ")
+"""How a line of a script begins; other fixes are options, Python or prose."""
+
+
+def check(text, path):
+    return lint(text, path=str(path), files=DiskFiles(), programs=SlurmOf())
+
+
+def findings():
+    for path in BAD:
+        text = path.read_text()
+        for finding in check(text, path):
+            if finding.path == str(path) and LINE.match(finding.fix):
+                yield pytest.param(path, text, finding, id=f"{path.name}-{finding.code}")
+
+
+def name_of(line):
+    """The option or the variable that a line sets."""
+    found = re.match(r"#SBATCH (-\S*?)[= ]|(?:export )?(\w+)=", line)
+    return found and (found[1] or found[2])
+
+
+def apply(text, finding):
+    """The script with the fix, and whether it replaces the line or comes before it."""
+    lines = text.split("\n")
+    old = lines[finding.line - 1]
+    fix = finding.fix.replace("…", "true").split("\n")
+    replaces = name_of(old) is not None and name_of(old) == name_of(fix[0])
+    if not replaces and fix[0].startswith("#SBATCH"):
+        return "\n".join([lines[0], *fix, *lines[1:]]), False
+    lines[finding.line - 1 : finding.line] = fix if replaces else [*fix, old]
+    return "\n".join(lines), replaces
+
+
+@pytest.mark.parametrize(("path", "text", "finding"), list(findings()))
+def test_bash_accepts_the_fixed_script(path, text, finding):
+    fixed, replaces = apply(text, finding)
+    assert ask_bash(fixed, LocalShell()) is None
+    before, after = read_directives(text).broken, read_directives(fixed).broken
+    assert len(after) <= len(before)
+    if replaces and "…" not in finding.fix:
+        now = check(fixed, path)
+        assert (finding.code, finding.what) not in [(f.code, f.what) for f in now]
+        assert errors(now) <= errors(check(text, path))
+
+
+def errors(findings):
+    return {finding.code for finding in findings if finding.severity == "error"}
+
+
+def test_there_are_many():
+    assert len(list(findings())) >= 25
+
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --exclusive\n"
+
+
+def fixes(code, body, **beside):
+    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
+    found = lint(body, path="job.sh", files=files, programs=SlurmOf())
+    return [f.fix for f in found if f.code == code]
+
+
+def test_gloo_gets_no_exclusion():
+    assert fixes("E405", f"{JOB}export GLOO_SOCKET_IFNAME=eth0\nsrun python train.py\n") == [
+        "remove the line"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "fixed"),
+    [
+        ("out.txt", "out-%j.txt"),
+        ("../logs/%x.err", "../logs/%x-%j.err"),
+        ("logs.d/run", "logs.d/run-%j"),
+        (".hidden", ".hidden-%j"),
+    ],
+)
+def test_an_output_keeps_its_directory_and_its_extension(value, fixed):
+    body = f"#!/bin/bash\n#SBATCH --error={value}\npython train.py\n"
+    assert fixes("E502", body) == [f"#SBATCH --error={fixed}"]
+
+
+@pytest.mark.parametrize(("value", "fixed"), [("o.txt", "o-%A_%a.txt"), ("%A.out", "%A_%a.out")])
+def test_an_output_of_an_array_has_both_numbers(value, fixed):
+    body = f"#!/bin/bash\n#SBATCH --array=1-4\n#SBATCH --output={value}\npython train.py\n"
+    assert fixes("E502", body) == [f"#SBATCH --output={fixed}"]
+
+
+def test_lightning_keeps_a_task_per_gpu():
+    lightning = "import lightning\nlightning.Trainer(devices=4, num_nodes=2).fit(None)\n"
+    body = f"{JOB}#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\npython fit.py\n"
+    assert fixes("E201", body, fit=lightning) == ["srun python …"]
+    body = f"{JOB}#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\npython fit.py\n"
+    assert "--ntasks-per-node=4" in fixes("E201", body, fit=lightning)[0]
+
+
+def test_a_launcher_starts_once_per_node_even_if_gpus_are_counted_by_tasks():
+    head = f"{JOB}#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
+    torchrun = "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):29500"
+    derived = f"{head}srun {torchrun} --nproc_per_node=$SLURM_NTASKS_PER_NODE train.py\n"
+    assert fixes("E202", derived) == ["srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 …"]
+    plain = f"{head}srun {torchrun} --nproc_per_node=4 train.py\n"
+    assert fixes("E202", plain) == ["#SBATCH --ntasks-per-node=1"]
+    alone = f"{head}{torchrun} --nproc_per_node=4 train.py\n"
+    assert fixes("E201", alone) == [
+        "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1 torchrun …"
+    ]
+
+
+def test_cpus_are_not_multiplied():
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --cpus-per-task=8\n"
+    (fix,) = fixes("E403", f"{head}torchrun --standalone --nproc_per_node=75 train.py\n")
+    assert fix.startswith("#SBATCH --cpus-per-task=75 ")
+
+
+def test_no_rank_is_asked_for_after_the_group_is_gone():
+    saving = (
+        "import torch\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
+        "dist.destroy_process_group()\ntorch.save({}, 'last.pt')\n"
+    )
+    (finding,) = lint(saving, path="train.py", files=TextFiles({}))
+    assert finding.code == "E611"
+    assert finding.fix.startswith("rank = dist.get_rank()  # before destroy_process_group")
