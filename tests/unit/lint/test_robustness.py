@@ -80,7 +80,7 @@ LEVELS = list(Severity)
 
 def run(text, path="job.sh"):
     files = TextFiles({"job.sh": text, "train.py": text, "a.sh": text})
-    return lint(text, path=path, files=files, programs=FakeShell({"bash": ""}))
+    return lint(text, path=path, files=files, programs=FakeShell({"bash": "", "sinfo": ""}))
 
 
 def checked(text, path="job.sh"):
@@ -172,7 +172,9 @@ def test_bash_that_is_nested_beyond_reason_leaves_the_rest_to_be_checked(kind, c
 def test_a_wrapper_that_is_nested_beyond_reason_says_so():
     files = TextFiles({"w.sh": f"#!/bin/bash\n{deep_bash('branches', 3000)}\n"})
     script = "#!/bin/bash\n#SBATCH --mem=16Go\nsrun ./w.sh\n"
-    findings = lint(script, path="job.sh", files=files, programs=FakeShell({"bash": ""}))
+    findings = lint(
+        script, path="job.sh", files=files, programs=FakeShell({"bash": "", "sinfo": ""})
+    )
     assert [(f.code, f.path) for f in findings] == [("E111", "job.sh"), ("E210", "w.sh")]
 
 

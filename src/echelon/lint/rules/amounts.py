@@ -1,4 +1,4 @@
-"""E111 to E117: invalid, contradictory or unfinished resource requests."""
+"""E111 to E118: invalid, contradictory or unfinished resource requests."""
 
 import re
 from collections.abc import Iterator
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from echelon.core.units import counted, parse_memory
 from echelon.errors import UsageError
 from echelon.lint.files import Place
+from echelon.lint.python_script import constant, keyword
 from echelon.lint.request import (
     Directive,
     count_gpus,
@@ -210,6 +211,34 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
             )
 
 
+def find_no_gpus(subject: Subject) -> Iterator[Hit]:
+    if not subject.is_job or subject.directives.several or subject.job.gpus_per_node != 0:
+        return
+    given = {item.option for item in subject.directives.items}
+    if given & {"exclusive", "constraint", "licenses", "gpus-per-socket"} or _names_gpus(subject):
+        return
+    for one in subject.started:
+        python, launch = one.python, one.launch
+        if python is None or launch.amounts.gpus_per_node != 0 or launch.elsewhere:
+            continue
+        groups = python.calls("init_process_group")
+        if any(constant(keyword(call, "backend", 0)) == "nccl" for call in groups):
+            yield Hit(
+                at=launch,
+                what=f"{python.path} uses NCCL, but the job requests no GPUs. Most clusters then "
+                "give it none.",
+                fix="#SBATCH --gpus-per-node=…",
+            )
+            return
+
+
+def _names_gpus(subject: Subject) -> bool:
+    """Tell whether the partition or similar suggests that its nodes come with their GPUs."""
+    items = subject.directives.items
+    named = [i.value for i in items if i.option in ("partition", "qos", "reservation", "nodelist")]
+    return any(re.search(r"gpu|[avh]\d00|l40|gh200|b200|rtx|tesla|mi\d+", n.lower()) for n in named)
+
+
 RULES = (
     Rule(
         code="E111",
@@ -308,6 +337,27 @@ RULES = (
 -#SBATCH --gres=gpu:4    # <- here
  #SBATCH --gpus-per-node=4
  python train.py
+""",
+    ),
+    Rule(
+        code="E118",
+        title="no GPUs requested",
+        severity=ADVICE,
+        check=find_no_gpus,
+        why="Slurm gives a job only the GPUs that it requests, except on clusters that allocate "
+        "whole nodes.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++#SBATCH --gpus-per-node=2
+ torchrun --standalone --nproc_per_node=2 train.py    # <- here
+ --- train.py
+ import os
+ import torch
+ import torch.distributed as dist
+ torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+ dist.init_process_group("nccl")
+ dist.destroy_process_group()
 """,
     ),
 )

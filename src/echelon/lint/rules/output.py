@@ -10,7 +10,10 @@ from echelon.lint.subject import Subject
 
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
-_ENDING = (_QUIET - {"kill"}) | {"deactivate"}
+_ENDING = (_QUIET - {"kill"}) | {
+    *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
+}
+"""Commands that succeed whether the training did or not."""
 _SERVER = re.compile(
     r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
     r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
