@@ -129,7 +129,9 @@ def test_another_job_continues_after_the_time_limit(framework, train, tmp_path):
     # Ranks are warned after 90 s. Importing the framework may take 60 s of that.
     run = train(framework, "--time=2m", "--signal-lead=30", steps=100, pace_s=1.0)
     check_end(run, framework, train, tmp_path, steps=100)
-    assert [one["state"] for one in run.outcomes()] == ["TIMEOUT", "COMPLETED"]
+    *earlier, last = (one["state"] for one in run.outcomes())
+    assert last == "COMPLETED"
+    assert set(earlier) == {"TIMEOUT"}  # two jobs where the machine is busy
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
