@@ -36,6 +36,8 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
         if complaint is not None:
             line = clean(shell.text).split("\n")[complaint.line - 1]
             placeholder = re.search(r"<[A-Za-z][^<>]*>", line)
+            if re.search(r"\{\{.*\}\}|\{%.*%\}", line):
+                continue  # a template, which is no script yet
             yield Hit(
                 at=Place(path, complaint.line),
                 what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
