@@ -28,6 +28,8 @@ _SETTING = frozenset({"variable_assignment", "declaration_command", "for_stateme
 _CALCULATING = frozenset(
     {"binary_expression", "unary_expression", "postfix_expression", "ternary_expression"}
 )
+_UNFILLED = re.compile(r"(?m)^[^#\n]*<[A-Za-z][\w -]*>[ \t]*(#.*)?$")
+"""A placeholder at the end of a line; the grammar takes the next line as a file name."""
 _LONGEST_ARRAY = 1000
 _LONGEST_COMMAND = 2000
 _LONGEST_PIPE = 20
@@ -118,7 +120,7 @@ class _Reader:
 
     def read(self) -> None:
         tree = _parser().parse(self._source.shown)
-        self._suspect = tree.root_node.has_error
+        self._suspect = tree.root_node.has_error or bool(_UNFILLED.search(self._text))
         self._names_read.update(_names_read(tree.root_node, self._source))
         self.walk(tree.root_node, _Context())
 

@@ -221,6 +221,8 @@ def find_no_gpus(subject: Subject) -> Iterator[Hit]:
         python, launch = one.python, one.launch
         if python is None or launch.amounts.gpus_per_node != 0 or launch.elsewhere:
             continue
+        if any(name.startswith("gpu") or "tres" in name for name in launch.srun or ()):
+            continue
         groups = python.calls("init_process_group")
         if any(constant(keyword(call, "backend", 0)) == "nccl" for call in groups):
             yield Hit(

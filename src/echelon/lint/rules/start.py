@@ -106,7 +106,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
             continue
         ranks = ranks_per_launch(launch)
-        if uses_several_gpus(one.python):
+        if uses_several_gpus(one.python) or _has_alternative(subject, one):
             continue
         if launch.launcher is None and (
             one.python is None
@@ -125,6 +125,17 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
             )
+
+
+def _has_alternative(subject: Subject, one: Started) -> bool:
+    """Tell whether a launch is in a branch, and another branch starts the same program."""
+    program = one.launch.program
+    others = (other.launch for other in subject.started if other is not one)
+    return not one.launch.command.certain and any(
+        program is not None and other.program is not None and other.program.text == program.text
+        for other in others
+        if not other.command.certain
+    )
 
 
 def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:

@@ -8,7 +8,7 @@ from echelon.core.shell import Shell as Programs
 from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Shell
 from echelon.lint.files import Place
-from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
@@ -36,12 +36,20 @@ def find_bash_errors(subject: Subject) -> Iterator[Hit]:
         if complaint is not None:
             line = clean(shell.text).split("\n")[complaint.line - 1]
             placeholder = re.search(r"<[A-Za-z][^<>]*>", line)
+            if re.search(r"\{\{.*\}\}|\{%.*%\}", line):
+                continue  # a template, which is no script yet
+            if placeholder:
+                yield Hit(
+                    at=Place(path, complaint.line),
+                    what=f"Bash stops at the placeholder '{placeholder[0]}': {complaint.message}.",
+                    fix=f"replace {placeholder[0]} with your own value",
+                    severity=WARNING,
+                )
+                continue
             yield Hit(
                 at=Place(path, complaint.line),
                 what=f"Bash runs the commands before this line, then stops: {complaint.message}.",
-                fix=f"replace the placeholder {placeholder[0]} with your own value"
-                if placeholder
-                else f"bash -n {path}  # shows where bash stops; the cause may be further up",
+                fix=f"bash -n {path}  # shows where bash stops; the cause may be further up",
             )
 
 
