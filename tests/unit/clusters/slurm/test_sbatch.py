@@ -41,9 +41,9 @@ def requests(draw):
         "mail_type": st.lists(st.sampled_from(MAIL_TYPES), min_size=1),
         "nodelist": st.just("n[1-3],gpu7"),
         "exclude": st.just("rack[1-2]n[01-16]"),
-        "time": st.integers(11, 10**6).map(str) | st.just("UNLIMITED"),
+        "time": st.integers(30, 10**6).map(str) | st.just("UNLIMITED"),
         "wait_all_nodes": st.just(True),
-        "signal_lead": st.integers(1, 600),  # which has to be less than the time
+        "signal_lead": st.integers(1, 600),  # at most half of the time
         "slurm.extra": st.dictionaries(
             st.sampled_from(["reservation", "comment", "exclusive", "licenses"]),
             texts | st.just(""),
