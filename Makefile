@@ -41,7 +41,7 @@ docs:  ## renew docs/reference and docs/benchmarks.md, and build the site in bui
 	@$(BIN)/python tools/figures.py
 	@$(if $(filter serve,$(ARGS)),NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve,$(SITE))
 
-test-quick: system  ## before a commit, in 4 minutes: the units, and one run of each kind
+test-quick: system  ## before a commit, in 3 minutes: the units, and one run of each kind
 	@tools/setup.sh user docs test
 	@$(BIN)/pytest $(PARALLEL) -m "(unit or quick) and not full" $(ARGS)
 
