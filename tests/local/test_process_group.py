@@ -1,13 +1,17 @@
 """`echelon.init()` among real processes, joined by gloo."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import weakref
 
 import pytest
+import torch
 
 from echelon.errors import UsageError
+from echelon.train import process_group
 from echelon.train.process_group import choose_backend
 
 PROGRAM = """\
@@ -124,3 +128,23 @@ def test_variables_that_contradict_each_other_are_refused():
 
     with pytest.raises(UsageError, match="contradicts"):
         echelon.init(environ={"RANK": "3", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("error", "released"), [(None, True), (SystemExit, True), (RuntimeError, False)]
+)
+def test_recorded_steps_are_released_unless_a_peer_may_be_gone(error, released, monkeypatch):
+    class Step:
+        released = False
+
+        def release(self):
+            self.released = True
+
+    monkeypatch.setattr(process_group, "_RECORDED", weakref.WeakSet())
+    step = Step()
+    process_group.release_before_close(step)
+    ends = contextlib.nullcontext() if error is None else pytest.raises(error)
+    with ends, process_group.Group(device=torch.device("cpu"), backend=""):
+        if error is not None:
+            raise error
+    assert step.released == released

@@ -20,7 +20,7 @@ _SEVERAL_DEVICES = re.compile(
     r"device_ids\s*=\s*\[\s*\w+\s*,|(model|pipeline|tensor)_?parallel|PipelineStage|PipelineParallel",
     re.IGNORECASE,
 )
-"""Words in scripts of which one process uses several GPUs."""
+"""Text that suggests that one process of a script uses several GPUs."""
 
 
 def ranks_per_launch(launch: Launch) -> int | None:
