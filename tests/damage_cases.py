@@ -31,7 +31,7 @@ from echelon.monitor.server import Gate, make_app
 from echelon.run.directory import RunDir
 from echelon.run.history import read_history
 from echelon.train.checkpoint import Checkpointer
-from echelon.train.checkpoint_files import CheckpointError
+from echelon.train.checkpoints.manifest import CheckpointError
 
 DAMAGED, WHOLE = "train-abcd", "good-abcd"
 OUR_FAULT = 70
@@ -44,6 +44,8 @@ COMMANDS = [
     *("report", f"report --json {DAMAGED}", "report --html page.html", "watch --once"),
     *("logs", f"logs --rank 0 {DAMAGED}", "export --csv --force last csv"),
     *("nodes", "nodes --json", f"resume {DAMAGED}"),
+    *(f"checkpoint ls --json {DAMAGED}", f"checkpoint show {DAMAGED}"),
+    *(f"checkpoint verify {DAMAGED}", f"checkpoint convert {DAMAGED} x --to dcp"),
     *("config", "config --all --json", "config --from job.sh", "script train.py", "lint job.sh"),
 ]
 COLOURED = ("logs", "watch")

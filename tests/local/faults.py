@@ -19,6 +19,8 @@ from local.liverun import PREAMBLE, LiveRun, live_run
 ANY = frozenset(range(4))
 """Where all ranks do the same, any of them may be the first."""
 HANG = ("--hang-timeout=4", "--on-hang=stop")
+POLL = "work = dist.all_reduce(torch.ones(1), async_op=True)\nwhile not work.is_completed(): pass"
+"""How ranks wait for NCCL: they use CPU time."""
 _LIMIT_MIB = 2048
 
 
@@ -563,7 +565,7 @@ train()
         cause="hang",
         ranks=rank(2),
         code=1,
-        says="the others in the collective all_reduce",
+        says="does not answer: a thread may hold the interpreter lock",
         not_retried="hangs end the run",
     ),
     Fault(
@@ -573,7 +575,7 @@ train()
         cause="hang",
         ranks=rank(1),
         code=1,
-        says="computes or loops while",
+        says="has not called all_reduce no. 2 of the default group (gloo), in which ranks 0, 2, 3",
         not_retried="hangs end the run",
     ),
     Fault(
@@ -583,7 +585,7 @@ train()
         cause="hang",
         ranks=rank(3),
         code=1,
-        says="in the collective recv, the others in the collective all_reduce",
+        says="ranks 0, 1, 2 wait; it is in the collective recv",
         not_retried="hangs end the run",
     ),
     Fault(
@@ -593,7 +595,65 @@ train()
         cause="hang",
         ranks=rank(0),
         code=1,
-        says="the others in the collective all_reduce",
+        says="has not called all_reduce no. 2",
+        not_retried="hangs end the run",
+    ),
+    Fault(
+        name="a hang: all ranks are busy, for they wait by polling",
+        script=f"""\
+begin(); step()
+while rank == 1: pass
+{POLL}
+""",
+        options=HANG,
+        cause="hang",
+        ranks=rank(1),
+        code=1,
+        says="has not called all_reduce no. 2 of the default group (gloo), in which ranks 0, 2, 3",
+        not_retried="hangs end the run",
+        quick=True,
+    ),
+    Fault(
+        name="a hang: the rank that sleeps is the cause, not those that poll",
+        script=f"begin(); step()\nif rank == 3: time.sleep(600)\n{POLL}",
+        options=HANG,
+        cause="hang",
+        ranks=rank(3),
+        code=1,
+        says="has not called all_reduce no. 2",
+        not_retried="hangs end the run",
+    ),
+    Fault(
+        name="a hang: groups are called in another order",
+        script="""\
+begin()
+groups = [dist.new_group(), dist.new_group()]
+for group in groups: dist.all_reduce(torch.ones(1), group=group)
+for group in reversed(groups) if rank == 2 else groups:
+    dist.all_reduce(torch.ones(1), group=group)
+""",
+        options=HANG,
+        cause="hang",
+        ranks=rank(2),
+        code=1,
+        says="waits in all_reduce no. 2 of group 2 (gloo), but ranks 0, 1, 3 wait in all_reduce",
+        not_retried="hangs end the run",
+    ),
+    Fault(
+        name="a hang: others of its group wait for a rank that waits for nobody",
+        script="""\
+begin()
+pair = dist.new_group([1, 2], group_desc="pair")
+if rank in (1, 2): dist.all_reduce(torch.ones(1), group=pair)
+if rank == 2: time.sleep(600)
+if rank == 1: dist.all_reduce(torch.ones(1), group=pair)
+train()
+""",
+        options=HANG,
+        cause="hang",
+        ranks=rank(2),
+        code=1,
+        says="has not called all_reduce no. 2 of group 1 (pair, gloo), in which rank 1 waits",
         not_retried="hangs end the run",
     ),
     Fault(
@@ -611,7 +671,7 @@ for number in range(100_000):
         cause="hang",
         ranks=rank(2),
         code=1,
-        says="it is at step 6, others are at 7",
+        says="has not called all_reduce no. 8",
         not_retried="hangs end the run",
     ),
     # --- what is lost besides ranks -------------------------------------------------------------

@@ -1,9 +1,9 @@
 """Atomic checkpoints that block the training loop only for one copy in memory.
 
 `save` copies the state into a reused buffer and returns; a thread writes it to disk. Each rank
-writes its part and a checksum. Rank 0 then adds a manifest and renames the folder, so a checkpoint
-without a manifest does not exist. Ranks coordinate through the folder, because collectives belong
-to the training loop. docs/checkpoints.md describes the format.
+writes its part and an index with checksums. Rank 0 then adds a manifest and renames the folder, so
+a checkpoint without a manifest does not exist. Ranks coordinate through the folder, because
+collectives belong to the training loop. docs/checkpoints.md describes the format.
 """
 
 import contextlib
@@ -26,17 +26,17 @@ from echelon.errors import NotFoundError, NotPermittedError
 from echelon.launch.protocol.rank_shm import find_rank_shm
 from echelon.run.background_writer import persist
 from echelon.train.agreement import least_over_ranks, number_of_rank_0
-from echelon.train.checkpoint_files import (
+from echelon.train.checkpoint_files import Checkpoint, Part, load_checkpoint
+from echelon.train.checkpoints.manifest import (
     STORAGE_S,
-    Checkpoint,
     CheckpointError,
-    Part,
+    Manifest,
     checkpoint_path,
-    load_checkpoint,
-    read_manifest,
-    step_of,
+    dumps,
+    list_steps,
 )
-from echelon.train.state import assign_shards, dumps, flatten
+from echelon.train.sharding import Plan, check_own, plan_save
+from echelon.train.state import flatten
 from echelon.train.tensor_block import TensorBlock
 
 
@@ -78,6 +78,7 @@ class Checkpointer:
         self._rank = (dist.get_rank() if grouped else 0) if rank is None else rank
         self._size = (dist.get_world_size() if grouped else 1) if world_size is None else world_size
         self._keep, self._best, self._larger = max(1, keep), best, larger_is_better
+        self._plan: Plan | None = None
         self._block: TensorBlock | None = None
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
@@ -139,20 +140,24 @@ class Checkpointer:
         self._saves += 1
         skeleton, tensors = flatten(state, "state")
         own_skeleton, own_tensors = flatten(own, "own")
-        sizes = {name: t.numel() * t.element_size() for name, t in tensors.items()}
-        mine = assign_shards(sizes, self._size)[self._rank]
-        block = self._copy({**{name: tensors[name] for name in mine}, **own_tensors})
-        manifest = {"step": step, "state": skeleton, "metrics": dict(metrics or {})}
+        plan = self._plan_for(tensors)
+        block = self._copy({**plan.pick(tensors), **check_own(own_tensors)})
         job = Part(
             folder=self.folder,
             # All ranks save equally often, so they agree on this number. It distinguishes two saves
             # of the same step.
             temporary=self.folder / f".step-{step:09}-{self._saves}-{self._token}",
             rank=self._rank,
-            world_size=self._size,
             block=block,
+            offsets=plan.offsets,
             own=own_skeleton,
-            manifest=manifest,
+            manifest=Manifest(
+                step=step,
+                world_size=self._size,
+                metrics=dict(metrics or {}),
+                state=skeleton,
+                tensors=plan.tensors,
+            ),
         )
         self._thread = threading.Thread(
             target=self._write, args=(job, began), name="checkpoint", daemon=True
@@ -162,6 +167,32 @@ class Checkpointer:
         self._tell_stall(began)
         if wait:
             self.wait()
+
+    def reserve(self, state: Any, *, own: Any = None) -> None:
+        """Allocate the memory for saves of such a state now, so that the first one is quick too.
+
+        Call it after the first step, because an optimizer has no state before it.
+
+        Raises:
+            UsageError: the state contains a value that is neither a tensor nor plain data.
+        """
+        self._settle()
+        _, tensors = flatten(state, "state")
+        _, own_tensors = flatten(own, "own")
+        needed = {**self._plan_for(tensors).pick(tensors), **check_own(own_tensors)}
+        if self._block is None or not self._block.fits(needed):
+            self._block = None  # free it before the new one is allocated
+            self._block = TensorBlock(needed)
+            self._thread = threading.Thread(
+                target=self._block.touch, name="checkpoint", daemon=True
+            )
+            self._thread.start()
+
+    def _plan_for(self, tensors: Mapping[str, torch.Tensor]) -> Plan:
+        """Return the plan of the previous save if it still fits: the loop waits for it."""
+        if self._plan is None or not self._plan.fits(tensors):
+            self._plan = plan_save(tensors, rank=self._rank, world_size=self._size)
+        return self._plan
 
     def _copy(self, tensors: Mapping[str, torch.Tensor]) -> TensorBlock:
         """Copy into the previous buffer if the tensors fit, which avoids new page faults."""
@@ -178,9 +209,9 @@ class Checkpointer:
                 self._cleared = True
             job.write_part()
             path = job.complete() if self._rank == 0 else None
-            self._tell_saved(int(job.manifest["step"]), began)
+            self._tell_saved(job.manifest.step, began)
             if path is not None:
-                self._retire(path)
+                self._retire(job.manifest)
         except Exception as error:  # noqa: BLE001  reported in the loop's thread
             self._error = error
             job.give_up()
@@ -215,12 +246,11 @@ class Checkpointer:
             self._beacon.save_us = int((time.monotonic() - began) * 1e6)
             self._beacon.saved = step
 
-    def _retire(self, newest: Path) -> None:
+    def _retire(self, newest: Manifest) -> None:
         """Delete all checkpoints except the newest ones and the best one."""
-        if self._best:
-            self._note_best(newest)
-        best, now = self.best_step(), step_of(newest)
-        assert now is not None
+        if self._best in newest.metrics:
+            self._note_best(newest.step, float(newest.metrics[self._best]))
+        best, now = self.best_step(), newest.step
         # Later steps are left over from before a fallback, for example because they are damaged.
         later = [step for step in self.steps() if step > now]
         older = [step for step in self.steps() if step <= now][: -self._keep]
@@ -233,67 +263,83 @@ class Checkpointer:
                     path.rename(doomed)
                     shutil.rmtree(doomed, ignore_errors=True)
 
-    def _note_best(self, path: Path) -> None:
-        metrics = read_manifest(path)["metrics"]
-        if self._best not in metrics:
-            return
-        value, pointer = float(metrics[self._best]), self.folder / "best.json"
+    def _note_best(self, step: int, value: float) -> None:
+        pointer = self.folder / "best.json"
         try:
             known = float(read_record(pointer)["value"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             known = float("-inf") if self._larger else float("inf")
         if value > known if self._larger else value < known:
-            record = {"step": step_of(path), "metric": self._best, "value": value}
+            record = {"step": step, "metric": self._best, "value": value}
             write_atomic(pointer, dumps(record) + "\n")
 
     # --- loading --------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
         """Return the steps that have a checkpoint, in ascending order."""
-        if not self.folder.is_dir():
-            return []
-        found = [step_of(path) for path in self.folder.iterdir()]
-        return sorted(step for step in found if step is not None)
+        return list_steps(self.folder)
 
     def best_step(self) -> int | None:
         """Return the step of the best checkpoint; None if none is recorded."""
         return to_count(find_record(self.folder / "best.json").get("step"))
 
-    def load(self, *, step: int | None = None) -> Checkpoint | None:
+    def load(self, *, step: int | None = None, like: Any = None) -> Checkpoint | None:
         """Return the newest intact checkpoint, or that of `step`; None if there is none.
 
         All ranks load the same one. Damaged checkpoints are skipped with a warning.
 
+        Args:
+            step: the step whose checkpoint to load; None loads the newest.
+            like: the model and the optimizer by their keys in the state, such as
+                `{"model": model, "optimizer": optimizer}`. Where these have DTensors, each rank
+                loads only its own part, on any mesh. All else is loaded whole on every rank.
+
         Raises:
             CheckpointError: the checkpoint of `step` is damaged.
             NotFoundError: there is no checkpoint of `step`.
+            UsageError: the checkpoint does not match `like`; the message lists what differs.
         """
         if step is not None:
-            path = checkpoint_path(self.folder, step)
-            if not path.is_dir():
-                known = ", ".join(map(str, self.steps())) or "none"
-                raise NotFoundError(
-                    f"there is no checkpoint of step {step} in {self.folder}",
-                    hint=f"there are: {known}",
-                )
-            return load_checkpoint(path, rank=self._rank, world_size=self._size)
-        found = self._newest_whole()
-        agreed = least_over_ranks(-1 if found is None else found.step)
-        if agreed < 0:
-            return None
-        if self._beacon is not None:
+            return self._load_step(step, like)
+        newest = None
+        while True:
+            found = self._newest_whole(like, newest)
+            number = -1 if found is None else found.step
+            agreed = least_over_ranks(number)
+            if agreed == -least_over_ranks(-number):
+                break
+            # Another rank could not read this one: fall back to the newest that all ranks can read.
+            newest = agreed
+        if found is not None and self._beacon is not None:
             self._beacon.saved = agreed
-        if found is not None and found.step == agreed:
-            return found
-        # Another rank could not read this one: fall back to the newest that all ranks can read.
-        path = checkpoint_path(self.folder, agreed)
-        return load_checkpoint(path, rank=self._rank, world_size=self._size)
+        return found
 
-    def _newest_whole(self) -> Checkpoint | None:
+    def _load_step(self, step: int, like: Any) -> Checkpoint:
+        path = checkpoint_path(self.folder, step)
+        if not path.is_dir():
+            known = ", ".join(map(str, self.steps())) or "none"
+            raise NotFoundError(
+                f"there is no checkpoint of step {step} in {self.folder}",
+                hint=f"there are: {known}",
+            )
+        found, damage = None, None
+        try:
+            found = load_checkpoint(path, rank=self._rank, world_size=self._size, like=like)
+        except CheckpointError as error:
+            damage = error
+        if least_over_ranks(int(damage is None)) and found is not None:
+            return found
+        raise damage or CheckpointError(
+            f"another rank cannot read the checkpoint {path}", hint="see the logs of the others"
+        )
+
+    def _newest_whole(self, like: Any, newest: int | None) -> Checkpoint | None:
         for step in reversed(self.steps()):
+            if newest is not None and step > newest:
+                continue
             path = checkpoint_path(self.folder, step)
             try:
-                return load_checkpoint(path, rank=self._rank, world_size=self._size)
+                return load_checkpoint(path, rank=self._rank, world_size=self._size, like=like)
             except CheckpointError as error:
                 warnings.warn(f"{error}; the one before it is tried", RuntimeWarning, stacklevel=3)
         return None

@@ -1,4 +1,4 @@
-"""The files of one checkpoint: write its parts, complete it, verify it, read it.
+"""The files of one checkpoint: write its parts, complete it, load it.
 
 docs/checkpoints.md describes the format. This module is independent of other checkpoints and of the
 training loop.
@@ -6,43 +6,38 @@ training loop.
 
 import contextlib
 import hashlib
-import json
-import os
-import re
 import shutil
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from echelon.core.atomic_file import sync_folder, write_atomic
-from echelon.core.records import open_regular, read_record
-from echelon.errors import EchelonError, UnavailableError
-from echelon.run.background_writer import persist
-from echelon.train.state import dumps, flatten, unflatten
-from echelon.train.tensor_block import TensorBlock
+from echelon.errors import UnavailableError, UsageError
+from echelon.train.checkpoints.manifest import (
+    MANIFEST,
+    CheckpointError,
+    Manifest,
+    PartIndex,
+    checkpoint_path,
+    damaged,
+    dumps,
+    part_path,
+)
+from echelon.train.checkpoints.reading import Reader
+from echelon.train.checkpoints.safetensors_file import TensorType
+from echelon.train.sharding import find_targets
+from echelon.train.state import unflatten
+from echelon.train.tensor_block import DTYPES, TensorBlock
 
-FORMAT = "echelon checkpoint"
-VERSION = 1
 GATHER_S = 600.0
 """How long rank 0 waits for the other ranks' parts before it abandons a checkpoint."""
-STORAGE_S = 30.0
-"""How long to retry while storage is unavailable. That is not damage, so an older checkpoint must
-not be used instead."""
-_NAME = re.compile(r"step-([0-9]{9,18})")
-
-
-class CheckpointError(EchelonError):
-    """A checkpoint that is damaged or has an unknown format."""
-
-    exit_code = 66
+_THREADS = 4
+"""Threads of a rank that read and verify."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +50,8 @@ class Checkpoint:
     """This rank's own state; None if it was saved with a different number of ranks."""
     metrics: Mapping[str, float]
     path: Path
+    bytes_read: int = 0
+    """How many bytes of tensors this rank read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,45 +61,42 @@ class Part:
     folder: Path
     temporary: Path
     rank: int
-    world_size: int
     block: TensorBlock
+    offsets: Mapping[str, tuple[int, ...]]
     own: Any
-    manifest: Mapping[str, Any]
+    manifest: Manifest
 
     def write_part(self) -> None:
-        """Write this rank's tensors, then atomically the record that they are complete."""
+        """Write this rank's tensors, then atomically the index that says that they are complete."""
         self.temporary.mkdir(exist_ok=True, mode=0o700)
-        name = f"shard-{self.rank:05}.safetensors"
-        digest, size = self.block.write(self.temporary / name)
-        record = {"file": name, "sha256": digest, "bytes": size, "own": self.own}
-        write_atomic(self.temporary / f"shard-{self.rank:05}.json", dumps(record))
+        (self.temporary / f"state-{self._digest_state()}").touch()
+        path = part_path(self.temporary, self.rank)
+        stored, size, header = self.block.write(path)
+        index = PartIndex(
+            rank=self.rank,
+            world_size=self.manifest.world_size,
+            bytes=size,
+            header=header,
+            tensors=stored,
+            offsets=self.offsets,
+            own=self.own,
+        )
+        # Nothing after it: as soon as rank 0 sees the last index, it syncs and renames the folder.
+        write_atomic(path.with_suffix(".json"), index.render(), sync=False)
+
+    def _digest_state(self) -> str:
+        """Return a digest of all names, shapes and placements, which all ranks have in common."""
+        told = {
+            name: (one.type.dtype, one.type.shape, one.layout.mesh, one.layout.placements)
+            for name, one in self.manifest.tensors.items()
+        }
+        return hashlib.sha256(dumps(told).encode()).hexdigest()[:16]
 
     def complete(self) -> Path:
         """Wait for all parts, write the manifest, and rename the folder to its final name."""
-        records = [self.temporary / f"shard-{rank:05}.json" for rank in range(self.world_size)]
-        deadline = time.monotonic() + GATHER_S
-        while not all(record.exists() for record in records):
-            if failed := list(self.temporary.glob("*.failed")):
-                raise UnavailableError(
-                    f"rank {int(failed[0].stem.removeprefix('shard-'))} could not write its part",
-                    hint="see its log",
-                )
-            if time.monotonic() > deadline:
-                raise UnavailableError(
-                    f"not all ranks wrote their part within {GATHER_S:g} s",
-                    hint="see the logs of the others",
-                )
-            time.sleep(0.01)
-        manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            **self.manifest,
-            "world_size": self.world_size,
-            "shards": [json.loads(record.read_text()) for record in records],
-        }
-        manifest["sha256"] = _digest(manifest)
-        write_atomic(self.temporary / "manifest.json", dumps(manifest) + "\n")
-        final = checkpoint_path(self.folder, int(self.manifest["step"]))
+        self._wait_for_parts()
+        write_atomic(self.temporary / MANIFEST, self.manifest.render())
+        final = checkpoint_path(self.folder, self.manifest.step)
         # An earlier generation reached this step too. Rename its checkpoint before deleting it, so
         # that it is never seen half deleted.
         doomed = self.temporary.with_name(f"{self.temporary.name}-doomed")
@@ -113,132 +107,106 @@ class Part:
         shutil.rmtree(doomed, ignore_errors=True)
         return final
 
+    def _wait_for_parts(self) -> None:
+        """Look at names only: no rank reads what all the others have written."""
+        ranks = range(self.manifest.world_size)
+        expected = {part_path(self.temporary, rank).with_suffix(".json").name for rank in ranks}
+        deadline = time.monotonic() + GATHER_S
+        while True:
+            began = time.monotonic()
+            names = [path.name for path in self.temporary.iterdir()]
+            if failed := [name for name in names if name.endswith(".failed")]:
+                raise UnavailableError(
+                    f"rank {int(failed[0][6:-7])} could not write its part", hint="see its log"
+                )
+            states = [name for name in names if name.startswith("state-")]
+            if len(states) > 1:
+                raise UsageError(
+                    "the ranks save different states: names, shapes or placements of tensors "
+                    "differ",
+                    hint="save the same state on every rank, and what belongs to one in own=",
+                )
+            if expected <= set(names):
+                break
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"not all ranks wrote their part within {GATHER_S:g} s",
+                    hint="see the logs of the others",
+                )
+            # Listing thousands of files takes a while: do little else than waiting.
+            time.sleep(max(0.01, 10 * (time.monotonic() - began)))
+        for name in states:
+            (self.temporary / name).unlink()
+
     def give_up(self) -> None:
         """Remove what was written; rank 0 notices immediately and stops waiting."""
         if self.rank == 0:
             shutil.rmtree(self.temporary, ignore_errors=True)
             return
+        path = part_path(self.temporary, self.rank)
         with contextlib.suppress(OSError):
-            (self.temporary / f"shard-{self.rank:05}.safetensors").unlink(missing_ok=True)
-            (self.temporary / f"shard-{self.rank:05}.failed").touch()
+            path.unlink(missing_ok=True)
+            path.with_suffix(".failed").touch()
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    return folder / f"step-{step:09}"
-
-
-def step_of(path: Path) -> int | None:
-    """Return the step of a checkpoint's folder; None if it is not a checkpoint."""
-    match = _NAME.fullmatch(path.name)
-    return int(match[1]) if match else None
-
-
-def load_checkpoint(path: Path, *, rank: int = 0, world_size: int = 1) -> Checkpoint:
-    """Verify every byte of a checkpoint, then load it.
+def load_checkpoint(
+    path: Path, *, rank: int = 0, world_size: int = 1, like: Any = None
+) -> Checkpoint:
+    """Load a checkpoint, or of DTensors in `like` this rank's part, and verify what is read.
 
     Raises:
         CheckpointError: it is damaged or has an unknown format.
+        UsageError: names or shapes in `like` differ from it.
     """
-    manifest = read_manifest(path)
-    tensors: dict[str, torch.Tensor] = {}
+    reader = Reader(path, threads=min(_THREADS, torch.get_num_threads()))
+    manifest = reader.manifest
+    targets = find_targets(path, manifest, like, rank=rank)
+    tensors, wanted = {}, {}
+    for name, target in targets.items():
+        kind = TensorType(manifest.tensors[name].type.dtype, target.box.shape)
+        tensors[name], memory = _allocate(kind)
+        wanted[name] = target.box, memory
+    reader.read(wanted)
     own = None
-    for writer, shard in enumerate(manifest["shards"]):
-        loaded = _load_shard(path, shard)
-        tensors |= {name: tensor for name, tensor in loaded.items() if name.startswith("state")}
-        if writer == rank and manifest["world_size"] == world_size:
-            own = _restore(path, shard.get("own"), loaded)
+    if manifest.world_size == world_size:
+        own = _load_own(reader, rank)
+    finished = {
+        name: targets[name].finish(tensor, manifest.tensors[name].type.shape)
+        for name, tensor in tensors.items()
+    }
     return Checkpoint(
-        step=manifest["step"],
-        state=_restore(path, manifest["state"], tensors),
+        step=manifest.step,
+        state=_restore(path, manifest.state, finished),
         own=own,
-        metrics=manifest["metrics"],
+        metrics=manifest.metrics,
         path=path,
+        bytes_read=reader.bytes_read,
     )
 
 
-def _load_shard(path: Path, shard: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    file = path / Path(str(shard.get("file"))).name
-    try:
-        whole = persist(partial(_is_whole, file, shard), within_s=STORAGE_S)
-    except OSError as error:
-        raise _damaged(path, f"{file.name}: {error.strerror}") from error
-    if not whole:
-        raise _damaged(path, f"{file.name} is not what was written")
-    try:
-        return load_file(file)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-        raise _damaged(path, f"{file.name} is no safetensors file ({error})") from error
+def _load_own(reader: Reader, rank: int) -> Any:
+    part = reader.part(rank)
+    tensors, wanted = {}, {}
+    for name, stored in part.tensors.items():
+        if name not in part.offsets:
+            tensors[name], wanted[name] = _allocate(stored.type)
+    reader.read_own(rank, wanted)
+    return _restore(reader.path, part.own, tensors)
 
 
-def _is_whole(file: Path, shard: Mapping[str, Any]) -> bool:
-    with open_regular(file) as content:
-        if os.fstat(content.fileno()).st_size != shard.get("bytes"):
-            return False
-        return hashlib.file_digest(content, "sha256").hexdigest() == shard.get("sha256")
+def _allocate(kind: TensorType) -> tuple[torch.Tensor, memoryview]:
+    """Return a tensor that is not filled yet, and its memory."""
+    memory = torch.empty(kind.nbytes, dtype=torch.uint8)
+    return memory.view(DTYPES[kind.dtype]).view(kind.shape), memory.numpy().data
 
 
 def _restore(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     try:
         return unflatten(skeleton, tensors)
     except KeyError as error:
-        raise _damaged(path, f"no shard has the tensor {error}") from error
+        raise damaged(path, f"no shard has the tensor {error}") from error
     except (TypeError, ValueError) as error:
-        raise _damaged(path, f"its state cannot be put together ({error})") from error
-
-
-def read_manifest(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's manifest, which has the fields that a loader needs.
-
-    Raises:
-        CheckpointError: it is damaged or has an unknown format.
-    """
-    try:
-        manifest = persist(partial(read_record, path / "manifest.json"), within_s=STORAGE_S)
-    except (OSError, ValueError) as error:
-        raise _damaged(path, f"its manifest cannot be read ({error})") from error
-    form, version = manifest.get("format"), manifest.get("version")
-    if form == FORMAT and isinstance(version, int) and version != VERSION:
-        raise CheckpointError(
-            f"the checkpoint {path} is of version {version}, and this is version {VERSION}",
-            hint="load it with the Echelon that wrote it",
-        )
-    # Older checkpoints have no digest of the manifest itself.
-    if (digest := manifest.pop("sha256", None)) is not None and digest != _digest(manifest):
-        raise _damaged(path, "its manifest is not what was written")
-    match manifest:
-        case {"shards": [*shards], "metrics": dict(), "world_size": int(), "step": int(step)}:
-            plain = "state" in manifest and all(isinstance(shard, dict) for shard in shards)
-            if (form, version) == (FORMAT, VERSION) and plain and step == step_of(path):
-                return manifest
-    raise _damaged(path, "its manifest is not whole, or of another step")
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(dumps(manifest).encode()).hexdigest()
-
-
-def _damaged(path: Path, why: str) -> CheckpointError:
-    return CheckpointError(
-        f"the checkpoint {path} is damaged: {why}", hint="remove it, or restore it from a copy"
-    )
-
-
-def export_weights(path: Path, target: Path, *, key: str = "model") -> None:
-    """Write the model of a checkpoint as one safetensors file, for other programs.
-
-    Raises:
-        CheckpointError: the checkpoint is damaged or has no entry `key`.
-    """
-    state = load_checkpoint(path).state
-    if not isinstance(state, Mapping) or key not in state:
-        raise CheckpointError(
-            f"the checkpoint {path} has no '{key}'",
-            hint=f"there are: {', '.join(state) if isinstance(state, Mapping) else 'none'}",
-        )
-    _, tensors = flatten(state[key], "")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    save_file({name.removeprefix("/"): t for name, t in tensors.items()}, temporary)
-    temporary.rename(target)
+        raise damaged(path, f"its state cannot be put together ({error})") from error
 
 
 def load_foreign(path: Path) -> Any:

@@ -1,6 +1,5 @@
 """Convert a training state into tensors and JSON, to save it without pickle. Pure."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,19 +64,3 @@ def unflatten(skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if _INT_KEYS in skeleton:
         return {key: unflatten(entry, tensors) for key, entry in skeleton[_INT_KEYS]}
     return {key: unflatten(entry, tensors) for key, entry in skeleton.items()}
-
-
-def assign_shards(sizes: Mapping[str, int], count: int) -> list[list[str]]:
-    """Divide tensors into shards of about the same size, in the same way on every rank."""
-    loads = [0] * count
-    shards: list[list[str]] = [[] for _ in range(count)]
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        lightest = loads.index(min(loads))
-        shards[lightest].append(name)
-        loads[lightest] += sizes[name]
-    return shards
-
-
-def dumps(value: Any) -> str:
-    """Return JSON that preserves NaN and infinity, which losses may be."""
-    return json.dumps(value, allow_nan=True)

@@ -1,23 +1,20 @@
 """Tensors in one block of memory, with the layout of a safetensors file.
 
 A training loop waits only for the copy into the block. The file is then written directly from the
-block, in large pieces: nothing is gathered or read back, and the writing thread rarely holds the
-interpreter lock, which the loop needs.
+block: nothing is gathered or read back, and the writing thread rarely holds the interpreter lock,
+which the loop needs.
 """
 
-import hashlib
-import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from echelon.errors import UsageError
+from echelon.train.checkpoints.safetensors_file import Stored, TensorType, arrange, write_file
 
-_PIECE = 16 * 2**20
-"""Bytes that are hashed and written at a time."""
 _KINDS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -37,6 +34,7 @@ _KINDS = {
     torch.bool: "BOOL",
 }
 """Type names in safetensors."""
+DTYPES = {name: dtype for dtype, name in _KINDS.items()}
 
 
 class TensorBlock:
@@ -48,21 +46,28 @@ class TensorBlock:
         Raises:
             UsageError: safetensors does not support the type of one of them.
         """
-        # The widest types first, so that each tensor starts at a multiple of its width.
-        order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-        places, end = {}, 0
-        for name in order:
-            begin, end = end, end + tensors[name].numel() * tensors[name].element_size()
-            places[name] = (begin, end)
-        self._head = _render_head(tensors, places)
-        on_gpu = any(tensor.is_cuda for tensor in tensors.values())
-        self._side: Any = torch.cuda.Stream() if on_gpu else None  # type: ignore[no-untyped-call]
+        self._types = {name: type_of(name, tensor) for name, tensor in tensors.items()}
+        _, places = arrange(self._types)
+        gpu = next((tensor.device for tensor in tensors.values() if tensor.is_cuda), None)
+        size = sum(one.nbytes for one in self._types.values())
+        # Another thread than the loop's has another current device.
+        with torch.cuda.device(gpu) if gpu else nullcontext():
+            self._side: Any = torch.cuda.Stream() if gpu else None  # type: ignore[no-untyped-call]
+            self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=gpu is not None)
         self._copied: Any = None
-        self._bytes = torch.empty(end, dtype=torch.uint8, pin_memory=on_gpu)
-        self._copies = {
-            name: self._bytes[begin:end].view(tensors[name].dtype).view(tensors[name].shape)
-            for name, (begin, end) in places.items()
+        self._parts = {
+            name: self._bytes[begin : begin + self._types[name].nbytes]
+            for name, begin in places.items()
         }
+        self._copies = {
+            name: part.view(tensors[name].dtype).view(tensors[name].shape)
+            for name, part in self._parts.items()
+        }
+
+    def touch(self) -> None:
+        """Have the system provide the memory now, instead of page by page in the first copy."""
+        if self._side is None:  # pinned memory is there already
+            self._bytes.zero_()
 
     def fits(self, tensors: Mapping[str, torch.Tensor]) -> bool:
         """Tell whether these have the names, shapes and types that memory is allocated for."""
@@ -75,7 +80,11 @@ class TensorBlock:
         """Copy tensors that fit; afterwards they may change."""
         if not tensors:
             return
-        sources = [tensors[name].detach() for name in self._copies]
+        sources = [tensors[name] for name in self._copies]
+        with torch.no_grad():
+            self._copy(sources)
+
+    def _copy(self, sources: list[torch.Tensor]) -> None:
         copies = list(self._copies.values())
         if self._side is None:
             torch._foreach_copy_(copies, sources)
@@ -89,48 +98,22 @@ class TensorBlock:
             self._copied = self._side.record_event()
         current.wait_event(self._copied)
 
-    def write(self, path: Path) -> tuple[str, int]:
-        """Write and sync the file; return its SHA-256 and its size."""
+    def write(self, path: Path) -> tuple[dict[str, Stored], int, str]:
+        """Write and sync the file; return what is in it, its size and the digest of its header."""
         if self._copied is not None:
             self._copied.synchronize()
-        digest = hashlib.sha256()
-        with path.open("wb") as file:
-            for piece in self._pieces():
-                digest.update(piece)
-                file.write(piece)
-            size = file.tell()
-            file.flush()
-            os.fsync(file.fileno())
-        return digest.hexdigest(), size
-
-    def _pieces(self) -> Iterator[bytes | memoryview]:
-        yield self._head
-        body = self._bytes.numpy().data
-        for begin in range(0, len(body), _PIECE):
-            yield body[begin : begin + _PIECE]
+        return write_file(path, self._types, lambda name: self._parts[name].numpy().data)
 
 
-def _render_head(
-    tensors: Mapping[str, torch.Tensor], places: Mapping[str, tuple[int, int]]
-) -> bytes:
-    """Return the header: a length, and JSON of that length."""
-    header = {
-        name: {
-            "dtype": _kind_of(name, tensors[name]),
-            "shape": list(tensors[name].shape),
-            "data_offsets": list(place),
-        }
-        for name, place in places.items()
-    }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def type_of(name: str, tensor: torch.Tensor) -> TensorType:
+    """Return the type of a tensor in a file.
 
-
-def _kind_of(name: str, tensor: torch.Tensor) -> str:
+    Raises:
+        UsageError: safetensors does not support it.
+    """
     if tensor.dtype not in _KINDS or tensor.layout != torch.strided:
         raise UsageError(
             f"cannot save the tensor '{name}' of type {tensor.dtype}, {tensor.layout}",
             hint="convert it to a dense tensor of another type, for example with view_as_real()",
         )
-    return _KINDS[tensor.dtype]
+    return TensorType(_KINDS[tensor.dtype], tuple(tensor.shape))

@@ -213,6 +213,7 @@ class Trainer:
         self.checkpointer = (
             Checkpointer(checkpoints) if isinstance(checkpoints, Path) else checkpoints
         )
+        self._reserved = False
         self._stop_barrier = StopBarrier()
         self._pace = Pace(self._stop_barrier, self._learner.peer_wait_s)
         self._source: Source | None = None
@@ -372,6 +373,7 @@ class Trainer:
             self.indices = None if portion.indices is None else portion.indices[: portion.size]
             source.order.advance()
             self._after_step()
+            self._reserve_once()
             over = source.order.cursor >= source.order.usable
             if over or self.step % self._log_every == 0:
                 self._pace.end(self.step)
@@ -462,18 +464,23 @@ class Trainer:
         if self.checkpointer is None or self._source is None:
             return
         self.checkpointer.save(
-            {
-                **self._learner.state_dict(),
-                "source": self._source.order.state_dict(),
-                "epoch": self.epoch,
-            },
-            own=self._learner.own_state(),
-            step=self.step,
-            metrics=metrics,
+            self._state(), own=self._learner.own_state(), step=self.step, metrics=metrics
         )
 
+    def _state(self) -> dict[str, Any]:
+        assert self._source is not None
+        order = self._source.order.state_dict()
+        return {**self._learner.state_dict(), "source": order, "epoch": self.epoch}
+
+    def _reserve_once(self) -> None:
+        """Have memory for checkpoints ready before the first one, once the optimizer has state."""
+        if self.checkpointer and not self._reserved:
+            self._reserved = True
+            self.checkpointer.reserve(self._state(), own=self._learner.own_state())
+
     def _resume(self, source: Source, start: Checkpoint | None) -> bool:
-        found = (self.checkpointer.load() if self.checkpointer else None) or start
+        like = {"model": self.module, "optimizer": self._learner.optimizer}
+        found = (self.checkpointer.load(like=like) if self.checkpointer else None) or start
         if found is None:
             return False
         self._learner.restore(found)

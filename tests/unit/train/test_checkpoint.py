@@ -6,6 +6,8 @@ import random
 import signal
 import subprocess
 import time
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,15 +17,10 @@ from hypothesis import strategies as st
 from echelon.errors import NotFoundError, NotPermittedError, UsageError
 from echelon.launch.protocol.rank_shm import VARIABLE, RankShm
 from echelon.train.checkpoint import Checkpointer
-from echelon.train.checkpoint_files import (
-    CheckpointError,
-    Part,
-    checkpoint_path,
-    export_weights,
-    load_checkpoint,
-    load_foreign,
-)
-from echelon.train.state import assign_shards, flatten, unflatten
+from echelon.train.checkpoint_files import Part, load_checkpoint, load_foreign
+from echelon.train.checkpoints.manifest import CheckpointError, checkpoint_path, part_path
+from echelon.train.state import flatten, unflatten
+from echelon.train.tensor_block import TensorBlock
 from requirements import do_without
 
 SAME = "same"
@@ -71,13 +68,6 @@ def test_what_is_no_data_is_refused_with_its_place():
         flatten({"optimizer": [{"hook": object()}]})
     with pytest.raises(UsageError, match="keys"):
         flatten({("a", "b"): 1})
-
-
-@given(st.dictionaries(st.text(), st.integers(0, 100)), st.integers(1, 5))
-def test_every_tensor_is_in_one_shard(sizes, count):
-    shards = assign_shards(sizes, count)
-    assert sorted(name for shard in shards for name in shard) == sorted(sizes)
-    assert shards == assign_shards(dict(reversed(sizes.items())), count)
 
 
 def test_a_state_comes_back_whole(tmp_path):
@@ -166,7 +156,7 @@ def test_a_newer_format_is_not_guessed_at(tmp_path):
     checkpointer = saved(tmp_path, 1)
     manifest = checkpoint_path(tmp_path, 1) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "version": 99}))
-    with pytest.raises(CheckpointError, match="version 1"):
+    with pytest.raises(CheckpointError, match="version 99"):
         checkpointer.load(step=1)
 
 
@@ -215,58 +205,54 @@ def full_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("kills", [50, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("kills", [25, pytest.param(500, marks=pytest.mark.full)])
 @pytest.mark.timeout(3600)
-def test_a_writer_killed_at_any_moment_leaves_a_whole_one(tmp_path, kills):
+def test_writers_killed_at_any_moment_leave_a_whole_one(tmp_path, kills, ranks):
     """Writers are forked from one process, so that none has to import torch again."""
     folder = tmp_path / "checkpoints"
     began_s = time.monotonic()
     for newest in (1, 2, 3):
-        state = {"w": torch.full((50_000,), float(newest))}
-        Checkpointer(folder, keep=2).save(state, step=newest, wait=True)
+        Checkpointer(folder, keep=2).save(numbered(newest), step=newest, wait=True)
     span_s = time.monotonic() - began_s  # so that a kill may come in a first, second or third one
     moments = random.Random(7)  # noqa: S311
-    for _ in range(kills):
-        read_end, write_end = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.close(read_end)
-            _write_forever(folder, newest, write_end)
-        os.close(write_end)
-        os.read(read_end, 1)  # it has begun
-        os.close(read_end)
+    for number in range(kills):
+        writers = [_fork_writer(folder, newest, rank, ranks, f"t{number}") for rank in range(ranks)]
         time.sleep(moments.random() * span_s)  # the moment of a kill is what is tried here
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        moments.shuffle(writers)
+        for pid in writers:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         found = Checkpointer(folder, keep=2).load()
         assert found.step >= newest
-        assert torch.equal(found.state["w"], torch.full((50_000,), float(found.step)))
+        assert same(found.state, numbered(found.step))
         newest = found.step
     assert newest > 3
 
 
-def _write_forever(folder, step, ready):
-    try:
-        torch.set_num_threads(1)
-        checkpointer = Checkpointer(folder, keep=2)
-        os.write(ready, b"!")
-        while True:
-            step += 1
-            checkpointer.save({"w": torch.full((50_000,), float(step))}, step=step, wait=True)
-    finally:
-        os._exit(1)
+def numbered(step):
+    """A state; each of two ranks writes one half of it."""
+    return {"a": torch.full((25_000,), float(step)), "b": torch.full((25_000,), float(step))}
 
 
-def test_weights_can_be_exported(tmp_path):
-    saved(tmp_path, 3)
-    export_weights(checkpoint_path(tmp_path, 3), tmp_path / "model.safetensors")
-    from safetensors.torch import load_file
-
-    weights = load_file(tmp_path / "model.safetensors")
-    assert weights.keys() == state(3)["model"].keys()
-    assert torch.equal(weights["0.weight"], state(3)["model"]["0.weight"])
-    with pytest.raises(CheckpointError, match="has no 'ema'"):
-        export_weights(checkpoint_path(tmp_path, 3), tmp_path / "x", key="ema")
+def _fork_writer(folder, step, rank, ranks, token):
+    """Start a rank that saves one step after another; return its pid once it has begun."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            torch.set_num_threads(1)
+            checkpointer = Checkpointer(folder, keep=2, rank=rank, world_size=ranks, token=token)
+            os.write(write_end, b"!")
+            while True:
+                step += 1
+                checkpointer.save(numbered(step), step=step, wait=True)
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    os.read(read_end, 1)
+    os.close(read_end)
+    return pid
 
 
 def test_a_foreign_file_is_loaded_as_data_alone(tmp_path):
@@ -296,18 +282,37 @@ def test_who_only_reads_takes_nothing_away_from_one_that_writes(tmp_path):
     assert not left.exists()
 
 
+def test_a_folder_that_rank_0_renames_at_once_is_no_failure(tmp_path, monkeypatch):
+    rename = Path.replace
+
+    def rename_both(path, target):
+        rename(path, target)
+        if target.name == "shard-00001.json":
+            target.parent.rename(checkpoint_path(tmp_path, 1))
+
+    monkeypatch.setattr(Path, "replace", rename_both)
+    other = Checkpointer(tmp_path, rank=1, world_size=2, token=SAME)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.save({"w": torch.zeros(9)}, step=1, wait=True)
+    assert part_path(checkpoint_path(tmp_path, 1), 1).exists()
+
+
 def test_a_rank_that_cannot_write_does_not_keep_the_others(tmp_path, monkeypatch):
     ranks = [Checkpointer(tmp_path, rank=rank, world_size=2, token=SAME) for rank in range(2)]
+    write = TensorBlock.write
 
-    def fail(*_):
-        raise OSError(28, "No space left on device")
+    def fail(block, path):
+        if path == part_path(path.parent, 1):
+            raise OSError(28, "No space left on device")
+        return write(block, path)
 
-    ranks[0].save({"w": torch.zeros(9)}, step=1)
-    monkeypatch.setattr("echelon.train.tensor_block.TensorBlock.write", fail)
-    ranks[1].save({"w": torch.zeros(9)}, step=1)
+    monkeypatch.setattr(TensorBlock, "write", fail)
+    for rank in ranks:
+        rank.save({"w": torch.zeros(9)}, step=1)
     with pytest.warns(RuntimeWarning, match="No space left"):
         ranks[1].wait()
-    with pytest.warns(RuntimeWarning, match="(rank 1 could not write|No space left)"):
+    with pytest.warns(RuntimeWarning, match="rank 1 could not write"):
         ranks[0].wait()
     assert ranks[0].steps() == []
 
@@ -380,11 +385,11 @@ def test_a_part_is_safe_when_it_is_written_and_the_whole_when_all_are(
     assert (before, beacon.saved, first.steps()) == ([-1], 3, [3])
 
 
-@pytest.mark.parametrize("read", ["open_regular", "read_record"])
+@pytest.mark.parametrize("read", ["reading.open_regular", "manifest.read_record"])
 def test_storage_that_is_away_for_a_moment_is_no_damage(tmp_path, monkeypatch, read):
     """Else an older one is loaded, and newer ones are removed: of a time that was gone back on."""
     checkpointer = saved(tmp_path, 10, 20)
-    fail_once(monkeypatch, f"echelon.train.checkpoint_files.{read}")
+    fail_once(monkeypatch, f"echelon.train.checkpoints.{read}")
     assert checkpointer.load().step == 20
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.train.checkpoint import Checkpointer
-from echelon.train.checkpoint_files import CheckpointError, checkpoint_path
+from echelon.train.checkpoints.manifest import CheckpointError, checkpoint_path
 
 
 @pytest.fixture
@@ -21,38 +21,28 @@ def folder(tmp_path):
     return tmp_path
 
 
-def change_manifest(folder, change, *, fits=True):
-    """Change fields of the manifest; with `fits`, its checksum does not tell."""
-    path = checkpoint_path(folder, 2) / "manifest.json"
+def change_record(folder, change, *, name="manifest.json", fits=True):
+    """Change fields of a record; with `fits`, its checksum does not tell."""
+    path = checkpoint_path(folder, 2) / name
     record = json.loads(path.read_text())
     change(record)
     if fits:
         del record["sha256"]
+        record["sha256"] = hashlib.sha256(json.dumps(record).encode()).hexdigest()
     path.write_text(json.dumps(record))
 
 
+def change_index(folder, change, *, fits=True):
+    change_record(folder, change, name="shard-00000.json", fits=fits)
+
+
 def change_shard(folder, change):
-    """Change the content of the shard, and its checksum with it."""
     path = checkpoint_path(folder, 2) / "shard-00000.safetensors"
-    content = change(path.read_bytes())
-    path.write_bytes(content)
-
-    def fit(record):
-        digest = hashlib.sha256(content).hexdigest()
-        record["shards"][0] |= {"bytes": len(content), "sha256": digest}
-
-    change_manifest(folder, fit)
+    path.write_bytes(change(path.read_bytes()))
 
 
-def change_header(folder, change):
-    def rewrite(content):
-        size = struct.unpack("<Q", content[:8])[0]
-        header = json.loads(content[8 : 8 + size])
-        change(header)
-        text = json.dumps(header).encode()
-        return struct.pack("<Q", len(text)) + text + content[8 + size :]
-
-    change_shard(folder, rewrite)
+def change_entry(folder, **values):
+    change_index(folder, lambda record: record["tensors"]["state/weight"].update(values))
 
 
 def put_pipe(folder, name):
@@ -61,52 +51,64 @@ def put_pipe(folder, name):
     os.mkfifo(path)
 
 
-def change_byte(folder):
-    path = checkpoint_path(folder, 2) / "shard-00000.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+def change_byte(content):
+    return content[:-1] + bytes([content[-1] ^ 1])
 
 
 HARMS = {
     "no shard": lambda f: (checkpoint_path(f, 2) / "shard-00000.safetensors").unlink(),
     "a shard that is a pipe": lambda f: put_pipe(f, "shard-00000.safetensors"),
     "a manifest that is a pipe": lambda f: put_pipe(f, "manifest.json"),
-    "a shard with one byte changed": change_byte,
+    "an index that is a pipe": lambda f: put_pipe(f, "shard-00000.json"),
+    "a shard with one byte changed": lambda f: change_shard(f, change_byte),
     "an empty shard": lambda f: change_shard(f, lambda _: b""),
-    "a header beyond the file": lambda f: change_shard(f, lambda c: struct.pack("<Q", 1 << 40) + c),
-    "a header that is no JSON": lambda f: change_shard(f, lambda c: c[:8] + b"x" * (len(c) - 8)),
-    "offsets that overlap": lambda f: change_header(
-        f, lambda h: h.update(other={"dtype": "F32", "shape": [4], "data_offsets": [0, 16]})
+    "a shard that is too short": lambda f: change_shard(f, lambda content: content[:-1]),
+    "a header beyond the file": lambda f: change_shard(
+        f, lambda content: struct.pack("<Q", 1 << 40) + content[8:]
     ),
-    "an unknown dtype": lambda f: change_header(f, lambda h: h["state/weight"].update(dtype="X9")),
-    "a dtype of another size": lambda f: change_header(
-        f, lambda h: h["state/weight"].update(dtype="F64")
+    "a header that is another": lambda f: change_shard(
+        f, lambda content: content[:20] + b"x" + content[21:]
     ),
-    "a tensor of another name": lambda f: change_header(
-        f, lambda h: h.update(x=h.pop("state/weight"))
+    "no index": lambda f: (checkpoint_path(f, 2) / "shard-00000.json").unlink(),
+    "an index of another rank": lambda f: change_index(f, lambda m: m.update(rank=1)),
+    "an index of another checkpoint": lambda f: change_index(f, lambda m: m.update(world_size=2)),
+    "an index that is another": lambda f: change_index(f, lambda m: m.update(own=7), fits=False),
+    "an index without digest": lambda f: change_index(f, lambda m: m.pop("sha256"), fits=False),
+    "an unknown dtype": lambda f: change_entry(f, dtype="X9"),
+    "a dtype of another size": lambda f: change_entry(f, dtype="F64"),
+    "another part of the tensor": lambda f: change_entry(f, offset=[1]),
+    "another place in the file": lambda f: change_entry(f, begin=8),
+    "a place beyond the file": lambda f: change_entry(f, begin=1 << 40),
+    "a tensor without a checksum": lambda f: change_entry(f, crc32=[]),
+    "a tensor of another name": lambda f: change_index(
+        f, lambda m: m["tensors"].update(x=m["tensors"].pop("state/weight"))
     ),
     "deep JSON": lambda f: (checkpoint_path(f, 2) / "manifest.json").write_text("[" * 100_000),
     "a manifest that is a list": lambda f: (checkpoint_path(f, 2) / "manifest.json").write_text(
         "[]"
     ),
-    "another step": lambda f: change_manifest(f, lambda m: m.update(step=7)),
-    "a step that is no number": lambda f: change_manifest(f, lambda m: m.update(step="x")),
-    "no shards": lambda f: change_manifest(f, lambda m: m.pop("shards")),
-    "shards that are numbers": lambda f: change_manifest(f, lambda m: m.update(shards=[1, 2])),
-    "no state": lambda f: change_manifest(f, lambda m: m.pop("state")),
-    "a state of odd keys": lambda f: change_manifest(
+    "another step": lambda f: change_record(f, lambda m: m.update(step=7)),
+    "a step that is no number": lambda f: change_record(f, lambda m: m.update(step="x")),
+    "no tensors": lambda f: change_record(f, lambda m: m.pop("tensors")),
+    "tensors that are numbers": lambda f: change_record(f, lambda m: m.update(tensors=[1, 2])),
+    "a layout that is none": lambda f: change_record(f, lambda m: m.update(layouts=[{}])),
+    "a part that does not exist": lambda f: change_record(
+        f, lambda m: m["layouts"][0].update(ranks=[1])
+    ),
+    "no state": lambda f: change_record(f, lambda m: m.pop("state")),
+    "a state of odd keys": lambda f: change_record(
         f, lambda m: m.update(state={"$int keys": [[[], 1]]})
     ),
-    "an unknown tensor": lambda f: change_manifest(
+    "an unknown tensor": lambda f: change_record(
         f, lambda m: m.update(state={"$tensor": "state/other"})
     ),
-    "a state that is another": lambda f: change_manifest(
+    "a state that is another": lambda f: change_record(
         f, lambda m: m.update(state={"step": 7}), fits=False
     ),
-    "a digest that is no text": lambda f: change_manifest(
+    "a digest that is no text": lambda f: change_record(
         f, lambda m: m.update(sha256=[]), fits=False
     ),
-    "a tensor whose name is a list": lambda f: change_manifest(
+    "a tensor whose name is a list": lambda f: change_record(
         f, lambda m: m.update(state={"$tensor": []})
     ),
 }
@@ -124,11 +126,6 @@ def test_it_is_passed_over_with_one_line_that_says_why(folder, harm):
     with pytest.raises(CheckpointError, match="step-000000002"):
         checkpointer.load(step=2)
     assert Checkpointer(folder, rank=0, world_size=1).best_step() is None
-
-
-def test_a_manifest_of_an_earlier_version_has_no_digest(folder):
-    change_manifest(folder, lambda _: None)
-    assert Checkpointer(folder, rank=0, world_size=1).load().step == 2
 
 
 def test_a_folder_whose_name_is_no_step_is_none(folder):

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import zlib
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 from echelon.errors import UsageError
 from echelon.train import tensor_block
 from echelon.train.checkpoint import Checkpointer
+from echelon.train.checkpoints import safetensors_file
 from echelon.train.tensor_block import TensorBlock
 
 VALUES = torch.arange(12).reshape(3, 4)
@@ -66,12 +68,18 @@ def test_no_tensor_at_all_is_a_file_too(tmp_path):
     assert load_file(tmp_path / "file") == {}
 
 
-@pytest.mark.parametrize("piece", [1, 7, 1000, 1 << 20])
-def test_size_and_checksum_are_the_files_own(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(tensor_block, "_PIECE", piece)
-    digest, size = write({"w": torch.randn(100)}, tmp_path / "file")
+@pytest.mark.parametrize("block", [1, 7, 1000, 1 << 20])
+def test_checksums_are_those_of_the_bytes_in_the_file(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(safetensors_file, "_LEAST_BLOCK", block)
+    stored, size, header = write({"w": torch.randn(100), "n": torch.ones(3)}, tmp_path / "file")
     content = (tmp_path / "file").read_bytes()
-    assert (digest, size) == (hashlib.sha256(content).hexdigest(), len(content))
+    length = 8 + int.from_bytes(content[:8], "little")
+    assert (size, header) == (len(content), hashlib.sha256(content[:length]).hexdigest())
+    for one in stored.values():
+        whole = content[one.begin : one.begin + one.type.nbytes]
+        pieces = [whole[n : n + one.block] for n in range(0, len(whole), one.block)]
+        assert one.checksums == tuple(map(zlib.crc32, pieces))
+    assert len(stored["w"].checksums) == -(-400 // max(block, 13))  # at most 32
 
 
 def test_the_same_memory_serves_again(tmp_path):

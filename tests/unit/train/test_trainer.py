@@ -165,7 +165,10 @@ def test_a_training_begins_where_another_was_until_it_has_a_checkpoint_of_its_ow
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     trainer(checkpoints=tmp_path).fit(Points(8))
     other = trainer(checkpoints=tmp_path, model=nn.Linear(5, 2))
-    with pytest.raises(UsageError, match=r"step-000000001 does not match the model.*size mismatch"):
+    with pytest.raises(
+        UsageError,
+        match=r"step-000000001 does not match the model or optimizer:\n.*in the checkpoint",
+    ):
         other.fit(Points(8))
 
 

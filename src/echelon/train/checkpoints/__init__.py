@@ -1,0 +1,1 @@
+"""The format of checkpoints on disk, and other formats. Without torch: commands use it too."""
