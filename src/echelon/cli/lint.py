@@ -1,91 +1,270 @@
 """`echelon lint`: find problems in a job script before it is submitted."""
 
-from dataclasses import asdict
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from echelon.cli import console
-from echelon.cli.completion import complete_rule
+from echelon.cli.completion import complete_rule, offer
 from echelon.cli.help import CHECK
-from echelon.errors import UnavailableError, UsageError
+from echelon.cli.project_file import read_project, take_table
+from echelon.core.shell import LocalShell
+from echelon.errors import NotPermittedError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
+    from echelon.core.shell import Shell
+    from echelon.lint.choosing import Choice
+    from echelon.lint.files import Files
     from echelon.lint.rule import Finding
 
 app = typer.Typer(rich_markup_mode=None)
+FORMATS = ("text", "json", "sarif", "github")
+SEVERITIES = ("error", "warning", "advice")
+_GROUP = 25
+"""Scripts that one process lints at a time; neighbours often start the same Python script."""
+_MOST_PASSES = 10
+"""A fix can make another one possible."""
+
+
+def _option(*names: str, **given: Any) -> Any:
+    return typer.Option(*names, show_default=False, **given)
 
 
 @app.command(rich_help_panel=CHECK)
 def lint(
     files: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="FILE…", help="Job scripts or Python scripts.", show_default=False),
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE…",
+            help="Job scripts, Python scripts, directories or patterns; - for stdin.",
+            show_default=False,
+        ),
     ] = None,
     *,
     explain: Annotated[
         str,
-        typer.Option(
+        _option(
             metavar="CODE",
             help="Explain a rule; 'all' lists every rule.",
-            show_default=False,
             autocompletion=complete_rule,
+        ),
+    ] = "",
+    fix: Annotated[bool, _option("--fix", help="Apply the safe fixes.")] = False,
+    diff: Annotated[bool, _option("--diff", help="Show the safe fixes, but apply none.")] = False,
+    select: Annotated[
+        list[str] | None,
+        _option(metavar="CODES", help="Report only these rules, such as E1,E301."),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None, _option(metavar="CODES", help="Do not report these rules.")
+    ] = None,
+    severity: Annotated[
+        str,
+        _option(
+            metavar="LEVEL",
+            help="Report only this severity or higher: error, warning or advice.",
+            autocompletion=offer(SEVERITIES),
+        ),
+    ] = "",
+    strict: Annotated[bool, _option("--strict", help="Exit with 1 on warnings, too.")] = False,
+    baseline: Annotated[
+        str, _option(metavar="FILE", help="Do not report the findings in this file.")
+    ] = "",
+    write_baseline: Annotated[
+        str, _option(metavar="FILE", help="Write all findings to a baseline file.")
+    ] = "",
+    config: Annotated[
+        Path | None, _option(metavar="FILE", help="Read [lint] from this project file.")
+    ] = None,
+    output_format: Annotated[
+        str,
+        _option(
+            metavar="FORMAT",
+            help="Output text, json, sarif or github.",
+            autocompletion=offer(FORMATS),
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Output JSON.")] = False,
 ) -> None:
-    """Find problems in job scripts and the Python scripts they start.
+    """Find problems in job scripts and the Python that they start.
 
-    Lint reads the scripts but does not run them. It exits with 1 if it finds an error or a
-    warning. To ignore a finding, add the comment `# echelon: ignore CODE`.
+    Lint reads the scripts but does not run them. It exits with 1 if it finds an error. To ignore a
+    finding, add the comment `# echelon: ignore CODE`.
 
     Example: echelon lint job.sh
     """
+    _require_parser()
+    from echelon.lint.choosing import drop_known, read_choice, render_baseline  # noqa: PLC0415
+    from echelon.lint.gathering import list_scripts  # noqa: PLC0415
+
+    if explain:
+        _explain(explain)
+        return
+    shown = _choose_format(output_format, as_json=as_json)
+    if not files:
+        raise UsageError("no file given", hint="echelon lint SCRIPT.sh")
+    table, source = _read_table(config)
+    flags: dict[str, Any] = {"select": select, "ignore": ignore, "severity": severity}
+    flags |= {"strict": strict, "baseline": baseline}
+    choice = read_choice(table, flags, source=source)
+    scripts = [_Script(path) for path in list_scripts(files)]
+    if diff or fix:
+        _fix(scripts, choice, save=not diff)
+    found = list(dict.fromkeys(_lint_all(scripts)))  # two jobs can start the same Python script
+    found = [one for one in found if choice.keeps(one)]
+    if write_baseline:
+        Path(write_baseline).write_text(render_baseline(found, _read_line))
+        console.note(f"wrote {write_baseline}; use it with: --baseline {write_baseline}")
+        return
+    if choice.baseline:
+        found = drop_known(found, _read(choice.baseline), _read_line)
+    _print(found, shown, len(scripts))
+    if choice.fails(found):
+        raise typer.Exit(1)
+
+
+def _lint_all(scripts: "list[_Script]") -> "list[Finding]":
+    """Return the findings of all scripts; many are shared among the CPUs."""
+    groups = [scripts[at : at + _GROUP] for at in range(0, len(scripts), _GROUP)]
+    processes = min(len(groups) // 2, len(os.sched_getaffinity(0)))
+    if processes < 2:
+        return [one for group in groups for one in _lint_group(group)]
+    from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415
+
+    with ProcessPoolExecutor(processes) as pool:
+        return [one for found in pool.map(_lint_group, groups) for one in found]
+
+
+def _lint_group(scripts: "list[_Script]") -> "list[Finding]":
+    from echelon.lint.files import DiskFiles  # noqa: PLC0415
+
+    files, programs = DiskFiles(), LocalShell()  # shared, so that each file is parsed once
+    return [one for script in scripts for one in script.lint(files, programs)]
+
+
+def _require_parser() -> None:
     try:
-        from echelon.lint import report, rule  # noqa: PLC0415
+        import tree_sitter_bash  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("tree_sitter"):
-            raise
         raise UnavailableError(
             "echelon lint requires tree-sitter, which is not installed",
             hint="pip install 'echelon[lint]'",
         ) from error
 
-    if explain:
-        _explain(explain)
+
+def _choose_format(name: str, *, as_json: bool) -> str:
+    shown = name or ("json" if as_json else "text")
+    if shown not in FORMATS:
+        raise UsageError(
+            f"invalid value for --output-format: '{shown}' (choose {', '.join(FORMATS)})",
+            hint="--output-format sarif",
+        )
+    return shown
+
+
+def _fix(scripts: "list[_Script]", choice: "Choice", *, save: bool) -> None:
+    """Apply the safe fixes, or print them and exit."""
+    changed = [script for script in scripts if script.fix(choice)]
+    for script in changed if save else ():
+        script.save()
+    if not save:
+        if changed:
+            console.print_file("".join(script.diff() for script in changed))
+        raise typer.Exit(1 if changed else 0)
+
+
+class _Script:
+    """A script on the command line, and its text with fixes."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._before = self._text = _read(path)
+
+    def lint(self, files: "Files", programs: "Shell") -> "list[Finding]":
+        from echelon.lint.linting import lint as lint_text  # noqa: PLC0415
+
+        return lint_text(self._text, path=self._path, files=files, programs=programs)
+
+    def fix(self, choice: "Choice") -> bool:
+        """Apply all safe fixes to the text, and tell whether that changed it."""
+        from echelon.lint.edits import apply_edits  # noqa: PLC0415
+        from echelon.lint.files import DiskFiles  # noqa: PLC0415
+
+        files, programs = DiskFiles(), LocalShell()
+        for _ in range(_MOST_PASSES):
+            all_found = self.lint(files, programs)
+            found = (one for one in all_found if one.path == self._path and choice.keeps(one))
+            text = apply_edits(self._text, [edit for one in found for edit in one.edits])
+            if text == self._text:
+                break
+            self._text = text
+        return self._text != self._before
+
+    def diff(self) -> str:
+        import difflib  # noqa: PLC0415
+
+        before, after = (t.splitlines(keepends=True) for t in (self._before, self._text))
+        changes = difflib.unified_diff(before, after, self._path, self._path)
+        ended = (
+            line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+            for line in changes
+        )
+        return "".join(ended)
+
+    def save(self) -> None:
+        if self._path == "-":
+            raise UsageError("--fix cannot change stdin", hint="echelon lint --diff -")
+        with Path(self._path).open("w", encoding="utf-8", newline="") as file:
+            file.write(self._text)
+        console.note(f"fixed {self._path}")
+
+
+def _print(found: "list[Finding]", shown: str, files: int) -> None:
+    if shown == "text":
+        from echelon.lint.report import render_findings  # noqa: PLC0415
+
+        console.print_result(render_findings(found, files))
         return
-    if not files:
-        raise UsageError("no file given", hint="echelon lint SCRIPT.sh")
-    found = [one for path in files for one in _lint(path)]
-    found = list(dict.fromkeys(found))  # two job scripts can start the same Python script
-    if as_json:
-        console.print_json([asdict(one) for one in found])
-    else:
-        console.print_result(report.render_findings(found, len(files)))
-    if any(one.severity is not rule.Severity.ADVICE for one in found):
-        raise typer.Exit(1)
+    from echelon.lint import formats  # noqa: PLC0415
+    from echelon.lint.linting import RULES  # noqa: PLC0415
+
+    if shown == "json":
+        console.print_json(formats.render_json(found))
+    elif shown == "sarif":
+        console.print_json(formats.render_sarif(found, RULES))
+    elif found:
+        console.print_result(formats.render_github(found))
 
 
-def _lint(path: Path) -> "list[Finding]":
-    from echelon.lint.files import DiskFiles  # noqa: PLC0415
-    from echelon.lint.linting import lint as lint_text  # noqa: PLC0415
+def _read_table(config: Path | None) -> tuple[dict[str, Any], str]:
+    """Return the table [lint] of the project file and the path of the file."""
+    try:
+        layer = read_project(Path.cwd(), os.environ, console.note, named=config)
+    except NotPermittedError as error:  # the files of a container often belong to another user
+        console.note(f"warning: ignored [lint]: {error.message}")
+        return {}, ""
+    return dict(take_table(dict(layer.values), "lint", header="lint")), layer.source
 
-    return lint_text(_read(path), path=str(path), files=DiskFiles())
+
+def _read_line(path: str, number: int) -> str:
+    lines = Path(path).read_text(errors="replace").split("\n") if path != "-" else []
+    return lines[number - 1] if 0 < number <= len(lines) else ""
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     """Return the text of a script.
 
     Raises:
         UsageError: the file does not exist, or is not a text file.
     """
     try:
-        text = path.read_bytes().decode()
+        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        text = content.decode()
     except FileNotFoundError as error:
         raise UsageError(f"file not found: {path}", hint="check the path") from error
-    except IsADirectoryError as error:
-        raise UsageError(f"{path} is a directory", hint=f"echelon lint {path}/*.sh") from error
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{path} is not valid UTF-8: byte {error.start + 1} is {error.object[error.start]:#x}",

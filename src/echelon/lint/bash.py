@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from echelon.lint.patterns import pattern
+
 _T = TypeVar("_T")
 _MOST = 100
 """Maximum number of origins to keep per value."""
@@ -79,7 +81,7 @@ def _gather(first: tuple[_T, ...], second: tuple[_T, ...]) -> tuple[_T, ...]:
     return tuple(together.values())[:_MOST]
 
 
-_PART = re.compile(r"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\"[^\"]*\"|'[^']*'|\S)+")
+_PART = pattern(r"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\"[^\"]*\"|'[^']*'|\S)+")
 """A word in the text of a variable; a remaining $(…) may contain spaces."""
 
 

@@ -7,17 +7,18 @@ from dataclasses import replace
 from tree_sitter import Node
 
 from echelon.lint.bash import Command, Scope, Use, Word, calculate
+from echelon.lint.patterns import pattern
 from echelon.lint.source import Source
 
 _EXPANSIONS = frozenset(
     {"simple_expansion", "expansion", "command_substitution", "arithmetic_expansion"}
 )
-NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_WHOLE_ARRAY = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
+NAME = pattern(r"[A-Za-z_]\w*", re.ASCII)
+_WHOLE_ARRAY = pattern(r"\"?\$\{(\w+)\[[@*]\]\}\"?")
 _UNQUOTE = {
-    "word": re.compile(r"\\(\n|.)", re.DOTALL),
-    "string": re.compile(r"\\(\n|[$`\"\\])"),
-    "heredoc": re.compile(r"\\(\n|[$`\\])"),
+    "word": pattern(r"\\(\n|.)", re.DOTALL),
+    "string": pattern(r"\\(\n|[$`\"\\])"),
+    "heredoc": pattern(r"\\(\n|[$`\\])"),
 }
 
 

@@ -1,21 +1,23 @@
 """Facts that several rules share, such as the number of processes of a launch."""
 
 import re
+from functools import lru_cache
 
 from echelon.lint.launches import Launch
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
 from echelon.lint.subject import Started, Subject
 
 PER_TASK = frozenset({"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID"})
 """Variables that differ between tasks; they are 0 in the job script."""
-_STARTS_OTHERS = re.compile(
+_STARTS_OTHERS = pattern(
     r"\b(spawn|start_processes|submitit|ray|Lightning|lightning|pytorch_lightning|accelerate|"
     r"Accelerator|deepspeed|horovod|subprocess|Process|ProcessPoolExecutor|elastic_launch|"
     r"DataParallel|device_map|vllm|notebook_launcher|dask|mpi4py|jax|tensorflow|keras|TorchTrainer|"
     r"transformers|fabric|Fabric|composer|echelon|elastic_launcher|launch|torchrunx|tensor_parallel)\b"
 )
 """Words in scripts that use several GPUs without one process per GPU."""
-_SEVERAL_DEVICES = re.compile(
+_SEVERAL_DEVICES = pattern(
     r"cuda:[1-9]|\bcuda\(1\)|\.to\(1\)|device_map|rank\s*\*\s*[2-9]|\bdev(ice)?_?1\b|"
     r"device_ids\s*=\s*\[\s*\w+\s*,|(model|pipeline|tensor)_?parallel|PipelineStage|PipelineParallel",
     re.IGNORECASE,
@@ -43,11 +45,13 @@ def spawns(python: PythonScript | None) -> bool:
     return python is not None and bool(python.calls("spawn", "start_processes"))
 
 
+@lru_cache(maxsize=64)
 def may_use_all_gpus(python: PythonScript) -> bool:
     """Tell whether one process of a script may use all GPUs of a node."""
     return bool(_STARTS_OTHERS.search(python.text) or _STARTS_OTHERS.search(python.neighbours))
 
 
+@lru_cache(maxsize=64)
 def uses_several_gpus(python: PythonScript | None) -> bool:
     """Tell whether one rank of a script may use several GPUs, as in model parallelism."""
     return python is not None and bool(

@@ -12,10 +12,14 @@ _LARGEST_BYTES = 1_000_000
 
 
 class Place(NamedTuple):
-    """A line of a file, counted from 1."""
+    """A range of a file. Lines and columns count from 1, and the end is exclusive."""
 
     path: str
     line: int
+    column: int = 0
+    """0 for the whole line."""
+    end_line: int = 0
+    end_column: int = 0
 
 
 class Files(Protocol):
@@ -25,6 +29,8 @@ class Files(Protocol):
         """Return the text of a file; None if it does not exist or is not text."""
 
     def is_folder(self, path: str) -> bool: ...
+
+    def __hash__(self) -> int: ...
 
 
 class DiskFiles:

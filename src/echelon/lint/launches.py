@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from echelon.lint.bash import Command, Shell, Where, Word
 from echelon.lint.files import Files, Place, beside
+from echelon.lint.patterns import pattern
 from echelon.lint.reading import read_shell
 from echelon.lint.request import Amounts, read_srun, read_step
 
@@ -35,8 +36,8 @@ _MPI = frozenset({"mpirun", "mpiexec", "orterun", "jsrun", "aprun", "prun"})
 _STARTERS = _SHELLS | _WRAPPERS | _MPI | {"srun", "torchrun", "deepspeed", "accelerate"}
 _ELSEWHERE = frozenset({"ssh", "pdsh", "clush", "parallel", "pssh", "xargs"})
 """Programs that run a command on other hosts, or many times."""
-_PYTHON = re.compile(r"(?:.*/)?(?:ipython|pypy|python)[0-9.]*", re.IGNORECASE)
-_PYTHON_VARIABLE = re.compile(r"\$\{?\w*PYTHON(?:_BIN|_EXE|_CMD)?\}?", re.IGNORECASE)
+_PYTHON = pattern(r"(?:.*/)?(?:ipython|pypy|python)[0-9.]*", re.IGNORECASE)
+_PYTHON_VARIABLE = pattern(r"\$\{?\w*PYTHON(?:_BIN|_EXE|_CMD)?\}?", re.IGNORECASE)
 _LAUNCH_MODULES = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "launch",

@@ -1,13 +1,15 @@
 """All rules, ordered by code, and how they are run on a script."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, replace
 
 from echelon.core.shell import LocalShell
 from echelon.core.shell import Shell as Programs
-from echelon.lint.files import Files
-from echelon.lint.rule import Finding, Hit, Rule
+from echelon.lint.files import Files, Place
+from echelon.lint.patterns import pattern
+from echelon.lint.rule import Finding, Hit, Rule, Severity, Span
 from echelon.lint.rules import (
     addresses,
     amounts,
@@ -16,29 +18,42 @@ from echelon.lint.rules import (
     data,
     directive_lines,
     environment,
+    frameworks,
     names,
     output,
     paths,
     ports,
     processes,
+    prose,
     saving,
     start,
     syntax,
+    variables,
     world,
 )
+from echelon.lint.source import clean
 from echelon.lint.subject import Subject, read_subject
 
 THEMES = {
     "`#SBATCH` directives": (*directive_lines.RULES, *amounts.RULES),
-    "Launching": (*start.RULES, *commands.RULES, *syntax.RULES, *paths.RULES),
-    "Rendezvous": (*ports.RULES, *addresses.RULES, *world.RULES),
+    "Launching": (
+        *(*start.RULES, *commands.RULES, *syntax.RULES),
+        *(*paths.RULES, *prose.RULES, *frameworks.RULES),
+    ),
+    "Rendezvous and variables": (
+        *(*ports.RULES, *addresses.RULES),
+        *(*world.RULES, *variables.RULES),
+    ),
     "CPUs and environment variables": (*cpus.RULES, *environment.RULES),
     "Output and failures": output.RULES,
     "Python scripts": (*data.RULES, *saving.RULES, *processes.RULES, *names.RULES),
 }
 RULES: tuple[Rule, ...] = tuple(rule for rules in THEMES.values() for rule in rules)
 
-_IGNORE = re.compile(r"#\s*echelon:\s*ignore\s+(E\d+(?:[\s,]+E\d+)*)", re.IGNORECASE)
+_IGNORE = pattern(
+    r"#\s*echelon:\s*ignore(?P<whole>-file)?\b(?P<codes>\s+E\d+(?:[\s,]+E\d+)*)?",
+    re.IGNORECASE,
+)
 
 
 def lint(text: str, *, path: str, files: Files, programs: Programs | None = None) -> list[Finding]:
@@ -51,21 +66,51 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
         programs: the shell that runs `bash -n` and `sinfo`; None for the real one.
     """
     subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
-    found = {
-        Finding(
-            code=rule.code,
-            path=hit.at.path,
-            line=hit.at.line,
-            severity=hit.severity or rule.severity,
-            what=hit.what,
-            fix=hit.fix,
-        )
-        for rule in RULES
-        for hit in hits(rule, subject)
-    }
-    ignored = _ignored(subject)
-    kept = [f for f in found if f.code not in ignored.get((f.path, f.line), ())]
-    return sorted(kept, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+    texts = _texts(subject)
+    ignored = _Ignored(texts)
+    unclear = {shell.path for shell in subject.shells if shell.suspect or shell.too_deep}
+    # Columns count in the text without these, so the other edits follow when they are gone.
+    dirty = {path for path in texts if clean(raw := _raw(subject, path)) != raw}
+    found: dict[tuple[str, ...], list[tuple[Span, Hit]]] = {}
+    for rule in RULES:
+        for hit in hits(rule, subject):
+            span = _span(hit, texts.get(hit.at.path, "").split("\n"))
+            if ignored(hit.at.path, span, rule.code):
+                continue
+            cleans = rule.code in ("E108", "E109")
+            directive = rule.code.startswith("E1")
+            if (hit.at.path in dirty and not cleans) or (hit.at.path in unclear and not directive):
+                hit = replace(hit, edits=())  # noqa: PLW2901
+            severity = hit.severity or rule.severity
+            found.setdefault((rule.code, hit.at.path, severity, hit.what), []).append((span, hit))
+    findings = [_merged(key, same) for key, same in found.items()]
+    return sorted(findings, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+
+
+def _merged(key: tuple[str, ...], same: list[tuple[Span, Hit]]) -> Finding:
+    code, path, severity, what = key
+    same = sorted(same, key=lambda one: (one[0].line, one[0].column))
+    spans = list(dict.fromkeys(span for span, _ in same))
+    return Finding(
+        code=code,
+        path=path,
+        **asdict(spans[0]),
+        severity=Severity(severity),
+        what=what,
+        fix="\n".join(dict.fromkeys(hit.fix for _, hit in same)),
+        also=tuple(spans[1:]),
+        edits=tuple(dict.fromkeys(edit for _, hit in same for edit in hit.edits)),
+    )
+
+
+def _span(hit: Hit, lines: list[str]) -> Span:
+    """Return the range of a hit: its own, or its line without the blanks around it."""
+    line, at = hit.at.line, hit.at
+    if isinstance(at, Place) and at.column:
+        return Span(line=line, column=at.column, end_line=at.end_line, end_column=at.end_column)
+    text = lines[line - 1].rstrip() if 0 < line <= len(lines) else ""
+    start = len(text) - len(text.lstrip())
+    return Span(line=line, column=start + 1, end_line=line, end_column=max(start, len(text)) + 1)
 
 
 def hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
@@ -74,20 +119,41 @@ def hits(rule: Rule, subject: Subject) -> Iterator[Hit]:
         yield from rule.check(subject)
 
 
-def _ignored(subject: Subject) -> dict[tuple[str, int], set[str]]:
-    """Return the ignored codes by file and line: each comment covers its line and the next."""
+def _texts(subject: Subject) -> dict[str, str]:
+    """Return the text of each file that was read, by path."""
     texts = {subject.path: subject.text}
     texts |= {python.path: python.text for python in subject.pythons}
+    texts |= {path: text for path, text in subject.unread if path not in texts}
     for shell in subject.shells:
-        texts.setdefault(shell.path, shell.text)
-    ignored: dict[tuple[str, int], set[str]] = {}
-    for path, text in texts.items():
-        for number, line in enumerate(text.split("\n"), start=1):
-            if match := _IGNORE.search(line):
-                codes = set(re.findall(r"E\d+", match[1].upper()))
-                for place in (number, number + 1):
-                    ignored.setdefault((path, place), set()).update(codes)
-    return ignored
+        if shell.path not in texts:
+            texts[shell.path] = clean(subject.files.read(shell.path) or shell.text)
+    return texts
+
+
+def _raw(subject: Subject, path: str) -> str:
+    return subject.raw_text if path == subject.path else subject.files.read(path) or ""
+
+
+class _Ignored:
+    """The codes that comments ignore: those of a line on it and the next, or those of a file."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self._lines: dict[tuple[str, int], set[str]] = {}
+        self._files: dict[str, set[str]] = {}
+        for path, text in texts.items():
+            if "echelon:" not in text:
+                continue
+            for number, line in enumerate(text.split("\n"), start=1):
+                match = _IGNORE.search(line)
+                codes = set(re.findall(r"E\d+", (match["codes"] or "").upper())) if match else set()
+                if match and match["whole"]:
+                    self._files.setdefault(path, set()).update(codes or {""})
+                for place in (number, number + 1) if codes else ():
+                    self._lines.setdefault((path, place), set()).update(codes)
+
+    def __call__(self, path: str, span: Span, code: str) -> bool:
+        whole = self._files.get(path, set())
+        return "" in whole or code in whole | self._lines.get((path, span.line), set())
 
 
 def find_rule(code: str) -> Rule | None:

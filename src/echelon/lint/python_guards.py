@@ -9,6 +9,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     Function,
     PythonScript,
@@ -21,7 +22,7 @@ from echelon.lint.python_script import (
 
 _DEEPEST = 4
 """Maximum number of function calls and flags to follow."""
-_RANK_WORDS = re.compile(
+_RANK_WORDS = pattern(
     r"rank|is_main|is_master|is_primary|main_process|master|is_chief|is_zero|procid|zero_first",
     re.IGNORECASE,
 )
@@ -207,10 +208,7 @@ def _sources(script: PythonScript, name: ast.Name | ast.Attribute) -> list[ast.e
     """Return all values that are assigned to a name or passed as it, in the whole script."""
     if isinstance(name, ast.Name):
         return [*script.assigned.get(name.id, []), *handed_over(script, name)]
-    ending = f".{name.attr}"
-    found = [v for key, values in script.assigned.items() if key.endswith(ending) for v in values]
-    keywords = (node for node in script.nodes if isinstance(node, ast.keyword))
-    return found + [given.value for given in keywords if given.arg == name.attr]
+    return script.passed.get(name.attr, [])
 
 
 def handed_over(script: PythonScript, name: ast.Name) -> list[ast.expr]:

@@ -5,22 +5,36 @@ what the script does not.
 """
 
 import ast
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from echelon.lint.files import Files, Place, beside
+from echelon.lint.patterns import pattern
 
 _MOST_MODULES = 20
 _MOST_PARTS = 60
+_MOST_KEPT = 32
+"""Scripts to keep, because several jobs often start the same one."""
+_IMPORT = pattern(
+    r"^[ \t]*(?:from[ \t]+\.*([\w.]*)[ \t]+import[ \t]+(?:\(([^)]*)\)|([^\n#(]*))"
+    r"|import[ \t]+([^\n#]*))",
+    re.MULTILINE,
+)
+_NAME = pattern(r"[\w.]+")
+_OF_INTEREST = ("DistributedSampler", "torch.save", "init_process_group", "shuffle=True")
+"""Words in imported modules that the rules have something to say about."""
 _DEEPEST = 4
 """Maximum number of names to follow."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _T = TypeVar("_T")
+_ALSO_BIND = (ast.AnnAssign, ast.NamedExpr, ast.AugAssign)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PythonScript:
     path: str
     text: str
@@ -29,6 +43,8 @@ class PythonScript:
     """All nodes of the tree."""
     assigned: dict[str, list[ast.expr]]
     """Values by the text of the name or attribute they are assigned to."""
+    passed: dict[str, list[ast.expr]]
+    """Values by the name of the attribute or keyword argument that they are given to."""
     functions: dict[str, list[Function]]
     """Functions that it defines, by name."""
     called: dict[str, list[ast.Call]]
@@ -37,9 +53,23 @@ class PythonScript:
     """The parent of each node."""
     neighbours: str
     """The text of the local modules that it imports."""
+    modules: "tuple[PythonScript, ...]" = ()
+    """The local modules that it imports itself."""
 
-    def at(self, node: ast.stmt | ast.expr) -> Place:
-        return Place(self.path, node.lineno)
+    def at(self, node: ast.stmt | ast.expr | ast.keyword) -> Place:
+        end = node.end_lineno or node.lineno
+        return Place(
+            self.path,
+            node.lineno,
+            self._column(node.lineno, node.col_offset),
+            end,
+            self._column(end, node.end_col_offset or node.col_offset),
+        )
+
+    def _column(self, line: int, offset: int) -> int:
+        """Return the column of an offset in bytes."""
+        text = self.text.split("\n")[line - 1]
+        return (offset if text.isascii() else len(text.encode()[:offset].decode())) + 1
 
     def calls(self, *names: str) -> list[ast.Call]:
         """Return the calls of functions, by the last part of the function name."""
@@ -55,30 +85,69 @@ class PythonScript:
         return bool(self.calls("init_process_group"))
 
 
-def parse_python(text: str, *, path: str, files: Files) -> PythonScript | None:
-    """Return a script; None if this Python version cannot parse it."""
+@lru_cache(maxsize=_MOST_KEPT)
+def parse_python(
+    text: str, *, path: str, files: Files, importer: str | None = None
+) -> PythonScript | None:
+    """Return a script; None if this Python version cannot parse it.
+
+    Args:
+        text: the script.
+        path: where it is.
+        files: where imported modules are.
+        importer: for a module, the text of the script that imports it and of its other modules.
+    """
     text = text.removeprefix("\ufeff")  # Python accepts a byte order mark
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as invalid escapes in strings
             tree = ast.parse(text)
-            nodes = tuple(ast.walk(tree))
-            parents = {c: node for node in nodes for c in ast.iter_child_nodes(node)}
+            nodes, parents = _walk(tree)
             assigned = _grouped((unparse(to), value) for n in nodes for to, value in _bound(n))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    neighbours = "\n".join(_neighbours(tree, path, files))
+    keywords = ((n.arg, n.value) for n in nodes if isinstance(n, ast.keyword) and n.arg)
+    attributes = (
+        (name.rpartition(".")[2], value)
+        for name, values in assigned.items()
+        if "." in name
+        for value in values
+    )
+    found = list(_neighbours(text, path, files)) if importer is None else []
+    neighbours = "\n".join(other for _, other, _ in found) if importer is None else importer
+    parsed = (
+        parse_python(other, path=place, files=files, importer=f"{text}\n{neighbours}")
+        for place, other, direct in found
+        if direct and any(word in other for word in _OF_INTEREST)
+    )
     return PythonScript(
         path=path,
         text=text,
         tree=tree,
         nodes=nodes,
         assigned=assigned,
+        passed=_grouped((*attributes, *keywords)),
         functions=_grouped((n.name, n) for n in nodes if isinstance(n, Function)),
         called=_grouped((last_name(n.func), n) for n in nodes if isinstance(n, ast.Call)),
         parents=parents,
         neighbours=neighbours,
+        modules=tuple(module for module in parsed if module is not None),
     )
+
+
+def _walk(tree: ast.Module) -> tuple[tuple[ast.AST, ...], dict[ast.AST, ast.AST]]:
+    """Return all nodes of a tree, level by level, and the parent of each."""
+    nodes: list[ast.AST] = [tree]
+    parents: dict[ast.AST, ast.AST] = {}
+    for node in nodes:  # grows on the way
+        for name in node._fields:
+            value = getattr(node, name, None)
+            children = value if isinstance(value, list) else (value,)
+            for child in children:
+                if isinstance(child, ast.AST):
+                    nodes.append(child)
+                    parents[child] = node
+    return tuple(nodes), parents
 
 
 def _grouped(pairs: Iterable[tuple[str, _T]]) -> dict[str, list[_T]]:
@@ -93,7 +162,7 @@ def _bound(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
     if isinstance(node, ast.Assign):
         for target in node.targets:
             yield from _pairs(target, node.value)
-    elif isinstance(node, ast.AnnAssign | ast.NamedExpr | ast.AugAssign) and node.value is not None:
+    elif isinstance(node, _ALSO_BIND) and node.value is not None:
         yield node.target, node.value
     elif isinstance(node, ast.withitem) and node.optional_vars is not None:
         yield from _pairs(node.optional_vars, node.context_expr)
@@ -110,8 +179,9 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
         yield from _pairs(part, of)
 
 
-def _neighbours(tree: ast.Module, path: str, files: Files) -> Iterator[str]:
-    seen, waiting = {path}, [(tree, path)]
+def _neighbours(script: str, path: str, files: Files) -> Iterator[tuple[str, str, bool]]:
+    """Yield path and text of local modules, and whether the script imports them itself."""
+    seen, waiting = {path}, [(script, path)]
     while waiting and len(seen) < _MOST_MODULES:
         current, place = waiting.pop()
         for name in _imported(current):
@@ -119,25 +189,22 @@ def _neighbours(tree: ast.Module, path: str, files: Files) -> Iterator[str]:
             for candidate in (f"{stem}.py", f"{stem}/__init__.py"):
                 where = beside(place, candidate)
                 text = None if where in seen else files.read(where)
-                if text is None:
-                    continue
-                seen.add(where)
-                yield text
-                try:
-                    waiting.append((ast.parse(text), where))
-                except (SyntaxError, ValueError, RecursionError, MemoryError):
-                    continue
+                if text is not None:
+                    seen.add(where)
+                    yield where, text, place == path
+                    waiting.append((text, where))
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if base:
-                yield base
-            yield from (f"{base}.{alias.name}".strip(".") for alias in node.names)
+@lru_cache(maxsize=1000)
+def _imported(text: str) -> tuple[str, ...]:
+    """Return the modules that a text imports, and the names that may be modules."""
+    found: dict[str, None] = {}
+    for base, several, one, plain in _IMPORT.findall(text):
+        names = [part.split()[0] for part in (several or one or plain).split(",") if part.split()]
+        if base:
+            found[base] = None
+        found |= {f"{base}.{name}".strip("."): None for name in names if _NAME.fullmatch(name)}
+    return tuple(found)
 
 
 # --- expressions ----------------------------------------------------------------------------

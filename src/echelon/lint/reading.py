@@ -11,6 +11,7 @@ from tree_sitter import Language, Node, Parser
 
 from echelon.lint.bash import Assignment, Command, Scope, Shell, Where, Word
 from echelon.lint.expanding import NAME, Expander
+from echelon.lint.patterns import pattern
 from echelon.lint.source import Source, clean
 
 _NO_WORDS = frozenset(
@@ -28,7 +29,7 @@ _SETTING = frozenset({"variable_assignment", "declaration_command", "for_stateme
 _CALCULATING = frozenset(
     {"binary_expression", "unary_expression", "postfix_expression", "ternary_expression"}
 )
-_UNFILLED = re.compile(r"(?m)^[^#\n]*<[A-Za-z][\w -]*>[ \t]*(#.*)?$")
+_UNFILLED = pattern(r"(?m)^[^#\n]*<[A-Za-z][\w -]*>[ \t]*(#.*)?$")
 """A placeholder at the end of a line; the grammar takes the next line as a file name."""
 _LONGEST_ARRAY = 1000
 _LONGEST_COMMAND = 2000

@@ -6,15 +6,26 @@ from echelon.core.units import counted
 from echelon.core.visible import in_one_line
 from echelon.lint.rule import Finding, Rule, Severity
 
+_MOST_LINES = 8
+
 
 def render_findings(findings: Sequence[Finding], files: int) -> str:
     """Return each finding with its fix below it, then a summary line."""
     lines = []
     for finding in findings:
-        where = f"{in_one_line(finding.path)}:{finding.line}"
-        lines.append(f"{where}: {finding.code} {finding.severity}: {in_one_line(finding.what)}")
+        where = f"{in_one_line(finding.path)}:{finding.line}:{finding.column}"
+        also = _also(finding)
+        lines.append(
+            f"{where}: {finding.code} {finding.severity}: {in_one_line(finding.what)}{also}"
+        )
         lines += [f"    {in_one_line(line)}" for line in finding.fix.splitlines()]
     return "\n".join([*lines, _count(findings, files)])
+
+
+def _also(finding: Finding) -> str:
+    others = sorted({span.line for span in finding.also} - {finding.line})
+    shown = ", ".join(map(str, others[:_MOST_LINES])) + (", …" if others[_MOST_LINES:] else "")
+    return f" (also line{'s' if others[1:] else ''} {shown})" if others else ""
 
 
 def _count(findings: Sequence[Finding], files: int) -> str:
@@ -27,7 +38,9 @@ def _count(findings: Sequence[Finding], files: int) -> str:
         for count, name in counts
         if count
     ]
-    return f"{counted(files, 'file')}: {', '.join(shown) if shown else 'no problems found'}"
+    fixable = sum(bool(finding.edits) for finding in findings)
+    more = f" ({fixable} fixable with --fix)" if fixable else ""
+    return f"{counted(files, 'file')}: {', '.join(shown) if shown else 'no problems found'}{more}"
 
 
 def render_rule(rule: Rule) -> str:

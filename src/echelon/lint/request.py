@@ -18,6 +18,7 @@ from echelon.clusters.slurm.options import (
 )
 from echelon.errors import UsageError
 from echelon.lint.bash import Word
+from echelon.lint.patterns import pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]
 
 # --- values ---------------------------------------------------------------------------------
 
-_TIME = re.compile(r"\d+(?:-\d+(?::\d+){0,2}|(?::\d+){0,2})", re.ASCII)
+_TIME = pattern(r"\d+(?:-\d+(?::\d+){0,2}|(?::\d+){0,2})", re.ASCII)
 
 
 def is_slurm_time(text: str) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from echelon.lint.edits import Edit
 from echelon.lint.subject import Subject
 
 _HERE = "    # <- here"
@@ -51,18 +52,41 @@ class Hit:
     """Text to paste, or an instruction."""
     severity: Severity | None = None
     """Set if it is lower than the rule's own severity."""
+    edits: tuple[Edit, ...] = ()
+    """The fix as edits of the file, if it is safe."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A range of a file. Lines and columns count from 1, and the end is exclusive."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A hit with the code of its rule, as it is reported."""
+    """The hits of a rule in a file that say the same, as they are reported."""
 
     code: str
     path: str
     line: int
+    column: int
+    end_line: int
+    end_column: int
     severity: Severity
     what: str
     fix: str
+    also: tuple[Span, ...] = ()
+    """Further places with the same problem."""
+    edits: tuple[Edit, ...] = ()
+    """The fix as edits of the file, if it is safe."""
+
+    @property
+    def lines(self) -> list[int]:
+        return [self.line, *(span.line for span in self.also)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,3 +1,4 @@
+import io
 import json
 import re
 import subprocess
@@ -28,16 +29,24 @@ def test_a_finding_has_a_position_and_a_fix(script, capsys):
     assert main.run(["lint", script(BAD)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
-        "job.sh:2: E111 error: '16Go' is not a valid memory size. sbatch rejects the script."
+        "job.sh:2:1: E111 error: '16Go' is not a valid memory size. sbatch rejects the script."
     )
     assert lines[1] == "    #SBATCH --mem=16G"
-    assert lines[2].startswith("job.sh:4: E301 warning: ")
-    assert lines[-1] == "1 file: 1 error, 1 warning"
+    assert lines[2].startswith("job.sh:4:1: E301 warning: ")
+    assert lines[-1] == "1 file: 1 error, 1 warning (1 fixable with --fix)"
 
 
 def test_a_script_without_problems_exits_with_0(script, capsys):
     assert main.run(["lint", script("#!/bin/bash\n#SBATCH --mem=16G\npython x.py\n")]) == 0
     assert capsys.readouterr().out == "1 file: no problems found\n"
+
+
+def test_warnings_fail_only_if_strict(script, capsys):
+    text = "#!/bin/bash\n#SBATCH --nodes=1\nexport MASTER_PORT=29500\npython x.py\n"
+    assert main.run(["lint", script(text)]) == 0
+    assert main.run(["lint", "--strict", "job.sh"]) == 1
+    assert "E301 warning" in capsys.readouterr().out
+    assert main.run(["lint", "--strict", "--severity", "error", "job.sh"]) == 0
 
 
 def test_advice_does_not_change_the_exit_status(script, capsys):
@@ -49,7 +58,10 @@ def test_advice_does_not_change_the_exit_status(script, capsys):
 def test_json(script, capsys):
     assert main.run(["lint", "--json", script(BAD)]) == 1
     first = json.loads(capsys.readouterr().out)[0]
-    assert first.keys() == {"code", "path", "line", "severity", "what", "fix"}
+    assert first.keys() == {
+        *("code", "path", "line", "column", "end_line", "end_column", "severity", "what", "fix"),
+        *("also", "edits"),
+    }
     assert (first["code"], first["line"], first["severity"]) == ("E111", 2, "error")
 
 
@@ -61,9 +73,142 @@ def test_a_comment_ignores_a_code(script, capsys, place):
         else ("", "# echelon: ignore E301\n")
     )
     text = f"#!/bin/bash\n#SBATCH --nodes=1\n{before}export MASTER_PORT=29500{own}\npython x.py\n"
-    assert main.run(["lint", script(text)]) == 0
+    assert main.run(["lint", "--strict", script(text)]) == 0
     text = text.replace("ignore E301", "ignore E405, E302")
-    assert main.run(["lint", script(text)]) == 1
+    assert main.run(["lint", "--strict", script(text)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("comment", "codes"),
+    [
+        ("# echelon: ignore-file E301", ["E111"]),
+        ("# echelon: ignore-file E301, E111", []),
+        ("# echelon: ignore-file", []),
+        ("# echelon: ignore", ["E111", "E301"]),
+        ("# echelon: ignore E301", ["E111", "E301"]),
+    ],
+)
+def test_a_comment_ignores_codes_in_a_file(script, capsys, comment, codes):
+    main.run(["lint", "--json", script(f"{BAD}\n\n{comment}\n")])
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == codes
+
+
+@pytest.mark.parametrize(
+    ("flags", "codes"),
+    [
+        (["--select", "E3"], ["E301"]),
+        (["--select", "e111,E4"], ["E111"]),
+        (["--ignore", "E1"], ["E301"]),
+        (["--select", "E1", "--select", "E3", "--ignore", "E301"], ["E111"]),
+        (["--severity", "error"], ["E111"]),
+    ],
+)
+def test_flags_choose_findings(script, capsys, flags, codes):
+    main.run(["lint", "--json", *flags, script(BAD)])
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == codes
+
+
+@pytest.mark.parametrize(
+    ("name", "header"), [("echelon.toml", "[lint]"), ("pyproject.toml", "[tool.echelon.lint]")]
+)
+def test_a_project_file_chooses_findings(script, capsys, name, header):
+    script(f'{header}\nignore = ["E111"]\nstrict = true\n', name)
+    assert main.run(["lint", "--json", script(BAD)]) == 1
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E301"]
+    assert main.run(["lint", "--json", "--ignore", "E301", "job.sh"]) == 1
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E111"]
+    assert main.run(["script", "train.py"]) == 0  # the table is not part of a request
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('ignore = "E111"', "not a list of codes: 'E111'"),
+        ('ignore = ["E999"]', "unknown rule: E999"),
+        ('severity = "high"', "invalid value for --severity: 'high'"),
+        ("severity = 1", "'severity' is not a string"),
+        ("strict = 1", "'strict' is not true or false"),
+        ('selekt = ["E1"]', "unknown key 'selekt' in [lint]"),
+    ],
+)
+def test_a_wrong_table_is_one_error_with_a_hint(script, capsys, lines, message):
+    script(f"[lint]\n{lines}\n", "echelon.toml")
+    assert main.run(["lint", script(BAD)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert message in first
+    assert second.startswith("hint: ")
+
+
+def test_an_unknown_format_is_an_error(script, capsys):
+    assert main.run(["lint", "--output-format", "xml", script(BAD)]) == 2
+    assert "choose text, json, sarif, github" in capsys.readouterr().err
+
+
+def test_a_baseline_hides_known_findings(script, capsys):
+    assert main.run(["lint", "--write-baseline", "known.json", script(BAD)]) == 0
+    assert main.run(["lint", "--baseline", "known.json", "job.sh"]) == 0
+    script(BAD.replace("#SBATCH --nodes=1\n", "\n#SBATCH --nodes=1\nOMP_NUM_THREADS=1\n"))
+    capsys.readouterr()
+    assert main.run(["lint", "--baseline", "known.json", "--json", "job.sh"]) == 1
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E312"]
+    script("[]", "known.json")
+    assert main.run(["lint", "--baseline", "known.json", "job.sh"]) == 2
+    assert "the baseline is not valid" in capsys.readouterr().err
+
+
+def test_fix_and_diff(script, capsys):
+    assert main.run(["lint", "--diff", script(BAD)]) == 1
+    out = capsys.readouterr().out
+    assert "-#SBATCH --mem=16Go\n+#SBATCH --mem=16G\n" in out
+    assert Path("job.sh").read_text() == BAD
+    assert main.run(["lint", "--diff", "--ignore", "E111", "job.sh"]) == 0
+    assert main.run(["lint", "--fix", "job.sh"]) == 0
+    assert Path("job.sh").read_text() == BAD.replace("16Go", "16G")
+    assert main.run(["lint", "--diff", "job.sh"]) == 0
+
+
+def test_a_fix_keeps_mode_and_other_files(script, capsys):
+    script("loader = DataLoader([], sampler=RandomSampler([]), shuffle=True)\n", "x.py")
+    Path(script(BAD)).chmod(0o750)
+    main.run(["lint", "--fix", "job.sh"])
+    assert Path("job.sh").stat().st_mode & 0o777 == 0o750
+    assert "shuffle" in Path("x.py").read_text()  # not named on the command line
+
+
+def test_stdin(script, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
+    assert main.run(["lint", "-"]) == 1
+    assert capsys.readouterr().out.startswith("-:2:1: E111")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(BAD.encode())))
+    assert main.run(["lint", "--fix", "-"]) == 2
+    assert "--diff -" in capsys.readouterr().err
+
+
+def test_directories_and_patterns(script, tmp_path, capsys):
+    for name in ("jobs/a.sh", "jobs/deep/b.sbatch", "jobs/.hidden/c.sh", "jobs/note.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(BAD)
+    (tmp_path / "jobs/empty.sh").touch()
+    (tmp_path / "jobs/data.sh").write_bytes(b"\0\xff")
+    assert main.run(["lint", "--json", "jobs"]) == 1
+    found = {one["path"] for one in json.loads(capsys.readouterr().out)}
+    assert found == {"jobs/a.sh", "jobs/deep/b.sbatch"}
+    assert main.run(["lint", "--json", "jobs/**/*.sh", "jobs/a.sh"]) == 2  # one is empty
+    (tmp_path / "jobs/empty.sh").unlink()
+    (tmp_path / "jobs/data.sh").unlink()
+    capsys.readouterr()
+    assert main.run(["lint", "jobs/**/*.sh", "jobs/a.sh"]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("1 file: ")
+    assert main.run(["lint", "jobs/*.nothing"]) == 2
+    assert "no file matches" in capsys.readouterr().err
+
+
+def test_repeats_are_one_finding(script, capsys):
+    text = BAD.replace("python", "export NCCL_SOCKET_IFNAME=eth0\n" * 3 + "python")
+    main.run(["lint", "--select", "E405", script(text)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("(also lines 6, 7)")
+    assert lines[-1] == "1 file: 1 warning"
 
 
 def test_a_python_script_of_two_jobs_is_reported_once(script, capsys):
@@ -99,9 +244,9 @@ def test_an_unreadable_file_is_one_error_with_a_hint(
     assert second.startswith("hint: ")
 
 
-def test_a_directory_is_an_error(tmp_path, capsys):
+def test_a_directory_without_scripts_is_an_error(tmp_path, capsys):
     assert main.run(["lint", str(tmp_path)]) == 2
-    assert "is a directory" in capsys.readouterr().err
+    assert "no job scripts in" in capsys.readouterr().err
 
 
 def test_no_files_is_an_error_with_a_hint(capsys):
@@ -127,7 +272,7 @@ def test_an_unknown_code_points_to_the_list(capsys):
 
 def test_the_page_lists_all_rules():
     page = (ROOT / "docs" / "lint.md").read_text()
-    rows = re.findall(r"^\| (E\d+) \| (\w+) \| (.+) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| (E\d+) \| ([a-z]+) \| (.+) \|$", page, re.MULTILINE)
     assert rows == [(rule.code, str(rule.severity), rule.title) for rule in RULES]
     assert re.findall(r"^### (.+)$", page, re.MULTILINE) == list(THEMES)
 
@@ -151,5 +296,5 @@ def test_secrets_are_not_printed(script, capsys):
     text = (
         "#!/bin/bash\n#SBATCH --nodes=1\nexport WANDB_API_KEY=hunter2hunter2hunter2\npython x.py\n"
     )
-    assert main.run(["lint", script(text)]) == 1
+    assert main.run(["lint", "--strict", script(text)]) == 1
     assert "hunter2" not in capsys.readouterr().out

@@ -3,11 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from echelon.lint.bash import Assignment, Command, Where, Word
 from echelon.lint.facts import PER_TASK, reads_variables
 from echelon.lint.files import Place
 from echelon.lint.launches import Launch
+from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import guards
 from echelon.lint.python_script import constant, is_conditional
 from echelon.lint.request import read_step
@@ -15,12 +17,12 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _OWN_HOST = frozenset({"HOSTNAME", "SLURMD_NODENAME", "HOST"})
-_LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:.*)?")
-_ALL_NODES = re.compile(
+_LOOPBACK = pattern(r"(localhost|127\.0\.0\.1|0\.0\.0\.0|::1)(:.*)?")
+_ALL_NODES = pattern(
     r"\$\{?SLURM_(JOB_|STEP_)?NODELIST\}?(:.*)?|"
     r"(\$\(|`)\s*scontrol\s+show\s+hostnames?[^|;&]*(\)|`)(:.*)?"
 )
-_SUBMIT_HOST = re.compile(r"\$\{?SLURM_SUBMIT_HOST\}?(:.*)?")
+_SUBMIT_HOST = pattern(r"\$\{?SLURM_SUBMIT_HOST\}?(:.*)?")
 _FIRST_NODE = 'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
 _RANK_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "NODEID", "PROC_ID"}
@@ -161,8 +163,9 @@ def _wrong_in_python(subject: Subject) -> Iterator[Hit]:
                 continue
             name, value = constant(node.targets[0].slice), constant(node.value)
             looped = isinstance(value, str) and _LOOPBACK.fullmatch(value)
-            chosen = guards(python, node) or is_conditional(python, node)
-            if name == "MASTER_ADDR" and looped and not chosen:
+            if name != "MASTER_ADDR" or not looped:
+                continue
+            if not guards(python, node) and not is_conditional(python, node):
                 reason = f"'{value}' is a different host on each node"
                 fix = f"set it in the job script instead:\n{_FIRST_NODE}"
                 yield _wrong(python.at(node), reason, fix)
@@ -182,10 +185,13 @@ def _early_words(subject: Subject) -> Iterator[Hit]:
         if command.where is not Where.BATCH or not read_step(subject.job, options).several_tasks:
             continue
         given = [*words, *([command.stdin] if command.stdin else [])]
+        # With this backend, torchrun chooses the rank of a node itself.
+        unused = "c10d" in " ".join(word.text for word in given)
         for word in given:
             for use in word.uses:
                 if use.name in PER_TASK:
-                    yield _early(Place(command.path, use.line), use.name)
+                    hit = _early(Place(command.path, use.line), use.name)
+                    yield replace(hit, severity=ADVICE if unused else None)
 
 
 def _early_files(subject: Subject) -> Iterator[Hit]:

@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 from echelon.core.units import counted, parse_memory
 from echelon.errors import UsageError
+from echelon.lint.edits import Edit, replace_group
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import constant, keyword
 from echelon.lint.request import (
     Directive,
@@ -14,22 +16,30 @@ from echelon.lint.request import (
     is_slurm_time,
     list_gres_gpus,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
-from echelon.lint.subject import Subject
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, Severity
+from echelon.lint.subject import Started, Subject
 
-_PLACEHOLDER = re.compile(
-    r"<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*", re.IGNORECASE
+_PLACEHOLDER = pattern(
+    r"<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*",
+    re.IGNORECASE,
 )
-_PLACEHOLDER_IN_LINE = re.compile(
+_PLACEHOLDER_IN_LINE = pattern(
     r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
+_PLACEHOLDER_IN_VALUE = pattern(
+    r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
+    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME)"""
+)
+_TEMPLATE = pattern(r"=(#\w+#)")
+"""A value that another program fills in; for Slurm, it is a comment."""
+_MANY = 3
 _FREE_TEXT = frozenset({"comment", "constraint", "job-name", "output", "error", "wckey"})
 """Options for which such a value is valid."""
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
 ]
-_PLAIN = re.compile(r"[0-9]{1,9}")
+_PLAIN = pattern(r"[0-9]{1,9}")
 _ASKED_TWICE = (
     "From Slurm 26.05 on, {program} rejects `--gres=gpu` together with `--gpus-per-node`."
 )
@@ -47,7 +57,17 @@ def find_bad_memory(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, item.line),
                 what=f"'{item.value}' is not a valid memory size. sbatch rejects the script.",
                 fix=f"#SBATCH --{item.option}={better}",
+                edits=_plain_unit(subject, item),
             )
+
+
+def _plain_unit(subject: Subject, item: Directive) -> tuple[Edit, ...]:
+    """Return the edit that shortens a unit such as Go or GiB to its letter."""
+    size = re.fullmatch(r"(\d+)\s?([KMGT])(?:o|i?B)", item.value, re.IGNORECASE)
+    found = re.search(
+        rf"(?<=[=\s]){re.escape(item.value)}", subject.text.split("\n")[item.line - 1]
+    )
+    return (replace_group(item.line, found, f"{size[1]}{size[2]}"),) if size and found else ()
 
 
 def find_bad_time(subject: Subject) -> Iterator[Hit]:
@@ -89,8 +109,10 @@ def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
 
 def _given(subject: Subject, *options: str) -> list[Directive]:
     """Return the given options, except variables and placeholders, which have their own rules."""
+    lines = subject.text.split("\n")
     given = (item for item in subject.directives.items if item.option in options)
-    return [i for i in given if "$" not in i.value and not is_placeholder(i)]
+    plain = (i for i in given if i.value or not _TEMPLATE.search(lines[i.line - 1]))
+    return [i for i in plain if "$" not in i.value and not is_placeholder(i)]
 
 
 def is_placeholder(item: Directive) -> bool:
@@ -194,21 +216,47 @@ def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
 
 def find_placeholders(subject: Subject) -> Iterator[Hit]:
     lines = subject.text.split("\n")
-    for item in subject.directives.items:
-        if is_placeholder(item):
-            yield Hit(
-                at=Place(subject.path, item.line),
-                what=f"`--{item.option}` still has the placeholder value '{item.value}'.",
-                fix=f"#SBATCH --{item.option}=…  # your own value, or remove the line",
-                severity=ADVICE if item.option == "mail-user" else None,
-            )
-    for number, _ in subject.directives.broken:
-        if placeholder := placeholder_in(lines[number - 1]):
-            yield Hit(
-                at=Place(subject.path, number),
-                what=f"The directive still has the placeholder '{placeholder}'.",
-                fix=f"replace {placeholder} with your own value, or remove the line",
-            )
+    found = [(i.line, i.value, i.option) for i in subject.directives.items if is_placeholder(i)]
+    unread = [number for number, _ in subject.directives.broken]
+    unread += [item.line for item in subject.directives.items if not item.value]
+    for number in dict.fromkeys(unread):
+        filled = _TEMPLATE.search(lines[number - 1])
+        if placeholder := filled[1] if filled else placeholder_in(lines[number - 1]):
+            found.append((number, placeholder, ""))
+    # Another program fills in a file that has many of them.
+    template = sum(value[:1] in ("{", "#") for _, value, _ in found) >= _MANY
+    for number, value, option in found:
+        advice = template or option == "mail-user"
+        severity = ADVICE if advice else None
+        yield _unfilled(Place(subject.path, number), value, severity)
+    if not subject.is_job or any(shell.suspect for shell in subject.shells):
+        return  # bash stops at a placeholder without quotes, which E210 reports
+    for assignment in subject.assignments:
+        if match := _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment)):
+            yield _unfilled(assignment, match[1], None)
+
+
+def _unfilled(at: Located, value: str, severity: Severity | None) -> Hit:
+    return Hit(
+        at=at,
+        what="The value is still a placeholder.",
+        fix=f"replace {value} with your own value",
+        severity=severity,
+    )
+
+
+def find_no_time(subject: Subject) -> Iterator[Hit]:
+    directives = subject.directives
+    if not subject.started or directives.several or not directives.items:
+        return
+    large = subject.job.gpus_per_node != 0 or subject.job.several_nodes
+    if large and directives.last("time") is None:
+        yield Hit(
+            at=Place(subject.path, directives.items[0].line),
+            what="The job has no time limit of its own. It gets the partition's default, which can "
+            "be too short, or so long that the job waits for it.",
+            fix="#SBATCH --time=1-00:00:00  # days-hours:minutes:seconds",
+        )
 
 
 def find_no_gpus(subject: Subject) -> Iterator[Hit]:
@@ -218,20 +266,31 @@ def find_no_gpus(subject: Subject) -> Iterator[Hit]:
     if given & {"exclusive", "constraint", "licenses", "gpus-per-socket"} or _names_gpus(subject):
         return
     for one in subject.started:
-        python, launch = one.python, one.launch
-        if python is None or launch.amounts.gpus_per_node != 0 or launch.elsewhere:
+        launch = one.launch
+        if launch.amounts.gpus_per_node != 0 or launch.elsewhere:
             continue
         if any(name.startswith("gpu") or "tres" in name for name in launch.srun or ()):
             continue
-        groups = python.calls("init_process_group")
-        if any(constant(keyword(call, "backend", 0)) == "nccl" for call in groups):
+        if sign := _uses_gpus(one):
             yield Hit(
                 at=launch,
-                what=f"{python.path} uses NCCL, but the job requests no GPUs. Most clusters then "
-                "give it none.",
+                what=f"{sign}, but the job requests no GPUs. Most clusters then give it none.",
                 fix="#SBATCH --gpus-per-node=…",
             )
             return
+
+
+def _uses_gpus(one: Started) -> str:
+    """Return how a launch shows that it needs a GPU; empty if it does not."""
+    python, launcher = one.python, one.launch.launcher
+    groups = python.calls("init_process_group") if python else []
+    if python and any(constant(keyword(call, "backend", 0)) == "nccl" for call in groups):
+        return f"{python.path} uses NCCL"
+    if launcher is not None and {"multi-gpu", "num-gpus", "gpu-ids"} & set(launcher.options):
+        return f"{launcher.name} is told to use GPUs"
+    if any("cuda" in re.split(r"[=:]", word.text) for word in one.launch.arguments):
+        return "The program is told to use cuda"
+    return ""
 
 
 def _names_gpus(subject: Subject) -> bool:
@@ -360,6 +419,20 @@ RULES = (
  torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
  dist.init_process_group("nccl")
  dist.destroy_process_group()
+""",
+    ),
+    Rule(
+        code="E119",
+        title="no time limit",
+        severity=ADVICE,
+        check=find_no_time,
+        why="Each partition has a default time limit. On some clusters it is minutes. A shorter "
+        "limit than the default lets Slurm start the job earlier.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --gpus=1    # <- here
++#SBATCH --time=04:00:00
+ python train.py
 """,
     ),
 )

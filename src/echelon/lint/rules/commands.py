@@ -4,15 +4,23 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command
+from echelon.lint.edits import Edit, replace_group
 from echelon.lint.expanding import NAME
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.rule import ERROR, Hit, Located, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
-_BLANK_BEHIND = re.compile(r"^[^#]*\s\\[ \t]+(#.*)?$")
-_EXPORTED = re.compile(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
-_EXPORTED_EMPTY = re.compile(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]+)\s*(#.*)?$")
+_BLANK_BEHIND = pattern(r"^[^#]*\s\\[ \t]+(#.*)?$")
+_BLANK_AT_END = pattern(r"(?<=[ \t]\\)([ \t]+)$")
+_EXPORTED = pattern(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
+_EXPORTED_EMPTY = pattern(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]+)\s*(#.*)?$")
+_ONE_WORD = pattern(
+    r"\s*(?:(?:export|declare|local|readonly) +)?[A-Za-z_]\w*(\s*=\s*)"
+    r"(?:\"[^\"`$\\]*\"|'[^']*'|\$\([^()]*\)|[^\s;&|#<>()\"'`=\\]+)\s*(?:#.*)?$"
+)
+"""An assignment of one word, with blanks."""
 
 
 def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
@@ -49,6 +57,10 @@ def find_broken_continuations(subject: Subject) -> Iterator[Hit]:
                 what=f"{reason}. Bash runs line {command.line} as a separate command"
                 + (f": '{first}: command not found'." if first.startswith("-") else "."),
                 fix=fix,
+                edits=tuple(
+                    replace_group(begun, match, "", 1)
+                    for match in _BLANK_AT_END.finditer(lines[begun - 1])
+                ),
             )
 
 
@@ -87,27 +99,29 @@ def _why_it_ends(lines: list[str], number: int) -> tuple[str, str]:
 def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
     for command in subject.commands:
         name, second = command.words[0].text, command.words[1:2]
-        sign = second[0].text if second else ""
+        sign = second[0].text if second and not second[0].quoted else ""
         if NAME.fullmatch(name) and (sign == "=" or (name.isupper() and re.match("=[^=]", sign))):
             value = " ".join([sign[1:], *(word.text for word in command.words[2:])]).strip()
-            yield _blanks(command, name, f"{name}={value}", f"{name}: command not found")
+            said = f"{name}: command not found"
+            yield _blanks(subject, command, name, f"{name}={value}", said)
         empty = [own.name for own in command.assignments if own.value.text == ""]
         run = command.words[0].number is not None or _is_told("".join(empty[-1:]), name)
         if empty and len(command.words) == 1 and run:
-            yield _blanks(command, empty[-1], f"{empty[-1]}={name}", "command not found")
+            fix, said = f"{empty[-1]}={name}", "command not found"
+            yield _blanks(subject, command, empty[-1], fix, said)
     for path in dict.fromkeys(shell.path for shell in subject.shells):
         for number, line in enumerate(_lines(subject, path), start=1):
             if match := _EXPORTED.match(line):
                 fix = f"{match[1]} {match[2]}={match[3].strip()}"
-                yield _blanks(
-                    Place(path, number), match[2], fix, f"{match[1]}: `=': not a valid identifier"
-                )
+                said = f"{match[1]}: `=': not a valid identifier"
+                yield _blanks(subject, Place(path, number), match[2], fix, said)
             elif match := _EXPORTED_EMPTY.match(line):
                 yield Hit(
                     at=Place(path, number),
                     what=f"`{match[2]}` is empty because of the space after `=`. Bash takes "
                     f"'{match[3]}' as the name of another variable.",
                     fix=f"{match[1]} {match[2]}={match[3]}",
+                    edits=_joined(number, line),
                 )
 
 
@@ -116,12 +130,20 @@ def _is_told(name: str, program: str) -> bool:
     return program.startswith("$(") and name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
-def _blanks(at: Located, name: str, fix: str, said: str) -> Hit:
+def _blanks(subject: Subject, at: Located, name: str, fix: str, said: str) -> Hit:
+    lines = _lines(subject, at.path)
     return Hit(
         at=at,
         what=f"`{name}` is not assigned because of the space next to `=`: '{said}'.",
         fix=fix,
+        edits=_joined(at.line, lines[at.line - 1]) if at.line <= len(lines) else (),
     )
+
+
+def _joined(number: int, line: str) -> tuple[Edit, ...]:
+    """Return the edit that removes the blanks, if the value is one word."""
+    found = _ONE_WORD.match(line)
+    return (replace_group(number, found, "=", 1),) if found else ()
 
 
 RULES = (

@@ -7,7 +7,8 @@ from echelon.core.shell import Shell as Programs
 from echelon.core.units import counted
 from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Where
-from echelon.lint.facts import processes_per_task, spawns
+from echelon.lint.edits import insert_line
+from echelon.lint.facts import processes_per_task, ranks_per_launch, spawns
 from echelon.lint.files import Place
 from echelon.lint.python_script import constant, keyword
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
@@ -15,6 +16,9 @@ from echelon.lint.subject import Started, Subject
 
 _FIRST_LOSING, _LAST_LOSING = (22, 5), (23, 2)
 """Versions of Slurm in which srun does not inherit --cpus-per-task."""
+_INHERIT = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
+_MANY = 4
+"""Ranks that share one CPU noticeably."""
 _TIMEOUT_S = 2.0
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
 
@@ -36,7 +40,8 @@ def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what="In Slurm 22.05 to 23.02, srun does not inherit `--cpus-per-task` from "
                 f"sbatch. Each task gets 1 CPU instead of {cpus}.",
-                fix="export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # before srun",
+                fix=f"{_INHERIT}  # before srun",
+                edits=(insert_line(max(i.line for i in subject.directives.items) + 1, _INHERIT),),
             )
         return  # the line applies to all steps
 
@@ -78,7 +83,7 @@ def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
         if flag not in _WORKER_FLAGS:
             continue
         given = value if equals else (words[number + 1].text if number + 1 < len(words) else "")
-        path, line = one.launch.place_of(word, subject.path)
+        path, line = one.launch.place_of(word, subject.path)[:2]
         return path, line, int(given) if re.fullmatch(r"[0-9]{1,9}", given) else 0
     if one.python is not None:
         for call in one.python.calls("DataLoader"):
@@ -99,6 +104,59 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
                 "each other down.",
                 fix=f"#SBATCH --cpus-per-task={processes}  # or more, as far as nodes have them",
             )
+
+    yield from _too_many_threads(subject)
+    yield from _one_cpu(subject)
+
+
+def _too_many_threads(subject: Subject) -> Iterator[Hit]:
+    """Find ranks whose threads are more than the CPUs of their task."""
+    for assignment in subject.assigned("OMP_NUM_THREADS"):
+        threads, read = assignment.value.number, "OMP_NUM_THREADS" in subject.exported
+        if not threads or threads < 2 or not read or not assignment.certain:
+            continue
+        asked = ("cpus-per-task", "cpus-per-gpu", "exclusive", "mincpus", "cores-per-socket")
+        if (
+            any(one.launch.srun is not None for one in subject.started)
+            and not any(map(subject.directives.last, asked))
+            and not any({*asked} & set(one.launch.srun or ()) for one in subject.started)
+        ):
+            yield Hit(
+                at=assignment,
+                what=f"Each task starts {threads} threads, but the job requests no CPUs for them. "
+                "By default, srun gives each task one.",
+                fix=f"#SBATCH --cpus-per-task={threads}",
+                severity=ADVICE,  # some clusters allocate whole nodes
+            )
+        for one in subject.started:
+            cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+            if cpus and processes and threads * processes > cpus and not one.launch.mpi:
+                each = f"{counted(processes, 'process')} with {threads} threads each"
+                yield Hit(
+                    at=assignment,
+                    what=f"{each} share {counted(cpus, 'CPU')} and slow each other down.",
+                    fix=f"export OMP_NUM_THREADS={max(1, cpus // processes)}",
+                )
+                break
+
+
+def _one_cpu(subject: Subject) -> Iterator[Hit]:
+    """Find launchers of several ranks in a job that asks for no CPUs."""
+    directives = subject.directives
+    asked = ("cpus-per-task", "cpus-per-gpu", "exclusive", "ntasks-per-node", "ntasks", "mincpus")
+    if not subject.is_job or directives.several or any(map(directives.last, asked)):
+        return
+    for one in subject.started:
+        processes = ranks_per_launch(one.launch) if one.launch.launcher else None
+        if processes and processes >= _MANY and not one.launch.srun and not one.launch.mpi:
+            yield Hit(
+                at=one.launch,
+                what=f"The job requests no CPUs. Unless the cluster adds some for each GPU, "
+                f"{processes} ranks share one CPU.",
+                fix=f"#SBATCH --cpus-per-task={processes * 4}",
+                severity=ADVICE,
+            )
+            return
 
 
 def find_threads_of_spawned(subject: Subject) -> Iterator[Hit]:

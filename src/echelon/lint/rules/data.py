@@ -4,8 +4,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from echelon.lint.edits import Edit, replace_range
 from echelon.lint.facts import may_have_several_ranks
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import guards, is_called
 from echelon.lint.python_script import (
     PythonScript,
@@ -23,7 +25,7 @@ from echelon.lint.subject import Subject
 
 _REDUCES = ("all_reduce", "reduce(", "all_gather", "gather", "MetricCollection", "torchmetrics")
 
-_GLOBAL = re.compile(r"['\"]RANK['\"]|SLURM_PROCID|get_rank|\bglobal_rank\b|NODE_RANK|NODEID")
+_GLOBAL = pattern(r"['\"]RANK['\"]|SLURM_PROCID|get_rank|\bglobal_rank\b|NODE_RANK|NODEID")
 
 
 def _samplers(python: PythonScript) -> list[ast.Call]:
@@ -34,8 +36,18 @@ def _is_training_sampler(call: ast.Call) -> bool:
     return constant(keyword(call, "shuffle", 3)) is not False
 
 
-def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
+def _with_modules(subject: Subject) -> Iterator[PythonScript]:
+    """Yield the scripts and the local modules that they import themselves."""
+    told = set[str]()
     for python in subject.pythons:
+        for one in (python, *python.modules):
+            if one.path not in told:
+                told.add(one.path)
+                yield one
+
+
+def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
+    for python in _with_modules(subject):
         for call in python.calls("DataLoader"):
             shuffle, sampler = keyword(call, "shuffle", 2), keyword(call, "sampler", 3)
             if constant(shuffle) is not True or sampler is None or has_spread(call):
@@ -49,17 +61,40 @@ def find_shuffled_sampler(subject: Subject) -> Iterator[Hit]:
                     what="`DataLoader` rejects `shuffle=True` together with a sampler: 'sampler "
                     "option is mutually exclusive with shuffle'.",
                     fix="DataLoader(…, sampler=sampler)  # without shuffle; the sampler shuffles",
+                    edits=_without(python, call, "shuffle"),
                 )
+
+
+def _without(python: PythonScript, call: ast.Call, name: str) -> tuple[Edit, ...]:
+    """Return the edit that removes a keyword argument, with its comma."""
+    given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+    names = [word.arg if isinstance(word, ast.keyword) else None for word in given]
+    if name not in names:
+        return ()
+    here = names.index(name)
+    places = [python.at(word) for word in given]
+    if here + 1 < len(given):  # up to the next argument
+        after = places[here + 1]
+        last = after._replace(end_line=after.line, end_column=after.column)
+        return (replace_range(places[here], last, ""),)
+    before = places[here - 1]
+    first = before._replace(line=before.end_line, column=before.end_column)
+    return (replace_range(first, places[here], ""),)
 
 
 def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
-        samplers = [call for call in _samplers(python) if _is_training_sampler(call)]
+        samplers = [
+            (one, call)
+            for one in (python, *python.modules)
+            for call in _samplers(one)
+            if _is_training_sampler(call)
+        ]
         framework = python.mentions("lightning", "Accelerator(", "accelerate", "ignite", "Fabric(")
         if not samplers or python.mentions("set_epoch") or framework or not _has_epochs(python):
             continue
         yield Hit(
-            at=python.at(samplers[0]),
+            at=samplers[0][0].at(samplers[0][1]),
             what="Nothing calls `set_epoch`, so every epoch has the same order of samples.",
             fix="sampler.set_epoch(epoch)  # as the first line of the epoch loop",
         )
@@ -97,7 +132,7 @@ def _with_local_rank(
     subject: Subject, function: str, position: int | None = None
 ) -> Iterator[Place]:
     """Yield calls that pass the local rank as `rank`, if there may be several nodes."""
-    for python in subject.pythons if subject.may_have_several_nodes else ():
+    for python in _with_modules(subject) if subject.may_have_several_nodes else ():
         for call in python.calls(function):
             rank = keyword(call, "rank", position)
             if rank is not None and _is_local(python, rank):

@@ -3,10 +3,14 @@
 import difflib
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from echelon.clusters.slurm.options import SBATCH, SRUN
+from echelon.clusters.slurm.options import SBATCH, SRUN, parse_sbatch, split_directive
 from echelon.core.units import counted
+from echelon.errors import UsageError
+from echelon.lint.edits import Edit, apply_edits, insert_line, replace_group
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.amounts import placeholder_in
@@ -15,7 +19,8 @@ from echelon.lint.subject import Subject
 
 _GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
 """Options that are often repeated; some versions of Slurm combine the values."""
-_MISSPELT = re.compile(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
+_MISSPELT = pattern(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
+_BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 
 def _end_of_head(text: str) -> int:
@@ -29,7 +34,8 @@ def _end_of_head(text: str) -> int:
 
 def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     lines = subject.text.split("\n")
-    if not subject.is_job or lines[0].startswith("#!"):
+    late = any(line.startswith("#SBATCH -") for line in lines)
+    if not (subject.is_job or (late and subject.batch)) or lines[0].startswith("#!"):
         return
     later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
     what = f"The `#!` line is line {later}, not line 1" if later else "There is no `#!` line"
@@ -37,7 +43,18 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
         at=Place(subject.path, 1),
         what=f"{what}. sbatch rejects the script.",
         fix="make #!/bin/bash the first line of the file",
+        edits=_first_line(lines, later) if subject.is_job else (),
     )
+
+
+def _first_line(lines: list[str], later: int) -> tuple[Edit, ...]:
+    """Return the edits that put `#!` in line 1, if only blanks are before it."""
+    if not later:
+        return (insert_line(1, "#!/bin/bash"),)
+    if any(line.strip() for line in lines[: later - 1]):
+        return ()
+    blanks = len(lines[later - 1]) - len(lines[later - 1].lstrip())
+    return (Edit(line=1, column=1, end_line=later, end_column=blanks + 1, text=""),)
 
 
 def find_late_directives(subject: Subject) -> Iterator[Hit]:
@@ -80,6 +97,7 @@ def find_unknown_options(subject: Subject) -> Iterator[Hit]:
             at=Place(subject.path, item.line),
             what=f"sbatch has no option `--{item.option}` and rejects the script.",
             fix=f"#SBATCH --{near}={item.value}" if item.value else f"#SBATCH --{near}",
+            edits=_in_directive(subject, item.line, rf"--{re.escape(item.option)}(?![\w-])", near),
         )
     for command, options, _ in subject.sruns:
         for name in options:
@@ -91,6 +109,12 @@ def find_unknown_options(subject: Subject) -> Iterator[Hit]:
                 what=f"srun has no option `--{name}` and fails immediately.",
                 fix=f"--{near}",
             )
+
+
+def _in_directive(subject: Subject, line: int, pattern: str, option: str) -> tuple[Edit, ...]:
+    """Return the edit that replaces the name of an option, if the line has it once."""
+    found = list(re.finditer(pattern, subject.text.split("\n")[line - 1]))
+    return tuple(replace_group(line, match, f"--{option}") for match in found[:1] if not found[1:])
 
 
 def _nearest(name: str, known: frozenset[str]) -> str:
@@ -112,7 +136,21 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
             what="sbatch rejects or misreads this directive: "
             f"{message.removeprefix(f'line {line}: ')}.",
             fix="write #SBATCH --option=value, with no spaces around = and all quotes closed",
+            edits=_without_blanks(line, lines[line - 1]),
         )
+
+
+def _without_blanks(number: int, line: str) -> tuple[Edit, ...]:
+    """Return the edits that remove blanks around `=`, if the directive is valid without them."""
+    around = list(_BLANKS.finditer(line))
+    edits = tuple(replace_group(number, match, "=", 1) for match in around)
+    shifted = (replace(e, line=1, end_line=1) for e in edits)
+    _, _, directive = apply_edits(line, shifted).partition("#SBATCH")
+    try:
+        parse_sbatch(split_directive(directive, number))
+    except UsageError:
+        return ()
+    return edits
 
 
 def find_variables(subject: Subject) -> Iterator[Hit]:
@@ -156,6 +194,11 @@ def find_dos_lines(subject: Subject) -> Iterator[Hit]:
                 at=Place(path, text[: text.index("\r\n")].count("\n") + 1),
                 what=f"The script has Windows line endings (CRLF). {effect}.",
                 fix=f"sed -i 's/\\r$//' {path}",
+                edits=tuple(
+                    replace_group(number, match, "")
+                    for number, line in enumerate(text.split("\n"), start=1)
+                    if (match := re.search(r"\r$", line))
+                ),
             )
 
 
@@ -166,6 +209,7 @@ def find_byte_order_mark(subject: Subject) -> Iterator[Hit]:
                 at=Place(path, 1),
                 what=f"The script starts with an invisible byte order mark. {effect}.",
                 fix=f"sed -i '1s/^\\xef\\xbb\\xbf//' {path}",
+                edits=(Edit(line=1, column=1, end_line=1, end_column=2, text=""),),
             )
 
 

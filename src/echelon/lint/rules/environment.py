@@ -2,27 +2,32 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from echelon.core.units import counted
+from echelon.lint.bash import Command
+from echelon.lint.edits import Edit, insert_line
 from echelon.lint.facts import is_training
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.request import OF_OPTIONS
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
-_INTERFACE = re.compile(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
-_SURE_TO_DIFFER = re.compile(r"=?(eth|en|em)")
-_SECRET = re.compile(
+_INTERFACE = pattern(r"=?(eth|en[opsx]|em|eno|ens|enp|ib|hsn|bond|mlx|team|br|p)\w*\d\w*")
+_SURE_TO_DIFFER = pattern(r"=?(eth|en|em)")
+_SECRET = pattern(
     r"(?:.*_)?(?:API_KEY|API_TOKEN|ACCESS_TOKEN|AUTH_TOKEN|SECRET|SECRET_KEY|SECRET_ACCESS_KEY|"
     r"PASSWORD|PASSWD)|(?:HF|HUGGINGFACE|HUGGING_FACE_HUB|HUB|GITHUB|GH|GITLAB|COMET|NEPTUNE|"
     r"CLEARML|SLACK|KAGGLE)_TOKEN|WANDB_KEY|KAGGLE_KEY"
 )
-_NO_SECRET = re.compile(
+_NO_SECRET = pattern(
     r"[<\[{$*/~.].*|.*\s.*|x+|your.*|.*(xxx|\.\.\.|…).*|true|false|none|\d+|.{0,7}", re.IGNORECASE
 )
-_TOKEN = re.compile(
+_TOKEN = pattern(
     r"\b(hf_[A-Za-z0-9]{30,}|[0-9a-f]{40}|AKIA[0-9A-Z]{16}|gh[pos]_[A-Za-z0-9]{30,})\b"
 )
+_HOOK = 'eval "$(conda shell.bash hook)"'
 
 
 def find_interfaces(subject: Subject) -> Iterator[Hit]:
@@ -52,7 +57,8 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
             yield _secret(assignment, f"`{assignment.name}`")
     for command in subject.commands:
-        if "login" in command.text and _TOKEN.search(command.text):
+        given = _TOKEN.search(command.text)
+        if given and ("login" in command.text or not re.fullmatch(r"[0-9a-f]{40}", given[0])):
             yield _secret(command, "the token")
 
 
@@ -81,6 +87,10 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     for path, word in words:
         for use in word.uses:
             option = OF_OPTIONS.get(use.name)
+            if use.name == "SLURM_ARRAY_TASK_ID" and not _has_array(subject, assigned):
+                yield replace(
+                    _unset(Place(path, use.line), use.name, "", "array"), severity=ADVICE
+                )  # sbatch may get the option on its command line
             if option is None or use.guarded or use.name in assigned:
                 continue
             given = subject.directives.last(option)
@@ -88,6 +98,10 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
             if given is not None and not typed:
                 continue
             yield _unset(Place(path, use.line), use.name, given.value if given else "", option)
+
+
+def _has_array(subject: Subject, assigned: set[str]) -> bool:
+    return subject.directives.last("array") is not None or "SLURM_ARRAY_TASK_ID" in assigned
 
 
 def _unset(at: Located, name: str, value: str, option: str) -> Hit:
@@ -117,9 +131,19 @@ def find_unready_conda(subject: Subject) -> Iterator[Hit]:
                 at=command,
                 what=f"`{command.name} activate` fails in a job script ('run conda init'). The "
                 "script continues with another Python.",
-                fix='eval "$(conda shell.bash hook)"  # before this line',
+                fix=f"{_HOOK}  # before this line",
+                edits=_before(subject, command),
             )
             return
+
+
+def _before(subject: Subject, command: Command) -> tuple[Edit, ...]:
+    """Return the edit that puts the hook before a command that has a line for itself."""
+    line = subject.line_at(command)
+    own = re.match(rf"(\s*){re.escape(command.text)}\s*(#.*)?$", line)
+    if not own or not command.certain:
+        return ()
+    return (insert_line(command.line, f"{own[1]}{_HOOK}"),)
 
 
 def find_visible_devices(subject: Subject) -> Iterator[Hit]:
@@ -185,6 +209,7 @@ RULES = (
         "They are empty without it, and include the GPU type if the option does, as in a100:4.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
 -#SBATCH --gres=gpu:4
 +#SBATCH --gpus-per-node=4
  torchrun --standalone --nproc_per_node=$SLURM_GPUS_PER_NODE train.py    # <- here

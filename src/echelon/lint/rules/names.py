@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript, ancestors
 from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
 from echelon.lint.subject import Subject
@@ -36,12 +37,12 @@ _MODULE_NAMES = frozenset(
 )
 _HERE = "Python {}.{}".format(*sys.version_info)
 _NEWER = (
-    ((3, 12), re.compile(r"^\s*type\s+\w+\s*(\[.*\]\s*)?=")),
-    ((3, 12), re.compile(r"^\s*(async\s+)?(def|class)\s+\w+\s*\[")),
-    ((3, 12), re.compile(r"\b(f|rf|fr)['\"]", re.IGNORECASE)),  # nested quotes
-    ((3, 14), re.compile(r"\b(t|rt|tr)['\"]", re.IGNORECASE)),
-    ((3, 14), re.compile(r"^\s*except\*?\s+[\w.]+\s*,")),  # without parentheses
-    ((3, 15), re.compile(r"^\s*lazy\s+(import|from)\b")),
+    ((3, 12), pattern(r"^\s*type\s+\w+\s*(\[.*\]\s*)?=")),
+    ((3, 12), pattern(r"^\s*(async\s+)?(def|class)\s+\w+\s*\[")),
+    ((3, 12), pattern(r"\b(f|rf|fr)['\"]", re.IGNORECASE)),  # nested quotes
+    ((3, 14), pattern(r"\b(t|rt|tr)['\"]", re.IGNORECASE)),
+    ((3, 14), pattern(r"^\s*except\*?\s+[\w.]+\s*,")),  # without parentheses
+    ((3, 15), pattern(r"^\s*lazy\s+(import|from)\b")),
 )
 """Syntax by the Python version that introduced it."""
 

@@ -3,18 +3,20 @@
 import re
 from collections.abc import Iterator
 
-from echelon.lint.bash import Command
+from echelon.lint.bash import Command, Shell, Where
 from echelon.lint.files import Place, beside
+from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
+_SPREADS = ("parallel", "xargs")
 _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
 _ENDING = (_QUIET - {"kill"}) | {
     *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
 }
 """Commands that succeed whether the training did or not."""
-_SERVER = re.compile(
+_SERVER = pattern(
     r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
     r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
     r"\bnvidia-smi\b.* (-l|--loop|dmon|pmon)|-m http\.server|\bmlflow (ui|server)\b|"
@@ -31,7 +33,7 @@ _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
 def find_missing_folder(subject: Subject) -> Iterator[Hit]:
-    if subject.directives.last("chdir") is not None:
+    if subject.directives.last("chdir") is not None or _submits_itself(subject):
         return
     told = set[str]()
     for option in ("output", "error"):
@@ -50,6 +52,18 @@ def find_missing_folder(subject: Subject) -> Iterator[Hit]:
                 + (", and the script's own `mkdir` runs too late." if late else "."),
                 fix=f"mkdir -p {folder}  # before sbatch",
             )
+
+
+def _submits_itself(subject: Subject) -> bool:
+    """Tell whether the script creates its output directories, and then calls sbatch for itself."""
+    own = [c for c in subject.commands if c.name == "sbatch" and re.search(r"\$\{?0", c.text)]
+    made = [c for c in subject.commands if c.name == "mkdir"]
+    folders = {
+        _folder(i.value) for i in subject.directives.items if i.option in ("output", "error")
+    }
+    return bool(own) and all(
+        any(folder in c.text.split() and c.line < own[0].line for c in made) for folder in folders
+    )
 
 
 def _folder(path: str) -> str:
@@ -80,6 +94,7 @@ def find_overwritten_output(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, item.line),
                 what="The next job overwrites this file, even while this job is still writing it.",
                 fix=f"#SBATCH --{option}={_with_id(item.value, '%j')}",
+                severity=ADVICE,  # some want one file of a known name
             )
 
 
@@ -122,6 +137,8 @@ def find_endless_wait(subject: Subject) -> Iterator[Hit]:
     if any(c.name in _ENDS_OTHERS for c in batch.commands):
         return
     servers = [c for c in plain if c.background and _SERVER.search(c.text)]
+    if any("jupyter" in c.text for c in servers):
+        return  # a person works with it, as long as the job runs
     others = [c for c in plain if _starts(c) and not _SERVER.search(c.text)]
     waits = [c for c in plain if c.name == "wait" and len(c.words) == 1 and c.certain]
     if servers and others and waits and waits[-1].line > servers[-1].line:
@@ -134,7 +151,7 @@ def find_endless_wait(subject: Subject) -> Iterator[Hit]:
 
 
 def _starts(command: Command) -> bool:
-    return command.name in _STARTERS or command.name.startswith("python")
+    return command.name in _STARTERS or bool(re.match(r"python|.*\.py$", command.name))
 
 
 def find_missing_wait(subject: Subject) -> Iterator[Hit]:
@@ -162,18 +179,21 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or "PIPESTATUS" in subject.text:
         return
-    if "pipefail" in batch.settings:
-        return
-    launched = {id(one.launch.command) for one in subject.started}
-    for command in batch.commands:
+    launched = {(one.launch.path, one.launch.line) for one in subject.started}
+    launched |= {(one.launch.command.path, one.launch.command.line) for one in subject.started}
+    plain = [c for shell in subject.shells if "pipefail" not in shell.text for c in shell.commands]
+    for command in plain:
         starts = _starts(command) and not command.substituted and not command.background
         into = command.piped_into[:1]
-        if starts and id(command) in launched and into and into[0] not in _HARMLESS_PIPES:
+        known = (command.path, command.line) in launched
+        if starts and known and into and into[0] not in _HARMLESS_PIPES:
             yield Hit(
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
                 "if this command fails.",
-                fix="set -o pipefail  # near the top of the script",
+                fix="set -o pipefail  # near the top of the script"
+                if command.where is Where.BATCH
+                else "set -o pipefail; …  # at the start of the inner script",
             )
 
 
@@ -204,6 +224,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if last is None or any(c.name in ("trap", "exit") for c in plain):
         return
     command, after = plain[last], plain[last + 1 :]
+    yield from _continued(batch, plain[: last + 1], launched)
     if command.background or command.piped_into or not command.certain or not after:
         return
     if all(c.certain and not c.background and c.name in _ENDING for c in after):
@@ -212,6 +233,19 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
             what=f"The job is COMPLETED even if this command fails, because {after[-1].name} (line "
             f"{after[-1].line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
+        )
+
+
+def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Iterator[Hit]:
+    """Find programs that run one after the other, whether they succeed or not."""
+    run = [c for c in commands if id(c) in launched and c.certain and not c.background]
+    if len(run) > 1 and "errexit" not in batch.settings and run[0].name not in _SPREADS:
+        yield Hit(
+            at=run[0],
+            what=f"If this command fails, the script continues with line {run[1].line}. The job "
+            "has the status of its last command.",
+            fix="set -e  # near the top of the script, or join the commands with &&",
+            severity=ADVICE,
         )
 
 
@@ -240,8 +274,9 @@ RULES = (
         "in a job array.",
         example="""\
  #!/bin/bash
+ #SBATCH --array=1-4
 -#SBATCH --output=output.txt    # <- here
-+#SBATCH --output=output-%j.txt
++#SBATCH --output=output-%A_%a.txt
  python train.py
 """,
     ),

@@ -1,13 +1,13 @@
 """E211: paths that do not exist in the copy of the script that Slurm runs."""
 
-import re
 from collections.abc import Iterator
 
+from echelon.lint.patterns import pattern
 from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
-_OWN_PATH = re.compile(r"\$\{?(0\b|BASH_SOURCE)")
-_HANDLED = re.compile(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|SLURM_JOB_ID:")
+_OWN_PATH = pattern(r"\$\{?(0\b|BASH_SOURCE)")
+_HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|SLURM_JOB_ID:")
 """Scripts that look for their directory in another way, or that submit themselves."""
 
 

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from echelon.lint.bash import Assignment, Where, Word
 from echelon.lint.files import Place
@@ -19,6 +20,7 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
 _PORT_OPTIONS = ("master-port", "main-process-port")
+_MANY_GPUS = 4
 _FIRST_FREE = 1024
 """Only root may use lower ports."""
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
@@ -40,7 +42,7 @@ def ports(subject: Subject) -> Iterator[Assignment]:
     yield from (maker for maker in given if maker.name != "MASTER_PORT")
     for (launch, word), makers in zip(words, made, strict=True):
         if not makers:
-            path, line = launch.place_of(word, subject.path)
+            path, line = launch.place_of(word, subject.path)[:2]
             where = launch.command.where
             yield Assignment(name="", value=word, path=path, line=line, where=where, certain=True)
 
@@ -102,6 +104,12 @@ def _is_exclusive(subject: Subject) -> bool:
     return given is not None and given.value not in ("user", "mcs", "topo")
 
 
+def _shares(subject: Subject) -> bool:
+    """Tell whether other jobs likely run on the node: the job has one, and few of its GPUs."""
+    job, one_node = subject.job, subject.job.nodes == 1 or not subject.is_job
+    return one_node and job.gpus_per_node is not None and job.gpus_per_node < _MANY_GPUS
+
+
 def find_fixed_port(subject: Subject) -> Iterator[Hit]:
     if _is_exclusive(subject):
         return
@@ -109,7 +117,8 @@ def find_fixed_port(subject: Subject) -> Iterator[Hit]:
         for port in ports(subject):
             number = _literal_port(port.value)
             if number:
-                yield _fixed(port, number, _FREE_PORT)
+                severity = None if _shares(subject) else ADVICE
+                yield replace(_fixed(port, number, _FREE_PORT), severity=severity)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if isinstance(given := constant(value), str | int) and str(given) != "0":
@@ -176,6 +185,7 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
             fix="--standalone"
             if subject.job.nodes == 1
             else f"{_FREE_PORT}\n--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT",
+            severity=None if _shares(subject) else ADVICE,
         )
 
 
@@ -200,12 +210,29 @@ _HOST_COMMANDS = frozenset({"hostname", "scontrol", "head", "srun", "cut", "awk"
 
 def _ports_of_job_id(subject: Subject) -> Iterator[Hit]:
     for port in ports(subject):
-        if port.value.names & _JOB_ID and not _is_probe(port.value) and not _names_only(port.value):
+        if _is_octal(subject, port):
+            yield Hit(
+                at=port,
+                what="Bash reads digits of the job ID with a leading zero as octal. If the ID ends "
+                "in 0089, the port is empty; with 0012, it is another one than you expect.",
+                fix="$((10000 + SLURM_JOB_ID % 10000))",
+            )
+        elif port.value.names & _JOB_ID and not (_is_probe(port.value) or _names_only(port.value)):
             yield _of_job_id(port, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if "SLURM_JOB" in origin(python, value):
                 yield _of_job_id(Place(python.path, line), _SET_IN_JOB)
+
+
+def _is_octal(subject: Subject, port: Assignment) -> bool:
+    """Tell whether bash calculates with the last digits of the job ID, cut from its text."""
+    made = [port, *(a for a in subject.assignments if a.name in port.value.names)]
+    lines = "\n".join(subject.line_at(one) for one in made)
+    cut = re.search(
+        r"\$\{SLURM_JOB_?ID:\s*-?\(?-?\d|SLURM_JOB_?ID\}?\S*\s*\|\s*(tail -c|cut -c|grep -o)", lines
+    )
+    return bool(cut) and "$((" in subject.line_at(port) and "10#" not in lines
 
 
 def find_unsuitable_port(subject: Subject) -> Iterator[Hit]:
@@ -285,10 +312,12 @@ RULES = (
         severity=WARNING,
         check=find_fixed_port,
         why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
-        "`--exclusive`, the node runs only one job, and a fixed port is safe.",
+        "`--exclusive`, the node runs only one job, and a fixed port is safe. For several nodes, "
+        "or four GPUs and more on a node, this is advice: such jobs often have whole nodes.",
         example="""\
  #!/bin/bash
- #SBATCH --nodes=2
+ #SBATCH --nodes=1
+ #SBATCH --ntasks-per-node=2
 +#SBATCH --exclusive
  export MASTER_PORT=29500    # <- here
  export MASTER_ADDR=$(hostname)
@@ -305,9 +334,9 @@ RULES = (
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
- #SBATCH --gpus-per-node=4
--torchrun --nproc_per_node=4 train.py    # <- here
-+torchrun --standalone --nproc_per_node=4 train.py
+ #SBATCH --gpus-per-node=2
+-torchrun --nproc_per_node=2 train.py    # <- here
++torchrun --standalone --nproc_per_node=2 train.py
 """,
     ),
     Rule(

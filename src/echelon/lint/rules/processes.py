@@ -5,7 +5,9 @@ import difflib
 import re
 from collections.abc import Iterator
 
+from echelon.lint.edits import Edit, replace_range
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
     constant,
@@ -18,7 +20,7 @@ from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
 from echelon.lint.subject import Subject
 
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake", "threaded", "undefined")
-_BY_INDEX = re.compile(
+_BY_INDEX = pattern(
     r"device_ids\s*=\s*\[|cuda:\{|\.cuda\(\s*\w|device\(\s*['\"]cuda['\"]\s*,|"
     r"\.to\(\s*(\w*rank|gpu|args\.gpu|args\.local_rank|self\.\w*(rank|gpu)\w*|device_id)\b|"
     r"device\s*=\s*(device|\w*rank|gpu|device_id)\b|device_id\s*=|['\"]cuda:['\"]\s*\+|cuda:%"
@@ -107,7 +109,15 @@ def find_unknown_backend(subject: Subject) -> Iterator[Hit]:
                         at=python.at(call),
                         what=f"There is no backend '{text}', so `init_process_group` fails.",
                         fix=f'backend="{near[0] if near else "nccl"}"',
+                        edits=_named(python, backend, near) if odd == [text] else (),
                     )
+
+
+def _named(python: PythonScript, backend: ast.expr | None, near: list[str]) -> tuple[Edit, ...]:
+    """Return the edit that replaces a literal name by the nearest one."""
+    if not isinstance(backend, ast.Constant) or not near:
+        return ()
+    return (replace_range(python.at(backend), python.at(backend), f'"{near[0]}"'),)
 
 
 def find_counted_local_rank(subject: Subject) -> Iterator[Hit]:

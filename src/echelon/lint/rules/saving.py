@@ -3,37 +3,37 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from echelon.lint.facts import may_have_several_ranks
+from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import guards, handed_over, is_called
 from echelon.lint.python_script import (
+    Function,
     PythonScript,
     ancestors,
     enclosing_function,
     keyword,
-    last_name,
     origin,
     unparse,
 )
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
-_ONE_PER_NODE = re.compile(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|local_main")
-_ONE_PER_RANK = re.compile(
+_ONE_PER_NODE = pattern(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|local_main")
+_ONE_PER_RANK = pattern(
     r"rank|RANK|PROCID|LOCALID|getpid|uuid|mkstemp|mkdtemp|mktemp|token_hex|TemporaryFile"
 )
 """Expressions that make a file name different in each process."""
-_ZERO_ENTERS = re.compile(r"rank\w*(\(\))?\s*==\s*0|not \w*rank|is_main|is_master|is_primary")
-_OTHERS_LEFT = re.compile(
+_ZERO_ENTERS = pattern(r"rank\w*(\(\))?\s*==\s*0|not \w*rank|is_main|is_master|is_primary")
+_OTHERS_LEFT = pattern(
     r"not \((.*rank\w*(\(\))?( (!=|>) 0)?\)$|not .*(is_main|is_master|is_primary))"
 )
-_NO_FILE = re.compile(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\btmp\w*\.name")
+_NO_FILE = pattern(r"BytesIO|buffer|tempfile|TemporaryFile|TemporaryDirectory|\btmp\w*\.name")
 """Targets of torch.save that no other process writes: a buffer or a temporary file."""
-_FROM_CPU = re.compile(r"\.cpu\(\)|['\"]cpu['\"]|cpu_offload|offload_to_cpu|full_state_dict")
-_WEIGHTS = re.compile(
-    r"state|ckpt|checkpoint|resume|weight|model|last|best|pretrain", re.IGNORECASE
-)
-_DATA = re.compile(
+_FROM_CPU = pattern(r"\.cpu\(\)|['\"]cpu['\"]|cpu_offload|offload_to_cpu|full_state_dict")
+_WEIGHTS = pattern(r"state|ckpt|checkpoint|resume|weight|model|last|best|pretrain", re.IGNORECASE)
+_DATA = pattern(
     r"\b\w*(data(set)?|samples|inputs|labels|targets|features|images|tokens)\w*\s*=[^=]"
 )
 """Names of variables that hold data rather than weights."""
@@ -62,6 +62,37 @@ def find_every_rank_saves(subject: Subject) -> Iterator[Hit]:
                     at=python.at(call),
                     what="All ranks write this file at the same time, which can corrupt it.",
                     fix=_on_rank_zero(python, call),
+                )
+
+    for python in subject.distributed:
+        if may_have_several_ranks(subject, python):
+            yield from _saves_in_modules(python)
+
+
+def _saves_in_modules(python: PythonScript) -> Iterator[Hit]:
+    """Find files that a function of an imported module writes, if all ranks call it."""
+    for module in python.modules:
+        for call, target in _saves(module):
+            function = enclosing_function(module, call)
+            if function is None or guards(module, call):
+                continue
+            if _ONE_PER_RANK.search(_made_of(module, target) + unparse(function)):
+                continue
+            method = any(isinstance(node, ast.ClassDef) for node in ancestors(module, call))
+            callers = python.calls(function.name)
+            named = re.search(rf"\bimport\b.*\b{function.name}\b", python.text) or any(
+                isinstance(c.func, ast.Attribute) and unparse(c.func.value) in module.path
+                for c in callers
+            )
+            inner = [c for c in module.calls(function.name) if c is not call]
+            if method or not callers or not named or inner:
+                continue
+            if not any(guards(python, caller) for caller in callers):
+                yield Hit(
+                    at=module.at(call),
+                    what="All ranks write this file at the same time, which can corrupt it. They "
+                    f"call {function.name} in {python.path}, line {callers[0].lineno}.",
+                    fix=f"if dist.get_rank() == 0:  # around the call of {function.name}",
                 )
 
 
@@ -186,13 +217,9 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
 
 
 def _wrapped_names(python: PythonScript) -> set[str]:
-    names = set()
-    for node in python.nodes:
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-            continue
-        if last_name(node.value.func) in ("DistributedDataParallel", "DDP"):
-            names |= {unparse(target) for target in node.targets}
-    return names
+    made = (python.parents.get(call) for call in python.calls("DistributedDataParallel", "DDP"))
+    assigned = (node for node in made if isinstance(node, ast.Assign))
+    return {unparse(target) for node in assigned for target in node.targets}
 
 
 def _may_have_buffers(python: PythonScript) -> bool:
@@ -217,12 +244,18 @@ def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
     handed = {argument.arg for argument in around.args.args} if around else set()
     found = {direct} - handed
     for function in python.functions.get(direct, []):
-        runs = {unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call)}
+        runs = _runs(function)
         names = [argument.arg for argument in function.args.args]
         for argument, name in zip(call.args, names, strict=False):
             if name in runs:
                 found.add(unparse(argument))
     return found
+
+
+@lru_cache(maxsize=1000)
+def _runs(function: Function) -> frozenset[str]:
+    """Return the functions that a function calls, as written."""
+    return frozenset(unparse(n.func) for n in ast.walk(function) if isinstance(n, ast.Call))
 
 
 def _is_rank_zero(test: str) -> bool:

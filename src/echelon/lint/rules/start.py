@@ -33,8 +33,10 @@ _NUMBERS_OF_TASKS = frozenset(
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or not subject.job.several_nodes:
         return
+    hosts = "hostfile" in subject.text.lower() or "deepspeed.json" in subject.text
     for command in subject.commands:
-        if _SPREADERS & {word.text.rpartition("/")[2] for word in command.words}:
+        spreads = _SPREADERS & {word.text.rpartition("/")[2] for word in command.words}
+        if spreads - {"deepspeed"} or (spreads and hosts):
             return
         if "hostfile" in command.text:
             return
@@ -307,6 +309,7 @@ RULES = (
         why="Each rank uses one GPU. Requested GPUs count toward your usage even if they are idle.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
  #SBATCH --nodes=1
  #SBATCH --gpus-per-node=4
 -torchrun --standalone --nproc_per_node=2 train.py    # <- here
@@ -321,6 +324,7 @@ RULES = (
         why="NCCL needs a separate GPU for each rank.",
         example="""\
  #!/bin/bash
+ #SBATCH --cpus-per-gpu=8
  #SBATCH --nodes=1
  #SBATCH --gpus-per-node=2
 -torchrun --standalone --nproc_per_node=4 train.py    # <- here

@@ -8,14 +8,15 @@ from echelon.core.shell import Shell as Programs
 from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Shell
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
-_BASH = re.compile(r"#!\s*(\S*/)?(env\s+(-\S+\s+)*)?(bash|sh)\b")
+_BASH = pattern(r"#!\s*(\S*/)?(env\s+(-\S+\s+)*)?(bash|sh)\b")
 _TIMEOUT_S = 5.0
-_HEREDOC = re.compile(r"here-document at line (\d+) delimited by end-of-file \(wanted [`'](.*)'\)")
-_COMPLAINT = re.compile(
+_HEREDOC = pattern(r"here-document at line (\d+) delimited by end-of-file \(wanted [`'](.*)'\)")
+_COMPLAINT = pattern(
     r"^\S*bash: (?:line (\d+): )?((?:syntax error|unexpected EOF).*)$", re.MULTILINE
 )
 

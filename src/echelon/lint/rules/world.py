@@ -3,10 +3,13 @@
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from echelon.core.units import counted
-from echelon.lint.bash import Where
+from echelon.lint.bash import Assignment, Where
+from echelon.lint.edits import replace_group
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
     constant,
@@ -19,7 +22,7 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Started, Subject
 
 _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
-_HARMLESS_SOURCES = re.compile(
+_HARMLESS_SOURCES = pattern(
     r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
 )
 _CLEANS = (
@@ -94,7 +97,7 @@ def _reads_world_size(one: Started) -> bool:
 
 
 def find_missing_variables(subject: Subject) -> Iterator[Hit]:
-    if not subject.is_job or _sources_others(subject):
+    if not subject.is_job or sources_others(subject):
         return
     for one in subject.started:
         python, launch = one.python, one.launch
@@ -118,7 +121,7 @@ def _listed(names: list[str]) -> str:
     return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)
 
 
-def _sources_others(subject: Subject) -> bool:
+def sources_others(subject: Subject) -> bool:
     """Tell whether the script sources a file that may set variables."""
     return any(
         command.name in ("source", ".") and not _HARMLESS_SOURCES.search(command.text)
@@ -200,7 +203,7 @@ def _stale(at: Located) -> Hit:
 
 
 def find_not_exported(subject: Subject) -> Iterator[Hit]:
-    if not subject.is_job or not subject.started or _sources_others(subject):
+    if not subject.is_job or not subject.started or sources_others(subject):
         return
     read = frozenset(name for shell in subject.shells for name in shell.names_read)
     for shell in (shell for shell in subject.shells if shell.where is Where.BATCH):
@@ -211,14 +214,18 @@ def find_not_exported(subject: Subject) -> Iterator[Hit]:
             yield Hit(
                 at=assignment,
                 what=f"`{name}` is not exported, so programs do not see it.",
-                fix=_exported(subject.line_at(assignment), name),
+                severity=None if _is_certain(subject, name) else ADVICE,
+                **_exported(subject.line_at(assignment), assignment),
             )
 
 
-def _exported(line: str, name: str) -> str:
-    """Return the line of an assignment with `export`; expressions remain as written."""
-    own = re.match(rf"\s*{name}=", line) and not line.endswith("\\")
-    return f"export {line.strip()}" if own else f"export {name}  # after the assignment"
+def _exported(line: str, assignment: Assignment) -> dict[str, Any]:
+    """Return the fix and its edit: `export` before the assignment, which remains as written."""
+    own = re.match(rf"\s*(){assignment.name}=", line)
+    if not own or line.endswith("\\"):
+        return {"fix": f"export {assignment.name}  # after the assignment"}
+    edit = replace_group(assignment.line, own, "export ", 1)
+    return {"fix": f"export {line.strip()}", "edits": (edit,)}
 
 
 def _is_for_programs(subject: Subject, name: str) -> bool:
@@ -228,6 +235,14 @@ def _is_for_programs(subject: Subject, name: str) -> bool:
     if name == "CUDA_VISIBLE_DEVICES":  # Slurm has exported it if the job has GPUs
         return subject.job.gpus_per_node == 0
     return name in _OF_PROGRAMS
+
+
+def _is_certain(subject: Subject, name: str) -> bool:
+    """Tell whether a program that lint can read needs a variable of the rendezvous."""
+    if name not in _NEEDED:
+        return True
+    known = (one.python for one in subject.started if _needs(one, name))
+    return any(python is not None for python in known)
 
 
 def _needs(one: Started, name: str) -> bool:

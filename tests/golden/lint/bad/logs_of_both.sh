@@ -4,5 +4,6 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=2
 #SBATCH --cpus-per-task=4
+set -e
 srun python prepare.py  # expect: E401
 srun python train.py

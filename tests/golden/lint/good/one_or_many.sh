@@ -1,4 +1,5 @@
 #!/bin/bash
+#SBATCH --cpus-per-gpu=8
 #SBATCH --nodes=1
 #SBATCH --gpus-per-node=4
 if [ "${DEBUG:-0}" = 1 ]; then

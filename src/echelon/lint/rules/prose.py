@@ -1,0 +1,90 @@
+"""E212: text that bash runs as a command."""
+
+from collections.abc import Iterator
+
+from echelon.lint.bash import Command
+from echelon.lint.patterns import pattern
+from echelon.lint.rule import WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+
+_WORD = pattern(r"[A-Za-z][a-z]*[,.:;!?]?")
+_LITTLE = frozenset(
+    {
+        *("the", "a", "an", "this", "that", "these", "from", "above", "below", "for", "of", "to"),
+        *("and", "or", "is", "are", "with", "your", "you", "our", "we", "on", "in", "by", "as"),
+    }
+)
+"""Words that a sentence has and a command line rarely."""
+_PROGRAMS = frozenset(
+    {
+        *(
+            "echo",
+            "printf",
+            "say",
+            "figlet",
+            "wall",
+            "mail",
+            "module",
+            "ml",
+            "for",
+            "case",
+            "select",
+        ),
+        *("git", "set", "read", "export", "alias", "make", "which", "type", "command", "logger"),
+        *(
+            "conda",
+            "mamba",
+            "spack",
+            "srun",
+            "sudo",
+            "exec",
+            "eval",
+            "time",
+            "nohup",
+            "grep",
+            "man",
+        ),
+    }
+)
+
+
+def find_prose(subject: Subject) -> Iterator[Hit]:
+    for shell in subject.shells:
+        functions = {command.function for command in shell.commands}
+        for command in shell.commands if not shell.suspect else ():
+            if command.name not in functions and _is_sentence(command):
+                shown = " ".join(word.text for word in command.words[:4])
+                yield Hit(
+                    at=command,
+                    what=f"Bash runs this text as a command: '{command.name}: command not found'.",
+                    fix=f"# {shown} …" if command.words[4:] else f"# {shown}",
+                )
+
+
+def _is_sentence(command: Command) -> bool:
+    texts = [word.text for word in command.words]
+    if len(texts) < 3 or command.name.lower() in _PROGRAMS or command.substituted:
+        return False
+    if any(word.quoted or word.uses for word in command.words):
+        return False
+    little = {text.lower().rstrip(",.:;!?") for text in texts[1:]} & _LITTLE
+    return bool(little) and all(_WORD.fullmatch(text) for text in texts)
+
+
+RULES = (
+    Rule(
+        code="E212",
+        title="text run as a command",
+        severity=WARNING,
+        check=find_prose,
+        why="A comment starts with `#`. Without it, bash looks for a program with the name of the "
+        "first word. The script continues, or stops if it uses `set -e`.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+-run script from above    # <- here
++# run script from above
+ python train.py
+""",
+    ),
+)

@@ -1,0 +1,108 @@
+"""E313 and E314: variables that stay text, and variables that nothing sets."""
+
+import difflib
+import re
+from collections.abc import Iterator
+
+from echelon.lint.bash import Word
+from echelon.lint.files import Place
+from echelon.lint.launches import Launch
+from echelon.lint.patterns import pattern
+from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.world import sources_others
+from echelon.lint.subject import Subject
+
+_OF_JOB = pattern(r"\$\{?(SLURM_\w+|MASTER_(?:ADDR|PORT)|(?:NODE_|LOCAL_)?RANK|WORLD_SIZE)\b")
+_ASSIGNS_OTHERWISE = pattern(
+    r"\b(?:read|mapfile|readarray|getopts|printf\s+-v|declare|local|typeset|let|select)\b"
+)
+_ALIKE = 0.85
+
+
+def find_unexpanded(subject: Subject) -> Iterator[Hit]:
+    if any(shell.suspect for shell in subject.shells):
+        return
+    for one in subject.started:
+        for word in _words(one.launch):
+            found = _OF_JOB.search(word.text) if word.known and not word.uses else None
+            if found:
+                yield Hit(
+                    at=one.launch.place_of(word, subject.path),
+                    what=f"The program gets the text '${found[1]}', not the value. The variable is "
+                    "escaped or in single quotes, so no shell expands it.",
+                    fix=f"${found[1]}  # without the backslash, or without the inner single quotes",
+                )
+
+
+def _words(launch: Launch) -> Iterator[Word]:
+    yield from (launch.launcher.options.values() if launch.launcher else ())
+    yield from launch.arguments
+
+
+def find_never_set(subject: Subject) -> Iterator[Hit]:
+    if not subject.is_job or sources_others(subject):
+        return
+    if any(_ASSIGNS_OTHERWISE.search(shell.text) for shell in subject.shells):
+        return
+    assigned = {assignment.name for assignment in subject.assignments}
+    read = {name for shell in subject.shells for name in shell.names_read}
+    unread = {name for name in assigned - read if name not in subject.exported}
+    told = set[str]()
+    for command in subject.commands:
+        own = [own.value for own in command.assignments]
+        for use in (use for word in (*command.words, *own) for use in word.uses):
+            name = use.name
+            if use.guarded or name in assigned | told or not name[0].isalpha() or len(name) < 5:
+                continue
+            if near := _nearest(name, unread):
+                told.add(name)
+                yield Hit(
+                    at=Place(command.path, use.line),
+                    what=f"Nothing in the script sets `{name}`, and nothing reads `{near}`, which "
+                    "has a similar name.",
+                    fix=f"${near}",
+                )
+
+
+def _nearest(name: str, unread: set[str]) -> str:
+    same = [other for other in unread if other.lower() == name.lower()]
+    found = same or difflib.get_close_matches(name, sorted(unread), n=1, cutoff=_ALIKE)
+    # A number at the end makes another variable, not a misspelt one.
+    return next((f for f in found if re.sub(r"\d", "", f) != re.sub(r"\d", "", name)), "")
+
+
+RULES = (
+    Rule(
+        code="E313",
+        title="variable that is not expanded",
+        severity=ERROR,
+        check=find_unexpanded,
+        why="In single quotes, a backslash before `$` stays in the text. The shell that srun "
+        "starts then takes `\\$NAME` as the text $NAME.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+ #SBATCH --exclusive
+ export MASTER_ADDR=$(hostname)
+-srun bash -c 'torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID --master_addr=$MASTER_ADDR \\
+-    --master_port=29500 train.py'
++srun bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID --master_addr=$MASTER_ADDR \\
++    --master_port=29500 train.py'
+""",
+    ),
+    Rule(
+        code="E314",
+        title="variable that is never set",
+        severity=WARNING,
+        check=find_never_set,
+        why="Bash expands a variable that is not set to nothing. Lint reports only names that "
+        "resemble a variable that the script sets and never reads; others may come from outside.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ checkpoint=runs/last.pt
+-python train.py --resume $chekpoint    # <- here
++python train.py --resume $checkpoint
+""",
+    ),
+)

@@ -1,0 +1,264 @@
+"""Spellings that several rules find, and what looks like them but is fine."""
+
+import pytest
+
+from echelon.lint.linting import lint
+from unit.lint.fakes import SlurmOf, TextFiles
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n"
+
+
+def codes(body, head=JOB, **beside):
+    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
+    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity)) for f in found]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["run script from above", "Load your own environment here, for the model", "this is a test"],
+)
+def test_a_sentence_is_no_command(line):
+    assert ("E212", "warning") in codes(f"{line}\npython a.py\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "echo this is a test",
+        "module load the one",
+        "python a.py on the gpu",
+        "train this model on cuda --fast",
+        "git commit of this",
+        "run() { :; }\nrun this for me",
+        "cat <<E\nrun script from above\nE",
+        "srun hostname",
+        "make all install",
+    ],
+)
+def test_words_that_may_be_a_command(line):
+    name = line.split()[0]
+    assert name in ("python", "train") or "E212" not in dict(codes(f"{line}\n"))
+
+
+@pytest.mark.parametrize(
+    ("head", "command", "found"),
+    [
+        ("#SBATCH -N 2\n", "mpirun -n 8 python a.py", True),
+        ("#SBATCH -n 4\n", "mpirun -np 8 python a.py", True),
+        ("#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n", "mpirun -n 8 python a.py", False),
+        ("#SBATCH -N 2\n", "mpirun --oversubscribe -n 8 python a.py", False),
+        ("#SBATCH -N 2\n", "mpirun --hostfile hosts -n 8 python a.py", False),
+        ("#SBATCH -N 2\n", "mpirun -n $N python a.py", False),
+        ("#SBATCH -n 8\n", "mpirun -n 4 python a.py", False),
+    ],
+)
+def test_processes_of_mpirun(head, command, found):
+    assert ("E213" in dict(codes(f"{command}\n", f"#!/bin/bash\n{head}"))) == found
+
+
+@pytest.mark.parametrize(
+    ("trainer", "found"),
+    [
+        ("Trainer(devices=4, num_nodes=2)", False),
+        ("Trainer(devices=2, num_nodes=2)", True),
+        ("Trainer(devices=4)", False),
+        ("Trainer(devices=4, num_nodes=1)", True),
+        ("Trainer(devices=-1, num_nodes=n)", False),
+        ("Trainer(**options)", False),
+    ],
+)
+def test_numbers_of_lightning(trainer, found):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n"
+    script = f"import lightning\nn = options = None\nlightning.{trainer}\n"
+    assert ("E214" in dict(codes("srun python fit.py\n", head, fit=script))) == found
+    assert "E214" not in dict(codes("python fit.py\n", head, fit=script))
+
+
+def test_a_variable_that_stays_text():
+    launch = "srun bash -c 'torchrun --nnodes=1 --node_rank={} --standalone a.py'\n"
+    assert ("E313", "error") in codes(launch.format(r"\$SLURM_NODEID"))
+    assert "E313" not in dict(codes(launch.format("$SLURM_NODEID")))
+    assert "E313" not in dict(codes("python a.py --filter '$name'\n"))
+    double = 'srun bash -c "torchrun --nnodes=1 --node_rank=\\$SLURM_NODEID --standalone a.py"\n'
+    assert "E313" not in dict(codes(double))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("checkpoint=a\npython a.py $chekpoint\n", True),
+        ("master_addr=$(hostname)\nexport MASTER_ADDR=$MASTER_ADDR\npython a.py\n", False),
+        ("data_dir=a\npython a.py $DATA_DIR\n", True),
+        ("checkpoint=a\necho $checkpoint\npython a.py $chekpoint\n", False),
+        ("checkpoint=a\npython a.py ${chekpoint:-b}\n", False),
+        ("source env.sh\ncheckpoint=a\npython a.py $chekpoint\n", False),
+        ("layer1=a\npython a.py $layer2\n", False),
+    ],
+)
+def test_a_name_that_nothing_sets(body, found):
+    assert ("E314" in dict(codes(body))) == found
+
+
+@pytest.mark.parametrize(
+    ("port", "severity"),
+    [
+        ("$((10000 + ${SLURM_JOB_ID: -4}))", "warning"),
+        ("$((10000 + $(echo $SLURM_JOB_ID | tail -c 4)))", "warning"),
+        ("$((10000 + 10#${SLURM_JOB_ID: -4}))", None),
+        ("$((10000 + SLURM_JOB_ID % 10000))", "advice"),
+        ("$(expr 10000 + $(echo $SLURM_JOB_ID | tail -c 4))", "advice"),
+    ],
+)
+def test_digits_of_the_job_id(port, severity):
+    found = codes(f"export MASTER_PORT={port}\nsrun torchrun --master_port=$MASTER_PORT a.py\n")
+    assert dict(found).get("E303") == severity
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('DATA="<path to the data>"', True),
+        ("DATA=/path/to/data", True),
+        ("export WANDB_PROJECT=YOUR_PROJECT", True),
+        ("DATA=/data/your_lab", True),
+        ("DATA=/data/lab  # replace /path/to/data", False),
+        ('awk "{ print $1 < 3 }"', False),
+        ('if [ "$1" = "<help>" ]; then exit; fi', False),
+    ],
+)
+def test_placeholders_in_the_script(line, found):
+    assert ("E116" in dict(codes(f"{line}\npython a.py\n"))) == found
+
+
+def test_a_template_is_advice():
+    head = "#!/bin/bash\n#SBATCH -p {part}\n#SBATCH -t {time}\n#SBATCH -A {account}\n"
+    assert ("E116", "advice") in codes("python a.py\n", head)
+    assert ("E116", "warning") in codes("python a.py\n", "#!/bin/bash\n#SBATCH -p {part}\n")
+    jube = "#!/bin/bash\n#SBATCH --time=#TIME#\n#SBATCH --cpus-per-task=#CPUS#\n"
+    assert {code for code, _ in codes("python a.py\n", jube)} == {"E116"}
+
+
+def test_a_token_in_an_argument():
+    token = "hf_" + "a" * 34
+    assert ("E406", "warning") in codes(f"python a.py --token {token}\n")
+    assert "E406" not in dict(codes(f"git checkout {'0123456789' * 4}\npython a.py\n"))
+
+
+def test_a_pipe_in_a_step():
+    inner = "srun bash -c 'python a.py | tee log'\n"
+    assert ("E505", "warning") in codes(inner)
+    assert "E505" not in dict(codes(inner.replace("'python", "'set -o pipefail; python")))
+
+
+@pytest.mark.parametrize(
+    ("body", "severity"),
+    [
+        ("export OMP_NUM_THREADS=16\ntorchrun --standalone --nproc_per_node=2 a.py\n", "warning"),
+        ("export OMP_NUM_THREADS=4\ntorchrun --standalone --nproc_per_node=2 a.py\n", None),
+    ],
+)
+def test_threads_of_ranks(body, severity):
+    assert dict(codes(body, f"{JOB}#SBATCH --cpus-per-task=8\n")).get("E403") == severity
+
+
+def test_no_cpus_for_many_ranks():
+    torchrun = "torchrun --standalone --nproc_per_node=8 a.py\n"
+    assert dict(codes(torchrun))["E403"] == "advice"
+    assert "E403" not in dict(codes(torchrun, f"{JOB}#SBATCH --cpus-per-gpu=8\n"))
+
+
+def test_gpus_that_are_not_requested():
+    assert ("E118", "advice") in codes("accelerate launch --multi_gpu a.py\n")
+    assert ("E118", "advice") in codes("python a.py --device=cuda:0\n")
+    assert "E118" not in dict(codes("python a.py --device=cpu\n"))
+
+
+def test_deepspeed_without_hosts():
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n"
+    assert ("E201", "error") in codes("deepspeed --num_gpus 4 a.py\n", head)
+    assert "E201" not in dict(codes("deepspeed --hostfile hosts --num_gpus 4 a.py\n", head))
+
+
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+
+
+def test_rules_follow_an_import():
+    head = f"{JOB}#SBATCH --ntasks-per-node=2\n"
+    module = "import torch\ndef save(model):\n    torch.save(model, 'last.pt')\n"
+    plain = f"from util import save\n{GROUP}save(1)\n"
+    assert ("E611", "error") in codes("srun python a.py\n", head, a=plain, util=module)
+    guarded = f"from util import save\n{GROUP}if dist.get_rank() == 0:\n    save(1)\n"
+    assert "E611" not in dict(codes("srun python a.py\n", head, a=guarded, util=module))
+    loader = "from torch.utils.data import DistributedSampler\ns = DistributedSampler([])\n"
+    epochs = f"from util import s\n{GROUP}for epoch in range(3):\n    print(epoch)\n"
+    assert ("E602", "warning") in codes("srun python a.py\n", head, a=epochs, util=loader)
+    epochs = epochs.replace("print(epoch)", "s.set_epoch(epoch)")
+    assert "E602" not in dict(codes("srun python a.py\n", head, a=epochs, util=loader))
+
+
+def test_the_rank_of_a_node_that_torchrun_chooses_itself():
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    launch = "srun torchrun --nnodes=2 --node_rank=$SLURM_NODEID {} a.py\n"
+    static = launch.format("--master_addr=$(hostname) --master_port=29500")
+    assert ("E308", "error") in codes(static, head)
+    c10d = launch.format("--rdzv_backend=c10d --rdzv_endpoint=$(hostname):29500")
+    assert ("E308", "advice") in codes(c10d, head)
+
+
+def test_a_script_that_makes_its_folder_and_submits_itself():
+    head = "#!/bin/bash\n#SBATCH --output=logs/%j.out\n"
+    itself = "if [ -z $SLURM_JOB_ID ]; then\n  mkdir -p {}\n  sbatch $0\n  exit\nfi\npython a.py\n"
+    assert "E501" not in dict(codes(itself.format("logs"), head))
+    assert "E501" in dict(codes(itself.format("other"), head))
+
+
+def test_a_script_whose_first_line_is_damaged():
+    assert [code for code, _ in codes("python a.py\n", f"dd{JOB}")] == ["E101", "E102"]
+
+
+def test_the_index_of_an_array_that_is_not_one():
+    line = "python a.py $SLURM_ARRAY_TASK_ID\n"
+    assert ("E407", "advice") in codes(line)
+    assert "E407" not in dict(codes(line, f"{JOB}#SBATCH --array=1-3\n"))
+
+
+def test_an_equals_sign_in_quotes_is_an_argument():
+    assert "E209" not in dict(codes('echo "=" * 60\n'))
+
+
+@pytest.mark.parametrize(
+    ("head", "severity"),
+    [
+        ("#SBATCH -N 1\n#SBATCH --gpus-per-node=2\n", "warning"),
+        ("#SBATCH -N 1\n#SBATCH --gpus-per-node=8\n", "advice"),
+        ("#SBATCH -N 2\n#SBATCH --gpus-per-node=2\n", "advice"),
+        ("#SBATCH -N 1\n#SBATCH --exclusive\n", None),
+    ],
+)
+def test_ports_of_jobs_with_whole_nodes(head, severity):
+    body = "srun torchrun --nproc_per_node=2 --master_port=29500 a.py\n"
+    assert dict(codes(body, f"#!/bin/bash\n{head}")).get("E301") == severity
+
+
+def test_programs_one_after_the_other():
+    body = "python a.py\npython b.py\n"
+    assert ("E507", "advice") in codes(body)
+    assert "E507" not in dict(codes(f"set -e\n{body}"))
+    assert "E507" not in dict(codes("python a.py && python b.py\n"))
+
+
+def test_a_notebook_is_the_purpose_of_its_job():
+    body = "srun jupyter notebook --no-browser &\nsrun python a.py\nwait\n"
+    assert "E508" not in dict(codes(body))
+    assert "E508" in dict(codes(body.replace("jupyter notebook", "tensorboard --logdir x")))
+
+
+def test_a_pipe_after_a_python_file():
+    assert ("E505", "warning") in codes("./watch.py | tee log\n")
+
+
+def test_threads_without_cpus():
+    body = "export OMP_NUM_THREADS=8\nsrun python a.py\n"
+    assert ("E403", "advice") in codes(body)
+    assert "E403" not in dict(codes(body, f"{JOB}#SBATCH --exclusive\n"))
