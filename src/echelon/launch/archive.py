@@ -96,7 +96,8 @@ def run(path: str, digest: str, data: bytes) -> None:
     """Become the program that the arguments name."""
     if sys.version_info < _OLDEST:
         own = ".".join(map(str, sys.version_info[:2]))
-        sys.exit(f"the ranks' Python is {own}; Echelon needs 3.11 or newer")
+        without = ", or --no-snapshot" if sys.argv[3] == "code" else ""
+        sys.exit(f"the ranks' Python is {own}; Echelon needs 3.11 or newer{without}")
     # Where Python puts a program's own folder; ranks replace it by theirs (rank.lead_path).
     sys.path.insert(0, os.devnull)
     sys.argv[:3] = [path]

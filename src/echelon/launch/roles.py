@@ -11,6 +11,7 @@ ROLES = {
     "zygote": "echelon.launch.zygote.zygote",
     "ray-driver": "echelon.launch.backends.ray.driver",
     "ray-call": "echelon.launch.backends.ray.orders",
+    "code": "echelon.launch.code_path",
     "telemetry": "echelon.launch.telemetry.telemetry",
     "doctor": "echelon.launch.doctor.preflight_process",
     "doctor-probe": "echelon.launch.doctor.probe",

@@ -145,10 +145,13 @@ class FakeRecovery:
 
 
 class FakeStandby(NoStandby):
-    """Counts how often it is withdrawn."""
+    """Counts how often it is withdrawn; follows as it was told, if it is wanted."""
 
-    def __init__(self):
-        self.withdrawn = 0
+    def __init__(self, follows=""):
+        self.withdrawn, self._follows = 0, follows
+
+    async def conclude(self, *, wanted):
+        return self._follows if wanted else ""
 
     async def withdraw(self):
         self.withdrawn += 1

@@ -31,6 +31,7 @@ from echelon.launch.agent.orphans import answers_at, end_orphaned_job
 from echelon.launch.agent.rendezvous_sockets import try_sockets
 from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
+from echelon.launch.code_path import VARIABLE, own_sites, search_path
 from echelon.launch.protocol.leftovers import await_trackers, make_scratch
 from echelon.launch.protocol.link import Link, connect, sleep_a_pulse
 from echelon.launch.protocol.messages import (
@@ -45,6 +46,7 @@ from echelon.launch.protocol.messages import (
     Probe,
     Propose,
     Reached,
+    ReadTraces,
     Signalled,
     Start,
 )
@@ -62,8 +64,9 @@ from echelon.launch.protocol.rank_environment import (
     parse_candidates,
     receive_key,
 )
+from echelon.run.code import ProjectCopy, find_copy
 from echelon.run.directory import RunDir
-from echelon.run.request import read_spec
+from echelon.run.request import read_code, read_spec
 from echelon.run.tracker import find_tracker
 from echelon.spec.job_spec import JobSpec
 from echelon.world import count_devices
@@ -88,6 +91,7 @@ class Agent:
         attempt: int,
         node: int,
         request: JobSpec,
+        copy: ProjectCopy | None,
         environ: Mapping[str, str],
         key: bytes,
         shell: Shell,
@@ -100,7 +104,7 @@ class Agent:
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
         self._key = key
         self._controller = parse_candidates(environ[CONTROLLER])
-        program = find_program(request)
+        program = find_program(request, copy)
         allowed = request.allowed_restarts(uses_library=PACKAGE in read_imports(program))
         common = common_environment(
             environ,
@@ -111,6 +115,16 @@ class Agent:
             restarts=allowed or 0,
             tracker=find_tracker(run),
         )
+        ranks = dict(common)  # our own processes look for modules as before
+        if copy is not None:
+            path = search_path(
+                common,
+                copy,
+                module=request.module,
+                sites=own_sites(),
+                finders=scratch / "finders",
+            )
+            ranks |= {VARIABLE: path} if path else {}
         self._guard = Guard(scratch, lock)
         self._link: Link | None = None
         self._files = AgentFiles()
@@ -127,7 +141,7 @@ class Agent:
         self._zygote = ZygoteClient(
             program=program,
             preload=request.preload,
-            env=common,
+            env=ranks,
             log=run.logs / f"zygote-{attempt}-{node}.log",
             shell=shell,
             guard=self._guard,
@@ -136,7 +150,7 @@ class Agent:
         self._ranks = LocalWorkers(
             run=run,
             attempt=attempt,
-            environ=common,
+            environ=ranks,
             scratch=scratch,
             zygote=self._zygote,
             guard=self._guard,
@@ -273,6 +287,8 @@ class Agent:
                 self._ranks.end(message)
             case Propose() | Commit():
                 self._ranks.steer(message)
+            case ReadTraces():
+                self._spawn(self._ranks.read_traces(message.generation))
             case Dump():
                 self._spawn(self._ranks.dump(message.generation))
             case Leave():
@@ -349,6 +365,7 @@ def main(arguments: list[str]) -> int:
     _limit_files(environ.get(FILES, ""))
     _replace(environ.get(REPLACES, ""))
     request = read_spec(run, arguments[2])
+    copy = find_copy(run, read_code(run, arguments[2]), request.chdir)
 
     async def serve() -> int:
         # As late as possible: without a guard, nothing removes it if we are killed.
@@ -358,6 +375,7 @@ def main(arguments: list[str]) -> int:
             attempt=attempt,
             node=node,
             request=request,
+            copy=copy,
             environ=environ,
             key=key,
             shell=LocalShell(),

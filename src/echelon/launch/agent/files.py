@@ -94,6 +94,16 @@ class AgentFiles:
 
         self._writer.post(write)
 
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file that only helps to explain something: nothing waits for it."""
+
+        def write() -> None:
+            with contextlib.suppress(OSError):
+                path.touch(mode=0o600)
+                path.write_bytes(content)
+
+        self._writer.post(write)
+
     def close(self) -> None:
         """Wait a moment for pending tasks."""
         self._writer.close(_CLOSE_S)

@@ -20,7 +20,9 @@ from echelon.core.proc import OomWatch, fit, sample_process
 from echelon.launch.agent.files import AgentFiles, Dumper
 from echelon.launch.agent.guard import Guard
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets
+from echelon.launch.agent.traces import read_record, reduce_record
 from echelon.launch.agent.zygote_client import ZygoteClient
+from echelon.launch.protocol.collective_trace import encode_traces
 from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_groups, remove_files
 from echelon.launch.protocol.messages import (
     Commit,
@@ -43,6 +45,7 @@ from echelon.launch.protocol.messages import (
     Stacks,
     Start,
     StoreUsed,
+    Traces,
     ZygoteLost,
     ZygoteReady,
 )
@@ -67,6 +70,8 @@ class _Rank:
     motion: Motion
     pid: int = 0
     warm: bool = False
+    record: bytes = b""
+    """What it has last told about its collectives."""
 
 
 class LocalWorkers:
@@ -169,6 +174,7 @@ class LocalWorkers:
                     log=str(log),
                     error=str(files.error),
                     stacks=str(files.stacks),
+                    trace=str(files.trace),
                     temp=str(files.temp),
                 )
             )
@@ -232,13 +238,28 @@ class LocalWorkers:
     def _beacons(self, generation: int) -> list[RankShm]:
         return [r.beacon for r in self._ranks.values() if r.generation == generation]
 
+    async def read_traces(self, generation: int) -> None:
+        """Send what the ranks have recorded about their collectives."""
+        here = [r for r in self._ranks.values() if r.generation == generation and r.warm]
+        answers = await asyncio.gather(*(read_record(r.files.trace) for r in here))
+        found = {}
+        for rank, answer in zip(here, answers, strict=True):
+            if answer is not None:
+                rank.record = answer
+                found[rank.rank] = reduce_record(answer, now_s=time.time())
+        ranks = encode_traces(found, MAX_PAYLOAD - 1024)
+        self._say(Traces(generation=generation, ranks=ranks))
+
     async def dump(self, generation: int) -> None:
-        """Have every rank write its stacks, and send what they wrote."""
-        asked = {
-            r.rank: Dumper(pid=r.pid, warm=r.warm, stacks=r.files.stacks)
-            for r in self._ranks.values()
-            if r.generation == generation and r.pid
-        }
+        """Have every rank write its stacks, and send what they wrote.
+
+        What they have last told about their collectives is written beside it.
+        """
+        here = [r for r in self._ranks.values() if r.generation == generation and r.pid]
+        asked = {r.rank: Dumper(pid=r.pid, warm=r.warm, stacks=r.files.stacks) for r in here}
+        for rank in here:
+            if rank.record:
+                self._files.write(rank.files.collectives, rank.record)
         found = await self._files.dump(asked)
         self._say(Stacks(generation=generation, ranks=fit(found, MAX_PAYLOAD - 1024)))
 
@@ -300,6 +321,7 @@ class LocalWorkers:
         self._guard.forget(gone.pid)
         self._files.finish(gone.files.log)
         shutil.rmtree(gone.files.temp, ignore_errors=True)
+        gone.files.trace.unlink(missing_ok=True)
         if status < 0:
             remove_files([gone.pid])
         step, saved = gone.beacon.step, gone.beacon.saved

@@ -78,7 +78,10 @@ class ZygoteClient:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preload = self._preload if self._failed_starts < _MOST_FAILED_STARTS else ()
-        program = (self._program.kind, ",".join(preload), *self._program.argv)
+        program = (
+            *(self._program.kind, self._program.modules, ",".join(preload)),
+            *self._program.argv,
+        )
         argv = role_command("zygote", theirs.fileno(), *program)
         self._pid, self._status = 0, None
         self._pid = await self._files.insist(

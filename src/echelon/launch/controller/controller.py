@@ -74,6 +74,8 @@ class Controller:
         """Failures of the whole run that cost a restart."""
         self._uses_library = uses_library
         """Whether the script is known to use Echelon's library."""
+        self._has_begun = False
+        """Whether this attempt has started ranks."""
 
     async def run(self) -> int:
         """Carry out the attempt and return the exit code of the job."""
@@ -231,7 +233,7 @@ class Controller:
 
     async def _run_generations(self) -> Verdict | None:
         """Run generations until one succeeds, or another one would make no sense."""
-        number = 0
+        number, self._has_begun = 0, True
         while True:
             generation = await self._run_generation(number)
             if generation.stop:
@@ -283,7 +285,8 @@ class Controller:
     def _restarts(self) -> int | None:
         """Return how many restarts the run may have; None: none, for nobody asked for any."""
         known = self._uses_library or self._listen() or self._newest_saved() >= 0
-        return self._request.allowed_restarts(uses_library=known)
+        # A script that was not started yet, for want of good nodes, has nothing to begin anew.
+        return self._request.allowed_restarts(uses_library=known or not self._has_begun)
 
     async def _blame(self, failure: Failure) -> None:
         """Record a failure that a node caused, unless it is us who cannot reach the cluster."""

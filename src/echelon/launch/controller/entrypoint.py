@@ -29,7 +29,7 @@ from echelon.launch.controller.slots import Slots
 from echelon.launch.controller.standby import find_exhaustion, find_objection
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.program import find_program
+from echelon.launch.protocol.program import Program, find_program
 from echelon.launch.protocol.program_text import PACKAGE, read_imports
 from echelon.launch.protocol.rank_environment import ENVIRON, HERE, ON_RAY, SCRIPT, TIED, job_in
 from echelon.launch.roles import role_command
@@ -40,11 +40,12 @@ from echelon.run.attempts import (
     is_given_back,
     record_own_job,
 )
+from echelon.run.code import find_copy, verify_code
 from echelon.run.directory import RunDir
 from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.journal import Journal, write_error
 from echelon.run.node_record import NodeRecord, cluster_name, record_path
-from echelon.run.request import read_spec
+from echelon.run.request import read_code, read_spec
 
 
 def main(arguments: list[str]) -> int:
@@ -54,7 +55,10 @@ def main(arguments: list[str]) -> int:
     """
     path, number, digest = arguments
     run = RunDir.open(Path(path).absolute())
-    request = read_spec(run, digest)
+    request, code = read_spec(run, digest), read_code(run, digest)
+    if code is not None:
+        verify_code(run, code)
+    program = find_program(request, find_copy(run, code, request.chdir))
     environ = dict(os.environ)
     original, script = _read_variables(environ), _read_pipe(environ.pop(SCRIPT, ""))
     if command := environ.pop(TIED, ""):
@@ -69,7 +73,7 @@ def main(arguments: list[str]) -> int:
         write_error(f"{run.run_id}: nothing to do for job {job_id}: it was withdrawn")
         return 0
     attempt, shell = begin_attempt(run, number, owner), LocalShell()
-    imports = read_imports(find_program(request))
+    imports = read_imports(program)
     notifier = Notifier(request.notify, run=run, shell=shell, environ=environ)
     if owns_job:
         own = record_own_job(run, attempt, job_id)
@@ -105,13 +109,19 @@ def main(arguments: list[str]) -> int:
     async def carry() -> int:
         backend = choose_backend(shell, environ, context)
         controller = build_controller(
-            context, backend, digest=digest, notifier=notifier, environ=environ, imports=imports
+            context,
+            backend,
+            digest=digest,
+            notifier=notifier,
+            environ=environ,
+            program=program,
+            imports=imports,
         )
         return await controller.run()
 
-    code = asyncio.run(carry())
+    exit_code = asyncio.run(carry())
     sending.join(LIMIT_S)
-    return code
+    return exit_code
 
 
 def build_controller(
@@ -121,6 +131,7 @@ def build_controller(
     digest: str,
     notifier: Notifier,
     environ: Mapping[str, str],
+    program: Program,
     imports: frozenset[str],
 ) -> Controller:
     """Return the controller of an attempt, with everything that it works with."""
@@ -158,7 +169,7 @@ def build_controller(
         journal=journal,
         pool=pool,
         watch=watch,
-        meeting=MeetingWatch(find_program(request), imports),
+        meeting=MeetingWatch(program, imports),
         explain=conclusion.explain,
         recover=membership.look_about,
     )

@@ -4,12 +4,12 @@ It ends by itself when all ranks have succeeded. At the first failure, or if the
 the ranks that are left are ended here.
 """
 
-import itertools
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from echelon.launch.controller.failures import (
     from_exit,
@@ -20,11 +20,14 @@ from echelon.launch.controller.failures import (
     from_standstill,
 )
 from echelon.launch.controller.meeting import MeetingWatch
-from echelon.launch.controller.rendezvous import Endpoint, RendezvousError, collect
+from echelon.launch.controller.placement import place_ranks
+from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN, Reason, StopConsensus, order_end
 from echelon.launch.pool.agent_pool import AgentPool
+from echelon.launch.pool.collective_cause import find_cause, idle_s, is_waiting
 from echelon.launch.pool.controller_events import AgentHandle, Entry, Lost
-from echelon.launch.pool.hang import Hang, HangWatch, script_frames
+from echelon.launch.pool.hang import Hang, HangWatch, place_of, script_frames
+from echelon.launch.protocol.collective_trace import Trace, decode_trace
 from echelon.launch.protocol.messages import (
     Commit,
     Dump,
@@ -35,12 +38,13 @@ from echelon.launch.protocol.messages import (
     Propose,
     RankExited,
     RankStarted,
-    Start,
+    ReadTraces,
     StoreUsed,
+    Traces,
     ZygoteLost,
 )
 from echelon.launch.protocol.messages import Stacks as StacksOfNode
-from echelon.launch.protocol.stop import Stop, StopError
+from echelon.launch.protocol.stop import Stop
 from echelon.launch.protocol.time_accounting import Spending
 from echelon.run import events
 from echelon.run.history import newest_checkpoint
@@ -48,6 +52,8 @@ from echelon.run.journal import Journal
 from echelon.run.saved import tell_last
 from echelon.run.verdict import Failure, is_victim, judge, render
 from echelon.spec.job_spec import JobSpec
+
+M = TypeVar("M", Traces, StacksOfNode)
 
 CONFESS_S = 2.0
 """How long the failure of a victim waits for that of the cause, which may be busy cleaning up.
@@ -93,6 +99,7 @@ class Generation:
         self.made_room = False
         """Whether ranks have stopped so that more nodes can take part."""
         self.stacks: dict[str, str] = {}
+        self._world_size = 0
         self._ranks: dict[int, AgentHandle] = {}
         """Ranks that have not exited."""
         self._gone_by_s: float | None = None
@@ -148,6 +155,7 @@ class Generation:
                 generation=self.number, world_size=sum(counts), nodes=len(self.agents)
             )
         )
+        self._world_size = sum(counts)
         self._watch.begin(self.number)
         self._meeting.begin(sum(counts), served=endpoint.served)
         self._spending.begin(self._ranks, time.monotonic())
@@ -424,21 +432,23 @@ class Generation:
     # --- hangs ----------------------------------------------------------------------------------
 
     async def _be_hung(self, hang: Hang) -> None:
-        """Record the stacks of all ranks; what follows is up to the user."""
-        here = [agent for agent in self.agents if self._pool.has(agent)]
-        for agent in here:
-            agent.link.say(Dump(generation=self.number))
-        try:
-            answers = await collect(self._pool, here, StacksOfNode, self.number, needed=here)
-        except RendezvousError as error:
-            self.failures.append(error.failure)
+        """Find the cause, and record the stacks of all ranks; what follows is up to the user."""
+        known = await self._ask(ReadTraces(generation=self.number), Traces)
+        traces = {int(r): decode_trace(one) for answer in known for r, one in answer.ranks.items()}
+        if self.stop or self.failures or not self._ranks:
             return
-        except StopError as error:
-            self.stop = error.stop
+        if (active_s := self._refute(hang, traces)) is not None:
+            self._watch.resume(hang, active_s)
             return
-        told = [pair for answer in answers.values() for pair in answer.ranks.items()]
-        stacks = {rank: script_frames(text) for rank, text in told}
+        if cause := find_cause(traces, self._ranks.keys(), self._world_size):
+            hang = hang.with_cause(cause)
+        told = await self._ask(Dump(generation=self.number), StacksOfNode)
+        if self.stop or self.failures:
+            return
+        stacks = {rank: script_frames(text) for one in told for rank, text in one.ranks.items()}
         hang = hang.with_stacks(stacks)
+        if cause and (place := place_of(stacks.get(str(hang.rank), ""))).startswith("in "):
+            hang = replace(hang, message=f"{hang.message}; it is {place}")
         owner = self._ranks.get(hang.rank)
         failure = from_hang(hang, node=owner.name if owner else "", stacks=stacks)
         verdict = replace(judge([failure]), stacks=stacks)
@@ -449,33 +459,33 @@ class Generation:
             self.failures.append(failure)
             self.stacks = stacks
 
+    def _refute(self, hang: Hang, traces: Mapping[int, Trace]) -> float | None:
+        """Return when ranks last made progress, if their collectives show that they do."""
+        allowed_s, quiet_s = self._request.hang_timeout_s, idle_s(traces)
+        if hang.suspected:
+            waits_s = quiet_s if is_waiting(traces) else 0.0
+            return time.monotonic() - waits_s if waits_s < allowed_s else None
+        # Main threads that only wait, while others of their threads communicate.
+        by_waits = hang.step < 0 and not hang.final
+        communicate = quiet_s < allowed_s / 2
+        return time.monotonic() - quiet_s if by_waits and communicate else None
 
-def place_ranks(
-    counts: Sequence[int], endpoint: Endpoint, *, generation: int, now_s: float, saved: str
-) -> list[Start]:
-    """Return the order for each node; ranks are numbered from the first node on.
-
-    Args:
-        counts: number of ranks of each node.
-        endpoint: where they connect.
-        generation: whose ranks they are.
-        now_s: the time, by the controller's clock.
-        saved: the newest checkpoint that a script has reported.
-    """
-    firsts = itertools.accumulate(counts, initial=0)
-    return [
-        Start(
-            generation=generation,
-            node_rank=node_rank,
-            nodes=len(counts),
-            first_rank=first,
-            count=count,
-            world_size=sum(counts),
-            address=endpoint.address,
-            port=endpoint.port,
-            served=endpoint.served,
-            now_s=now_s,
-            saved=saved,
-        )
-        for node_rank, (first, count) in enumerate(zip(firsts, counts, strict=False))
-    ]
+    async def _ask(self, order: ReadTraces | Dump, kind: type[M]) -> list[M]:
+        """Return the agents' answers; handle what else happens meanwhile."""
+        left = {agent.node for agent in self.agents if self._pool.has(agent)}
+        for node in left:
+            self._pool.agents[node].link.say(order)
+        answers: list[M] = []
+        while left and not self.stop:
+            entry = await self._pool.next()
+            match entry:
+                case (AgentHandle() as agent, what) if isinstance(what, kind):
+                    if what.generation == self.number:
+                        answers.append(what)
+                        left.discard(agent.node)
+                case (AgentHandle() as agent, Lost()):
+                    left.discard(agent.node)
+                    await self._notice(entry)
+                case (_, _):
+                    await self._notice(entry)
+        return answers

@@ -1,14 +1,17 @@
 """Detects that ranks make no progress, and which of them is the cause. Pure: time is an argument.
 
-A rank that reports its steps hangs if it starts no step for the allowed time. For others, only the
-main thread is visible: it hangs if it is blocked and uses no CPU time for that long. A slow rank is
-not a hang, because those that wait for it wake up at every step.
+A rank that reports its steps hangs if it starts no step for the allowed time. Others hang if their
+main threads are blocked and use no CPU time for that long. A slow rank is not a hang, because those
+that wait for it wake up at every step. A rank that waits for NCCL uses CPU time; so where neither
+shows a hang, it is only suspected, and what ranks have recorded about their collectives decides.
 """
 
 import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from echelon.launch.pool.collective_cause import Cause
 
 _ASLEEP_S = 0.005
 """CPU time that a main thread may use while it only waits."""
@@ -29,11 +32,23 @@ class Hang:
     step: int = -1
     generation: int = 0
     sure: bool = False
-    """Whether the cause is known without comparing stacks."""
+    """Whether the cause is known without comparing stacks,"""
+    final: bool = False
+    """and without the record of collectives."""
+    suspected: bool = False
+    """Nothing shows a hang, and nothing shows progress."""
+
+    def with_cause(self, cause: Cause) -> "Hang":
+        """Return the hang, with what the ranks' collectives show."""
+        if self.final:
+            return self
+        return replace(self, rank=cause.rank, message=cause.message, sure=True, final=True)
 
     def with_stacks(self, stacks: Mapping[str, str]) -> "Hang":
         """Return the hang, with what the ranks' stacks show."""
-        if self.sure or (found := find_odd(stacks)) is None:
+        # A rank that uses CPU time may be polling: in a collective it waits, too.
+        polls = place_of(stacks.get(str(self.rank), "")).startswith("in the coll")
+        if self.final or (self.sure and not polls) or (found := find_odd(stacks)) is None:
             return self
         rank, message = found
         return replace(self, rank=rank, message=message)
@@ -61,10 +76,19 @@ class HangWatch:
         self._timeout_s = timeout_s
         self._generation = -1
         self._ranks: dict[int, _Seen] = {}
+        self._active_s = 0.0
+        """When collectives were last known to make progress."""
 
     def begin(self, generation: int) -> None:
         self._generation = generation
         self._ranks = {}
+
+    def resume(self, hang: Hang, active_s: float) -> None:
+        """Watch on: it is none, for the ranks' collectives made progress at that time."""
+        self._generation, self._active_s = hang.generation, active_s
+        if not hang.suspected:
+            for seen in self._ranks.values():
+                seen.awake_s = max(seen.awake_s, active_s)
 
     def end(self) -> None:
         self._generation = -1
@@ -82,6 +106,7 @@ class HangWatch:
         seen = self._ranks.get(rank)
         if seen is None:
             self._ranks[rank] = _Seen(step, now_s, cpu_s, now_s, state, now_s, now_s)
+            self._active_s = now_s
             return
         seen.felt_s = now_s
         if step != seen.step:
@@ -111,7 +136,7 @@ class HangWatch:
         speak = any(seen.step >= 0 for seen in self._ranks.values())
         found = self._find_by_steps(now_s) if speak else self._find_by_waits(now_s)
         if found is None:
-            return None
+            return None if speak or stopped else self._suspect(now_s)
         # A suspended rank may become visible later than the lack of progress.
         return self._blame_stopped(stopped[0], now_s) if stopped else self._blame_storage(found)
 
@@ -129,12 +154,19 @@ class HangWatch:
         if others := len(held) - 1:
             more = "is another rank" if others == 1 else f"are {others} others"
             message = f"{message}, and so {more}"
-        return replace(hang, rank=held[0], message=message, step=seen.step, sure=True)
+        return replace(hang, rank=held[0], message=message, step=seen.step, sure=True, final=True)
 
     def _blame_stopped(self, rank: int, now_s: float) -> Hang:
         seen = self._ranks[rank]
         message = f"suspended (SIGSTOP) for {now_s - seen.state_since_s:.0f} s"
-        return Hang(rank=rank, message=message, step=seen.step, sure=True)
+        return Hang(rank=rank, message=message, step=seen.step, sure=True, final=True)
+
+    def _suspect(self, now_s: float) -> Hang | None:
+        felt_s = min(seen.felt_s for seen in self._ranks.values())
+        if min(felt_s, now_s) - self._active_s < self._timeout_s:
+            return None
+        message = f"no progress for {self._timeout_s:g} s"
+        return Hang(rank=min(self._ranks), message=message, suspected=True)
 
     def _find_by_waits(self, now_s: float) -> Hang | None:
         waiting, busy = self._split(now_s)
@@ -198,14 +230,21 @@ def _count(ranks: list[int]) -> str:
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (.+)$', re.MULTILINE)
 
 
+_OWN_THREAD = re.compile(
+    r'^Thread 0x[^\n]*\n(?:  File [^\n]*\n)*  File "[^"\n]*collective_trace\.py", [^\n]*\n\n?',
+    re.MULTILINE,
+)
+"""The thread that answers what a rank has recorded about its collectives."""
+
+
 def script_frames(stack: str) -> str:
-    """Return a stack without the launcher's own frames."""
+    """Return a stack without the launcher's own frames and thread."""
     own = re.compile(
         r'^  File "(?:.*/launcher/.*|<frozen runpy>)", line \d+ in .*\n?'
         r'|^  File "<string>", line \d+ in <module>\n?\Z',  # the outermost: Python's -c
         re.MULTILINE,
     )
-    return own.sub("", stack)
+    return own.sub("", _OWN_THREAD.sub("", stack))
 
 
 def find_odd(stacks: Mapping[str, str]) -> tuple[int, str] | None:

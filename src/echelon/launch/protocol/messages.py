@@ -152,6 +152,15 @@ class Stacks(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traces(Message):
+    """What a node's ranks have recorded about their collectives, see `collective_trace.py`."""
+
+    generation: int
+    ranks: dict[str, dict[str, Any]]
+    """Without ranks that have no process group, or cannot record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Place(Message):
     """How far a node's ranks are, once they have reached or passed a proposed place."""
 
@@ -264,6 +273,13 @@ class Dump(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTraces(Message):
+    """Send what all ranks have recorded about their collectives."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ask(Message):
     """A question of the doctor to a probe."""
 
@@ -297,6 +313,8 @@ class ForkRank(Message):
     """File for the record of an exception."""
     stacks: str
     """File for its stacks."""
+    trace: str
+    """Socket on which it answers what it has recorded about its collectives."""
     temp: str
     """Folder for the sockets of multiprocessing."""
 

@@ -100,6 +100,10 @@ class RankFiles:
     """Its record of an exception, in torch's format."""
     stacks: Path
     """Its stacks, written when a signal asks for them."""
+    collectives: Path
+    """What it had recorded about its collectives when it was found to hang."""
+    trace: Path
+    """Socket on which it answers what it has recorded."""
     beacon: Path
     temp: Path
     """Folder for the sockets of multiprocessing, in the rank and its descendants."""
@@ -111,6 +115,8 @@ def rank_files(log: Path, scratch: Path, rank: int) -> RankFiles:
         log=log,
         error=log.with_suffix(".error.json"),
         stacks=log.with_suffix(".stacks"),
+        collectives=log.with_suffix(".collectives.json"),
+        trace=scratch / f"trace-{log.parent.name}-{rank}",
         beacon=scratch / f"beacon-{rank}",
         temp=scratch / f"mp-{log.parent.name}-{rank}",
     )

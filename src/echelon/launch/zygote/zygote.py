@@ -45,6 +45,7 @@ from echelon.launch.protocol.program_text import (
     may_optimize,
     read_words,
 )
+from echelon.launch.zygote.collective_trace import offer_trace
 from echelon.launch.zygote.library import Library, import_library, own_modules
 from echelon.launch.zygote.rank import PATIENCE_S, keep_sockets_in, restore_fresh_state, run_program
 from echelon.run.background_writer import persist
@@ -175,6 +176,7 @@ class Zygote:
             _execute(self.program)
         restore_fresh_state(Path(order.stacks), self.modules)
         keep_sockets_in(order.temp)
+        offer_trace(Path(order.trace))
         if self.library is not None:
             self.library.offer()
         run_program(self.program, Path(order.error))
@@ -332,11 +334,11 @@ def _count_threads() -> int:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run `zygote FD KIND MODULE,MODULE PROGRAM…`: follow orders from the socket FD."""
-    handle, kind, modules, *argv = arguments
+    """Run `zygote FD KIND FOLDER MODULE,MODULE PROGRAM…`: follow orders from the socket FD."""
+    handle, kind, folder, modules, *argv = arguments
     agent = socket.socket(fileno=int(handle))
     agent.set_inheritable(False)
-    zygote = Zygote(agent=agent, program=Program(argv=tuple(argv), kind=kind))
+    zygote = Zygote(agent=agent, program=Program(argv=tuple(argv), kind=kind, modules=folder))
     zygote.preload([name for name in modules.split(",") if name])
     # Only forks return from `serve`; so nothing of its loop is on their stack.
     zygote.serve()()

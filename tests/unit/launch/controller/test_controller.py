@@ -23,7 +23,7 @@ from echelon.run.node_record import NodeRecord
 from echelon.run.verdict import Failure
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
-from unit.launch.fakes import FakePool, FakeRecovery, make_agent, make_backend
+from unit.launch.fakes import FakePool, FakeRecovery, FakeStandby, make_agent, make_backend
 
 LOST = Failure(cause="lost node", message="it is gone", node="node1")
 
@@ -31,13 +31,14 @@ LOST = Failure(cause="lost node", message="it is gone", node="node1")
 class FakeMembership:
     """Whoever waits hears of a stop, if there is one."""
 
-    def __init__(self, *, first=None, later=None, enough=True):
+    def __init__(self, *, first=None, later=None, enough=True, failures=()):
         self._first, self._later, self._enough = first, later, enough
+        self._failures = list(failures)
 
     async def await_all(self):
         if self._first:
             raise StopError(self._first)
-        return []
+        return self._failures
 
     async def await_missing(self):
         if self._later:
@@ -69,16 +70,16 @@ def make(tmp_path):
     run, journals = RunDir.create(tmp_path, "a"), []
     run.claim_attempt()
 
-    def make(*generations, pool=None, membership=None, **parts):
+    def make(*generations, pool=None, membership=None, most_nodes=3, uses_library=True, **parts):
         pool, backend = pool or FakePool(0, 1), make_backend(**parts)
-        request = JobSpec(script="train.py", nodes=NodeCount(2, 3))
+        request = JobSpec(script="train.py", nodes=NodeCount(2, most_nodes))
         journals.append(Journal(run, 1, lambda _: None))
         left = iter(generations)
         one = Controller(
             request=request,
             environ={},
             agent_command=["agent"],
-            uses_library=True,
+            uses_library=uses_library,
             backend=backend,
             journal=journals[0],
             history=History(),
@@ -169,6 +170,23 @@ def test_a_failure_costs_a_restart_and_another_generation_follows(make):
     assert carry(controller, left)[0] == 0
     (restart,) = [event for event in events(left) if event["kind"] == "restart"]
     assert restart["verdict"]["failure"]["node"] == "node1"
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_script_that_may_not_be_restarted_may_start_on_other_nodes(make, began):
+    """Nobody asked for restarts, for the script does not resume: but it has not run yet."""
+    bad = Failure(cause="start", message="it failed its check", node="node2", exit_code=69)
+    standby = FakeStandby(follows="standby")
+    controller, left = make(
+        *([FakeGeneration(failures=[bad])] if began else []),
+        pool=FakePool(0),
+        membership=FakeMembership(failures=[] if began else [bad], enough=False),
+        most_nodes=2,
+        uses_library=False,
+        standby=standby,
+    )
+    _, outcome, _ = carry(controller, left)
+    assert outcome["next"] == ("" if began else "standby")
 
 
 @pytest.mark.parametrize("when", ["at the beginning", "after a failure", "after room was made"])

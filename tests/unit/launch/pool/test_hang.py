@@ -20,6 +20,7 @@ class Bench:
         self.watch.begin(0)
         self.phases = phases or [0.0] * ranks
         self.now_s = 0
+        self.suspicions = []
 
     def run(self, seconds, *, step=lambda _rank, _s: -1, state=lambda _rank, _s: "S", cpu):
         """Let time pass; return the first alarm and when it came."""
@@ -34,7 +35,11 @@ class Bench:
                     state=state(rank, now_s),
                     cpu_s=cpu(rank, now_s),
                 )
-            if hang := self.watch.judge(self.now_s + 0.99):
+            hang = self.watch.judge(self.now_s + 0.99)
+            if hang and hang.suspected:  # as where ranks have recorded nothing
+                self.suspicions.append(self.now_s)
+                self.watch.resume(hang, self.now_s)
+            elif hang:
                 return hang, self.now_s
             self.now_s += 1
         return None, self.now_s
@@ -52,7 +57,9 @@ def test_a_rank_that_was_stopped():
     bench = Bench()
     stopped = lambda rank, now_s: "T" if rank == 2 and now_s >= 3 else "S"  # noqa: E731
     hang, when_s = bench.run(60, state=stopped, cpu=asleep, step=lambda _rank, now_s: int(now_s))
-    assert hang == Hang(rank=2, message="suspended (SIGSTOP) for 11 s", step=hang.step, sure=True)
+    assert hang == Hang(
+        rank=2, message="suspended (SIGSTOP) for 11 s", step=hang.step, sure=True, final=True
+    )
     assert when_s == 3 + TIMEOUT_S
 
 
@@ -123,6 +130,50 @@ def test_ranks_that_do_not_speak_of_their_steps_are_not_behind():
 def test_a_step_that_goes_on_is_seen_however_little_else_moves():
     step = lambda _rank, now_s: int(now_s / 9)  # noqa: E731
     assert Bench().run(200, step=step, cpu=asleep)[0] is None
+
+
+def test_a_rank_that_polls_in_a_collective_is_not_the_cause():
+    main = '  File "/t.py", line 1 in <module>'
+    polls = f'  File "/x/torch/distributed/distributed_c10d.py", line 9 in recv\n{main}'
+    sleeps = f'  File "/t.py", line 7 in load\n{main}'
+    hang = Hang(rank=0, message="it computes or loops while another rank waits", sure=True)
+    found = hang.with_stacks({"0": polls, "1": sleeps})
+    assert (found.rank, found.message) == (
+        1,
+        "in load (t.py, line 7), the others in the collective recv",
+    )
+    assert hang.with_stacks({"0": sleeps, "1": polls}) == hang
+
+
+def test_ranks_that_are_busy_without_an_end_are_suspected_in_turn():
+    """NCCL waits by polling. Whether these ranks wait is left to their record of collectives."""
+    bench = Bench()
+    assert bench.run(35, cpu=busy)[0] is None
+    assert bench.suspicions == [10, 20, 30]
+
+
+def test_a_suspicion_waits_for_the_rest_of_the_time():
+    bench = Bench()
+    hang = None
+    while hang is None:
+        for rank in range(4):
+            bench.watch.feel(
+                bench.now_s, generation=0, rank=rank, step=-1, state="R", cpu_s=bench.now_s
+            )
+        hang = bench.watch.judge(bench.now_s)
+        bench.now_s += 1
+    bench.watch.resume(hang, 7.0)  # they have been waiting since
+    bench.run(20, cpu=busy)
+    assert bench.suspicions[0] == 7 + TIMEOUT_S
+
+
+def test_main_threads_that_sleep_while_others_communicate():
+    bench = Bench()
+    hang, when_s = bench.run(60, cpu=asleep)
+    bench.watch.resume(hang, when_s)
+    again, again_s = bench.run(60, cpu=asleep)
+    assert again == hang
+    assert again_s == when_s + TIMEOUT_S
 
 
 def test_pulses_at_different_moments():
@@ -210,8 +261,11 @@ def simulate(seed, *, speaks, hung=None):
     watch.begin(0)
     for now_s, rank in sorted(pulses):
         if rank < 0:
-            if found := watch.judge(now_s):
+            found = watch.judge(now_s)
+            if found and not found.suspected:
                 return found, now_s - begins_s[-1], timeout_s
+            if found:
+                watch.resume(found, now_s)
             continue
         begun = sum(begin_s + delays_s[rank] <= now_s for begin_s in begins_s)
         # The slowest computes throughout; the others wait for it, and wake at each step.
@@ -322,7 +376,7 @@ def test_stacks_tell_whose_hang_it_is_unless_that_is_known():
     assert hang.with_stacks(found).rank == 3
     assert hang.with_stacks(found).step == 4
     assert hang.with_stacks({}) == hang
-    sure = Hang(rank=1, message="stopped", sure=True)
+    sure = Hang(rank=1, message="stopped", sure=True, final=True)
     assert sure.with_stacks(found) == sure
 
 

@@ -39,6 +39,7 @@ VALUES = {
     dict[str, int]: st.dictionaries(st.text(), st.integers()),
     dict[str, str]: st.dictionaries(st.text(), st.text()),
     dict[str, Any]: st.dictionaries(st.text(), anything),
+    dict[str, dict[str, Any]]: st.dictionaries(st.text(), st.dictionaries(st.text(), anything)),
 }
 
 

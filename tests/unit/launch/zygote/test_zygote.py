@@ -32,6 +32,9 @@ raise SystemExit(int(os.environ["RANK"]))
 """
 
 
+PATHS = ("log", "error", "stacks", "trace")
+
+
 class Agent:
     """The other end of a zygote's socket."""
 
@@ -39,7 +42,7 @@ class Agent:
         self.folder = folder
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(60)
-        argv = ["-m", "echelon.launch", "zygote", str(theirs.fileno()), kind, "", *program]
+        argv = ["-m", "echelon.launch", "zygote", str(theirs.fileno()), kind, "", "", *program]
         self.zygote = subprocess.Popen(
             [sys.executable, *argv],
             env={**os.environ, "PYTHONPATH": str(SOURCE)},
@@ -52,7 +55,7 @@ class Agent:
 
     def fork(self, rank, generation=0):
         """Order a rank, and return the zygote's reply."""
-        paths = {name: str(self.folder / f"{name}-{rank}") for name in ("log", "error", "stacks")}
+        paths = {name: str(self.folder / f"{name}-{rank}") for name in PATHS}
         env, temp = {"RANK": str(rank)}, str(self.folder / "temp")
         self.send(ForkRank(generation=generation, rank=rank, env=env, temp=temp, **paths))
         return self.receive()

@@ -1,0 +1,107 @@
+"""How often a hang of ranks with NCCL is named right, and how soon; and whether healthy ones are.
+
+    python benchmarks/hangs.py [--trials N] [--side-by-side N] [--healthy MINUTES]
+
+Tries each hang of tests/gpu/nccl_hangs.py several times, some of them at once, beside a healthy run
+that computes, compiles and saves between its collectives. Needs one GPU. NCCL lets ranks share it
+since 2.30; where torch has an older one, ECHELON_TEST_NCCL names a libnccl.so.2 to preload. Writes
+benchmarks/results/hangs.json.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent / "tests" / "gpu")]
+
+import torch  # noqa: E402
+from nccl_hangs import HANGS, TIMEOUT_S, share_gpu, try_hang  # noqa: E402
+
+RESULTS = HERE / "results" / "hangs.json"
+
+
+def try_once(hang):
+    with tempfile.TemporaryDirectory(prefix="echelon-hang-", ignore_cleanup_errors=True) as folder:
+        try:
+            wrong, delay_s = try_hang(hang, Path(folder))
+        except Exception as error:  # noqa: BLE001  any failure counts as a miss
+            wrong, delay_s = [f"{type(error).__name__}: {error}"[:500]], None
+    late = "" if delay_s is None else f"{delay_s:5.1f} s after it began"
+    print(f"{'MISS' if wrong else 'hit '} {hang.name:45} {late} {wrong or ''}", flush=True)
+    return wrong, delay_s
+
+
+def run_healthy(minutes, folder):
+    """Run two healthy ranks; return the alarms, and how many steps they made."""
+    options = ["--procs=2", f"--hang-timeout={TIMEOUT_S}", "--on-hang=report"]
+    script = [str(HERE / "scripts" / "healthy.py"), str(minutes)]
+    done = subprocess.run(
+        [sys.executable, "-m", "echelon", "run", *options, *script],
+        cwd=folder,
+        env=share_gpu(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    said = done.stdout + done.stderr
+    steps = [line for line in said.splitlines() if "steps:" in line]
+    return said.count(" hangs\n"), done.returncode, steps or said[-2000:]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=5)
+    parser.add_argument("--side-by-side", type=int, default=4)
+    parser.add_argument("--healthy", type=float, default=20.0, metavar="MINUTES")
+    asked = parser.parse_args()
+    rows = {hang.name: {"hits": 0, "misses": [], "delays_s": []} for hang in HANGS}
+    with (
+        tempfile.TemporaryDirectory(prefix="echelon-healthy-") as folder,
+        ThreadPoolExecutor(asked.side_by_side) as pool,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        healthy = beside.submit(run_healthy, asked.healthy, folder) if asked.healthy else None
+        todo = [hang for _ in range(asked.trials) for hang in HANGS]
+        began = time.monotonic()
+        for hang, (wrong, delay_s) in zip(todo, pool.map(try_once, todo), strict=True):
+            row = rows[hang.name]
+            row["hits"] += not wrong
+            row["misses"] += wrong
+            if delay_s is not None:
+                row["delays_s"].append(round(delay_s, 1))
+        took_s = time.monotonic() - began
+        alarms, code, steps = healthy.result() if healthy else (None, None, None)
+    delays = [delay for row in rows.values() for delay in row["delays_s"]]
+    result = {
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "machine": f"{torch.cuda.get_device_name()}, shared by the ranks",
+        "torch": torch.__version__,
+        "hang_timeout_s": TIMEOUT_S,
+        "hangs": len(HANGS),
+        "trials_of_each": asked.trials,
+        "hit_percent": round(100 * sum(row["hits"] for row in rows.values()) / len(todo), 1),
+        "median_delay_s": statistics.median(delays) if delays else None,
+        "longest_delay_s": max(delays, default=None),
+        "took_s": round(took_s),
+        "healthy": {
+            "minutes": asked.healthy,
+            "false_alarms": alarms,
+            "exit_code": code,
+            "steps": steps,
+        },
+        "rows": rows,
+    }
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
