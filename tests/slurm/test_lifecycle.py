@@ -289,6 +289,7 @@ def test_two_sandboxes_run_side_by_side(full, other):
 def test_status_for_programs(full):
     shown = json.loads(full("status", "--json").stdout)
     assert shown["kind"] == "namespaces"
+    assert shown["ssh_config"] is None
     assert [node["name"] for node in shown["nodes"]] == ["node1", "node2", "node3", "node4"]
     assert {node["state"] for node in shown["nodes"]} == {"idle"}
 

@@ -9,4 +9,5 @@ hosts.py       the interface of a simulated host
   loopback.py    hosts that share this machine (any user)
 processes.py   finding and ending all processes of a sandbox
 accounting.py  MariaDB and slurmdbd (--accounting)
+ssh.py         sshd on the login host (--ssh)
 """

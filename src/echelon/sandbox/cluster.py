@@ -12,7 +12,7 @@ from echelon.core.shell import Result, Shell
 from echelon.core.slurm import scrub
 from echelon.core.waiting import wait_until
 from echelon.errors import NotFoundError, NotPermittedError, UnavailableError
-from echelon.sandbox import accounting
+from echelon.sandbox import accounting, ssh
 from echelon.sandbox.config import LOGIN, SandboxState
 from echelon.sandbox.hosts import Hosts
 from echelon.sandbox.layout import Layout
@@ -61,6 +61,11 @@ class Sandbox:
     @property
     def name(self) -> str:
         return self.state.config.name
+
+    @property
+    def ssh_config(self) -> Path | None:
+        """The file with which ssh(1) logs in to the login host; None without sshd."""
+        return self.layout.ssh_config if self.state.config.ssh else None
 
     # Running programs inside
 
@@ -220,6 +225,11 @@ class Sandbox:
         for node in nodes:
             self._start_slurmd(node)
         self.await_ready(nodes, timeout_s=30 + len(nodes))
+        if self.state.config.ssh:
+            progress("starting sshd")
+            sshd = self._shell.which("sshd")
+            assert sshd is not None, "looked for before anything was started"
+            ssh.start_sshd(self.state, layout, self, sshd)
 
     # Faults
 

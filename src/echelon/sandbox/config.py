@@ -14,6 +14,9 @@ from echelon.sandbox.layout import DEFAULT_NAME, Layout, is_name
 LOGIN = "login"
 """The host that runs slurmctld and the commands of `exec` and `shell`."""
 
+SSHD = "sshd"
+"""Its key in `Network.ports`."""
+
 MESSAGE_TIMEOUT_S = 10
 CONTROLLER_MESSAGE_TIMEOUT_S = 2
 
@@ -39,6 +42,8 @@ class SandboxConfig:
     mem_mib: int = 64 * 1024
     """Per node; may exceed what the machine has."""
     accounting: bool = False
+    ssh: bool = False
+    """Whether sshd runs on the login host."""
 
     def problems(self) -> list[str]:
         """Return all invalid values."""
@@ -76,7 +81,7 @@ class Network:
     addresses: dict[str, str]
     """Host → address."""
     ports: dict[str, int]
-    """Host → port of its daemon (slurmctld or slurmd)."""
+    """Host → port of its slurmctld or slurmd; daemon → port for the others of the login host."""
     outside: str = ""
     """This machine's own address in the hosts' network, if it has one."""
     machine: str = "localhost"

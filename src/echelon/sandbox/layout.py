@@ -38,9 +38,21 @@ class Layout:
         self.logs = root / "logs"
         self.devices = root / "dev"
         self.database = root / "database"
+        self.ssh = root / "ssh"
+        """Keys and configuration of sshd (--ssh)."""
+        self.ssh_key = self.ssh / "id_ed25519"
+        self.ssh_host_key = self.ssh / "host_ed25519"
+        self.ssh_authorized_keys = self.ssh / "authorized_keys"
+        self.ssh_known_hosts = self.ssh / "known_hosts"
+        self.ssh_shadow = self.ssh / "shadow"
+        self.ssh_start = self.ssh / "start.sh"
+        self.sshd_config = self.ssh / "sshd_config"
+        self.sshd_log = self.logs / "sshd.log"
+        self.ssh_config = root / "ssh_config"
+        """For ssh(1); exists once sshd answers."""
 
     def folders(self) -> list[Path]:
-        """Return the directories to create; the database is created with its own mode."""
+        """Return the directories to create; accounting.py and ssh.py create their own."""
         folders = [self.etc, self.munge, self.controller_state, self.spool]
         return [*folders, self.run, self.logs, self.devices]
 

@@ -26,7 +26,7 @@ from echelon.errors import (
     NotPermittedError,
     UsageError,
 )
-from echelon.sandbox import accounting, config
+from echelon.sandbox import accounting, config, ssh
 from echelon.sandbox.cluster import Progress, Sandbox
 from echelon.sandbox.config import SandboxConfig, SandboxState
 from echelon.sandbox.layout import Layout, check_path, is_name
@@ -355,6 +355,7 @@ def _check_programs(wanted: SandboxConfig, shell: Shell, *, uid: int) -> None:
         **PROGRAMS,
         **(NAMESPACE_PROGRAMS if uid == 0 else {}),
         **(accounting.PROGRAMS if wanted.accounting else {}),
+        **(ssh.PROGRAMS if wanted.ssh else {}),
     }
     missing = [program for program in needed if shell.which(program) is None]
     if missing:

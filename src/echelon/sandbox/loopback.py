@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from echelon.core.addresses import address_towards
 from echelon.errors import NotPermittedError, UnavailableError
-from echelon.sandbox.config import LOGIN, Network, SandboxConfig
+from echelon.sandbox.config import LOGIN, SSHD, Network, SandboxConfig
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_sandbox_processes
 
@@ -43,7 +43,7 @@ class LoopbackHosts:
 
 def plan_loopback(config: SandboxConfig, machine: str) -> Network:
     """Choose free ports of this machine, whose host name is given."""
-    daemons = [LOGIN, "slurmdbd", *config.node_names]
+    daemons = [LOGIN, "slurmdbd", SSHD, *config.node_names]
     own = find_address(machine)
     # Told to listen at one address only, Slurm's programs take the one of their host name, and call
     # each other back where connections come from: not from 127.0.1.1, which Debian assigns.

@@ -16,7 +16,7 @@ from dataclasses import replace
 from echelon.core.shell import Shell
 from echelon.core.waiting import wait_until
 from echelon.errors import NotFoundError, UnavailableError
-from echelon.sandbox.config import LOGIN, Network, SandboxConfig
+from echelon.sandbox.config import LOGIN, SSHD, Network, SandboxConfig
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.processes import end_processes, find_processes, is_holder, mark
 
@@ -214,7 +214,7 @@ def plan_namespaces(config: SandboxConfig, layout: Layout, shell: Shell) -> Netw
     return Network(
         kind="namespaces",
         addresses={**addresses, LOGIN: str(subnet[253])},
-        ports={**dict.fromkeys(names, 6818), LOGIN: 6817, "slurmdbd": 6819},
+        ports={**dict.fromkeys(names, 6818), LOGIN: 6817, "slurmdbd": 6819, SSHD: 22},
         outside=str(subnet[254]),
         machine=socket.gethostname().partition(".")[0],
     )

@@ -27,6 +27,9 @@ MARK = "ECHELON_SANDBOX"
 HOST = "SLURMD_NODENAME"
 """Slurm's variable for a task's node; set on our daemons as well."""
 
+# How a process calls itself that was started by slurmd or sshd; the last two since OpenSSH 9.8.
+_TITLES = ("slurmstepd:", "sshd:", "sshd-session:", "sshd-auth:")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
@@ -154,10 +157,11 @@ def _look(entry: Path, layout: Layout) -> tuple[bool, Process] | None:
     marks = {f"{MARK}={layout.root}", f"SLURM_CLUSTER_NAME={layout.cluster_name}"}
     host = next((v.partition("=")[2] for v in environment if v.startswith(f"{HOST}=")), "")
     marked = not marks.isdisjoint(environment)
-    if argv and argv[0].startswith("slurmstepd:"):
-        # It overwrites its environment with its title, but keeps its slurmd's log open.
+    if argv[0].startswith(_TITLES):
+        # It overwrites its environment with its title, but keeps its daemon's log open.
         log = _open_log(entry, layout)
-        host, marked = log.removeprefix("slurmd-").removesuffix(".log"), bool(log)
+        node = log.removeprefix("slurmd-").removesuffix(".log")
+        host, marked = "" if node == log else node, bool(log)
     # Root in another user namespace has no privileges here, and may have faked these files.
     same_powers = _namespace(entry, "user") == _namespace(entry.parent / "self", "user")
     return marked, Process(

@@ -16,16 +16,24 @@ from echelon.sandbox.config import (
     render_slurmdbd_conf,
 )
 from echelon.sandbox.layout import Layout, check_path
+from echelon.sandbox.ssh import (
+    host_alias,
+    render_known_hosts,
+    render_shadow,
+    render_ssh_config,
+    render_sshd_config,
+    render_start,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LAYOUT = Layout(root=Path("/var/lib/echelon/sandbox/demo"))
 
 NAMESPACES = SandboxState(
-    config=SandboxConfig(name="demo", nodes=2, gpus=2, accounting=True),
+    config=SandboxConfig(name="demo", nodes=2, gpus=2, accounting=True, ssh=True),
     network=Network(
         kind="namespaces",
         addresses={"node1": "198.18.0.1", "node2": "198.18.0.2", LOGIN: "198.18.0.253"},
-        ports={"node1": 6818, "node2": 6818, LOGIN: 6817, "slurmdbd": 6819},
+        ports={"node1": 6818, "node2": 6818, LOGIN: 6817, "slurmdbd": 6819, "sshd": 22},
         outside="198.18.0.254",
         machine="laptop",
     ),
@@ -34,11 +42,11 @@ NAMESPACES = SandboxState(
     database_port=3306,
 )
 LOOPBACK = SandboxState(
-    config=SandboxConfig(name="demo", nodes=2, gpus=1),
+    config=SandboxConfig(name="demo", nodes=2, gpus=1, ssh=True),
     network=Network(
         kind="loopback",
         addresses={"node1": "127.0.0.1", "node2": "127.0.0.1", LOGIN: "127.0.0.1"},
-        ports={"node1": 20001, "node2": 20002, LOGIN: 20003, "slurmdbd": 20004},
+        ports={"node1": 20001, "node2": 20002, LOGIN: 20003, "slurmdbd": 20004, "sshd": 20005},
         machine="laptop",
     ),
     user="ada",
@@ -55,6 +63,10 @@ LOOPBACK = SandboxState(
         ("slurmdbd.conf", render_slurmdbd_conf(NAMESPACES, LAYOUT, "PASSWORD")),
         ("hosts", render_hosts(NAMESPACES.network)),
         ("boot.sh", render_boot(LAYOUT)),
+        ("sshd_config.namespaces", render_sshd_config(NAMESPACES, LAYOUT)),
+        ("sshd_config.loopback", render_sshd_config(LOOPBACK, LAYOUT)),
+        ("ssh_config", render_ssh_config(NAMESPACES, LAYOUT)),
+        ("start_sshd.sh", render_start(LAYOUT)),
     ],
 )
 def test_files_are_as_written_down(name, text):
@@ -109,6 +121,27 @@ def test_names_are_plain(name):
 def test_a_path_that_slurm_could_not_use_is_refused(path):
     with pytest.raises(UsageError):
         check_path(Layout(root=Path(path)))
+
+
+def test_ssh_knows_the_sandbox_by_the_address_and_port_that_it_connects_to():
+    key = "ssh-ed25519 AAAA a comment\n"
+    assert render_known_hosts(NAMESPACES, key) == "198.18.0.253 ssh-ed25519 AAAA\n"
+    assert render_known_hosts(LOOPBACK, key) == "[127.0.0.1]:20005 ssh-ed25519 AAAA\n"
+
+
+def test_sshd_listens_on_loopback_even_if_slurm_uses_the_machines_address():
+    addresses = dict.fromkeys(LOOPBACK.network.addresses, "192.0.2.7")
+    state = replace(LOOPBACK, network=replace(LOOPBACK.network, addresses=addresses))
+    assert render_sshd_config(state, LAYOUT).startswith("ListenAddress 127.0.0.1\n")
+
+
+def test_the_default_sandbox_has_the_shortest_name_for_ssh():
+    assert [host_alias("sandbox"), host_alias("demo")] == ["sandbox", "sandbox-demo"]
+
+
+def test_no_account_is_locked_for_sshd():
+    accounts = "root:x:0:0::/root:/bin/sh\n\nada:x:1000:1000::/home/ada:/bin/sh\n"
+    assert render_shadow(accounts) == "root:*:::::::\nada:*:::::::\n"
 
 
 def test_two_sandboxes_of_one_name_have_different_clusters():

@@ -68,6 +68,17 @@ def test_a_missing_package_gives_the_line_that_installs_it(environ, uid, account
     assert line in caught.value.hint
 
 
+def test_a_missing_sshd_is_told_before_anything_is_started(environ):
+    shell = FakeShell(
+        programs=[*lifecycle.PROGRAMS, *lifecycle.NAMESPACE_PROGRAMS], answers={"unshare": ""}
+    )
+    with pytest.raises(MissingProgramError) as caught:
+        start(environ, shell, ssh=True)
+    assert caught.value.program == "sshd"
+    assert caught.value.hint.endswith("--no-install-recommends openssh-server openssh-client")
+    assert shell.calls == []
+
+
 def test_a_size_that_cannot_be_is_refused_before_anything_happens(environ):
     shell = FakeShell()
     with pytest.raises(UsageError, match=r"--nodes must be .*, not 0; --gpus must be .*, not 99"):

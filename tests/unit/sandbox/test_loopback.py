@@ -16,4 +16,4 @@ def test_daemons_listen_at_one_address_where_they_find_each_other_there(machine,
     network = plan_loopback(SandboxConfig(nodes=1), machine)
     assert network.addresses == {"login": address, "node1": address}
     assert network.confined == confined
-    assert len(set(network.ports.values())) == 3
+    assert len(set(network.ports.values())) == 4

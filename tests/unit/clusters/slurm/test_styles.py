@@ -164,7 +164,7 @@ def test_hostile_values_arrive_byte_for_byte_and_execute_nothing(
     )
     assert done.returncode == 0, done.stderr
     argv = (seen / "argv").read_bytes().decode().split("\0")[:-1]
-    mark, skipped = {"echelon": ("3", 1), "ray": ("--unbuffered", 1)}.get(style, ("-c", 3))
+    mark, skipped = {"echelon": ("3", 1), "ray": ("--overlap", 1)}.get(style, ("-c", 3))
     launched = argv[argv.index(mark) + skipped :]
     expected = [script, *args]
     if style not in ("echelon", "static", "torchrun"):

@@ -1,0 +1,100 @@
+"""The runs that were submitted from this machine to other hosts, and where they are.
+
+One line of JSON per run, in the user's state folder. The run itself is on the host; this only says
+where to ask.
+"""
+
+import contextlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from echelon.clusters.ssh.site import Site
+from echelon.core.codec import decode
+from echelon.core.records import read_bytes
+from echelon.core.userstate import append_line, state_folder
+from echelon.errors import UsageError
+
+_FILE = "hosts.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A run on another host."""
+
+    run: str
+    project: str
+    """The project's directory on this machine."""
+    submitted: str
+    """ISO time, UTC."""
+    site: Site
+
+
+def record_run(run_id: str, project: Path, site: Site, environ: Mapping[str, str]) -> None:
+    """Remember where a run is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = state_folder(environ)
+    if folder is None:
+        return
+    entry = Entry(
+        run=run_id,
+        project=str(project),
+        submitted=datetime.now(tz=UTC).isoformat(timespec="seconds"),
+        site=site,
+    )
+    append_line(folder / _FILE, json.dumps(asdict(entry)))
+
+
+def forget_run(run_id: str, environ: Mapping[str, str]) -> None:
+    """Forget a run that was not submitted after all."""
+    if folder := state_folder(environ):
+        append_line(folder / _FILE, json.dumps({"run": run_id, "gone": True}))
+
+
+def read_register(environ: Mapping[str, str]) -> list[Entry]:
+    """Return what is known, the oldest first; damaged lines are left out."""
+    folder = state_folder(environ)
+    if folder is None:
+        return []
+    try:
+        lines = read_bytes(folder / _FILE).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    found: dict[str, Entry] = {}
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            values = json.loads(line)
+            if isinstance(values, dict) and values.get("gone"):
+                found.pop(values["run"], None)
+            else:
+                found[values["run"]] = decode(Entry, values)
+    return list(found.values())
+
+
+def find_entry(known: list[Entry], name: str, project: Path) -> Entry | None:
+    """Return the run that a name means: its id, a unique prefix of it, or `last`. Pure.
+
+    Raises:
+        UsageError: the prefix is ambiguous.
+    """
+    if name == "last":
+        here = [one for one in known if is_inside(project, one.project)]
+        return here[-1] if here else None
+    exact = [one for one in known if one.run == name]
+    found = exact or [one for one in known if name and one.run.startswith(name)]
+    if len(found) > 1:
+        raise UsageError(
+            f"'{name}' is ambiguous: {', '.join(one.run for one in found[:5])}",
+            hint="write more letters of the run id",
+        )
+    return found[0] if found else None
+
+
+def is_inside(folder: Path, project: str) -> bool:
+    """Tell whether a folder belongs to a project. Pure."""
+    return folder == Path(project) or Path(project) in folder.parents

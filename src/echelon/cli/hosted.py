@@ -1,0 +1,221 @@
+"""The side of a command that runs on the login host, for a user who gave it on another machine.
+
+It answers on stdout: first a line that marks its start, then frames (lines of JSON) with what the
+command prints, how far a run's output was printed, and the exit code; or a stream of its own.
+"""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, NoReturn
+
+from echelon.clusters.ssh.call import FOLLOW, LOST, MARK, SEND, SUBMIT, Call
+from echelon.core.atomic_file import make_private
+from echelon.errors import EchelonError, NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from echelon.core.stream import Stream
+
+
+def main(word: str) -> NoReturn:
+    """Run a call, and exit with its code."""
+    # In the terminal of the other machine, it is an argument: the input is what the user types.
+    call = Call.decode(word or sys.stdin.buffer.readline().decode())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # Without a last word: to the other side, the connection is lost.
+        signal.signal(number, lambda _number, _frame: os._exit(LOST))
+    for name in ("ECHELON_RUNS_DIR", "ECHELON_CONFIG"):
+        os.environ.pop(name, None)  # meant for commands that are given on this machine
+    if call.columns:
+        os.environ |= {"COLUMNS": str(call.columns), "LINES": str(call.lines)}
+    if call.terminal and not call.framed:
+        sys.exit(_run(call))  # in a terminal of its own
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever prints to it now must not be taken for the answer
+    answer.write(MARK)
+    answer.flush()
+    if not call.framed:
+        sys.exit(_serve(call, answer))
+    if call.attached:
+        threading.Thread(target=_leave_with_the_other_side, daemon=True).start()
+    frames = Frames(answer)
+    sys.stdout = Framed(frames, "out", terminal=call.terminal)
+    sys.stderr = Framed(frames, "err", terminal=call.terminal)
+    code = 70
+    try:
+        code = _run(call, frames)
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    finally:
+        with contextlib.suppress(OSError):
+            frames.send("end", code)
+        os._exit(code)  # without waiting for the thread that reads
+
+
+def _leave_with_the_other_side() -> None:
+    while os.read(0, 1 << 10):
+        pass
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def _run(call: Call, frames: "Frames | None" = None) -> int:
+    from echelon.cli import console  # noqa: PLC0415
+    from echelon.cli.main import explain, run  # noqa: PLC0415
+
+    if not call.argv:
+        return 0
+    try:
+        if call.argv[0] == "doctor":
+            make_private(expand(call.folder))  # it needs no project
+        os.chdir(_find_folder(call.folder))
+        if call.argv[0] == FOLLOW and frames is not None:
+            return _follow(json.loads(call.argv[1]), frames)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # noqa: BLE001  every error is reported
+        failure = explain(error, call.argv)
+        console.print_error(failure)
+        return failure.exit_code
+    return run(list(call.argv))
+
+
+def expand(folder: str) -> Path:
+    """Return a folder's path, with the home directory on this machine.
+
+    Raises:
+        UsageError: it is that of an unknown user.
+    """
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"the folder {folder} is unknown: {error}", hint='write workdir = "~/…" or a full path'
+        ) from error
+
+
+def _find_folder(folder: str) -> Path:
+    path = expand(folder)
+    if not path.is_dir():
+        raise NotFoundError(
+            f"the folder {path} does not exist on {os.uname().nodename}",
+            hint="nothing was submitted from this project yet: echelon submit",
+        )
+    return path
+
+
+class Frames:
+    """Sends frames to the other side."""
+
+    def __init__(self, answer: IO[bytes]) -> None:
+        self._answer, self._lock = answer, threading.Lock()
+        self.sent = 0
+
+    def send(self, kind: str, value: Any) -> None:
+        """Send one; the reader may be gone."""
+        with self._lock:
+            self._answer.write(json.dumps([kind, value]).encode() + b"\n")
+            self._answer.flush()
+            self.sent += 1
+
+
+class Framed(io.TextIOBase):
+    """A text stream whose lines travel in frames."""
+
+    encoding = "utf-8"
+
+    def __init__(self, frames: Frames, kind: str, *, terminal: bool) -> None:
+        self._frames, self._kind, self._terminal = frames, kind, terminal
+        self._left: list[str] = []
+
+    def write(self, text: str) -> int:
+        """Keep text until a line ends."""
+        self._left.append(text)
+        if "\n" in text:
+            self.flush()
+        return len(text)
+
+    def flush(self) -> None:
+        """Send what was kept."""
+        if text := "".join(self._left):
+            self._left.clear()
+            self._frames.send(self._kind, text)
+
+    def isatty(self) -> bool:
+        """Tell whether the other side shows it in a terminal."""
+        return self._terminal
+
+    def writable(self) -> bool:
+        return True
+
+
+def _follow(wanted: dict[str, Any], frames: Frames) -> int:
+    from echelon.cli.following import Place, exit_code, follow_run  # noqa: PLC0415
+    from echelon.cli.places import cluster_of  # noqa: PLC0415
+    from echelon.run.listing import find_run  # noqa: PLC0415
+
+    told = 0
+
+    def tell(position: object) -> None:
+        nonlocal told
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if frames.sent != told:
+            frames.send("at", position)
+            told = frames.sent
+
+    run = find_run(Path("runs"), wanted["run"])
+    return exit_code(
+        follow_run(
+            run,
+            cluster_of(run),
+            show=wanted["show"],
+            rank=wanted["rank"],
+            resubmit=wanted["resubmit"],
+            raw=wanted["raw"],
+            tail=wanted["tail"],
+            place=Place(tell=tell, begin=wanted["begin"]),
+        )
+    )
+
+
+def _serve(call: Call, answer: IO[bytes]) -> int:
+    """Answer with a stream of its own; the other side gets errors too."""
+    from echelon.cli.main import explain  # noqa: PLC0415
+    from echelon.core.stream import Stream  # noqa: PLC0415
+
+    stream = Stream(sys.stdin.buffer, answer, peer="the other machine")  # type: ignore[arg-type]
+    try:
+        with stream.reporting():
+            try:
+                _answer(call, stream)
+            except EchelonError:
+                raise
+            except Exception as error:
+                raise explain(error, call.argv) from error
+    except EchelonError as failure:
+        return failure.exit_code
+    return 0
+
+
+def _answer(call: Call, stream: "Stream") -> None:
+    if call.argv[0] == SUBMIT:
+        from echelon.cli.hosted_submit import serve_submission  # noqa: PLC0415
+
+        serve_submission(expand(call.folder), stream)
+    elif call.argv[0] == SEND:
+        from echelon.api.fetching import send_files  # noqa: PLC0415
+        from echelon.run.listing import find_run  # noqa: PLC0415
+
+        wanted = stream.receive()
+        run = find_run(_find_folder(call.folder) / "runs", str(wanted["run"]))
+        stream.send({"run": run.run_id})
+        send_files(run.path, [str(one) for one in wanted["patterns"]], stream)
+    else:
+        raise EchelonError(
+            f"unknown request: {call.argv[0]}", hint="use the same version of Echelon on both ends"
+        )

@@ -1,0 +1,83 @@
+"""The host's side of a submission from another machine: receives the project, and queues the run.
+
+It is done once, even if the connection breaks and the other machine asks again: a lock lets one
+submission of a project go on at a time, and the run has the name that the other machine gave it.
+"""
+
+import contextlib
+import io
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from echelon.api.project_description import RUNS
+from echelon.cli.options import flatten
+from echelon.cli.places import choose_cluster, choose_spec
+from echelon.cli.runs import check_request, choose_snapshot, start_run
+from echelon.core.atomic_file import remove_tree
+from echelon.core.stream import Stream
+from echelon.errors import ConflictError
+from echelon.run.attempts import attempts
+from echelon.run.directory import RunDir
+from echelon.spec.merging import Layer, Merged, merge
+
+
+def serve_submission(workdir: Path, stream: Stream) -> None:
+    """Receive a project, submit it, and answer with the run."""
+    from echelon.api.mirror import hold_mirror  # noqa: PLC0415
+
+    wanted = stream.receive()
+    with hold_mirror(workdir) as mirror, contextlib.redirect_stderr(io.StringIO()) as said:
+        mirror.receive(stream)
+        found = _submit_once(mirror.workdir, wanted)
+    stream.send({**found, "notes": said.getvalue().splitlines()})
+
+
+def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, str]:
+    folder = workdir / wanted["folder"]
+    folder.mkdir(parents=True, exist_ok=True)  # one without code is not sent
+    os.chdir(folder)
+    runs = workdir / RUNS
+    if known := _find_submitted(runs / wanted["run"]):
+        return known
+    cluster = choose_cluster("slurm", runs)
+    sent = read_sent(wanted["request"])
+    # Nobody else expands these: the other machine has another home directory.
+    home = {name: os.path.expanduser(getattr(sent.spec, name)) for name in ("python", "venv")}  # noqa: PTH111  or it is empty
+    sent = replace(sent, spec=replace(sent.spec, **home))
+    spec = choose_snapshot(choose_spec(sent, "slurm", os.environ))
+    check_request(spec, cluster, "submit", lints=False)
+    run, job_id = start_run(spec, cluster, runs, os.environ, run_id=wanted["run"])
+    return {"run": run.run_id, "job_id": job_id, "directory": str(run.path)}
+
+
+def _find_submitted(path: Path) -> dict[str, str] | None:
+    """Return a run that an earlier call has submitted; remove one that it could not."""
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+    from echelon.core.slurm import Slurm  # noqa: PLC0415
+
+    if not path.exists():
+        return None
+    run = RunDir.open(path)
+    if known := attempts(run):
+        job_id = known[0].job_id
+    else:
+        # Its answer may have been lost between sbatch and us; its job records itself later.
+        job_id = Slurm(LocalShell(), os.environ).find_submitted(run.run_id, 1)
+    if job_id:
+        return {"run": run.run_id, "job_id": job_id, "directory": str(path)}
+    if run.attempt_numbers():
+        raise ConflictError(
+            f"it is not known whether {run.run_id} was queued: its job is not in the queue",
+            hint="look for it (sacct --name), then submit again",
+        )
+    remove_tree(path)
+    return None
+
+
+def read_sent(text: str) -> Merged:
+    """Parse a request that was merged on the other machine. Pure."""
+    import tomllib  # noqa: PLC0415
+
+    return merge([Layer(source="the request", values=flatten(tomllib.loads(text)))])

@@ -1,0 +1,101 @@
+"""Files of runs on other hosts: brought here, for the user or for a command that reads them."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.cli.remote import There, keep_trying, open_host, talking
+from echelon.core.atomic_file import make_private, write_atomic
+from echelon.errors import ConflictError, NotPermittedError
+
+if TYPE_CHECKING:
+    from echelon.api.fetching import Fetched
+    from echelon.clusters.ssh.site import Site
+
+_MARK = ".echelon-run"
+"""File with the run's id, in a folder of fetched files."""
+
+
+def bring_files(
+    site: "Site",
+    name: str,
+    patterns: Sequence[str],
+    place: Callable[[str], Path],
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> tuple[Path, "Fetched"]:
+    """Bring files of a run here, however often the connection breaks.
+
+    Args:
+        site: where the run is.
+        name: the run.
+        patterns: its files; see `send_files`.
+        place: returns the folder for a run's id.
+        progress: is told the bytes that arrived, and all of them.
+
+    Returns:
+        the folder, and what was brought.
+    """
+    from echelon.api.fetching import receive_files  # noqa: PLC0415
+    from echelon.clusters.ssh.call import SEND, Call  # noqa: PLC0415
+
+    found: list[tuple[Path, Fetched]] = []
+
+    def step() -> int:
+        call = Call(argv=(SEND,), folder=site.workdir, framed=False)
+        with talking(open_host(site).start(call)) as talk, talk.stream() as stream:
+            stream.send({"run": name, "patterns": list(patterns)})
+            folder = claim_folder(place, name, str(stream.receive().get("run", "")))
+            found.append((folder, receive_files(folder, patterns, stream, progress)))
+        return 0
+
+    keep_trying(step)
+    return found[-1]
+
+
+def claim_folder(place: Callable[[str], Path], name: str, run_id: str) -> Path:
+    """Return the folder for a run, which holds nothing else.
+
+    Raises:
+        NotPermittedError: the host names another run, or something that is none.
+        ConflictError: there are other files in the folder.
+    """
+    asked = name == "last" or name.isdecimal() or run_id.startswith(name)
+    if not asked or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run_id):
+        raise NotPermittedError(
+            f"the host answered with the run '{run_id[:80]}' instead of '{name}'",
+            hint="use the same version of Echelon on both ends",
+        )
+    folder = place(run_id)
+    mark = folder / _MARK
+    known = mark.read_text().strip() if mark.is_file() else ""
+    if known != run_id and folder.exists() and any(folder.iterdir()):
+        raise ConflictError(
+            f"{folder} is not empty, and does not hold {run_id}",
+            hint="name another directory: --to DIR",
+        )
+    make_private(folder)
+    write_atomic(mark, f"{run_id}\n")
+    return folder
+
+
+@contextlib.contextmanager
+def fetched(site: "Site", name: str, patterns: Sequence[str]) -> Iterator[Path]:
+    """Bring files of a run into a temporary directory of runs; yield that one."""
+    import tempfile  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="echelon-") as folder:
+        bring_files(site, name, patterns, lambda run_id: Path(folder, run_id))
+        yield Path(folder)
+
+
+def with_files(*patterns: str) -> Callable[[There], int]:
+    """Return how to execute a command here, on files of the run: it writes to this machine."""
+
+    def run(there: There) -> int:
+        with fetched(there.site, there.run, patterns) as runs:
+            there.command(**{**there.values, "run": "last", "runs_dir": runs})
+        return 0
+
+    return run

@@ -1,0 +1,1 @@
+"""A cluster's login host, reached with the user's own OpenSSH."""

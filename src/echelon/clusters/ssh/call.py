@@ -1,0 +1,44 @@
+"""A command for a login host, as one word: no login shell has to parse it.
+
+It travels on standard input, where no other user of the host can read it.
+"""
+
+import base64
+import json
+from dataclasses import asdict, dataclass
+
+MARK = b"\x1eechelon\n"
+"""First line of a command's answer."""
+LOST = 255
+"""Exit code of ssh if there was no connection, or it broke."""
+FOLLOW, SUBMIT, SEND = "@follow", "@submit", "@send"
+"""Commands that only another machine gives: `cli/hosted.py` executes them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A command to run on the host."""
+
+    argv: tuple[str, ...]
+    """As after `echelon`."""
+    folder: str
+    """Its working directory; `~` is the home directory there."""
+    framed: bool = True
+    """It answers with frames: lines of JSON that say what it prints. Otherwise its input and output
+    are a stream of its own."""
+    terminal: bool = False
+    """Its output is shown in a terminal."""
+    columns: int = 0
+    lines: int = 0
+    attached: bool = False
+    """It ends when we do."""
+
+    def encode(self) -> str:
+        """Return it as one word. Pure."""
+        return base64.urlsafe_b64encode(json.dumps(asdict(self)).encode()).decode()
+
+    @classmethod
+    def decode(cls, word: str) -> "Call":
+        """Return the call of a word. Pure."""
+        values = json.loads(base64.urlsafe_b64decode(word))
+        return cls(**{**values, "argv": tuple(values["argv"])})

@@ -1,0 +1,187 @@
+"""One connection to a login host, which all commands share: OpenSSH's ControlMaster.
+
+The user's own ssh, with its configuration, keys, agent and prompts, does everything. A connection
+stays for ten minutes after its last use, so a second factor is asked for once.
+"""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.clusters.ssh.call import LOST
+from echelon.clusters.ssh.failures import explain_ssh
+from echelon.clusters.ssh.site import check_host
+from echelon.core.atomic_file import make_private
+from echelon.core.shell import Result, Shell
+from echelon.core.userstate import state_folder
+from echelon.errors import MissingProgramError, NotPermittedError
+
+if TYPE_CHECKING:
+    import subprocess
+
+COMMAND = "ECHELON_SSH"
+"""Variable with the ssh command, such as `ssh -F FILE`."""
+_PERSIST_S = 600
+_ALIVE_S = 5
+"""Seconds between two signs of life; after three without an answer, the connection is lost."""
+_CONNECT_S = 20
+_LONGEST = 45
+"""Letters of the folder with the sockets. A socket's path has at most 103 on macOS; ssh adds a hash
+of 40 to the folder, and 17 more while it creates the socket."""
+_LOOK_S = 0.02
+_MOST_SAID = 1 << 16
+"""Bytes of ssh's messages that are looked at."""
+
+
+class Connection:
+    """A login host."""
+
+    def __init__(self, host: str, shell: Shell, environ: Mapping[str, str]) -> None:
+        self.host = check_host(host)
+        self._shell = shell
+        self._ssh = shlex.split(environ.get(COMMAND, "")) or ["ssh"]
+        self._folder = find_sockets(environ)
+        self._options: list[str] | None = None
+
+    def run(self, command: str, *, stdin: str = "", timeout_s: float | None = None) -> Result:
+        """Run a command line in the login shell there, and return its output.
+
+        Raises:
+            EchelonError: there is no connection.
+        """
+        self.connect()
+        done = self._shell.run([*self._argv(), command], stdin=stdin, timeout_s=timeout_s)
+        if done.code == LOST:
+            raise explain_ssh(self.host, done.stderr)
+        return done
+
+    def open(self, command: str, *, terminal: bool = False) -> "subprocess.Popen[bytes]":
+        """Start a command line in the login shell there, with pipes or in our terminal."""
+        self.connect()
+        kind = ["-t", "-e", "none"] if terminal else ["-T"]
+        return self._shell.open([*self._argv(*kind), command], terminal=terminal)
+
+    def forward(self, port: int, there: int) -> None:
+        """Let connections to a port of this machine go to a port there.
+
+        Raises:
+            EchelonError: the port is in use, or the host forbids it.
+        """
+        self._control("forward", "-L", f"127.0.0.1:{port}:127.0.0.1:{there}").check(
+            hint=f"{self.host} may not allow forwarding; use there: echelon dash"
+        )
+
+    def cancel_forward(self, port: int, there: int) -> None:
+        """End a forwarding."""
+        self._control("cancel", "-L", f"127.0.0.1:{port}:127.0.0.1:{there}")
+
+    def close(self) -> None:
+        """End the shared connection, and all commands that use it."""
+        self._control("exit")
+
+    def _control(self, request: str, *words: str) -> Result:
+        return self._shell.run([*self._ssh, *self._shared(), "-O", request, *words, self.host])
+
+    def _argv(self, *words: str) -> list[str]:
+        return [*self._ssh, *self._shared(), "-a", "-x", *words, "--", self.host]
+
+    # --- the shared connection ------------------------------------------------------------------
+
+    def _shared(self) -> list[str]:
+        """Return the options for the shared connection: the user's own if there is one."""
+        if self._options is None:
+            own = self._own_settings()
+            theirs = own.get("controlpath", "none") != "none"
+            path = f"{self._folder}/%C"
+            self._options = [] if theirs else ["-o", f"ControlPath={path}"]
+            if own.get("serveraliveinterval", "0") == "0":
+                self._options += ["-o", f"ServerAliveInterval={_ALIVE_S}"]
+            if own.get("connecttimeout", "none") == "none":
+                self._options += ["-o", f"ConnectTimeout={_CONNECT_S}"]
+        return self._options
+
+    def _own_settings(self) -> dict[str, str]:
+        """Return what the user's configuration says about the host."""
+        try:
+            done = self._shell.run([*self._ssh, "-G", "--", self.host])
+        except MissingProgramError as error:
+            raise MissingProgramError(error.program, hint="install OpenSSH's client") from error
+        if done.code:
+            raise explain_ssh(self.host, done.stderr)
+        pairs = (line.partition(" ") for line in done.stdout.splitlines())
+        return {name: value for name, _, value in pairs}
+
+    def connect(self) -> None:
+        """Make the shared connection, unless it is there.
+
+        Raises:
+            EchelonError: why it cannot be made.
+        """
+        if self._is_connected():
+            return
+        with _alone(self._folder):  # of two commands at once, one makes it
+            if not self._is_connected():
+                self._start_master()
+
+    def _is_connected(self) -> bool:
+        return self._control("check").code == 0
+
+    def _start_master(self) -> None:
+        words = ["-o", "ControlMaster=yes", "-o", f"ControlPersist={_PERSIST_S}", "-T"]
+        argv = [*self._ssh, *self._shared(), "-a", "-x", *words, "--", self.host, "true"]
+        with tempfile.TemporaryFile() as log:
+            # A file, because ssh goes on in the background and would hold a pipe. It asks on the
+            # terminal itself.
+            starting = self._shell.open(argv, log=log)
+            shown = 0
+            while True:
+                over = starting.poll() is not None
+                said = os.pread(log.fileno(), _MOST_SAID, shown)
+                if said and sys.stderr and sys.stderr.isatty() and not over:
+                    sys.stderr.write(said.decode(errors="replace"))  # such as a banner
+                    sys.stderr.flush()
+                    shown += len(said)
+                if over:
+                    break
+                time.sleep(_LOOK_S)
+            said = os.pread(log.fileno(), _MOST_SAID, 0)
+        if starting.returncode == LOST:
+            raise explain_ssh(self.host, said.decode(errors="replace"))
+
+
+def find_sockets(environ: Mapping[str, str]) -> Path:
+    """Return the folder for the sockets of shared connections, which only the user can enter.
+
+    Raises:
+        NotPermittedError: another user has created it.
+    """
+    state = state_folder(environ)
+    folder = state / "ssh" if state else Path("/")
+    if not state or len(str(folder)) > _LONGEST:
+        folder = Path("/tmp", f"echelon-ssh-{os.getuid()}")  # noqa: S108  checked below
+    make_private(folder)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise NotPermittedError(
+            f"{folder} belongs to another user, or other users can enter it",
+            hint=f"remove it: rm -r {folder}",
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,74 @@
+"""Explains why ssh failed, from what it printed. Pure."""
+
+import re
+from collections.abc import Callable
+
+from echelon.errors import EchelonError, NotPermittedError, UnavailableError
+
+
+class UnreachableError(UnavailableError):
+    """There is no connection to a host; there may be one later."""
+
+
+_AWAY = (
+    r"Connection refused|timed out|No route to host|Network is unreachable|Host is down|"
+    r"kex_exchange_identification|Connection closed|Connection reset|Connection to .* closed|"
+    r"not responding|banner exchange|Broken pipe"
+)
+_KNOWN: tuple[tuple[str, Callable[..., EchelonError], str, str], ...] = (
+    (
+        r"REMOTE HOST IDENTIFICATION HAS CHANGED",
+        NotPermittedError,
+        "the host key of {host} is not the one of the last connection",
+        "ask the cluster's staff; if it was changed, forget the old one: ssh-keygen -R HOSTNAME",
+    ),
+    (
+        r"Host key verification failed|No \S+ host key is known",
+        NotPermittedError,
+        "the host key of {host} is not known to this machine",
+        "connect once and compare the key with the cluster's documentation: ssh {host}",
+    ),
+    (
+        r"Permission denied|Too many authentication failures|No supported authentication",
+        NotPermittedError,
+        "{host} refused the login: {said}",
+        "this must work first: ssh {host} true; to install a key: ssh-copy-id {host}",
+    ),
+    (
+        r"Could not resolve hostname|Name or service not known|nodename nor servname",
+        UnreachableError,
+        "the host {host} is unknown: {said}",
+        "check the name, or add a Host block to ~/.ssh/config",
+    ),
+    (
+        r"UNKNOWN port 65535",
+        UnreachableError,
+        "the jump host or ProxyCommand of {host} ended the connection",
+        "this must work first: ssh {host} true",
+    ),
+    (
+        _AWAY,
+        UnreachableError,
+        "cannot connect to {host}: {said}",
+        "check the network or VPN, then: ssh {host} true",
+    ),
+    (
+        r"Bad configuration option|terminating, \d+ bad|Bad owner or permissions",
+        UnavailableError,
+        "ssh cannot use its configuration: {said}",
+        "correct the file that it names",
+    ),
+)
+
+
+def explain_ssh(host: str, stderr: str) -> EchelonError:
+    """Return the error for a connection that could not be made or was lost."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip(" \r\n@")]
+    for pattern, kind, message, hint in _KNOWN:
+        if found := [line for line in lines if re.search(pattern, line)]:
+            facts = {"host": host, "said": found[-1]}
+            return kind(message.format(**facts), hint=hint.format(**facts))
+    said = lines[-1] if lines else "ssh printed nothing"
+    return UnreachableError(
+        f"the connection to {host} failed: {said}", hint=f"this must work first: ssh {host} true"
+    )

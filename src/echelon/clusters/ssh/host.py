@@ -1,0 +1,167 @@
+"""Echelon on a login host: starts its commands there, and talks to them.
+
+A command gets what it needs as one word (`Call`), so that no login shell has to parse it. It
+answers with a line that marks its start, because profiles of shells may print anything before it.
+"""
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+from echelon.clusters.ssh.brought import FOLDER, find_id
+from echelon.clusters.ssh.call import LOST, MARK, Call
+from echelon.clusters.ssh.connection import Connection
+from echelon.clusters.ssh.failures import UnreachableError, explain_ssh
+from echelon.clusters.ssh.site import Site
+from echelon.core.shell import Shell
+from echelon.core.stream import Stream
+from echelon.core.userstate import state_folder
+from echelon.errors import EchelonError, UnavailableError
+
+if TYPE_CHECKING:
+    import subprocess
+
+_MOST_ERRORS = 1 << 16
+_LONGEST = 1 << 24
+"""Bytes of a frame, which holds what a command printed at once."""
+
+
+class LostConnectionError(UnreachableError):
+    """The connection broke after the command had started there."""
+
+
+class Host:
+    """The login host of a site."""
+
+    def __init__(self, site: Site, shell: Shell, environ: Mapping[str, str]) -> None:
+        self.site = site
+        self.connection = Connection(site.host, shell, environ)
+        state = state_folder(environ)
+        self._place = f"{FOLDER}/{find_id(site.python, state and state / 'brought.json')}"
+
+    def start(self, call: Call) -> "Talk":
+        """Start a command there; Echelon is brought there first, unless it is there.
+
+        Raises:
+            EchelonError: there is no connection, or Echelon cannot be brought.
+        """
+        talk = self._try(call)
+        if talk is None:
+            from echelon.clusters.ssh.bringing import bring  # noqa: PLC0415
+
+            bring(self.connection, self.site.python, self._place)
+            talk = self._try(call)
+        if talk is None:
+            raise UnavailableError(
+                f"Echelon does not start on {self.site.host}",
+                hint=f"remove its copy there, and try again: ssh {self.site.host} "
+                f"rm -r {self._place}",
+            )
+        return talk
+
+    def _try(self, call: Call) -> "Talk | None":
+        talk = Talk(self.site.host, self.connection.open(self._line()))
+        with contextlib.suppress(OSError):  # it has ended already
+            talk.input.write(f"{call.encode()}\n".encode())
+            talk.input.flush()
+        if talk.has_begun():
+            return talk
+        code, errors = talk.finish()
+        if code == LOST:
+            raise explain_ssh(self.site.host, errors)
+        return None
+
+    def _line(self, word: str = "") -> str:
+        return f'exec /bin/sh "$HOME/{self._place}/echelon" {word}'
+
+    def show(self, call: Call) -> int:
+        """Run a command there in our terminal, and return its exit code; LOST if that broke."""
+        self.start(Call(argv=(), folder="~")).finish()  # so that it is there
+        return self.connection.open(self._line(call.encode()), terminal=True).wait()
+
+
+class Talk:
+    """A command that runs on the host."""
+
+    def __init__(self, host: str, program: "subprocess.Popen[bytes]") -> None:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        self._host, self._program = host, program
+        self.input: IO[bytes] = program.stdin
+        self.output: IO[bytes] = program.stdout
+        self._errors = bytearray()
+        self._drain = threading.Thread(target=self._read_errors, daemon=True)
+        self._drain.start()
+
+    def _read_errors(self) -> None:
+        assert self._program.stderr is not None
+        with contextlib.suppress(OSError, ValueError):
+            while chunk := self._program.stderr.read1(1 << 14):  # type: ignore[attr-defined]
+                self._errors += chunk
+                del self._errors[:-_MOST_ERRORS]
+
+    def has_begun(self) -> bool:
+        """Wait for the command's first line; False if there was none."""
+        while line := self.output.readline(1 << 16):
+            if line.endswith(MARK):
+                return True
+        return False
+
+    def frames(self) -> Iterator[list[Any]]:
+        """Yield what the command says, until its end.
+
+        Raises:
+            LostConnectionError: before its end.
+        """
+        while (line := self.output.readline(_LONGEST)).endswith(b"\n"):
+            frame = json.loads(line)
+            yield frame
+            if frame[0] == "end":
+                return
+        raise self.explain()
+
+    @contextlib.contextmanager
+    def stream(self) -> Iterator[Stream]:
+        """Yield the stream of a command that answers with one.
+
+        Raises:
+            LostConnectionError: it ended too early.
+            EchelonError: what the other side reported.
+        """
+        stream = Stream(self.output, self.input, peer=self._host)  # type: ignore[arg-type]
+        try:
+            yield stream
+        except UnavailableError as error:
+            if stream.is_cut:
+                raise self.explain() from error
+            raise
+
+    def finish(self) -> tuple[int, str]:
+        """End the conversation; return ssh's exit code, and what was printed as errors."""
+        with contextlib.suppress(OSError):
+            self.input.close()
+        code = self._program.wait()
+        self._drain.join(timeout=1)
+        for pipe in (self.output, self._program.stderr):
+            if pipe is not None and not self._drain.is_alive():
+                pipe.close()
+        return code, self._errors.decode(errors="replace")
+
+    def close(self) -> None:
+        """End the conversation now, wherever it is."""
+        self._program.terminate()
+        self.finish()
+
+    def explain(self) -> EchelonError:
+        """Return why the conversation ended too early: ssh's reason, or the command's."""
+        code, errors = self.finish()
+        if code == LOST:
+            known = explain_ssh(self._host, errors)
+            return LostConnectionError(known.message, hint=known.hint)
+        said = (errors.strip().splitlines() or ["no message"])[-1]
+        return EchelonError(
+            f"the command on {self._host} ended with exit code {code}: {said}",
+            hint="this is a bug: please report it with the output of `echelon --debug …`",
+        )

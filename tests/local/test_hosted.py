@@ -1,0 +1,248 @@
+"""Talking to a command on a host, with a local shell in the place of ssh."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from echelon.cli import main
+from echelon.clusters.ssh.brought import FOLDER
+from echelon.clusters.ssh.call import Call
+from echelon.clusters.ssh.host import Host, LostConnectionError
+from echelon.clusters.ssh.site import Site, check_host, default_workdir
+from echelon.core.shell import LocalShell
+from echelon.errors import NotPermittedError, UnavailableError, UsageError
+from requirements import require_root
+
+SSH = """\
+#!/bin/sh
+# Plays ssh: executes the command line here. -G and -O answer as with a connection.
+for word; do
+    case $word in
+        -G) echo "controlpath none"; exit 0 ;;
+        -O) exit 0 ;;
+    esac
+    last=$word
+done
+if [ -e "$HOME/refuse" ]; then echo "me: Permission denied (publickey)." >&2; exit 255; fi
+exec /bin/sh -c "$last"
+"""
+
+
+@pytest.fixture
+def host(tmp_path, monkeypatch):
+    """A host whose home directory is here; nothing was brought there yet."""
+    ssh, home = tmp_path / "ssh", tmp_path / "home"
+    ssh.write_text(SSH)
+    ssh.chmod(stat.S_IRWXU)
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("ECHELON_SSH", str(ssh))
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    return Host(Site(host="h", workdir="~", python=sys.executable), LocalShell(), os.environ)
+
+
+def test_echelon_is_brought_once_and_runs_there(host, tmp_path):
+    for _ in range(2):
+        talk = host.start(Call(argv=("ps",), folder="~"))
+        frames = list(talk.frames())
+        assert talk.finish()[0] == 0
+        assert frames[-1] == ["end", 0]
+        assert frames[0][0] == "err"
+        assert "no runs in" in frames[0][1]
+    assert len(list((tmp_path / "home" / FOLDER).iterdir())) == 1
+
+
+def test_what_a_profile_prints_is_not_taken_for_the_answer(host, tmp_path):
+    (tmp_path / "home" / ".profile").write_text("echo Welcome; echo Error >&2; printf unfinished\n")
+    talk = host.start(Call(argv=("--version",), folder="~"))
+    said = "".join(text for kind, text in talk.frames() if kind == "out")
+    assert said.startswith("echelon ")
+    talk.finish()
+
+
+def test_the_environment_is_that_of_a_login(host, tmp_path):
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (tmp_path / "home" / ".profile").write_text(f"PATH={bin_}:$PATH; export PATH\n")
+    (bin_ / "sinfo").write_text("#!/bin/sh\necho 'no cluster here' >&2; exit 1\n")
+    (bin_ / "sinfo").chmod(0o755)
+    talk = host.start(Call(argv=("nodes",), folder="~"))
+    said = "".join(str(frame[1]) for frame in talk.frames())
+    talk.finish()
+    assert "the program 'sinfo' is not" not in said
+
+
+def test_a_login_that_is_refused_is_explained(host, tmp_path):
+    (tmp_path / "home" / "refuse").touch()
+    with pytest.raises(NotPermittedError, match="refused the login"):
+        host.start(Call(argv=("ps",), folder="~"))
+
+
+def test_an_answer_that_breaks_off_is_a_lost_connection(host, tmp_path):
+    talk = host.start(Call(argv=("ps",), folder="~"))
+    talk.finish()
+    folder = next((tmp_path / "home" / FOLDER).iterdir())
+    (folder / "echelon").write_text(
+        "printf '\\036echelon\\n[\"out\", \"half a li'; echo 'Connection closed' >&2; exit 255\n"
+    )
+    talk = host.start(Call(argv=("ps",), folder="~"))
+    with pytest.raises(LostConnectionError, match="Connection closed"):
+        list(talk.frames())
+
+
+def test_a_copy_that_does_not_start_is_named(host, tmp_path):
+    host.start(Call(argv=("--version",), folder="~")).finish()
+    folder = next((tmp_path / "home" / FOLDER).iterdir())
+    (folder / "start.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(UnavailableError, match="does not start on h") as caught:
+        host.start(Call(argv=("ps",), folder="~"))
+    assert str(folder.name) in caught.value.hint
+
+
+def test_a_missing_folder_is_an_error_of_its_own(host):
+    talk = host.start(Call(argv=("ps",), folder="~/nowhere"))
+    frames = list(talk.frames())
+    talk.finish()
+    assert frames[-1] == ["end", 66]
+    assert "does not exist" in frames[0][1]
+
+
+def test_a_call_survives_any_word():
+    call = Call(argv=("logs", "a b", "'\"$x`", "ü\n"), folder="~/x y", columns=80)
+    assert Call.decode(call.encode()) == call
+
+
+@pytest.mark.parametrize("host", ["login", "me@login.example.org", "me@[::1]", "a_b", "10.0.0.1"])
+def test_hosts_are_taken_as_ssh_takes_them(host):
+    assert check_host(host) == host
+
+
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=x", "a b", "me@-x", "a/b", "a;b", "$(x)"])
+def test_what_ssh_could_take_for_an_option_is_refused(host):
+    with pytest.raises(UsageError, match="is not a host"):
+        check_host(host)
+
+
+def test_the_default_folder_is_named_after_the_project():
+    assert default_workdir("my project") == "~/echelon/my-project"
+    assert default_workdir("…") == "~/echelon/project"
+
+
+def test_frames_are_lines_of_json(host):
+    talk = host.start(Call(argv=("config", "--json"), folder="~"))
+    out = "".join(text for kind, text in talk.frames() if kind == "out")
+    talk.finish()
+    assert json.loads(out)["world size"]
+
+
+# --- submissions and their mistakes -----------------------------------------------------------
+
+
+@pytest.fixture
+def project(host, tmp_path, monkeypatch):
+    """A project whose profile names the host."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hello')\n")
+    (folder / "echelon.toml").write_text(
+        f'cluster = "c"\n[clusters.c]\nhost = "h"\npython = "{sys.executable}"\n'
+    )
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    return folder
+
+
+def give_path(home, monkeypatch, **programs):
+    """Let a login there find only these programs, and a shell's own."""
+    folder = home / "programs"
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    (home / ".profile").write_text(f"PATH={folder}; export PATH\n")
+    monkeypatch.setenv("PATH", os.environ["PATH"])
+
+
+def submit(capsys):
+    code = main.run(["submit", "train.py"])
+    return code, capsys.readouterr().err
+
+
+def test_a_host_without_slurm_is_named(project, tmp_path, monkeypatch, capsys):
+    give_path(tmp_path / "home", monkeypatch)
+    code, said = submit(capsys)
+    assert code == 69
+    assert "error: h: the program 'scontrol' is not installed or not on PATH" in said
+    assert main.run(["ps"]) == 0
+    assert "no runs" in capsys.readouterr().err  # it is not remembered either
+
+
+def test_a_host_with_an_old_python_is_named(project, tmp_path, monkeypatch, capsys):
+    (project / "echelon.toml").write_text('cluster = "c"\n[clusters.c]\nhost = "h"\n')
+    give_path(tmp_path / "home", monkeypatch, python3="echo /usr/bin/python3 3 9 18")
+    code, said = submit(capsys)
+    assert code == 69
+    assert "no Python 3.11 or newer on h: /usr/bin/python3 is 3.9.18" in said
+    assert 'python = "/path/to/python3.11"' in said
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Mounts a file system of a few KiB on a folder."""
+    require_root("it mounts a file system")
+    mounted = []
+
+    def mount(folder, size):
+        folder.mkdir(exist_ok=True)
+        options = f"size={size},mode=700"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True)
+        mounted.append(folder)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_home_that_is_full_is_named(project, small, tmp_path, capsys):
+    small(tmp_path / "home" / ".local", "200k")
+    code, said = submit(capsys)
+    assert code == 69
+    assert "Echelon cannot be copied to h" in said
+    assert "No space left on device" in said
+    assert "make room" in said
+
+
+def test_a_workdir_that_is_full_is_named_and_continued_later(project, small, tmp_path, capsys):
+    (tmp_path / "home" / "echelon").mkdir()
+    workdir = tmp_path / "home" / "echelon" / "project"
+    small(workdir, "64k")
+    (project / "large.py").write_bytes(os.urandom(200_000))
+    code, said = submit(capsys)
+    assert code == 69
+    assert "No space left on device" in said
+    assert str(workdir) in said
+    assert not (workdir / "runs").exists()
+
+
+def test_a_folder_of_another_user_is_refused(project, tmp_path, capsys):
+    require_root("it needs another user")
+    workdir = tmp_path / "home" / "echelon" / "project"
+    (workdir / ".echelon").mkdir(parents=True)
+    os.chown(workdir / ".echelon", 12345, 12345)
+    code, said = submit(capsys)
+    assert code == 77
+    assert "belongs to another user" in said
+
+
+def test_a_damaged_record_of_the_mirror_is_named(project, tmp_path, capsys):
+    record = tmp_path / "home" / "echelon" / "project" / ".echelon" / "mirror.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"files": 3')
+    code, said = submit(capsys)
+    assert code == 69
+    assert f"rm '{record}'" in said

@@ -1,0 +1,336 @@
+"""Runs on a cluster, from a laptop: real ssh to the sandbox's login host."""
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from echelon.core.waiting import wait_until
+from requirements import require, require_root
+from slurm.cluster import Cluster
+from slurm.laptop import Laptop, remove_brought
+
+SCRIPT = """\
+import os, sys, time
+import helper
+rank = os.environ["RANK"]
+print("says", helper.WORD, "in", os.getcwd(), flush=True)
+for number in range(int(sys.argv[1])):
+    print("number", number, flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def remote(home):
+    """A cluster whose login host has sshd."""
+    require_root("a login host with its own address")
+    require("ssh", "sshd", "ssh-keygen", "git")
+    cluster = Cluster(home, "far")
+    cluster("up", "--ssh", "--nodes=2")
+    yield cluster
+    cluster("down", check=False)
+    remove_brought()
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """The project's folder on the cluster."""
+    return tmp_path / "cluster" / "project"
+
+
+@pytest.fixture
+def laptop(remote, tmp_path, workdir):
+    laptop = Laptop(tmp_path / "laptop", remote.root / "ssh_config", "sandbox-far")
+    laptop.write("train.py", SCRIPT)
+    laptop.write("helper.py", "WORD = 'hello'\n")
+    laptop.write(
+        "echelon.toml",
+        f'cluster = "far"\n[clusters.far]\nhost = "sandbox-far"\nworkdir = "{workdir}"\n'
+        f'python = "{sys.executable}"\npartition = "low"\n',
+    )
+    yield laptop
+    laptop.close()
+    remote.box.run(["scancel", "--user=root"])
+
+
+def submit(laptop, *words, numbers=3, pause_s=0.05):
+    done = laptop("submit", "--json", *words, "train.py", str(numbers), str(pause_s))
+    return json.loads(done.stdout)["run"]
+
+
+def jobs_of(remote, run):
+    """The jobs that Slurm has or had for a run, without waiting standbys."""
+    shown = remote.exec("scontrol", "--oneliner", "show", "job")
+    return [line for line in shown.splitlines() if f"/{run}/1 " in line or f":{run}/1 " in line]
+
+
+@pytest.mark.quick
+def test_from_a_project_to_its_metrics(laptop, workdir):
+    """Submitted, followed, asked about, changed and fetched, without leaving the laptop."""
+    commit = laptop.commit()
+    laptop.write("helper.py", "WORD = 'changed'\n")
+    run = submit(laptop, "--nodes=2", "--procs=1")
+    followed = laptop("logs", "-f")
+    assert f"0: says changed in {workdir}" in followed.stdout
+    assert sorted(re.findall(r"^(\d): number (\d)", followed.stdout, re.MULTILINE)) == [
+        (rank, number) for rank in "01" for number in "012"
+    ]
+    assert f"{run}: COMPLETED" in followed.stderr
+    status = json.loads(laptop("status", "--json").stdout)
+    assert status["state"] == "COMPLETED"
+    assert status["code"]["commit"] == commit
+    assert status["code"]["dirty"]
+    assert json.loads(laptop("ps", "--json").stdout)[0]["host"] == "sandbox-far"
+    assert laptop("why", run[:8]).stderr == f"{run} has not failed\n"
+    assert "COMPLETED" in laptop("report").stdout
+    laptop.write("helper.py", "WORD = 'again'\n")
+    changed = laptop("diff")
+    assert "-WORD = 'changed'" in changed.stdout
+    assert "+WORD = 'again'" in changed.stdout
+    again = json.loads(laptop("rerun", "--json", "last", "--nodes=1", "--", "1", "0").stdout)["run"]
+    assert "0: says changed" in laptop("logs", "-f", again).stdout
+    laptop("fetch", run)
+    brought = laptop.project / run
+    assert (brought / "logs/1.0/rank-00000.log").read_text().startswith("says changed")
+    assert not (brought / "code").exists()
+    laptop("submit", "--json", "train.py", "1", "0")  # what was fetched is not sent back as code
+    assert not (workdir / run).exists()
+    laptop("export", "--csv", run, "figures")
+    assert (laptop.project / "figures" / "time.csv").exists()
+
+
+def test_a_run_is_stopped_resumed_and_cancelled(laptop, remote):
+    run = submit(laptop, numbers=1000)
+    assert wait_until(lambda: "number 3" in laptop("logs", check=False).stdout, timeout_s=60)
+    laptop("stop", run)
+    state = lambda: json.loads(laptop("status", "--json").stdout)["state"]  # noqa: E731
+    assert wait_until(lambda: state() not in ("RUNNING", "COMPLETING"), timeout_s=60)
+    laptop("resume", run)
+    assert wait_until(lambda: state() in ("PENDING", "RUNNING"), timeout_s=60)
+    laptop("cancel", run)
+    assert wait_until(lambda: state() == "CANCELLED", timeout_s=60)
+    # A command that waits for nothing there leaves nothing there.
+    assert wait_until(lambda: not find_hosted(remote), timeout_s=30)
+
+
+def find_hosted(remote):
+    """Processes on this login host of commands that were given on a laptop."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdecimal() and b"start.py" in (entry / "cmdline").read_bytes():
+                found += [entry.name] * (
+                    os.fsencode(remote.root) in (entry / "environ").read_bytes()
+                )
+    return found
+
+
+def test_who_leaves_does_not_end_the_run(laptop, remote):
+    run = submit(laptop, numbers=1000)
+    following = laptop.start("logs", "-f", run)
+    assert following.stdout.readline()
+    following.send_signal(signal.SIGINT)
+    _, notes = following.communicate(timeout=30)
+    assert following.returncode == 130
+    assert f"{run} keeps running" in notes
+    assert json.loads(laptop("status", "--json").stdout)["state"] == "RUNNING"
+    assert wait_until(lambda: not find_hosted(remote), timeout_s=30)
+
+
+# --- a connection that is cut -------------------------------------------------------------------
+
+MANY = range(400, 4_200, 190)
+"""Bytes that arrive before the cut: 20 places from the first to the last byte of a submission."""
+SOME = (MANY[10], MANY[-1])
+"""When there is a connection, and when the answer may be lost."""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [*SOME, *(pytest.param(count, marks=pytest.mark.full) for count in MANY if count not in SOME)],
+)
+def test_a_submission_whose_connection_is_cut_is_made_once(laptop, remote, count):
+    laptop("ps", "--host=sandbox-far", check=False)  # brings Echelon there
+    laptop.hang_up()
+    laptop.cut_after(count)
+    done = laptop("submit", "--json", "train.py", "1", "0", check=False)
+    assert not laptop.will_be_cut
+    if done.returncode:  # cut before there was a connection at all
+        assert done.returncode == 69, done.stderr
+        assert "not known whether" not in done.stderr
+        assert "no runs" in laptop("ps").stderr
+        done = laptop("submit", "--json", "train.py", "1", "0")
+    run = json.loads(done.stdout)["run"]
+    assert laptop("logs", "-f", run).stdout.count("number 0") == 1
+    assert len(jobs_of(remote, run)) == 1
+    assert [one["run"] for one in json.loads(laptop("ps", "--json").stdout)] == [run]
+
+
+@pytest.mark.parametrize(
+    "first", [4_000, *(pytest.param(n, marks=pytest.mark.full) for n in range(4_100, 9_800, 300))]
+)
+def test_no_line_is_lost_or_doubled_when_the_connection_is_cut(laptop, first):
+    run = submit(laptop, "--procs=2", numbers=150, pause_s=0.03)
+    following = laptop.start("logs", "-f", run)
+    for number in range(3):
+        laptop.cut_after(first + 700 * number)
+        wait_until(lambda: not laptop.will_be_cut or following.poll() is not None, timeout_s=60)
+    output, notes = following.communicate(timeout=120)
+    assert following.returncode == 0, notes
+    assert "connecting again" in notes
+    for rank in "01":
+        found = re.findall(rf"^{rank}: number (\d+)$", output, re.MULTILINE)
+        assert [int(one) for one in found] == list(range(150)), notes
+
+
+@pytest.mark.parametrize(
+    "count", [200_000, *(pytest.param(n * 150_000, marks=pytest.mark.full) for n in range(2, 20))]
+)
+def test_fetching_goes_on_after_a_cut(laptop, workdir, count):
+    run = submit(laptop, numbers=1)
+    laptop("logs", "-f", run)
+    content = os.urandom(3_000_000)
+    (workdir / "runs" / run / "checkpoints" / "big.bin").write_bytes(content)
+    laptop.hang_up()
+    laptop.cut_after(count)
+    done = laptop("fetch", run, "checkpoints")
+    assert not laptop.will_be_cut
+    assert "connecting again" in done.stderr
+    assert (laptop.project / run / "checkpoints" / "big.bin").read_bytes() == content
+    assert not list(laptop.project.rglob("*.part"))
+
+
+def test_the_page_comes_back_after_a_cut(laptop):
+    run = submit(laptop, numbers=1)
+    laptop("logs", "-f", run)
+    serving = laptop.start("dash", run)
+    try:
+        address = serving.stdout.readline().strip().partition("#")[0]
+        assert urllib.request.urlopen(address, timeout=30).status == 200  # noqa: S310
+        laptop.hang_up()
+        assert serving.stdout.readline().startswith(address)
+        assert urllib.request.urlopen(address, timeout=30).status == 200  # noqa: S310
+    finally:
+        serving.send_signal(signal.SIGINT)
+        serving.communicate(timeout=30)
+
+
+@pytest.mark.full
+def test_a_connection_that_stalls_is_given_up_and_made_again(laptop):
+    """As when the laptop sleeps: nothing comes, and nobody says why."""
+    run = submit(laptop, numbers=400, pause_s=0.1)
+    following = laptop.start("logs", "-f", run)
+    assert following.stdout.readline()
+    stall = laptop.control / "stall"
+    stall.touch()
+    assert "connecting again" in following.stderr.readline()
+    stall.unlink()
+    output = following.stdout.read()  # not communicate(): it loses what readline() has read ahead
+    _, notes = following.communicate(timeout=100)
+    assert following.returncode == 0, notes
+    found = [int(one) for one in re.findall(r"^0: number (\d+)$", output, re.MULTILINE)]
+    assert found == list(range(400))
+
+
+def test_a_view_in_the_terminal_comes_back_after_a_cut(laptop):
+    run = submit(laptop, numbers=200, pause_s=0.1)
+    ours, theirs = os.openpty()
+    environ = {**laptop.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    watching = subprocess.Popen(
+        laptop.argv("watch", run),
+        cwd=laptop.project,
+        env=environ,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = bytearray()
+
+    def shows(text):
+        def is_there():
+            while select.select([ours], [], [], 0)[0]:
+                seen.extend(os.read(ours, 1 << 16))
+            return text in seen
+
+        return wait_until(is_there, timeout_s=60)
+
+    try:
+        assert shows(b"number"), seen
+        laptop.hang_up()
+        assert shows(b"connecting again"), seen
+        seen.clear()
+        assert shows(b"number"), seen
+        laptop("cancel", run)
+        with suppress(OSError):  # it has closed the terminal
+            shows(b"never")
+        assert watching.wait(60) == 0
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+
+
+# --- what can be wrong --------------------------------------------------------------------------
+
+
+def test_each_mistake_has_one_clear_error(laptop, remote, tmp_path, workdir):
+    config = remote.root / "ssh_config"
+
+    def fails(*words, ssh=laptop.ssh, code):
+        done = laptop(*words, check=False, ECHELON_SSH=ssh)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.count("error: ") == 1
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    unknown = fails("ps", "--host=nowhere.invalid", ssh="ssh", code=69)
+    assert "the host nowhere.invalid is unknown" in unknown
+    key = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    own = tmp_path / "refused_config"
+    own.write_text(re.sub(r"IdentityFile .*", f"IdentityFile {key}", config.read_text()))
+    assert "refused the login" in fails("ps", "--cluster=far", ssh=f"ssh -F {own}", code=77)
+    known = tmp_path / "known"
+    words = key.with_suffix(".pub").read_text().split()
+    address = re.search(r"HostName (\S+)", config.read_text())[1]
+    known.write_text(f"{address} {words[0]} {words[1]}\n")
+    changed = f"ssh -F {config} -o UserKnownHostsFile={known}"
+    assert "host key of sandbox-far is not" in fails("ps", "--cluster=far", ssh=changed, code=77)
+    assert "no Python 3.11 or newer" not in laptop("ps", "--cluster=far", check=False).stderr
+    toml = (laptop.project / "echelon.toml").read_text()
+    laptop.write("echelon.toml", toml.replace(sys.executable, "/nowhere/python"))
+    workdir.mkdir(parents=True)
+    laptop("ps", "--cluster=far")  # another Python on the PATH is good enough for Echelon itself
+    missing = fails("submit", "train.py", "1", "0", code=2)
+    assert "Python not found: '/nowhere/python'" in missing
+    assert laptop("ps").stderr.startswith("no runs")
+    laptop.write("echelon.toml", toml.replace('"low"', '"lwo"'))
+    assert "unknown partition 'lwo'" in fails("submit", "train.py", "1", "0", code=2)
+    laptop.write("echelon.toml", toml)
+    assert "does not exist" in fails("submit", "trian.py", code=2)
+    laptop.write("train.py", "import (\n")
+    assert "does not compile" in fails("submit", "train.py", code=2)
+
+
+def test_files_that_somebody_changed_there_are_not_lost(laptop, workdir):
+    submit(laptop, numbers=1)
+    (workdir / "helper.py").write_text("WORD = 'edited there'\n")
+    laptop.write("helper.py", "WORD = 'edited here'\n")
+    done = laptop("submit", "train.py", "1", "0", check=False)
+    assert done.returncode == 73, done.stderr
+    assert "helper.py" in done.stderr
+    assert (workdir / "helper.py").read_text() == "WORD = 'edited there'\n"
