@@ -1,6 +1,7 @@
 """The commands of one page, in one bash, in a folder that goes with all that was started there."""
 
 import os
+import pwd
 import secrets
 import select
 import shutil
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from docs.page import Page
+from echelon.clusters.ssh.brought import FOLDER
 from requirements import SBIN, do_without, require, require_root
 from slurm.cluster import Cluster
 
@@ -118,6 +120,8 @@ def start_session(page: Page) -> Iterator[Session]:
     require("bash")
     if page.needs & {"sandbox", "slurm"}:
         require("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
+    if "ssh" in page.needs:
+        require("ssh", "sshd", "ssh-keygen")
     if "root" in page.needs:
         require_root("nodes with networks of their own")
     if "peers" in page.needs and not PEERS.is_dir():
@@ -199,8 +203,21 @@ def _clear(home: Path, environ: dict[str, str]) -> None:
         if down.returncode and folder.exists():
             said.append(down.stderr)
     _kill_all(f"HOME={home}")
+    _remove_hosted(home)
     shutil.rmtree(home, ignore_errors=True)
     assert not said, f"a sandbox of the page could not be ended: {''.join(said)}"
+
+
+def _remove_hosted(home: Path) -> None:
+    """Remove copies of Echelon that commands of the page brought to a sandbox's login host.
+
+    They are in the real home directory, because sshd does not know the page's.
+    """
+    account = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    for program in account.glob(f"{FOLDER}/*/echelon"):
+        with suppress(OSError):  # other tests have copies there, too
+            if str(home) in program.read_text():
+                shutil.rmtree(program.parent)
 
 
 def _kill_all(variable: str) -> None:

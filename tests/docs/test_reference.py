@@ -49,7 +49,10 @@ def test_a_page_that_is_not_is_found(reference, tmp_path):
 def test_every_command_has_an_example(reference):
     text = reference["pages"]()["cli.md"]
     sections = text.split("\n## ")[1:-1]
-    assert [part.splitlines()[0] for part in sections if "$ " not in part] == ["echelon sandbox"]
+    assert [part.splitlines()[0] for part in sections if "$ " not in part] == [
+        "echelon checkpoint",
+        "echelon sandbox",
+    ]
 
 
 def names_in_source():

@@ -77,7 +77,18 @@ class Disk:
             filler.unlink()
 
     def clear(self):
-        system("umount", str(self.place))
+        """Unmount it: a process that is ending has no command line any more, but open files."""
+
+        def is_free():
+            try:
+                system("umount", str(self.place))
+            except subprocess.CalledProcessError as error:
+                if b"busy" not in error.stderr:
+                    raise
+                return False
+            return True
+
+        assert wait_until(is_free, timeout_s=30)
 
 
 @pytest.fixture

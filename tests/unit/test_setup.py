@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 SETUP = Path(__file__).parents[2] / "tools" / "setup.sh"
-PROGRAMS = "slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb ip nsenter chromium"
+PROGRAMS = "slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb ip nsenter sshd ssh chromium"
 
 # --- .venv and its layers -------------------------------------------------------------------
 
@@ -162,7 +162,8 @@ def run(path, **variables):
     # /usr/sbin, where the script also looks, is hidden by looking from a copy.
     script = path / "tools" / "setup.sh"
     script.parent.mkdir(exist_ok=True)
-    script.write_text(SETUP.read_text().replace("/usr/sbin:/sbin", str(path)))
+    text = SETUP.read_text().replace("/usr/sbin:/sbin", str(path))
+    script.write_text(text.replace("/usr/sbin/policy-rc.d", str(path / "policy-rc.d")))
     return subprocess.run(
         ["bash", str(script), "system"],
         env={"PATH": str(path), **variables},
@@ -222,6 +223,26 @@ def test_a_package_that_does_not_exist_does_not_keep_the_others_from_being_insta
     assert (bare / "slurmctld").exists()
     assert "chromium" in done.stderr.splitlines()[-1]
     assert "slurmctld" not in done.stderr.splitlines()[-1]
+
+
+def test_the_service_of_openssh_server_is_not_started(bare, apt):
+    """While apt-get runs, Debian's policy denies it, and no other service."""
+    apt(
+        "for service in ssh ssh.socket munge; do",
+        "    $path/policy-rc.d $service start; echo $service $? >> $path/policy.log",
+        "done",
+        f"for p in {PROGRAMS}; do touch $path/$p; chmod +x $path/$p; done",
+    )
+    assert run(bare, CI="true").returncode == 0
+    assert (bare / "policy.log").read_text() == "ssh 101\nssh.socket 101\nmunge 0\n"
+    assert not (bare / "policy-rc.d").exists()
+
+
+def test_a_policy_of_the_machine_is_left_alone(bare, apt):
+    (bare / "policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
+    apt(f"for p in {PROGRAMS}; do touch $path/$p; chmod +x $path/$p; done")
+    assert run(bare, CI="true").returncode == 0
+    assert (bare / "policy-rc.d").read_text() == "#!/bin/sh\nexit 101\n"
 
 
 def test_missing_packages_are_installed_where_that_is_allowed(bare, apt):

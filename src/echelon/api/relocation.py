@@ -16,10 +16,14 @@ from echelon.api.trust import seal_script
 from echelon.core.atomic_file import encode, write_atomic
 from echelon.core.records import read_bytes
 from echelon.errors import ConflictError, UsageError
+from echelon.launch.protocol.program import find_program
+from echelon.run.code import find_copy
 from echelon.run.directory import RunDir
-from echelon.run.request import read_spec
+from echelon.run.request import read_code, read_spec
 
-_START = re.compile(r'^    controller (.+) "\$\{1:-\}" [0-9a-f]{64}$', re.MULTILINE)
+_START = re.compile(
+    r'^    (?:controller (.+) "\$\{1:-\}" [0-9a-f]{64}|code (.+) [0-9a-f]{64}\) .+)$', re.MULTILINE
+)
 _OUTPUT = "/logs/job-%j.out"
 _PLAIN = re.compile(r"[A-Za-z0-9._/+,@=-]+")
 """Characters without a special meaning in bash, Slurm and TOML."""
@@ -30,7 +34,7 @@ def find_home(run: RunDir) -> Path:
     try:
         found = _START.search(read_bytes(run.script).decode("utf-8", "surrogateescape"))
         if found:
-            return Path(shlex.split(found[1])[0])
+            return Path(shlex.split(found[1] or found[2])[0])
     except (OSError, ValueError):
         pass  # code that needs the script reports the problem
     output = read_spec(run).output  # a style without a controller has nothing else
@@ -39,6 +43,11 @@ def find_home(run: RunDir) -> Path:
     if output.endswith(_OUTPUT) and may_be_named(home.name, read_spec(run)):
         return home
     return run.path.absolute()
+
+
+def own_output(run: RunDir) -> str:
+    """Return the output file that a run chose for its jobs, as its request names it."""
+    return f"{str(find_home(run)).replace('%', '%%')}{_OUTPUT}"
 
 
 def check_original(run: RunDir) -> None:
@@ -91,7 +100,8 @@ def settle_run(run: RunDir, script: bytes) -> tuple[bytes, Path | None]:
     old = re.compile(rf"(?<![\w./-]){re.escape(str(home))}(?![\w.-])")
     spec = read_spec(run)
     spec = replace(spec, output=old.sub(str(here), spec.output))
-    if problems := check_files(spec, Path(spec.chdir)):
+    program = find_program(spec, find_copy(run, read_code(run), spec.chdir))
+    if problems := check_files(replace(spec, script=program.argv[0]), Path(spec.chdir)):
         raise UsageError(
             f"the run was moved from {home}: {'; '.join(problems)}",
             hint="restore the missing files, or start a new run: echelon submit",

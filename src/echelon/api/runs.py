@@ -10,20 +10,21 @@ import secrets
 import shutil
 import sys
 import zipfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import echelon
 from echelon.clusters.base import Cluster, Jobs
 from echelon.clusters.slurm.styles import Shipped, render_script
-from echelon.core.atomic_file import encode, write_atomic
+from echelon.core.atomic_file import encode, remove_tree, write_atomic
 from echelon.core.codec import decode
 from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
 from echelon.core.records import read_record
 from echelon.core.shell import Shell
 from echelon.errors import MissingProgramError, NotFoundError
+from echelon.launch.protocol.program import find_program
 from echelon.run.attempts import (
     Attempt,
     attempts,
@@ -32,6 +33,7 @@ from echelon.run.attempts import (
     outcome,
     submit_attempt,
 )
+from echelon.run.code import Code, find_copy
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec
 from echelon.run.verdict import Failure, Verdict, judge
@@ -150,37 +152,48 @@ def choose_python(spec: JobSpec, environ: Mapping[str, str], *, inherits: bool) 
     return replace(spec, python=sys.executable)
 
 
+TakeCode = Callable[[RunDir], Code | None]
+"""Puts the code into a run directory; returns None if the run executes the project itself."""
+
+
 def prepare_run(
-    spec: JobSpec, runs: Path, folder: Path, *, conda_exe: str = ""
+    spec: JobSpec,
+    runs: Path,
+    folder: Path,
+    *,
+    conda_exe: str = "",
+    take_code: TakeCode = lambda _run: None,
+    run_id: str = "",
 ) -> tuple[RunDir, JobSpec]:
-    """Create a run directory with its request and script; submit nothing yet."""
-    run = RunDir.create(runs, new_run_id(spec))
+    """Create a run directory with its code, request and script; submit nothing yet."""
+    run = RunDir.create(runs, run_id or new_run_id(spec))
     try:
-        return run, _fill(run, spec, folder, conda_exe)
+        return run, _fill(run, spec, folder, conda_exe, take_code(run))
     except BaseException:
-        shutil.rmtree(run.path, ignore_errors=True)  # leave no incomplete run
+        remove_tree(run.path)  # leave no incomplete run
         raise
 
 
-def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str) -> JobSpec:
+def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str, code: Code | None) -> JobSpec:
     """Write a run's request and script; return the request as written."""
     frozen = replace(
         spec,
-        chdir=spec.chdir or str(folder),
+        chdir=str(Path(spec.chdir or folder).absolute()),
         # Slurm also expands % in the directory's name.
         output=spec.output or f"{str(run.logs).replace('%', '%%')}/job-%j.out",
     )
-    launcher = ""
-    if spec.style == "echelon":
-        launcher = ship_launcher(run.launcher)
-    else:  # srun labels each line with its task
+    if spec.style != "echelon":  # srun labels each line with its task
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
-    request = encode(render_spec(frozen))
+    frozen = replace(frozen, snapshot=code is not None)
+    starts = spec.style == "echelon" or code is not None
+    request = encode(render_spec(frozen, code))
     write_atomic(run.spec, request)
+    copy = find_copy(run, code, frozen.chdir)
     shipped = Shipped(
         run=str(run.path.absolute()),
-        launcher=launcher,
+        launcher=ship_launcher(run.launcher) if starts else "",
         request=hashlib.sha256(request).hexdigest(),
+        program=find_program(frozen, copy).argv[0] if copy else "",
     )
     script = render_script(frozen, shipped=shipped, conda_exe=conda_exe)
     write_atomic(run.script, script, mode=0o700)
@@ -240,7 +253,7 @@ def _compile(path: Path) -> bytes:
     return head + marshal.dumps(code)
 
 
-def render_spec(spec: JobSpec) -> str:
+def render_spec(spec: JobSpec, code: Code | None = None) -> str:
     """Return the request as TOML, with values as a user would write them."""
     lines, tables = [], []
     for key in KEYS:
@@ -254,10 +267,13 @@ def render_spec(spec: JobSpec) -> str:
             lines.append(f"{key} = {_quote(list(value))}")
         else:
             lines.append(f"{key} = {_quote(show_value(key, spec))}")
+    if code is not None:
+        facts = {name: value for name, value in asdict(code).items() if value}
+        tables += ["", "[code]", *(f"{name} = {_quote(value)}" for name, value in facts.items())]
     return "\n".join([*lines, *tables]) + "\n"
 
 
-def _quote(value: str | list[str]) -> str:
+def _quote(value: str | bool | list[str]) -> str:
     # JSON would escape some characters as surrogates, which TOML does not allow.
     return json.dumps(value, ensure_ascii=False)
 

@@ -1,8 +1,8 @@
 """Records which scripts a user has submitted, so that foreign run directories are not executed.
 
-A script determines everything that it starts: the commands of its environment, and launcher and
-request by their digests. The digest of a submitted script, kept in the user's state directory,
-therefore covers all of it, wherever the run directory is moved.
+A script determines everything that it starts: the commands of its environment, and launcher,
+request and code by their digests. The digest of a submitted script, kept in the user's state
+directory, therefore covers all of it, wherever the run directory is moved.
 """
 
 import hashlib
@@ -14,14 +14,16 @@ from echelon.core.atomic_file import write_atomic
 from echelon.core.records import read_bytes
 from echelon.core.userstate import append_line, state_folder
 from echelon.errors import NotFoundError, NotPermittedError
+from echelon.run.code import verify_code
 from echelon.run.directory import RunDir
-from echelon.run.request import read_spec
+from echelon.run.request import read_code, read_spec
 
 _SEALED = re.compile(
-    rb'^(exec "\$python" -c "\$start" )([0-9a-f]{64})( .+ \\\n    controller .+ )([0-9a-f]{64})$',
+    rb'^((?:exec |PYTHONPATH=\$\()"\$python" -c "\$start" )([0-9a-f]{64})'
+    rb"( .+ \\\n    (?:controller|code) .+ )([0-9a-f]{64})(?=$|\) )",
     re.MULTILINE,
 )
-"""The end of a script of the style `echelon`."""
+"""Where a script starts the launcher."""
 
 
 def remember_script(script: bytes, environ: Mapping[str, str]) -> str:
@@ -47,7 +49,7 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
 
     Raises:
         NotPermittedError: the user has not submitted this script, or files that it starts were
-            changed since.
+            changed since. A changed copy of the code is never accepted.
         NotFoundError: the script is missing.
     """
     try:
@@ -59,6 +61,7 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
         ) from error
     sealed = seal_script(script, run)
     if trust:
+        _check_code(run, script)
         if sealed != script:
             write_atomic(run.script, sealed, mode=0o700)
         return sealed
@@ -74,7 +77,15 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
             f"{_describe(run)}",
             hint=f"if the change is yours: echelon resume {run.run_id} --trust",
         )
+    _check_code(run, script)
     return script
+
+
+def _check_code(run: RunDir, script: bytes) -> None:
+    """Check the code that a script starts, if it starts anything in the run directory."""
+    code = read_code(run) if _SEALED.search(script) else None
+    if code is not None:
+        verify_code(run, code)
 
 
 def seal_script(script: bytes, run: RunDir) -> bytes:

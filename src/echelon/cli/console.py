@@ -32,6 +32,12 @@ def print_file(text: str) -> None:
     (print_result if is_terminal() else print_raw)(text.rstrip("\n"))
 
 
+def flush() -> None:
+    """Let a program that reads our output see all of it now."""
+    if sys.stdout:  # None when it was closed (>&-)
+        sys.stdout.flush()
+
+
 def is_terminal() -> bool:
     """Tell whether stdout is a terminal."""
     return bool(sys.stdout) and sys.stdout.isatty()  # None when it was closed (>&-)

@@ -16,6 +16,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
+from echelon.cli.remote import There, keep_trying, on_host, open_host, start, talking
 from echelon.cli.runs import RUNS, RunsDir, complete_run
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError
@@ -24,10 +25,59 @@ from echelon.run.listing import find_run
 app = typer.Typer(rich_markup_mode=None)
 
 _HOST = "127.0.0.1"
+_KEPT = ".echelon/dash-token"
+"""File of the token on another host, in the project's folder there."""
+_TAKEN = -1
+"""The port is in use there."""
+_TRIES = 5
+"""How many ports are tried, which may be in use on the other host."""
 _LEAST_TOKEN, _MOST_TOKEN = 24, 200
 
 
+def dash_there(there: There) -> int:
+    """Serve the page on the run's host, and forward a port of this machine to it.
+
+    The page accepts only its own address, so the port is the same on both.
+    """
+    for left in reversed(range(_TRIES)):
+        listener = _listen(there.values["port"])
+        port = listener.getsockname()[1]
+        listener.close()
+        last = left == 0 or there.values["port"] != 0
+        code = keep_trying(partial(_show_there, there, port, last=last))
+        if code != _TAKEN:
+            break
+    return code
+
+
+def _show_there(there: There, port: int, *, last: bool) -> int:
+    # The token is kept there, so that the page goes on after a break.
+    words = [f"--port={port}", f"--token-file={_KEPT}", *there.words()[1:]]
+    words = [word for word in words if not word.startswith(("--port=0", "--token-file=/"))]
+    connection = open_host(there.site).connection
+    said: list[str] = []
+    try:
+        with talking(start(there.site, ["dash", *words], attached=True)) as talk:
+            for kind, value in talk.frames():
+                if kind == "end":
+                    if not last and f"cannot listen on port {port}" in "".join(said):
+                        return _TAKEN
+                    console.note("".join(said).rstrip())
+                    return int(value)
+                if kind == "out":
+                    connection.forward(port, port)
+                    console.print_result(value.rstrip())
+                    console.flush()
+                    console.note(f"the page of {there.site.host}; press Ctrl-C to quit")
+                else:
+                    said.append(value)
+    finally:
+        connection.cancel_forward(port, port)
+    return 0
+
+
 @app.command(rich_help_panel=LOOK)
+@on_host(dash_there)
 def dash(
     run: Annotated[
         str,
@@ -78,6 +128,7 @@ def dash(
     console.print_result(
         f"http://{_HOST}:{number}/#token={gate.token}{f'&run={begin}' if begin else ''}"
     )
+    console.flush()
     here = f"{getpass.getuser()}@{socket.getfqdn()}"
     console.note(f"from another machine, first run: ssh -L {number}:{_HOST}:{number} {here}")
     console.note("press Ctrl-C to quit")

@@ -20,7 +20,7 @@ from echelon.core.atomic_file import make_private
 from echelon.core.nodes import expand
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
-from echelon.spec.job_spec import JobSpec
+from echelon.spec.job_spec import JobSpec, show_value
 from echelon.spec.merging import Merged
 from echelon.spec.readers import NodeCount
 
@@ -57,6 +57,8 @@ def doctor(
     """
     from echelon.doctor import report as checks  # noqa: PLC0415
 
+    if request.host:
+        raise typer.Exit(_examine_there(request, short=short, as_json=as_json))
     examined, findings = _examine(request, runs_dir.absolute(), short=short)
     if as_json:
         console.print_json(checks.to_record(examined, findings))
@@ -67,6 +69,25 @@ def doctor(
         for part in filter(None, parts):
             console.print_result(part)
     raise typer.Exit(checks.exit_code(findings))
+
+
+def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
+    """Let the login host examine the nodes; it does not see our files."""
+    from echelon.cli.remote import forward, make_site  # noqa: PLC0415
+
+    site = make_site(request, Path.cwd(), None)
+    assert site is not None, "the caller knows that it has a host"
+    skipped = () if request.origins["nodes"] in _SAID_NOW else ("nodes",)
+    settings = [
+        f"--set={key}={show_value(key, request.spec)}"
+        for key in KEYS
+        if request.origins[key] != "default" and key not in (*skipped, "slurm.extra")
+    ]
+    settings += [
+        f"--set=slurm.extra.{name}={text}" for name, text in request.spec.slurm_extra.items()
+    ]
+    flags = [*(["--short"] if short else []), *(["--json"] if as_json else [])]
+    return forward(site, ["doctor", "--config=/dev/null", *settings, *flags], attached=True)
 
 
 def _examine(request: Merged, runs: Path, *, short: bool) -> tuple["Examined", list["Finding"]]:

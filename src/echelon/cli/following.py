@@ -8,9 +8,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echelon.api.runs import current_job, find_verdict, submit_run
@@ -20,14 +20,15 @@ from echelon.clusters.base import Cluster
 from echelon.core.jobs import Job, describe_job, is_job_id
 from echelon.core.shell import LocalShell
 from echelon.core.visible import in_one_line, is_redrawn, settled
+from echelon.core.waiting import wait_until
 from echelon.errors import EchelonError, NotFoundError, UnavailableError
-from echelon.run.attempts import Attempt, attempts, find_output, outcome
+from echelon.run.attempts import Attempt, attempts, claiming_next, find_output, outcome
 from echelon.run.background_writer import AWAY
 from echelon.run.directory import RunDir
 from echelon.run.event_log import EventReader
 from echelon.run.metrics import MetricEvent, StepLogged, render_progress
 from echelon.run.rank_logs import Line, RunLogs, Tail, last_lines_start
-from echelon.run.request import read_spec
+from echelon.run.request import has_controller, read_spec
 from echelon.run.verdict import render
 
 _COLOURS = (36, 33, 32, 35, 34, 31)
@@ -41,6 +42,8 @@ MOST_NODES = 32
 """Number of nodes whose telemetry is read for a short summary, so that it is quick."""
 _BAR_S, _LINE_S = 0.2, 10.0
 """Seconds between two states of a rank's progress bar: in a terminal, and elsewhere."""
+_CLAIMED_S = 150.0
+"""Seconds that another command may take to submit the next attempt."""
 _EAGER_S = 5.0
 """Seconds after a controller wrote its outcome in which every check also queries the cluster."""
 
@@ -54,6 +57,7 @@ def follow_run(
     resubmit: bool = False,
     raw: bool = False,
     tail: int | None = None,
+    place: "Place | None" = None,
 ) -> Job:
     """Wait until a run ends, over all its jobs.
 
@@ -65,11 +69,12 @@ def follow_run(
         resubmit: submit the next attempt when the run's own jobs cannot.
         raw: print control characters unchanged.
         tail: of what is there already, print only so many lines.
+        place: where to begin, and who is told how far the output was printed.
 
     Returns:
         its last job.
     """
-    screen = _Screen(run, rank, raw=raw, tail=tail) if show else None
+    screen = _Screen(run, rank, raw=raw, tail=tail, place=place) if show else None
     try:
         while True:
             job = _follow(run, cluster, screen)
@@ -85,10 +90,14 @@ def follow_run(
 
 def _submit_next(run: RunDir, cluster: Cluster) -> bool:
     """Submit another attempt if the last one asked for it; tell whether it did."""
-    ended = outcome(run, attempts(run)[-1].number)
+    last = attempts(run)[-1].number
+    ended = outcome(run, last)
     if ended is None or ended.next != "wanted":
         return False
-    attempt = submit_run(run, cluster, os.environ, read_script(run, os.environ))
+    with claiming_next(run, last) as ours:
+        if not ours:  # another command waits for the run too, and submits it
+            return wait_until(lambda: attempts(run)[-1].number > last, timeout_s=_CLAIMED_S)
+        attempt = submit_run(run, cluster, os.environ, read_script(run, os.environ))
     console.note(f"{run.run_id} continues {describe_job(attempt.job_id)}")
     return True
 
@@ -222,18 +231,40 @@ def print_logs(
     return _Screen(run, rank, raw=raw, tail=tail).show(over=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """How far a run's output was printed, for a reader whose connection may break."""
+
+    tell: Callable[[Mapping[str, Mapping[str, int]]], None]
+    """Called whenever everything up to a position was printed."""
+    begin: Mapping[str, Mapping[str, int]] | None = None
+    """The position to begin at."""
+
+
 class _Screen:
     """Prints what a run writes, and remembers how far it has read."""
 
     def __init__(
-        self, run: RunDir, rank: int | None, *, raw: bool = False, tail: int | None = None
+        self,
+        run: RunDir,
+        rank: int | None,
+        *,
+        raw: bool = False,
+        tail: int | None = None,
+        place: Place | None = None,
     ) -> None:
-        self._run, self._rank, self._raw, self._last = run, rank, raw, tail
+        begin = place.begin if place else None
+        self._run, self._rank, self._raw = run, rank, raw
+        self._last = tail if begin is None else None
         self._logs = RunLogs(run.logs, rank=rank)
-        if tail is not None:
-            self._logs.skip(tail)
         self._jobs: dict[Path, Tail] = {}
+        if begin is not None:
+            self._logs.continue_from(begin["ranks"])
+            self._jobs = {Path(p): Tail(Path(p), start=end) for p, end in begin["jobs"].items()}
+        elif tail is not None:
+            self._logs.skip(tail)
         self._bar = _Bar(run, self._logs)
+        self._place = place
 
     def show(self, *, over: bool) -> bool:
         """Print what is new; return whether there was anything."""
@@ -247,13 +278,16 @@ class _Screen:
         self._last = None  # what comes from now on is printed in full
         if not over:
             self._bar.draw()
+        if self._place:
+            jobs = {str(path): tail.offset for path, tail in self._jobs.items()}
+            self._place.tell({"ranks": self._logs.position(), "jobs": jobs})
         return any(found)
 
     def _show_jobs(self, *, over: bool) -> bool:
         """Print the output of the jobs themselves: messages of their controllers."""
         found = False
-        # Without the launcher there are no rank logs; srun labels the lines of its tasks.
-        labelled = not self._run.launcher.exists()
+        # Without a controller there are no rank logs; srun labels the lines of its tasks.
+        labelled = not has_controller(self._run)
         for attempt in attempts(self._run):
             path = find_output(self._run, attempt)
             if attempt.output and path.is_file():

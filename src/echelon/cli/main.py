@@ -1,4 +1,4 @@
-"""Entry point of the command line: registers all commands and reports their errors.
+"""Entry point of the command line: runs a command and reports its errors.
 
 Imports stay light, because `echelon --help` must not wait for a library that it does not use. Each
 handler imports what it calls, and help texts are plain for the same reason.
@@ -16,22 +16,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from echelon._version import __version__
-from echelon.cli import (
-    console,
-    dash,
-    doctor,
-    init,
-    lint,
-    nodes,
-    options,
-    pack,
-    report,
-    runs,
-    sandbox,
-    watch,
-)
+from echelon.cli import console
+from echelon.cli.commands import LazyGroup
 from echelon.cli.completion import handle_flags
-from echelon.cli.help import PREPARE, SectionedGroup
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
 
 EPILOG = (
@@ -62,14 +49,11 @@ app = typer.Typer(
     name="echelon",
     help="Take a PyTorch training script from a laptop to many nodes of a Slurm cluster.",
     epilog=EPILOG,
-    cls=SectionedGroup,
+    cls=LazyGroup,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (runs, watch, report, dash, lint, doctor, nodes, init, options, pack):
-    app.add_typer(part.app)
-app.add_typer(sandbox.app, rich_help_panel=PREPARE)
 
 
 def _print_version(wanted: bool) -> None:

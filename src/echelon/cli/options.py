@@ -6,12 +6,14 @@ Each key of the request is also a flag, derived from the same table that reads t
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from echelon.cli import console
+from echelon.cli.checks import mention_directives
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
 from echelon.cli.project_file import PROJECT, read_own, read_project, take_table
@@ -40,7 +42,17 @@ GROUPS = {
     "Checks and measurements": ("preflight", "node_check", "forgive_after", "telemetry"),
     "Notification": ("notify", "mail", "mail_user", "mail_type"),
     "Environment of the ranks": (
-        *("module", "style", "python", "conda", "modules", "prologue", "env", "preload"),
+        *(
+            "snapshot",
+            "module",
+            "style",
+            "python",
+            "conda",
+            "modules",
+            "prologue",
+            "env",
+            "preload",
+        ),
         *("chdir", "output"),
     ),
 }
@@ -76,8 +88,10 @@ METAVARS: dict[object, str] = {
     "hand_over": "WHEN",
 }
 """Placeholders of the other flags: by the key's name, or else by its reader."""
-SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",)}
+SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",), "snapshot": ()}
 """Keys whose flag takes no value, with its short forms."""
+NEGATED = ("snapshot",)
+"""Those of them that also have a flag with `no`."""
 SPELLING = {"slurm.extra": "slurm", "modules": "load"}
 """Flags that differ from their key; --module is the switch for python -m."""
 
@@ -92,17 +106,42 @@ def takes_request(command: Callable[..., None]) -> Callable[..., None]:
 
 def takes_keys(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command flags for some keys, and no script; files may set all keys."""
-    wanted = {name.replace(".", "_") for name in names} | {"config", "cluster", "setting"}
+    wanted = {name.replace(".", "_") for name in names} | {"config", "cluster", "host", "setting"}
     return lambda command: _take(command, [p for p in _parameters() if p.name in wanted])
 
 
-def _take(command: Callable[..., None], flags: Sequence[inspect.Parameter]) -> Callable[..., None]:
-    own = [p for p in inspect.signature(command).parameters.values() if p.name != "request"]
+def takes_changes(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one flag per key; it gets them as `changes`, for `change_request`."""
+    others = ("script", "args", "config", "cluster", "host", "source")
+    flags = [p for p in _parameters() if p.name not in others]
+    return _take(command, flags, name="changes", read=dict)
+
+
+def change_request(layer: Layer, changes: Mapping[str, Any]) -> Merged:
+    """Merge flags and settings into a request."""
+    flags = Layer(source="flags", values=_from_flags(changes))
+    settings = Layer(source="--set", values=_from_settings(changes.get("setting") or []))
+    return merge([layer, flags, settings])
+
+
+def _read(values: Mapping[str, Any]) -> Merged:
+    return read_request(values, Path.cwd(), os.environ)
+
+
+def _take(
+    command: Callable[..., None],
+    flags: Sequence[inspect.Parameter],
+    *,
+    name: str = "request",
+    read: Callable[[Mapping[str, Any]], object] = _read,
+) -> Callable[..., None]:
+    """Add flags to a command's parameters; what is read from them replaces the one of that name."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != name]
     parameters = [*flags, *own]
 
     def run(**values: Any) -> None:
         mine = {p.name: values.pop(p.name) for p in own}
-        command(request=read_request(values, Path.cwd(), os.environ), **mine)
+        command(**{name: read(values)}, **mine)
 
     run.__name__ = command.__name__
     run.__doc__ = command.__doc__
@@ -134,6 +173,12 @@ def _parameters() -> list[inspect.Parameter]:
         show_default=False,
         rich_help_panel=CONFIGURATION,
     )
+    host = typer.Option(
+        metavar="HOST",
+        help="Login host to use, by ssh.",
+        show_default=False,
+        rich_help_panel=CONFIGURATION,
+    )
     setting = typer.Option(
         "--set",
         metavar="KEY=VALUE",
@@ -152,6 +197,7 @@ def _parameters() -> list[inspect.Parameter]:
         *(_flag(KEYS[name], group) for group, names in GROUPS.items() for name in names),
         _parameter("config", Path | None, config),
         _parameter("cluster", str, cluster, default=""),
+        _parameter("host", str, host, default=""),
         _parameter("setting", list[str] | None, setting),
         _parameter("source", Path | None, source),
     ]
@@ -167,6 +213,8 @@ def _parameter(name: str, kind: Any, option: Any, default: Any = None) -> inspec
 def _flag(key: Key, group: str | None) -> inspect.Parameter:
     flag = f"--{SPELLING.get(key.name, key.name).replace('_', '-')}"
     switch = key.name in SWITCHES
+    if key.name in NEGATED:
+        flag = f"{flag}/--no-{flag[2:]}"
     option = typer.Option(
         *(flag, *SWITCHES.get(key.name, ())),
         help=_sentence(key.help),
@@ -195,8 +243,13 @@ def _sentence(text: str) -> str:
 
 def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
     """Merge flags, project file, profile and user settings."""
+    from echelon.api.project_files import find_mirror  # noqa: PLC0415
+
     project = read_project(folder, environ, console.note, named=flags.get("config"))
-    return _merge(flags, project, environ)
+    merged = _merge(flags, project, environ)
+    if merged.host and not flags.get("host") and find_mirror(folder.resolve()):
+        return replace(merged, host="")  # this is the host
+    return merged
 
 
 def read_text(text: str, environ: Mapping[str, str]) -> Merged:
@@ -214,29 +267,45 @@ def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str])
         for layer, values in ((own, mine), (project, ours))
         for name, profile in take_table(values, "clusters").items()
     }
+    take_table(ours, "lint", header="lint")  # of `echelon lint`
     chosen = (flags.get("cluster"), ours.pop("cluster", ""), mine.pop("cluster", ""))
     name = next((str(choice) for choice in chosen if choice), "")
-    layers = [Layer(source=own.source, values=_flatten(mine))]
-    if name:
-        layers.append(_choose_profile(name, profiles))
-    layers.append(Layer(source=project.source, values=_flatten(ours)))
+    layers = [Layer(source=own.source, values=flatten(mine))]
+    profile = _choose_profile(name, profiles) if name else None
+    host, workdir = "", ""
+    if profile:
+        values = dict(profile.values)
+        host, workdir = (_take_text(values, key, profile.source) for key in ("host", "workdir"))
+        layers.append(Layer(source=profile.source, values=values))
+    layers.append(Layer(source=project.source, values=flatten(ours)))
     if source := flags.get("source"):
         layers.append(Layer(source=str(source.absolute()), values=_from_script(source)))
     layers.append(Layer(source="flags", values=_from_flags(flags)))
     layers.append(Layer(source="--set", values=_from_settings(flags.get("setting") or [])))
-    return merge(layers)
+    return replace(
+        merge(layers), cluster=name, host=str(flags.get("host") or host), workdir=workdir
+    )
+
+
+def _take_text(values: dict[str, object], key: str, source: str) -> str:
+    value = values.pop(key, "")
+    if not isinstance(value, str):
+        raise UsageError(f"{source}: {key}: '{value}' is not text", hint=f'write {key} = "…"')
+    return value
 
 
 def _from_script(path: Path) -> dict[str, object]:
     from echelon.clusters.slurm.sbatch import parse_directives  # noqa: PLC0415
 
     try:
-        return parse_directives(path.read_text())
+        found = parse_directives(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
         raise UsageError(
             f"cannot read {path}: {why}", hint="pass an sbatch script: --from SCRIPT.sh"
         ) from error
+    mention_directives(path)
+    return found
 
 
 def _choose_profile(name: str, profiles: Mapping[str, Layer]) -> Layer:
@@ -248,10 +317,10 @@ def _choose_profile(name: str, profiles: Mapping[str, Layer]) -> Layer:
         )
     chosen = profiles[name]
     values = take_table(dict(chosen.values), name, header=f"clusters.{name}")
-    return Layer(source=chosen.source, values=_flatten(values))
+    return Layer(source=chosen.source, values=flatten(values))
 
 
-def _flatten(values: Mapping[str, Any]) -> dict[str, object]:
+def flatten(values: Mapping[str, Any]) -> dict[str, object]:
     """Turn the table [slurm.extra] into the key `slurm.extra`."""
     flat = {key: value for key, value in values.items() if key != "slurm"}
     slurm = values.get("slurm", {})
@@ -344,6 +413,9 @@ def config(
         ["OMP_NUM_THREADS", str(spec.omp_threads), "derived"],
         ["loader workers per rank", str(spec.loader_workers), "derived"],
     ]
+    profile = f"cluster {request.cluster}" if request.cluster else "flags"
+    there = {"host": request.host, "workdir": request.workdir}
+    rows += [[key, value, profile] for key, value in there.items() if value]
     if as_json:
         console.print_json({key: {"value": value, "from": origin} for key, value, origin in rows})
     else:

@@ -173,6 +173,8 @@ def _read_named(path: Path) -> Layer:
 
 def _read_values(path: Path) -> Mapping[str, Any] | None:
     """Return a file's values; None for a pyproject.toml without our table."""
+    if path.name == PYPROJECT and b"echelon" not in read_bytes(path):
+        return None  # parsing takes longer
     values = _read_toml(path)
     if path.name != PYPROJECT:
         return values

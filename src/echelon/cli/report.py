@@ -8,6 +8,8 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
+from echelon.cli.remote import There, execute, on_host
+from echelon.cli.remote_files import with_files
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError
@@ -19,7 +21,13 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 
+def report_there(there: There) -> int:
+    """Report on a run on another host; a page is written on this machine."""
+    return (with_files() if there.values["html"] else execute)(there)
+
+
 @app.command(rich_help_panel=LOOK)
+@on_host(report_there)
 def report(
     run: Run = "last",
     *,
@@ -57,6 +65,7 @@ def _write_page(found: "Report", path: Path) -> None:
 
 
 @app.command(rich_help_panel=LOOK)
+@on_host(with_files())
 def export(
     run: Run = "last",
     folder: Annotated[

@@ -1,15 +1,15 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
 import os
-import shutil
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from echelon.cli import console
+from echelon.cli.checks import check_script
 from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.places import (
@@ -21,6 +21,17 @@ from echelon.cli.places import (
     choose_spec,
     cluster_of,
 )
+from echelon.cli.remote import (
+    ClusterName,
+    HostName,
+    find_site,
+    forward,
+    list_elsewhere,
+    logs_there,
+    on_host,
+    resume_there,
+)
+from echelon.core.codec import encode
 from echelon.core.jobs import Job, describe_job, short_id
 from echelon.core.ownership import find_intruder
 from echelon.core.shell import LocalShell
@@ -28,18 +39,24 @@ from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.run.attempts import attempts, is_of_use
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, list_runs
+from echelon.run.request import known_code
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
+    from echelon.api.runs import TakeCode
     from echelon.clusters.base import Cluster
+    from echelon.run.code import Code
 
 app = typer.Typer(rich_markup_mode=None)
 
 
 def complete_run(context: typer.Context, incomplete: str) -> list[str]:
     runs = Path(context.params.get("runs_dir") or os.environ.get("ECHELON_RUNS_DIR") or "runs")
-    names = ["last", *(run.run_id for run in reversed(list_runs(runs)))]
+    from echelon.api.register import read_register  # noqa: PLC0415
+
+    elsewhere = [one.run for one in reversed(read_register(os.environ))]
+    names = ["last", *(run.run_id for run in reversed(list_runs(runs))), *elsewhere]
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -62,18 +79,52 @@ Run = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Output JSON.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for the run and exit with its status.")]
 Follow = Annotated[bool, typer.Option("--follow", help="Print the run's output while waiting.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Execute the run's files even if you did not submit them.")
+]
 RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
 
-def _start(
-    spec: JobSpec, cluster: "Cluster", runs: Path, environ: Mapping[str, str]
+def start_run(
+    spec: JobSpec,
+    cluster: "Cluster",
+    runs: Path,
+    environ: Mapping[str, str],
+    *,
+    take_code: "TakeCode | None" = None,
+    run_id: str = "",
 ) -> tuple[RunDir, str]:
-    """Create a run and start it; return it and its job's id."""
+    """Create a run and start it; return it and its job's id.
+
+    Args:
+        spec: the request.
+        cluster: where to start it.
+        runs: the directory of runs.
+        environ: environment variables of the job.
+        take_code: puts the code into the run directory; by default a copy of the project, if the
+            request says so.
+        run_id: its name; empty for a new one.
+    """
     from echelon.api.runs import prepare_run, submit_run  # noqa: PLC0415
+    from echelon.api.snapshot import take_snapshot  # noqa: PLC0415
+    from echelon.core.atomic_file import remove_tree  # noqa: PLC0415
 
     folder = Path(spec.chdir or Path.cwd()).absolute()
-    run, _ = prepare_run(spec, runs.absolute(), folder, conda_exe=environ.get("CONDA_EXE", ""))
+
+    def take(run: RunDir) -> "Code | None":
+        return take_snapshot(run, spec, folder, LocalShell()) if spec.snapshot else None
+
+    run, _ = prepare_run(
+        spec,
+        runs.absolute(),
+        folder,
+        conda_exe=environ.get("CONDA_EXE", ""),
+        take_code=take_code or take,
+        run_id=run_id,
+    )
+    if spec.snapshot and not run.code.exists():
+        console.note(f"no copy of the code: '{spec.script}' is a program on PATH, not a file")
     script = run.script.read_bytes()
     if why := find_intruder(run.path):
         console.note(
@@ -85,8 +136,13 @@ def _start(
     try:
         return run, submit_run(run, cluster, environ, script).job_id
     except UsageError:
-        shutil.rmtree(run.path)  # the cluster refused the request
+        remove_tree(run.path)  # the cluster refused the request
         raise
+
+
+def choose_snapshot(spec: JobSpec, *, default: bool = True) -> JobSpec:
+    """Return a request that says whether the run gets a copy of the code."""
+    return replace(spec, snapshot=default) if spec.snapshot is None else spec
 
 
 def _remember(run: RunDir, script: bytes) -> None:
@@ -97,15 +153,18 @@ def _remember(run: RunDir, script: bytes) -> None:
         console.note(f"warning: to resume {run.run_id} you will need --trust: {why}")
 
 
-def _check(spec: JobSpec, cluster: "Cluster", command: str) -> None:
+def check_request(spec: JobSpec, cluster: "Cluster", command: str, *, lints: bool = True) -> None:
     """Report all problems of a request before anything is started."""
     from echelon.api.runs import check_files, check_python  # noqa: PLC0415
 
     if not spec.script:
         raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
     folder = Path(spec.chdir or Path.cwd())
+    script = folder / spec.script
+    lints = lints and command == "submit" and script.suffix == ".py" and not spec.module
     problems = [
         *check_files(spec, folder),
+        *(check_script(script, ranks=spec.nodes.high * spec.procs_per_node) if lints else ()),
         *check_python(spec, folder, LocalShell()),
         *cluster.problems(spec),
     ]
@@ -114,6 +173,16 @@ def _check(spec: JobSpec, cluster: "Cluster", command: str) -> None:
             "; ".join(problems),
             hint="nothing was started; show the origin of each value: echelon config",
         )
+
+
+def announce(run: RunDir, job_id: str, *, as_json: bool) -> None:
+    """Print a run that was submitted."""
+    if as_json:
+        console.print_json({"run": run.run_id, "job_id": job_id, "directory": str(run.path)})
+        return
+    console.print_result(run.run_id)
+    how = "started" if job_id.startswith("local:") else "queued"
+    console.note(f"{how} {describe_job(job_id)}; follow the output: echelon logs -f {run.run_id}")
 
 
 @app.command(cls=SectionedCommand, context_settings=UNTIL_SCRIPT, rich_help_panel=START)
@@ -139,21 +208,20 @@ def submit(
     from echelon.cli.following import exit_code, follow_run  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
+    if request.host and on == "slurm":
+        from echelon.cli.remote_submit import submit_there  # noqa: PLC0415
+
+        raise typer.Exit(
+            submit_there(request, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
+        )
     cluster = choose_cluster(on, runs_dir, address=address)
-    spec = choose_spec(request, on, os.environ)
-    _check(spec, cluster, "submit")
+    spec = choose_snapshot(choose_spec(request, on, os.environ), default=True)
+    check_request(spec, cluster, "submit")
     if dry_run:
         console.print_file(render_script(spec, conda_exe=os.environ.get("CONDA_EXE", "")))
         return
-    run, job_id = _start(spec, cluster, runs_dir, os.environ)
-    if as_json:
-        console.print_json({"run": run.run_id, "job_id": job_id, "directory": str(run.path)})
-    else:
-        console.print_result(run.run_id)
-        how = "started" if job_id.startswith("local:") else "queued"
-        console.note(
-            f"{how} {describe_job(job_id)}; follow the output: echelon logs -f {run.run_id}"
-        )
+    run, job_id = start_run(spec, cluster, runs_dir, os.environ)
+    announce(run, job_id, as_json=as_json)
     if wait or follow:
         raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))
 
@@ -174,23 +242,37 @@ def run(
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
 
+    if request.host and on == "slurm":
+        raise UsageError(
+            f"a run on {request.host} cannot belong to this command",
+            hint="submit it, and follow its output: echelon submit --follow",
+        )
     environ = scrub(os.environ) if on == "local" else os.environ
-    spec = choose_spec(request, on, environ)
-    if on not in ("slurm", "ray"):
+    queued = on in ("slurm", "ray")
+    spec = choose_snapshot(choose_spec(request, on, environ), default=queued)
+    if not queued:
         spec = fit_allocation(spec, environ, asked=request.origins["nodes"] != "default")
     cluster = choose_cluster(on, runs_dir, address=address, tied=True, environ=environ)
-    _check(spec, cluster, "run")
-    found, job_id = _start(spec, cluster, runs_dir, environ)
+    check_request(spec, cluster, "run")
+    found, job_id = start_run(spec, cluster, runs_dir, environ)
     console.note(f"{found.run_id}: running {spec.script} {describe_job(job_id)}")
     raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
 
 
 @app.command(rich_help_panel=LOOK)
-def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
-    """List runs and their state.
+def ps(
+    *,
+    runs_dir: RunsDir = RUNS,
+    cluster: ClusterName = "",
+    host: HostName = "",
+    as_json: AsJson = False,
+) -> None:
+    """List runs and their state, also those on other hosts.
 
     Example: echelon ps --json
     """
+    if site := find_site(cluster, host):
+        raise typer.Exit(forward(site, ["ps", *(["--json"] if as_json else [])]))
     rows, places = [], Places()
     silent: dict[str, str] = {}
     for run in list_runs(runs_dir):
@@ -202,6 +284,12 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
             [run.run_id, job.state, job_id, job.nodes, known[-1].submitted if known else ""]
         )
     headings = ["run", "state", "job", "nodes", "submitted"]
+    elsewhere = list(list_elsewhere()) if runs_dir == RUNS else []
+    if elsewhere:
+        names, headings = headings, [*headings, "host"]
+        rows = [[*row, ""] for row in rows]
+        for site, found in elsewhere:
+            rows += [[*(str(one[name]) for name in names), site.host] for one in found]
     if as_json:
         console.print_json([dict(zip(headings, row, strict=True)) for row in rows])
     elif rows:
@@ -213,6 +301,7 @@ def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
 
 
 @app.command(rich_help_panel=LOOK)
+@on_host()
 def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run's state, nodes, exit code and files.
 
@@ -224,6 +313,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     found = find_run(runs_dir, run)
     job = Places().job(found)
+    code = known_code(found)
     seen = RunReader(found, first=1, most_nodes=MOST_NODES, metrics=False).read()
     facts = {
         "run": found.run_id,
@@ -234,11 +324,13 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
         "nodes": job.nodes,
         "step": seen.step if seen.step >= 0 else None,
         "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
+        "code": code.describe() if code else "",
         "directory": str(found.path.absolute()),
     }
     accounts = account(seen)
     if as_json:
         effective = None if accounts.effective is None else round(accounts.effective, 4)
+        facts["code"] = encode(code) if code else None
         console.print_json({**facts, "effective": effective, "time": accounts.seconds})
     else:
         facts["effective"] = accounts.render()
@@ -247,6 +339,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
 
 @app.command(rich_help_panel=LOOK)
+@on_host(logs_there)
 def logs(
     run: Run = "last",
     *,
@@ -284,6 +377,7 @@ def logs(
 
 
 @app.command(rich_help_panel=START)
+@on_host()
 def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """Ask a run to stop; ranks that use the library save first.
 
@@ -298,6 +392,7 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> Non
 
 
 @app.command(rich_help_panel=START)
+@on_host()
 def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> None:
     """End a run immediately.
 
@@ -312,6 +407,7 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> N
 
 
 @app.command(rich_help_panel=START)
+@on_host(resume_there)
 def resume(
     run: Run = "last",
     *,
@@ -319,10 +415,7 @@ def resume(
     address: NewAddress = "",
     wait: Wait = False,
     follow: Follow = False,
-    trust: Annotated[
-        bool,
-        typer.Option("--trust", help="Execute the run's files even if you did not submit them."),
-    ] = False,
+    trust: Trust = False,
 ) -> None:
     """Resume a run that was stopped or has failed.
 
@@ -393,6 +486,7 @@ def _current(run: RunDir, cluster: "Cluster") -> Job | None:
 
 
 @app.command(rich_help_panel=LOOK)
+@on_host()
 def why(
     run: Run = "last",
     *,

@@ -91,6 +91,9 @@ def up(
     accounting: Annotated[
         bool, typer.Option("--accounting", help="Also start MariaDB and slurmdbd, for sacct.")
     ] = False,
+    ssh: Annotated[
+        bool, typer.Option("--ssh", help="Also start sshd on the login host, to log in with ssh.")
+    ] = False,
 ) -> None:
     """Start a cluster and wait until all its nodes are idle.
 
@@ -98,6 +101,7 @@ def up(
     """
     from echelon.sandbox.config import SandboxConfig  # noqa: PLC0415
     from echelon.sandbox.lifecycle import start_sandbox  # noqa: PLC0415
+    from echelon.sandbox.ssh import host_alias  # noqa: PLC0415
 
     began = time.monotonic()
     wanted = SandboxConfig(
@@ -108,6 +112,7 @@ def up(
         cpus=cpus,
         mem_mib=parse_memory(mem),
         accounting=accounting,
+        ssh=ssh,
     )
     sandbox = start_sandbox(
         wanted,
@@ -129,6 +134,9 @@ def up(
     option = sandbox.layout.option
     console.note(f"  try it:         echelon sandbox exec{option} -- srun -N{nodes} hostname")
     console.note(f'  in this shell:  eval "$(echelon sandbox env{option})"; sinfo')
+    if sandbox.ssh_config:
+        console.note(f"  over ssh:       ssh -F {sandbox.ssh_config} {host_alias(name)}")
+        console.note(f"  ~/.ssh/config:  Include {sandbox.ssh_config}")
     console.note(f"  shut down:      echelon sandbox down{option}")
 
 
@@ -162,6 +170,7 @@ def status(
                 "name": name,
                 "kind": sandbox.state.network.kind,
                 "slurm_conf": str(sandbox.layout.slurm_conf),
+                "ssh_config": str(sandbox.ssh_config) if sandbox.ssh_config else None,
                 "config": asdict(sandbox.state.config),
                 "nodes": [asdict(node) for node in nodes],
             }

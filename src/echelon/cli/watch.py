@@ -8,6 +8,7 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
+from echelon.cli.remote import in_terminal, on_host
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.visible import settled
 from echelon.errors import UsageError
@@ -26,6 +27,7 @@ _RECENT = 4096
 
 
 @app.command(rich_help_panel=LOOK)
+@on_host(in_terminal)
 def watch(
     run: Run = "last",
     *,

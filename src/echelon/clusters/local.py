@@ -21,6 +21,7 @@ from echelon.launch.protocol.rank_environment import HERE, TIED
 from echelon.run.attempts import Outcome, attempts
 from echelon.run.attempts import outcome as find_outcome
 from echelon.run.directory import RunDir
+from echelon.run.request import has_controller
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import NodeCount
 
@@ -73,7 +74,7 @@ class LocalCluster:
         if self._tied:
             env[TIED] = str(os.getpid())
         argv = ["bash", str(script.absolute()), str(attempt)]
-        if not run.launcher.exists():  # no controller that would record the outcome
+        if not has_controller(run):  # nothing else would record the outcome
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
         pid = self._shell.start(argv, log=run.job_log(attempt), env=env)
         return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"

@@ -1,15 +1,20 @@
 """Files that are written completely or not at all."""
 
+import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 
-def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
-    """Write a file; if anything fails, the previous content stays."""
-    with replacing(path, mode=mode) as file:
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600, sync: bool = True) -> None:
+    """Write a file; if anything fails, the previous content stays.
+
+    With `sync=False`, the caller has to call `sync_folder` before it relies on the file's name.
+    """
+    with replacing(path, mode=mode, sync=sync) as file:
         file.write(encode(content) if isinstance(content, str) else content)
 
 
@@ -25,13 +30,22 @@ def make_private(folder: Path) -> None:
         raise FileExistsError(folder)
 
 
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, with read-only folders in it, as far as possible."""
+    for path, _, _ in os.walk(folder):
+        with contextlib.suppress(OSError):
+            # Not the files: other runs may have links to them.
+            os.chmod(path, 0o700)  # noqa: PTH101
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def encode(text: str) -> bytes:
     """Encode text for a file; command lines may contain bytes that are not UTF-8."""
     return text.encode(errors="surrogateescape")
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, mode: int = 0o600, sync: bool = True) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` at the end of the block, unless that raises."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
@@ -44,7 +58,8 @@ def replacing(path: Path, *, mode: int = 0o600) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    if sync:
+        sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:

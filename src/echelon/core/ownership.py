@@ -111,6 +111,8 @@ def _walk(path: Path) -> Iterator[tuple[Path, os.stat_result | None]]:
 
 
 def _has_acl(path: Path) -> bool:
+    if not hasattr(os, "listxattr"):
+        return False  # on macOS, the group's bit is the group's with an ACL too
     try:
         return any(name in _ACLS for name in os.listxattr(path))
     except OSError:

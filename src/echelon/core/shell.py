@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, BinaryIO, NoReturn, Protocol
 
 from echelon.errors import CommandError, MissingProgramError, TimedOutError
 
@@ -40,7 +40,7 @@ class Result:
 
 
 class Shell(Protocol):
-    """Four ways to use a program: run it, start it in the background, exec it, find it."""
+    """Five ways to use a program: run it, talk to it, leave it running, become it, find it."""
 
     def run(
         self,
@@ -56,6 +56,20 @@ class Shell(Protocol):
         Raises:
             MissingProgramError: it is not installed.
             TimedOutError: it took longer than `timeout_s`; it and its children have been killed.
+        """
+
+    def open(
+        self, argv: Sequence[str], *, terminal: bool = False, log: BinaryIO | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a program, and return it with pipes to its input, output and errors.
+
+        Args:
+            argv: the program and its arguments.
+            terminal: without pipes: it reads and writes what we do.
+            log: without pipes: it has no input, and writes to this file.
+
+        Raises:
+            MissingProgramError: it is not installed.
         """
 
     def start(
@@ -122,6 +136,18 @@ class LocalShell:
                 signal_group(child.pid)
                 raise
         return Result(argv=tuple(argv), code=child.returncode, stdout=stdout, stderr=stderr)
+
+    def open(
+        self, argv: Sequence[str], *, terminal: bool = False, log: BinaryIO | None = None
+    ) -> subprocess.Popen[bytes]:
+        pipe = None if terminal else subprocess.PIPE
+        output = log or pipe
+        try:
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL if log else pipe, stdout=output, stderr=output
+            )
+        except FileNotFoundError as error:
+            raise MissingProgramError(argv[0]) from error
 
     def start(
         self,
@@ -200,6 +226,9 @@ class FakeShell:
         if isinstance(answer, str):
             return Result(argv=tuple(argv), stdout=answer)
         return answer if isinstance(answer, Result) else answer(argv)
+
+    def open(self, argv: Sequence[str], **_options: Any) -> subprocess.Popen[bytes]:
+        raise AssertionError(f"FakeShell cannot talk to: {' '.join(argv)}")
 
     def start(self, argv: Sequence[str], **_options: Any) -> int:
         self.calls.append(tuple(argv))

@@ -148,6 +148,15 @@ class Slurm:
                     break
         raise _away(done)
 
+    def find_submitted(self, run_id: str, attempt: int) -> str:
+        """Return the job in the queue that is an attempt of a run; empty if there is none.
+
+        Raises:
+            CommandError: the queue cannot be read.
+        """
+        self.ask(["squeue", "--me", "--noheader"])
+        return self._find(f"{_MARK}{run_id}/{attempt}")
+
     def _find(self, comment: str) -> str:
         # Text on purpose: with JSON, squeue 22.05 ignores its filters and lists all jobs.
         shown = self._shell.run(

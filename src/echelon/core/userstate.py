@@ -4,6 +4,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from echelon.core.atomic_file import make_private
+
 
 def state_folder(environ: Mapping[str, str]) -> Path | None:
     """Return Echelon's state folder; None for a user without a home directory."""
@@ -19,7 +21,7 @@ def append_line(path: Path, line: str, *, flags: int = 0) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     flags |= os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK
     with os.fdopen(os.open(path, flags, 0o600), "w") as file:
         file.write(f"{line}\n")

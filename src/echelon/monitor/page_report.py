@@ -51,6 +51,8 @@ def _sections(report: Report, now_s: float) -> Iterator[str]:
     state, accounts = report.state, report.accounts
     yield f"<h1>{escape(state.run_id)}: {escape(state.phase)}</h1>"
     yield f'<p class="faint">as of {_moment(now_s)}</p>'
+    if state.code:
+        yield f"<p>Code: <code>{escape(state.code)}</code></p>"
     if accounts.allocated_us:
         yield f"<p>{escape(describe_training(report))}.</p>"
     yield from _advice(report)

@@ -184,6 +184,8 @@ def render(report: Report) -> str:
     """Return the report as text."""
     whole = report.accounts.allocated_us
     lines = [f"{report.state.run_id}: {report.state.phase}"]
+    if report.state.code:
+        lines.append(f"  code: {report.state.code}")
     if whole:
         lines.append(f"  {describe_training(report)}")
         spent = sorted(report.accounts.spent_us.items(), key=lambda item: -item[1])
@@ -237,6 +239,7 @@ def to_record(report: Report) -> dict[str, Any]:
     return {
         "run": report.state.run_id,
         "state": report.state.phase,
+        "code": report.state.code,
         "effective": report.accounts.effective,
         "slot_hours": round(report.slot_hours, 4),
         "gpus": report.accounts.gpus,

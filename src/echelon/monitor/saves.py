@@ -56,7 +56,7 @@ class Saves:
             self._known[step, written_ns] = {
                 "step": step,
                 "time": written_ns / 1e9,
-                "bytes": _size(told.get("shards")),
+                "bytes": _size(told),
                 "metrics": _numbers(told.get("metrics")),
             }
         return self._known[step, written_ns]
@@ -69,9 +69,10 @@ def _changed_ns(path: Path) -> int:
         return 0
 
 
-def _size(shards: Any) -> int | None:
+def _size(told: Mapping[str, Any]) -> int | None:
+    shards = told.get("shards")  # of version 1
     if not isinstance(shards, list):
-        return None
+        return to_count(told.get("bytes"))
     return sum(to_count(one.get("bytes")) or 0 for one in shards if isinstance(one, Mapping))
 
 

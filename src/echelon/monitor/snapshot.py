@@ -87,6 +87,7 @@ def _head(state: RunState, accounts: Accounts) -> dict[str, Any]:
     return {
         "run": state.run_id,
         "phase": state.phase,
+        "code": state.code,
         "step": state.step,
         "job": attempt.job_id if attempt else "",
         "began": attempt.began_s if attempt else None,

@@ -123,6 +123,8 @@ class RunState:
     """Everything known about a run."""
 
     run_id: str
+    code: str = ""
+    """The commit that it executes; empty if that is unknown."""
     attempts: dict[int, AttemptState] = field(default_factory=dict)
     nodes: dict[int, NodeState] = field(default_factory=dict)
     ranks: dict[int, RankState] = field(default_factory=dict)

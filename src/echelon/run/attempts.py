@@ -11,7 +11,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,6 +168,25 @@ def submit_attempt(
         record["output"] = look(job_id).output
         write_atomic(path, json.dumps(record) + "\n")
     return Attempt(number=number, **record)
+
+
+@contextlib.contextmanager
+def claiming_next(run: RunDir, number: int) -> Iterator[bool]:
+    """Claim to submit what follows an attempt; yield whether nobody else has.
+
+    If the block raises, the claim is given up.
+    """
+    path = run.attempt(number) / "followed"
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        yield False
+        return
+    try:
+        yield True
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _reclaim(run: RunDir, look: Callable[[str], Job]) -> None:

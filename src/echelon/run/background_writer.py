@@ -14,7 +14,8 @@ from typing import TypeVar
 
 AWAY = frozenset(
     {
-        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EREMOTEIO),
+        *(errno.EIO, errno.ESTALE, errno.ETIMEDOUT),
+        getattr(errno, "EREMOTEIO", errno.EIO),  # not on macOS, where commands for hosts import it
         *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ESHUTDOWN),
     }
 )

@@ -98,6 +98,16 @@ class RunDir:
         return self.path / "job.sbatch"
 
     @property
+    def code(self) -> Path:
+        """The project's code as it was submitted; missing if the project itself is executed."""
+        return self.path / "code"
+
+    @property
+    def manifest(self) -> Path:
+        """What is in `code` (`run/code.py`)."""
+        return self.path / "code.json"
+
+    @property
     def verdict(self) -> Path:
         return self.path / "verdict.json"
 

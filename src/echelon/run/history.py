@@ -17,10 +17,11 @@ from echelon.run.saved import newest_saved
 from echelon.run.verdict import Failure, Verdict
 
 _STEP = re.compile(r"[0-9]{9,18}")
-_OWN = frozenset(
+OWN_FILES = frozenset(
     {
         *("spec.toml", "job.sbatch", "verdict.json", "metrics.jsonl", "report.json", "launcher"),
         *("attempts", "events", "logs", "telemetry", "saved", "tracker", "mlflow"),
+        *("code", "code.json", "finders"),
         # Every start writes here, also one that takes no step.
         *("tensorboard", "wandb"),
     }
@@ -90,7 +91,7 @@ def has_written(folder: Path, since_s: float, *, run: RunDir) -> bool:
     Echelon's own files and hidden ones do not count. In a large folder not all are looked at.
     """
     own = run.path.resolve()
-    skipped = {own.parent, *(own / name for name in _OWN)}
+    skipped = {own.parent, *(own / name for name in OWN_FILES)}
     files = (file for place in (folder.resolve(), own) for file in _walk(place, skipped))
     return any(_changed_s(file) > since_s for file in islice(files, _MOST_FILES))
 

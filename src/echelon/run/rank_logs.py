@@ -11,7 +11,7 @@ import heapq
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -265,6 +265,20 @@ class RunLogs:
                     start = last_lines_start(path, count)
                     self._open[path] = RankLog(path, start=start)
                     found += sum(1 for _ in Tail(path, start=start).read(over=True))
+
+    def position(self) -> dict[str, int]:
+        """Return how far the logs have been read, for `continue_from`; -1 is a whole generation."""
+        ends = {str(path.relative_to(self._folder)): end for path, end in self.ends().items()}
+        return {**dict.fromkeys((folder.name for folder in self._done), -1), **ends}
+
+    def continue_from(self, position: Mapping[str, int]) -> None:
+        """Read on where another reader was."""
+        for name, end in position.items():
+            path = self._folder / name
+            if end < 0:
+                self._done.add(path)
+            else:
+                self._open[path] = RankLog(path, start=end)
 
     def read(self, *, over: bool, now_s: float) -> Iterator[Line]:
         """Return the lines added since the last call, one generation after the other."""

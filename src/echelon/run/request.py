@@ -1,9 +1,12 @@
 """The frozen request of a run, as its `spec.toml` holds it."""
 
 import hashlib
+from typing import Any
 
+from echelon.core.codec import decode
 from echelon.core.records import UnreadableError, parse_toml, read_bytes
-from echelon.errors import NotPermittedError, UnavailableError
+from echelon.errors import EchelonError, NotPermittedError, UnavailableError
+from echelon.run.code import Code
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Layer, merge
@@ -20,6 +23,52 @@ def read_spec(run: RunDir, digest: str = "") -> JobSpec:
         NotPermittedError: the request has another digest.
         UnavailableError: the file cannot be read, or is damaged.
     """
+    return merge([read_layer(run, digest)]).spec
+
+
+def read_layer(run: RunDir, digest: str = "") -> Layer:
+    """Return the frozen request of a run, for changes to be merged into it; see `read_spec`."""
+    values = _read_values(run, digest)
+    values.pop("code", None)
+    if isinstance(extra := values.get("slurm"), dict):
+        del values["slurm"]
+        values |= {f"slurm.{name}": table for name, table in extra.items()}
+    return Layer(source=str(run.spec), values=values)
+
+
+def has_controller(run: RunDir) -> bool:
+    """Tell whether a controller starts the ranks, and records their logs and the outcome."""
+    try:
+        return read_spec(run).style == "echelon"
+    except (EchelonError, OSError):
+        return run.launcher.exists()
+
+
+def read_code(run: RunDir, digest: str = "") -> Code | None:
+    """Return which code a run executes; None if it executes the project itself.
+
+    Raises:
+        NotPermittedError: the request has another digest.
+        UnavailableError: the file cannot be read, or is damaged.
+    """
+    table = _read_values(run, digest).get("code")
+    if table is None:
+        return None
+    code = decode(Code, table if isinstance(table, dict) else {})
+    if not code.root or not code.digest:
+        raise _damaged(run, ValueError("the table 'code' has no root or no digest"))
+    return code
+
+
+def known_code(run: RunDir) -> Code | None:
+    """Return which code a run executes, for display; None also if the request is damaged."""
+    try:
+        return read_code(run)
+    except (EchelonError, OSError):
+        return None
+
+
+def _read_values(run: RunDir, digest: str) -> dict[str, Any]:
     try:
         data = read_bytes(run.spec)
     except UnreadableError as error:
@@ -33,13 +82,13 @@ def read_spec(run: RunDir, digest: str = "") -> JobSpec:
             hint="if the change is yours, start a new run: echelon submit",
         )
     try:
-        values = parse_toml(data.decode("utf-8", "surrogateescape"))
+        return parse_toml(data.decode("utf-8", "surrogateescape"))
     except ValueError as error:
-        raise UnavailableError(
-            f"the request of the run '{run.run_id}' is damaged: {run.spec}: {error}",
-            hint="repair that file, or start a new run: echelon submit",
-        ) from error
-    if isinstance(extra := values.get("slurm"), dict):
-        del values["slurm"]
-        values |= {f"slurm.{name}": table for name, table in extra.items()}
-    return merge([Layer(source=str(run.spec), values=values)]).spec
+        raise _damaged(run, error) from error
+
+
+def _damaged(run: RunDir, error: ValueError) -> UnavailableError:
+    return UnavailableError(
+        f"the request of the run '{run.run_id}' is damaged: {run.spec}: {error}",
+        hint="repair that file, or start a new run: echelon submit",
+    )

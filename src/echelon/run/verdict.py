@@ -59,6 +59,11 @@ _MISTAKES = (
         "relative paths begin at the directory of the submission, or at --chdir",
     ),
     (
+        "PermissionError",
+        re.compile(r"Permission denied: '/[^']*/code/"),
+        "the copy of the code is read-only: write to $ECHELON_RUN_DIR, or use --no-snapshot",
+    ),
+    (
         "ModuleNotFoundError",
         re.compile("No module named 'echelon'"),
         "run `PYTHON -m pip install 'echelon[train]'` with the python that `echelon config` shows",

@@ -120,6 +120,11 @@ class JobSpec:
     mail_user: str = _key(readers.text, "", "address for Slurm's mail about each job")
     mail_type: tuple[str, ...] = _key(readers.mail_types, (), "events of a job to mail about")
 
+    snapshot: bool | None = _key(
+        readers.switch,
+        None,
+        "execute a copy of the code as it is now [default: in jobs, not on this machine]",
+    )
     python: str = _key(readers.text, "", "Python interpreter of the ranks")
     venv: str = _key(readers.text, "", "virtual environment to activate")
     conda: str = _key(readers.text, "", "conda environment to activate")

@@ -28,6 +28,12 @@ class Merged:
     spec: JobSpec
     origins: Mapping[str, str]
     """Key → the source that set it, or `default`."""
+    cluster: str = ""
+    """The cluster profile that was chosen."""
+    host: str = ""
+    """Its login host, if that is another machine."""
+    workdir: str = ""
+    """The project's folder on that host, if one was named."""
 
 
 def _in_force(layers: Sequence[Layer]) -> Iterator[tuple[Layer, str, object]]:

@@ -195,8 +195,9 @@ exec {leash}<> "$tmp/leash"
 trap stop_ray EXIT
 trap 'exit 143' TERM
 
-one="--ntasks-per-node=1 --overlap --unbuffered"
-srun --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" $one bash -c "$node" bash head \
+one="--ntasks-per-node=1 --overlap"
+srun --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" $one --unbuffered \
+    bash -c "$node" bash head \
     < "$tmp/leash" {leash}>&- &
 head=$!
 until [ -s "$RAY_HOME/t/ray_current_cluster" ]; do
@@ -207,7 +208,7 @@ RAY_ADDRESS=$(cat "$RAY_HOME/t/ray_current_cluster")
 export RAY_ADDRESS
 others=$((SLURM_JOB_NUM_NODES - 1))
 if [ $others -gt 0 ]; then
-    srun --nodes=$others --ntasks=$others --exclude="$SLURMD_NODENAME" $one \
+    srun --nodes=$others --ntasks=$others --exclude="$SLURMD_NODENAME" $one --unbuffered \
         bash -c "$node" bash worker < "$tmp/leash" {leash}>&- &
     workers=$!
 fi

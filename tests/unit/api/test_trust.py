@@ -5,8 +5,11 @@ import stat
 
 import pytest
 
+from echelon.api.relocation import find_home
 from echelon.api.runs import prepare_run
+from echelon.api.snapshot import take_snapshot
 from echelon.api.trust import read_script, remember_script, seal_script
+from echelon.core.shell import LocalShell
 from echelon.errors import EchelonError, NotFoundError, NotPermittedError
 from echelon.spec.merging import Layer, merge
 
@@ -103,3 +106,33 @@ def test_a_pipe_in_a_files_place_is_not_waited_for(run, environ, tmp_path, name)
         read_script(run, environ)
     if name == "submitted":
         assert remember_script(b"x", environ)
+
+
+@pytest.mark.parametrize("style", ["echelon", "srun", "ray"])
+def test_a_changed_copy_of_the_code_is_not_executed(tmp_path, environ, style):
+    (tmp_path / "train.py").touch()
+    values = {"script": "train.py", "style": style}
+    spec = merge([Layer(source="x", values=values)]).spec
+    run, _ = prepare_run(
+        spec,
+        tmp_path / "runs",
+        tmp_path,
+        take_code=lambda run: take_snapshot(run, spec, tmp_path, LocalShell()),
+    )
+    script = run.script.read_bytes()
+    remember_script(script, environ)
+    assert read_script(run, environ) == seal_script(script, run) == script
+    assert find_home(run) == run.path
+    if style == "srun":  # the others find it otherwise
+        text = script.decode()
+        assert f'"$python" {run.code}/train.py' in text
+        assert text.index("\nexport PYTHONPATH\n") < text.index("    srun ")
+    (run.code / "train.py").chmod(0o600)
+    (run.code / "train.py").write_text("print('planted')\n")
+    for trust in (False, True):
+        with pytest.raises(NotPermittedError, match=r"code/train\.py is not what was submitted"):
+            read_script(run, environ, trust=trust)
+    # Whoever changes the digest of the code as well changes the request.
+    run.spec.write_text(run.spec.read_text().replace('digest = "', 'digest = "0'))
+    with pytest.raises(NotPermittedError, match=r"spec\.toml was changed after submission"):
+        read_script(run, environ)

@@ -72,7 +72,7 @@ def section(text, heading):
 def test_commands_are_listed_by_purpose(help_text):
     assert headings(help_text) == ["Options", START, LOOK, CHECK, PREPARE]
     assert re.findall(r"^  (\w+) ", section(help_text, START), re.MULTILINE) == [
-        *("submit", "run", "stop", "cancel", "resume")
+        *("submit", "run", "stop", "cancel", "resume", "rerun")
     ]
     assert " ps " in section(help_text, LOOK)
     assert " lint " in section(help_text, CHECK)

@@ -136,7 +136,7 @@ def test_checkpoints_are_listed(live):
     assert told["checkpoints"] == []
     folder = live.run.checkpoint(1200)
     folder.mkdir()
-    manifest = {"step": 1200, "metrics": {"loss": 0.5}, "shards": [{"bytes": 3}, {"bytes": 4}]}
+    manifest = {"step": 1200, "metrics": {"loss": 0.5}, "bytes": 7}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     live.run.checkpoint(1300).mkdir()  # one that is not whole
     (live.run.checkpoints / "best.json").write_text('{"step": 1200}')

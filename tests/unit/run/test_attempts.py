@@ -12,6 +12,7 @@ from echelon.run.attempts import (
     Outcome,
     attempts,
     begin_attempt,
+    claiming_next,
     give_back,
     is_given_back,
     is_of_use,
@@ -250,3 +251,17 @@ def test_an_attempt_that_wrote_files_made_progress_where_no_checkpoint_is_report
     assert read_history(run, 4).stalled == 2
     run.outcome(2).write_text(json.dumps(ended))
     assert read_history(run, 4).stalled == 1
+
+
+def test_of_two_who_wait_one_submits_what_follows(run):
+    run.claim_attempt()
+    with claiming_next(run, 1) as ours, claiming_next(run, 1) as theirs:
+        assert (ours, theirs) == (True, False)
+
+
+def test_who_cannot_submit_what_follows_leaves_it_to_others(run):
+    run.claim_attempt()
+    with pytest.raises(UnavailableError), claiming_next(run, 1):
+        raise UnavailableError("away", hint="later")
+    with claiming_next(run, 1) as ours:
+        assert ours

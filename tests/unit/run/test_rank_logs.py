@@ -258,3 +258,23 @@ def test_the_last_lines_of_all_ranks_and_what_is_added(logs):
     assert sorted(texts(reader)) == ["a", "b", "c"]
     write(logs / "1.1" / "rank-00001.log", b"d\n")
     assert texts(reader) == ["d"]
+
+
+def test_another_reader_reads_on_where_one_was(tmp_path):
+    """Whatever was read between: nothing is lost, and nothing comes twice."""
+    for name, text in {"1.0/rank-00000.log": "a\nb\n", "1.0/rank-00001.log": "c\nhal"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    first = RunLogs(tmp_path)
+    seen = [line.text for line in first.read(over=False, now_s=0)]
+    with (tmp_path / "1.0/rank-00001.log").open("a") as file:
+        file.write("f\n")
+    (tmp_path / "1.1").mkdir()
+    (tmp_path / "1.1/rank-00000.log").write_text("d\n")
+    second = RunLogs(tmp_path)
+    second.continue_from(first.position())
+    seen += [line.text for line in second.read(over=False, now_s=0)]
+    third = RunLogs(tmp_path)
+    third.continue_from(second.position())
+    seen += [line.text for line in third.read(over=True, now_s=0)]
+    assert sorted(seen) == ["a", "b", "c", "d", "half"]

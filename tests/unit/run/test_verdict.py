@@ -397,6 +397,8 @@ def test_several_failures_of_no_rank_are_kept_apart():
         ("EOFError", "EOFError: Ran out of input", ""),
         ("FileNotFoundError", "[Errno 2] No such file or directory: 'data/x.bin'", "--chdir"),
         ("FileNotFoundError", "[Errno 2] No such file or directory: '/data/x.bin'", ""),
+        ("PermissionError", "[Errno 13] Permission denied: '/runs/a-1/code/x'", "--no-snapshot"),
+        ("PermissionError", "[Errno 13] Permission denied: '/data/x'", ""),
         ("ModuleNotFoundError", "No module named 'echelon'", "pip install 'echelon[train]'"),
     ],
 )

@@ -23,7 +23,7 @@ PLACEHOLDER = "{dist_file}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shipped:
-    """The files of a run directory that a script of style `echelon` executes."""
+    """The files of a run directory that its script executes."""
 
     run: str
     """The run directory."""
@@ -31,6 +31,8 @@ class Shipped:
     """SHA-256 of its launcher."""
     request: str
     """SHA-256 of its request."""
+    program: str = ""
+    """The training script's copy; a module's name. Empty if the project itself is executed."""
 
 
 def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: str = "") -> str:
@@ -38,23 +40,28 @@ def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: s
 
     Args:
         spec: the request.
-        shipped: what style `echelon` starts; None for the `echelon` that is installed on the nodes.
+        shipped: the run directory; None for a script without one, in which style `echelon` starts
+            the `echelon` that is installed on the nodes.
         conda_exe: the conda of the user's shell, for jobs without conda on their PATH.
     """
     if spec.style == "echelon":
         head = _head(spec, run=shipped.run if shipped else "")
         return "\n".join([head, _environment(spec, conda_exe), _launch_echelon(spec, shipped)])
+    copied = shipped.program if shipped else ""
+    environment = _environment(spec, conda_exe)
+    if shipped and copied:
+        environment = f"{environment}\n{_find_code(shipped)}"
     if spec.style == "ray":
-        driver = render_driver(" ".join(_program(spec)))
-        return "\n".join([_head(spec), _environment(spec, conda_exe), CLUSTER, driver])
+        driver = render_driver(" ".join(_program(spec, copied)))
+        return "\n".join([_head(spec), environment, CLUSTER, driver])
     task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
     parts = [
         _head(spec),
-        _environment(spec, conda_exe),
+        environment,
         _RENDEZVOUS_FILE if spec.style == "file" else _RENDEZVOUS,
         f"# Every task runs this before it becomes {_TASK_IS[spec.style]}.",
         f"task=$(cat <<'TASK'\n{task}TASK\n)\n",
-        _launch(spec),
+        _launch(spec, copied),
     ]
     return "\n".join(parts)
 
@@ -275,6 +282,27 @@ _TASK_IS = {
 }
 
 
+_START = f"""\
+# Slurm stores this script at submission, but the run directory may have changed since then.
+# The launcher is therefore read once, compared with its SHA-256, and executed from memory.
+start=$(cat <<'START'
+{BOOTSTRAP}START
+)
+"""
+
+
+def _find_code(shipped: Shipped) -> str:
+    """Return the lines with which a style without a controller finds the copied code."""
+    return f"""\
+# --- code
+{_START}# Compare the code with what was submitted, and have Python find modules of the
+# project there. The last argument is the SHA-256 of spec.toml.
+PYTHONPATH=$("$python" -c "$start" {shipped.launcher} {_quote(f"{shipped.run}/launcher")} \\
+    code {_quote(shipped.run)} {shipped.request}) || exit 1
+export PYTHONPATH
+"""
+
+
 def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
     if shipped:
         run = shipped.run
@@ -282,11 +310,7 @@ def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
         folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
         return f"""\
 # --- start
-{folder}# Slurm stores this script at submission, but the run directory may have changed since then.
-# The launcher is therefore read once, compared with its SHA-256, and executed from memory.
-start=$(cat <<'START'
-{BOOTSTRAP}START
-)
+{folder}{_START}\
 # The controller starts an agent on every node, and the agents start the ranks. $1 is the attempt;
 # the last argument is the SHA-256 of spec.toml.
 exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
@@ -310,16 +334,17 @@ exec "$python" -m echelon run {" ".join(options)} {words}
 """
 
 
-def _program(spec: JobSpec) -> list[str]:
+def _program(spec: JobSpec, copied: str = "") -> list[str]:
     """Return the command line of a task, each word quoted for bash."""
     program = [] if spec.style in ("static", "torchrun") else ['"$python"']
     if spec.module:
-        program.append("-m")
-    return [*program, *(_argument(word) for word in (spec.script, *spec.args))]
+        # With -P, Python does not search the working directory, but PYTHONPATH.
+        program += ["-P", "-m"] if copied else ["-m"]
+    return [*program, *(_argument(word) for word in (copied or spec.script, *spec.args))]
 
 
-def _launch(spec: JobSpec) -> str:
-    words = " ".join(_program(spec))
+def _launch(spec: JobSpec, copied: str) -> str:
+    words = " ".join(_program(spec, copied))
     # With --ntasks and --overlap, it also works in a job of another size, and inside a step.
     tasks = f'--ntasks="$((SLURM_JOB_NUM_NODES * {spec.tasks_per_node}))"'
     step = f"""\

@@ -20,6 +20,7 @@ export function drawHead({head, speed}, now) {
     effective: percent(head.effective),
     time: head.began ? duration((head.ended || now) - head.began) : "",
     job: head.job,
+    code: head.code || "",
   };
   const list = $("facts"), shown = Object.entries(facts).filter(([, value]) => value !== "");
   while (list.children.length > shown.length) list.lastChild.remove();

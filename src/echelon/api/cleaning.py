@@ -1,0 +1,136 @@
+"""What runs hold on disk, and which of them may be removed."""
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from echelon.core.atomic_file import remove_tree
+from echelon.core.jobs import Job
+from echelon.core.units import counted, render_time
+from echelon.errors import UnavailableError
+from echelon.run.directory import RunDir
+from echelon.run.history import OWN_FILES, newest_checkpoint
+
+_LOGS = frozenset({"attempts", "events", "logs", "telemetry", "metrics.jsonl"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A run on disk."""
+
+    run: RunDir
+    state: str
+    over: bool
+    """Whether its last job has ended."""
+    written_s: float
+    """When the run last wrote something."""
+    code: int
+    """Bytes; a file that several runs share counts as a part of it in each."""
+    checkpoints: int
+    """Bytes, with all files that the script wrote."""
+    logs: int
+    """Bytes of logs, events and measurements."""
+    resumable: bool
+    """Whether something is there to continue from."""
+    kept: str = ""
+    """Why it is not removed; empty if it is."""
+
+    @property
+    def size(self) -> int:
+        return self.code + self.checkpoints + self.logs
+
+
+def measure(run: RunDir, job: Job) -> Holding:
+    """Return what a run holds."""
+    sizes = {"code": 0, "checkpoints": 0, "logs": 0}
+    foreign, written_s = False, 0.0
+    for entry in os.scandir(run.path):
+        kind = "code" if entry.name == run.code.name else "checkpoints"
+        if entry.name in _LOGS or (entry.name in OWN_FILES and kind != "code"):
+            kind = "logs"
+        size, newest_s = _weigh(entry)
+        sizes[kind] += size
+        if kind == "checkpoints":
+            foreign |= entry.name != run.checkpoints.name or bool(size)
+        if kind != "code":
+            written_s = max(written_s, newest_s)
+    return Holding(
+        run=run,
+        state=job.state,
+        over=job.over and job.state != "UNKNOWN",
+        written_s=written_s,
+        resumable=newest_checkpoint(run) >= 0 or foreign,
+        code=sizes["code"],
+        checkpoints=sizes["checkpoints"],
+        logs=sizes["logs"],
+    )
+
+
+def _weigh(entry: "os.DirEntry[str]") -> tuple[int, float]:
+    """Return the size and newest time of a file, or of all files in a folder."""
+    found = entry.stat(follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode):
+        return found.st_size // max(1, found.st_nlink), found.st_mtime
+    size, newest_s = 0, found.st_mtime
+    for path, _, names in os.walk(entry.path):
+        for name in names:
+            one = Path(path, name).lstat()
+            size += one.st_size // max(1, one.st_nlink)
+            newest_s = max(newest_s, one.st_mtime)
+    return size, newest_s
+
+
+def choose(
+    holdings: Sequence[Holding], *, keep: int, older_s: float, now_s: float, unfinished: bool
+) -> list[Holding]:
+    """Return runs, the oldest first, each with the reason why it is kept, if it is. Pure.
+
+    Args:
+        holdings: the runs, the oldest first.
+        keep: number of the newest runs to keep.
+        older_s: keep runs that wrote something since then.
+        now_s: the time.
+        unfinished: also remove runs that could be resumed from a checkpoint.
+    """
+    newest = holdings[len(holdings) - keep :] if keep else ()
+    found = []
+    for one in holdings:
+        why = find_use(one, unfinished=unfinished)
+        if not why and one in newest:
+            why = f"one of the newest {keep}" if keep > 1 else "the newest"
+        if not why and now_s - one.written_s < older_s:
+            why = f"only {show_age(now_s - one.written_s)} old"
+        found.append(replace(one, kept=why))
+    return found
+
+
+def show_age(seconds: float) -> str:
+    """Format the time since a run wrote something."""
+    days = int(seconds // 86400)
+    return counted(days, "day") if days else render_time(seconds)
+
+
+def find_use(one: Holding, *, unfinished: bool) -> str:
+    """Return why a run must not be removed, whatever its age; empty if it may be. Pure."""
+    if not one.over and one.state != "UNSUBMITTED":
+        return "its state is unknown" if one.state == "UNKNOWN" else "active"
+    if one.state != "COMPLETED" and one.resumable and not unfinished:
+        return "unfinished, with a checkpoint"
+    return ""
+
+
+def remove(holdings: Sequence[Holding]) -> None:
+    """Remove runs.
+
+    Raises:
+        UnavailableError: something is left of a run.
+    """
+    for one in holdings:
+        remove_tree(one.run.path)
+    if left := [one.run.path for one in holdings if one.run.path.exists()]:
+        raise UnavailableError(
+            f"{counted(len(left), 'run')} could not be removed completely: {left[0]}",
+            hint=f"check who owns its files: ls -la {left[0]}",
+        )

@@ -1,0 +1,55 @@
+"""What `echelon lint` finds in the scripts of a request, before it is queued.
+
+Only an error on a line that the script always reaches refuses the request. Others are mentioned.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.cli import console
+
+if TYPE_CHECKING:
+    from echelon.lint.rule import Finding
+
+_OF_ANY_RANK = ("E601", "E624", "E626")
+"""Rules that matter for one rank, too."""
+
+
+def check_script(script: Path, *, ranks: int) -> list[str]:
+    """Return the errors that end a Python script for certain, and mention the others."""
+    errors = _find_errors(script)
+    if not errors:
+        return []
+    from echelon.lint.certain import find_certain  # noqa: PLC0415
+
+    certain = find_certain(script.read_text(errors="replace"), errors)
+    others = [e for e in errors if e not in certain and (ranks > 1 or e.code in _OF_ANY_RANK)]
+    _mention(others)
+    return [
+        f"{error.path}:{error.line}: {error.what.rstrip('.')} ({error.code}; if you know better, "
+        f"add the comment: # echelon: ignore {error.code})"
+        for error in certain
+    ]
+
+
+def mention_directives(script: Path) -> None:
+    """Mention the errors of #SBATCH directives that Slurm, and so --from, ignores or misreads."""
+    _mention([error for error in _find_errors(script) if error.code in ("E102", "E103", "E106")])
+
+
+def _find_errors(script: Path) -> "list[Finding]":
+    """Return the errors in a script; none if it is not a text file, or lint is not installed."""
+    try:
+        from echelon.lint.files import DiskFiles  # noqa: PLC0415
+        from echelon.lint.linting import lint  # noqa: PLC0415
+        from echelon.lint.rule import Severity  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return []
+    text = DiskFiles().read(str(script))
+    found = lint(text, path=str(script), files=DiskFiles()) if text else []
+    return [one for one in found if one.severity is Severity.ERROR and one.path == str(script)]
+
+
+def _mention(errors: "list[Finding]") -> None:
+    for error in errors:
+        console.note(f"warning: {error.path}:{error.line}: {error.code}: {error.what}")

@@ -1,0 +1,167 @@
+"""Commands about the code of runs: compare it, and execute it again."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from echelon.cli import console
+from echelon.cli.help import LOOK, START, SectionedCommand
+from echelon.cli.options import change_request, takes_changes
+from echelon.cli.places import choose_cluster, cluster_of
+from echelon.cli.remote import There, execute, on_host, rerun_there
+from echelon.cli.remote_files import fetched
+from echelon.cli.runs import (
+    RUNS,
+    AsJson,
+    Follow,
+    Run,
+    RunsDir,
+    Trust,
+    Wait,
+    announce,
+    check_request,
+    complete_run,
+    start_run,
+)
+from echelon.core.jobs import describe_job
+from echelon.core.shell import LocalShell
+from echelon.errors import UsageError
+from echelon.run.attempts import attempts
+from echelon.run.directory import RunDir
+from echelon.run.listing import find_run
+from echelon.run.request import read_code, read_layer
+from echelon.spec.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from echelon.api.code_diff import Side
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+def diff_there(there: There) -> int:
+    """Compare the code of a run on another host: there with another run, here with the project."""
+    from echelon.api.code_diff import read_project_at, read_run  # noqa: PLC0415
+    from echelon.api.project_files import find_root  # noqa: PLC0415
+
+    if there.values["other"] != ".":
+        return execute(there)
+    with fetched(there.site, there.run, ["spec.toml", "code.json", "code"]) as runs:
+        found = find_run(runs, "last")
+        root, _ = find_root(Path.cwd(), None, LocalShell())
+        new = read_project_at(found, root, LocalShell())
+        options = {name: there.values[name] for name in ("names", "as_json")}
+        _print_changes(read_run(found), new, **options)
+    return 0
+
+
+@app.command(rich_help_panel=LOOK)
+@on_host(diff_there)
+def diff(
+    run: Run = "last",
+    other: Annotated[
+        str,
+        typer.Argument(
+            help="Another run, or . for the project as it is now.", autocompletion=complete_run
+        ),
+    ] = ".",
+    *,
+    runs_dir: RunsDir = RUNS,
+    names: Annotated[bool, typer.Option("--name-only", help="List only the files.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare a run's code with another run's, or with the project.
+
+    Example: echelon diff last
+    """
+    from echelon.api.code_diff import read_project, read_run  # noqa: PLC0415
+
+    found = find_run(runs_dir, run)
+    now = other == "."
+    new = read_project(found, LocalShell()) if now else read_run(find_run(runs_dir, other))
+    _print_changes(read_run(found), new, names=names, as_json=as_json)
+
+
+def _print_changes(old: "Side", new: "Side", *, names: bool, as_json: bool) -> None:
+    from echelon.api.code_diff import compare, render_diff  # noqa: PLC0415
+
+    changes = compare(old, new)
+    if as_json:
+        console.print_json([{"path": path, "change": one} for path, one in changes.items()])
+    elif names:
+        console.print_table(["", ""], [[path, change] for path, change in changes.items()])
+    elif changes:
+        console.print_file("\n".join(render_diff(old, new)))
+    if not changes and not as_json:
+        console.note(f"no differences between {old.name} and {new.name}")
+
+
+@app.command(cls=SectionedCommand, rich_help_panel=START)
+@on_host(rerun_there)
+@takes_changes
+def rerun(
+    *,
+    run: Run = "last",
+    args: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- ARGS]", help="New arguments of the script."),
+    ] = None,
+    changes: Mapping[str, Any],
+    runs_dir: RunsDir = RUNS,
+    wait: Wait = False,
+    follow: Follow = False,
+    trust: Trust = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat a run with the same code and request, or with changes.
+
+    This starts a new run. With --snapshot, it executes a copy of the project as it is now. A run on
+    this machine runs in the foreground.
+
+    Example: echelon rerun last --nodes 4 -- --lr 0.2
+    """
+    from echelon.api.snapshot import copy_again  # noqa: PLC0415
+    from echelon.api.trust import read_script  # noqa: PLC0415
+    from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
+    from echelon.clusters.local import PREFIX  # noqa: PLC0415
+
+    found = find_run(runs_dir, run)
+    read_script(found, os.environ, trust=trust)
+    given = {**changes, "args": args or None}
+    spec = _without_output(found, change_request(read_layer(found), given).spec)
+    code = read_code(found) if changes.get("snapshot") is None else None
+    here = any(one.job_id.startswith(PREFIX) for one in attempts(found))
+    cluster = choose_cluster("local", runs_dir, tied=True) if here else cluster_of(found)
+
+    def take_again(new: RunDir) -> Any:
+        copy_again(found, new)
+        return code
+
+    if code is None:
+        check_request(spec, cluster, "rerun")
+    elif problems := [*_check_folder(spec), *cluster.problems(spec)]:
+        raise UsageError("; ".join(problems), hint="nothing was started; change the request")
+    take_code = take_again if code else None
+    new, job_id = start_run(spec, cluster, runs_dir, os.environ, take_code=take_code)
+    if here:
+        console.note(f"{new.run_id}: running {spec.script} {describe_job(job_id)}")
+        raise typer.Exit(exit_code(follow_to_the_end(new, cluster)))
+    announce(new, job_id, as_json=as_json)
+    if wait or follow:
+        raise typer.Exit(exit_code(follow_run(new, cluster, show=follow, resubmit=True)))
+
+
+def _without_output(run: RunDir, spec: JobSpec) -> JobSpec:
+    """Let the new run choose its output file, unless the request named one."""
+    from echelon.api.relocation import own_output  # noqa: PLC0415
+
+    return replace(spec, output="") if spec.output == own_output(run) else spec
+
+
+def _check_folder(spec: JobSpec) -> list[str]:
+    if Path(spec.chdir).is_dir():
+        return []
+    return [f"the working directory {spec.chdir} does not exist: choose another with --chdir"]

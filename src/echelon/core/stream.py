@@ -1,0 +1,241 @@
+"""Messages and data between two Echelon processes over one two-way byte stream, such as ssh's.
+
+A message is a line with a JSON object. Data that a message announces follows it as raw bytes, or as
+chunks with their lengths if the total is not known. The stream may end at any byte, and the other
+end may send anything: whatever it sends, memory stays bounded and the error is an `EchelonError`.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+from echelon.core.records import MOST_COUNT, parse_json, render_json, to_count
+from echelon.core.visible import in_one_line
+from echelon.errors import (
+    ConflictError,
+    EchelonError,
+    NotFoundError,
+    NotPermittedError,
+    TimedOutError,
+    UnavailableError,
+    UsageError,
+)
+
+CHUNK_BYTES = 1 << 20
+MOST_LINE_BYTES = 64 << 20
+"""Longest message; the description of 50,000 files is far shorter."""
+_SHOWN = 80
+"""How much of an unexpected message an error shows."""
+_LENGTH_BYTES = 4
+_KINDS = {
+    kind.exit_code: kind
+    for kind in (
+        *(UsageError, NotFoundError, UnavailableError),
+        *(ConflictError, NotPermittedError, TimedOutError),
+    )
+}
+
+
+class Stream:
+    """One end of a two-way byte stream.
+
+    Args:
+        reader: a buffered binary file, such as `sys.stdin.buffer` or `Popen.stdout`.
+        writer: likewise, such as `sys.stdout.buffer` or `Popen.stdin`; nobody else may write to it.
+        peer: the name of the other end in errors, such as a host name.
+    """
+
+    def __init__(self, reader: BinaryIO, writer: BinaryIO, *, peer: str = "the other end") -> None:
+        self._reader, self._writer, self.peer = reader, writer, peer
+        self._cut = self._reported = False
+        self._closed: EchelonError | None = None
+        """Why writing is not possible any more."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the stream has ended too early, and the other end did not say why."""
+        return self._cut
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        """Send a message.
+
+        Raises:
+            EchelonError: the other end reported this error before it closed the stream.
+            UnavailableError: the stream is closed.
+        """
+        self.write(render_json(record).encode() + b"\n")
+        self.flush()
+
+    def receive(self, *, most: int = MOST_LINE_BYTES) -> dict[str, Any]:
+        """Return the next message.
+
+        Raises:
+            EchelonError: the other end reports this error; its class and hint are the same.
+            UnavailableError: the stream ends, or the next line is not a message.
+        """
+        try:
+            line = self._reader.readline(most + 1)
+        except (OSError, ValueError) as error:
+            raise self._fail() from error
+        if len(line) > most:
+            raise self.refuse(f"a message of more than {most:,} bytes")
+        try:
+            record = parse_json(line)
+        except (ValueError, RecursionError) as error:
+            if not line.endswith(b"\n"):
+                raise self._fail(line) from error
+            raise self.refuse(_show(line)) from error
+        if not isinstance(record, dict) or not line.endswith(b"\n"):
+            raise self.refuse(_show(line))
+        if "error" in record:
+            raise _parse_error(record["error"], self.peer)
+        return record
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report an error in the block to the other end too, which raises it when it reads.
+
+        Close the stream after an error: the other end may be writing, and reads only then. In
+        nested blocks, an error is reported once.
+        """
+        try:
+            yield
+        except EchelonError as error:
+            if not self._cut and not self._reported:
+                self._reported = True
+                about = {"message": error.message, "hint": error.hint, "code": error.exit_code}
+                with contextlib.suppress(EchelonError):
+                    self.send({"error": about})
+            raise
+
+    def refuse(self, what: str) -> EchelonError:
+        """Return the error for something that the other end must not send."""
+        return UnavailableError(
+            f"unexpected data from {self.peer}: {what}",
+            hint="use the same version of Echelon on both ends, and let shell startup files such as"
+            " ~/.bashrc print nothing in shells that are not interactive",
+        )
+
+    def _fail(self, got: bytes = b"") -> EchelonError:
+        self._cut = True
+        after = f" after: {_show(got)}" if got else ""
+        return UnavailableError(
+            f"the connection to {self.peer} was lost{after}",
+            hint="run the same command again: it continues with what is missing",
+        )
+
+    # --- data ---------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        """Write raw bytes; see `send` for errors."""
+        try:
+            self._writer.write(data)
+        except (OSError, ValueError) as error:
+            raise self._explain() from error
+
+    def flush(self) -> None:
+        """Write out what is buffered; see `send` for errors."""
+        try:
+            self._writer.flush()
+        except (OSError, ValueError) as error:
+            raise self._explain() from error
+
+    def _explain(self) -> EchelonError:
+        """Return why the other end has closed the stream: the error that it reported, if any."""
+        if self._closed is None:  # a file that is closed after an error may write once more
+            self._closed = self._fail()
+            with contextlib.suppress(OSError, ValueError, RecursionError):
+                while line := self._reader.readline(MOST_LINE_BYTES):
+                    record = parse_json(line)
+                    if isinstance(record, dict) and "error" in record:
+                        self._closed = _parse_error(record["error"], self.peer)
+                        self._cut = False
+        return self._closed
+
+    def read(self, count: int) -> bytes:
+        """Return exactly this many raw bytes.
+
+        Raises:
+            UnavailableError: the stream ends before.
+        """
+        parts: list[bytes] = []
+        while count:
+            try:
+                part = self._reader.read(min(count, CHUNK_BYTES))
+            except (OSError, ValueError) as error:
+                raise self._fail() from error
+            if not part:
+                raise self._fail()
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)
+
+
+class ChunkWriter:
+    """A file that writes to a stream in chunks with lengths; close it to mark the end."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes) -> int:
+        """Write a chunk."""
+        for start in range(0, len(data), CHUNK_BYTES):
+            part = data[start : start + CHUNK_BYTES]
+            self._stream.write(len(part).to_bytes(_LENGTH_BYTES, "big"))
+            self._stream.write(part)
+        return len(data)
+
+    def close(self) -> None:
+        """Mark the end."""
+        self._stream.write(bytes(_LENGTH_BYTES))
+        self._stream.flush()
+
+
+class ChunkReader:
+    """A file with the chunks of a `ChunkWriter`; it ends where that one was closed.
+
+    Args:
+        stream: where they are read from.
+        most: how many bytes to accept.
+    """
+
+    def __init__(self, stream: Stream, *, most: int) -> None:
+        self._stream, self._left = stream, most
+        self._buffer, self._ended = bytearray(), False
+
+    def read(self, count: int) -> bytes:
+        """Return this many bytes; fewer only at the end.
+
+        Raises:
+            UnavailableError: the stream ends before, or is longer than allowed.
+        """
+        while len(self._buffer) < count and not self._ended:
+            length = int.from_bytes(self._stream.read(_LENGTH_BYTES), "big")
+            if length > min(CHUNK_BYTES, self._left):
+                raise self._stream.refuse(f"a chunk of {length:,} bytes")
+            self._buffer += self._stream.read(length)
+            self._left -= length
+            self._ended = length == 0
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
+
+    def finish(self) -> None:
+        """Read what is left, up to the end."""
+        while self.read(CHUNK_BYTES):
+            pass
+
+
+def _show(line: bytes) -> str:
+    text = in_one_line(line[:_SHOWN].decode(errors="replace").strip())
+    return f"'{text}…'" if len(line) > _SHOWN else f"'{text}'"
+
+
+def _parse_error(about: Any, peer: str) -> EchelonError:
+    found = about if isinstance(about, dict) else {}
+    kind = _KINDS.get(to_count(found.get("code"), below=MOST_COUNT) or 0, EchelonError)
+    message, hint = str(found.get("message", "unknown error")), str(found.get("hint", ""))
+    return kind(f"{peer}: {message[:10_000]}", hint=hint[:10_000])

@@ -1,0 +1,288 @@
+"""Files below a folder, by paths that another machine sent: nothing outside is read or written.
+
+Each folder on the way to a file is opened relative to the one above and without following links, so
+that a link which appears meanwhile leads nowhere.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from io import BufferedReader
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from echelon.core.visible import in_one_line
+from echelon.errors import ConflictError, NotPermittedError, UnavailableError
+
+_MOST_PATH_BYTES = 4096
+_MOST_NAME_BYTES = 255
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
+"""A file or a link."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_inner(path: object) -> bool:
+    """Tell whether a value is a path below a folder: relative, without `..`. Pure."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        return False
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
+    names = encoded.split(b"/")
+    return len(encoded) < _MOST_PATH_BYTES and all(
+        name not in (b"", b".", b"..") and len(name) <= _MOST_NAME_BYTES for name in names
+    )
+
+
+def check_paths(paths: Iterable[object]) -> None:
+    """Check paths that another machine sent. Pure.
+
+    Raises:
+        NotPermittedError: one leads elsewhere, or goes through another that is not a folder.
+    """
+    known: set[str] = set()
+    for path in paths:
+        if not is_inner(path) or path in known:
+            raise _refuse(path)
+        known.add(str(path))
+    for path in known:
+        if not known.isdisjoint(folders(path)):
+            raise _refuse(path)
+
+
+def folders(path: str) -> Iterator[str]:
+    """Yield the folders around a path, the outermost first. Pure."""
+    at = path.find("/")
+    while at > 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
+
+
+def _refuse(path: object) -> NotPermittedError:
+    return NotPermittedError(
+        f"refused the path '{in_one_line(str(path)[:200])}': it is not below the target folder",
+        hint="use the same version of Echelon on both ends",
+    )
+
+
+class BlockedError(ConflictError):
+    """A folder is needed where there is a file or a link."""
+
+    def __init__(self, message: str, *, hint: str, path: str) -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+
+
+class Tree:
+    """The files below a folder. No method follows a link below it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._top = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._last = ("", self._top)
+        """The folder that was used last: most files are in the same one as the file before."""
+        self._missing: str | None = None
+        """A folder that does not exist, for the same reason."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._keep("", self._top)
+        os.close(self._top)
+
+    def _keep(self, folder: str, handle: int) -> None:
+        if self._last[1] not in (self._top, handle):
+            os.close(self._last[1])
+        self._last = (folder, handle)
+
+    def _open(self, folder: str, *, create: bool) -> int:
+        """Return a folder's handle, which is valid until the next call."""
+        if self._last[0] == folder:
+            return self._last[1]
+        if folder == self._missing and not create:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
+        here = os.dup(self._top)
+        for path in (*folders(folder), *filter(None, [folder])):
+            name = path.rpartition("/")[2]
+            try:
+                if create:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(name, 0o700, dir_fd=here)
+                inner = os.open(name, _FOLDER, dir_fd=here)
+            except OSError as error:
+                if error.errno in _NO_FOLDER:
+                    full = self.root / path
+                    raise BlockedError(
+                        f"{full} is not a folder: it is a file or a link",
+                        hint=f"remove it, or rename it: mv '{full}' '{full}.old'",
+                        path=path,
+                    ) from error
+                if error.errno == errno.ENOENT:
+                    self._missing = folder
+                raise
+            finally:
+                os.close(here)
+            here = inner
+        self._keep(folder, here)
+        self._missing = None
+        return here
+
+    def _split(self, path: str, *, create: bool = False) -> tuple[int, str]:
+        folder, _, name = path.rpartition("/")
+        return self._open(folder, create=create), name
+
+    def find(self, path: str) -> os.stat_result | None:
+        """Return the status of a file, link or folder; None if there is none.
+
+        Raises:
+            BlockedError: a folder around it is a file or a link.
+        """
+        try:
+            folder, name = self._split(path)
+            return os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def open(self, path: str) -> BufferedReader:
+        """Open a regular file for reading.
+
+        Raises:
+            BlockedError: a folder around it is a file or a link.
+            OSError: it is missing, or not a regular file.
+        """
+        folder, name = self._split(path)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        handle = os.open(name, flags, dir_fd=folder)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return os.fdopen(handle, "rb")
+
+    def read_link(self, path: str) -> str:
+        """Return the target of a link."""
+        folder, name = self._split(path)
+        return os.readlink(name, dir_fd=folder)
+
+    def list_below(self, path: str) -> list[str]:
+        """Return the paths of everything in a folder that is not a folder itself."""
+        found = []
+        for folder, inner, names in os.walk(self.root / path):
+            links = [name for name in inner if os.path.islink(f"{folder}/{name}")]  # noqa: PTH114
+            found += [os.path.relpath(f"{folder}/{name}", self.root) for name in (*names, *links)]
+        return found
+
+    def list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder; empty if it does not exist."""
+        try:
+            return os.listdir(self._open(folder, create=False))  # noqa: PTH208  of a handle
+        except FileNotFoundError:
+            return []
+
+    # --- writing ------------------------------------------------------------------------------
+
+    @contextmanager
+    def replacing(self, path: str, temporary: str, *, mode: int) -> Iterator[BinaryIO]:
+        """Yield a file that replaces another at the end of the block, unless that raises.
+
+        Args:
+            path: the file; folders around it are created.
+            temporary: a name in the same folder; what has it is replaced.
+            mode: permissions of the file.
+        """
+        folder, name = self._split(path, create=True)
+        folder = os.dup(folder)  # the block may use other folders
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            try:
+                handle = os.open(temporary, flags, mode, dir_fd=folder)
+            except FileExistsError:  # of a process that was killed
+                _unlink(temporary, folder)
+                handle = os.open(temporary, flags, mode, dir_fd=folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    yield file
+                os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                _unlink(temporary, folder)
+                raise
+        finally:
+            os.close(folder)
+
+    def append(self, path: str) -> BinaryIO:
+        """Open a file for reading and writing, at its end; folders around it are created."""
+        folder, name = self._split(path, create=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(name, flags, 0o600, dir_fd=folder)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return os.fdopen(handle, "ab")
+
+    def rename(self, path: str, name: str) -> None:
+        """Give a file another name in its folder, where it replaces what has that name."""
+        folder, old = self._split(path)
+        os.rename(old, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def link(self, path: str, target: str, temporary: str) -> None:
+        """Create a symbolic link, which replaces a file or link; see `replacing`."""
+        folder, name = self._split(path, create=True)
+        _unlink(temporary, folder)
+        os.symlink(target, temporary, dir_fd=folder)
+        try:
+            os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            _unlink(temporary, folder)
+            raise
+
+    def remove(self, path: str) -> None:
+        """Remove a file or link if it exists."""
+        with contextlib.suppress(FileNotFoundError, BlockedError):
+            folder, name = self._split(path)
+            _unlink(name, folder)
+
+    def remove_empty(self, folder: str) -> None:
+        """Remove a folder and those around it, as far as they are empty."""
+        with contextlib.suppress(OSError, BlockedError):
+            for path in (folder, *reversed(list(folders(folder)))):
+                above, name = self._split(path)
+                os.rmdir(name, dir_fd=above)
+                self._keep("", self._top)  # the handle of a folder that is gone is no use
+
+
+def _unlink(name: str, folder: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=folder)
+
+
+@contextmanager
+def naming_folder(folder: Path) -> Iterator[None]:
+    """Turn errors of the file system into one that names a folder.
+
+    Raises:
+        UnavailableError: its disk or quota is full, or it cannot be read or written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise UnavailableError(
+                f"no space left in {folder}: {error.strerror}",
+                hint=f"free space there, then run the same command again: df -h '{folder}'",
+            ) from error
+        about = f" ({error.filename})" if error.filename else ""
+        raise UnavailableError(
+            f"cannot use {folder}: {error.strerror}{about}",
+            hint=f"check its permissions, or choose another folder: ls -ld '{folder}'",
+        ) from error

@@ -1,0 +1,228 @@
+"""Commands for another host: which host, and what is executed there."""
+
+import os
+from pathlib import Path
+
+import pytest
+import typer
+
+from echelon.api.register import record_run
+from echelon.cli import main, remote
+from echelon.cli.remote import There, render_line
+from echelon.cli.remote_files import claim_folder
+from echelon.cli.remote_submit import place_request
+from echelon.clusters.ssh.failures import UnreachableError
+from echelon.clusters.ssh.host import LostConnectionError
+from echelon.clusters.ssh.site import Site
+from echelon.errors import ConflictError, NotPermittedError, UnavailableError
+from echelon.spec.job_spec import JobSpec
+
+SITE = Site(host="me@login", workdir="~/echelon/project")
+
+
+@pytest.fixture
+def sent(tmp_path, monkeypatch):
+    """A project from which a run was submitted to a host; what is executed there is recorded."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("ECHELON_RUNS_DIR", raising=False)
+    calls = []
+
+    def forward(site, argv, **_options):
+        calls.append((site, list(argv)))
+        return 7
+
+    monkeypatch.setattr(remote, "forward", forward)
+    record_run("train-abcd", tmp_path, SITE, os.environ)
+    return calls
+
+
+def test_a_run_on_a_host_is_asked_about_there(sent):
+    assert main.run(["status", "--json", "train-ab"]) == 7
+    assert sent == [(SITE, ["status", "--json", "--", "train-abcd"])]
+
+
+def test_last_is_the_run_on_the_host(sent):
+    assert main.run(["why"]) == 7
+    assert sent == [(SITE, ["why", "--", "train-abcd"])]
+
+
+def test_a_named_directory_of_runs_is_on_this_machine(sent, tmp_path, capsys):
+    assert main.run(["status", "--runs-dir", str(tmp_path), "train-abcd"]) == 66
+    assert not sent
+    assert "no run 'train-abcd'" in capsys.readouterr().err
+
+
+def test_options_are_passed_on_as_they_were_given(sent):
+    main.run(["logs", "--tail=5", "--rank", "3", "--raw"])
+    assert sent[-1][1] == ["logs", "--rank=3", "--tail=5", "--raw", "--", "train-abcd"]
+
+
+def test_a_host_can_be_named(sent, tmp_path):
+    main.run(["stop", "--host", "you@other", "last"])
+    site, words = sent[-1]
+    assert (site.host, site.workdir) == ("you@other", f"~/echelon/{tmp_path.name}")
+    assert words == ["stop", "--", "last"]
+
+
+def test_a_profile_names_host_folder_and_python(sent, tmp_path):
+    (tmp_path / "echelon.toml").write_text(
+        '[clusters.alps]\nhost = "me@alps"\nworkdir = "/scratch/me/x"\nvenv = "~/env"\n'
+        'partition = "a100"\n'
+    )
+    main.run(["cancel", "--cluster", "alps", "train-x"])
+    assert sent[-1][0] == Site(
+        host="me@alps", workdir="/scratch/me/x", python="~/env/bin/python", cluster="alps"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[clusters.a]\nhost = "-oProxyCommand=x"\n', "is not a host that ssh can connect to"),
+        ("[clusters.a]\nhost = 3\n", "host: '3' is not text"),
+        ('host = "x"\n', "unknown key 'host'"),
+    ],
+)
+def test_bad_profiles_have_one_clear_error(sent, tmp_path, capsys, text, message):
+    (tmp_path / "echelon.toml").write_text(text)
+    words = ["status", "--cluster=a"] if "clusters" in text else ["config"]
+    assert main.run(words) == 2
+    assert message in capsys.readouterr().err
+    assert not sent
+
+
+def test_a_run_on_a_host_cannot_belong_to_a_command(sent, capsys):
+    Path("train.py").write_text("pass\n")
+    assert main.run(["run", "--on", "slurm", "--host", "login", "train.py"]) == 2
+    assert "echelon submit --follow" in capsys.readouterr().err
+
+
+def test_commands_about_no_run_stay_here_unless_told(sent):
+    assert main.run(["clean", "--dry-run"]) == 0
+    assert not sent
+    main.run(["clean", "--dry-run", "--host", "login"])
+    assert sent[-1][1] == ["clean", "--dry-run", "--"]
+
+
+def test_the_doctor_examines_nodes_of_the_host(sent, tmp_path):
+    (tmp_path / "echelon.toml").write_text(
+        'nodes = 8\n[clusters.a]\nhost = "h"\npartition = "p"\n[clusters.a.slurm.extra]\nx = "1"\n'
+    )
+    main.run(["doctor", "--cluster", "a", "--short"])
+    settings = ["--set=partition=p", "--set=slurm.extra.x=1"]
+    assert sent[-1][1] == ["doctor", "--config=/dev/null", *settings, "--short"]
+    main.run(["doctor", "--cluster", "a", "--nodes", "2"])
+    assert "--set=nodes=2" in sent[-1][1]
+
+
+def test_flags_that_are_repeated_or_negated_are_rendered():
+    app = typer.Typer()
+    seen = []
+
+    @app.command()
+    def show(
+        context: typer.Context,
+        run: str = "last",
+        env: list[str] = typer.Option([]),  # noqa: B008
+        fast: bool = typer.Option(True, "--fast/--no-fast"),
+        args: list[str] = typer.Argument(None),  # noqa: B008
+    ) -> None:
+        seen.append(render_line(context))
+
+    app(["--env=A=1", "--env", "B=2 3", "--no-fast", "--", "-x", "y"], standalone_mode=False)
+    assert seen == [["--env=A=1", "--env=B=2 3", "--no-fast", "--", "-x", "y"]]
+
+
+def test_the_run_comes_before_other_arguments():
+    line = ["rerun", "--wait", "--", "--lr", "--wait"]
+    there = There(site=SITE, run="r", values={}, line=line, command=print)
+    assert there.words("--wait") == ["rerun", "--", "r", "--lr", "--wait"]
+
+
+# --- the request --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("folder", "script", "there", "name"),
+    [
+        ("", "train.py", ".", "train.py"),
+        ("sub", "train.py", "sub", "train.py"),
+        ("sub", "../train.py", "sub", "../train.py"),
+        ("sub", "{root}/train.py", "sub", "../train.py"),
+        ("..", "p/sub/train.py", ".", "sub/train.py"),
+    ],
+)
+def test_paths_are_those_of_the_project_there(tmp_path, folder, script, there, name):
+    root = tmp_path / "p"
+    (root / "sub").mkdir(parents=True)
+    spec = JobSpec(script=script.format(root=root), chdir=str(tmp_path))
+    placed = place_request(spec, root / folder, root)
+    assert placed["folder"] == there
+    assert f'script = "{name}"' in placed["request"]
+    assert str(tmp_path) not in placed["request"]
+
+
+# --- connections that break ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    monkeypatch.setattr(remote.time, "sleep", lambda _s: None)
+
+
+def test_a_broken_connection_is_made_again(no_pause, capsys):
+    steps = [LostConnectionError("cut"), UnreachableError("refused"), LostConnectionError("cut"), 3]
+
+    def step():
+        found = steps.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert remote.keep_trying(step) == 3
+    assert capsys.readouterr().err == "cut; connecting again\n"
+
+
+@pytest.mark.parametrize(
+    "first", [UnavailableError("no network"), NotPermittedError("key refused")]
+)
+def test_a_first_connection_that_fails_is_an_error(first):
+    def step():
+        raise first
+
+    with pytest.raises(type(first)):
+        remote.keep_trying(step)
+
+
+@pytest.mark.parametrize("later", [NotPermittedError("key refused"), UnavailableError("disk full")])
+def test_what_no_other_connection_mends_ends_it(no_pause, later):
+    steps = [LostConnectionError("cut"), later]
+
+    def step():
+        raise steps.pop(0)
+
+    with pytest.raises(type(later)):
+        remote.keep_trying(step)
+
+
+# --- fetched files ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answer", ["/etc/x", "../x", "", ".ssh", "train-zzzz", "train-abcd/../x"])
+def test_a_host_cannot_choose_where_files_go(tmp_path, answer):
+    with pytest.raises(NotPermittedError, match="the host answered with the run"):
+        claim_folder(lambda run_id: tmp_path / run_id, "train-ab", answer)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_with_other_files_is_not_used(tmp_path):
+    folder = tmp_path / "results"
+    assert claim_folder(lambda _id: folder, "train-ab", "train-abcd") == folder
+    assert claim_folder(lambda _id: folder, "last", "train-abcd") == folder  # again
+    with pytest.raises(ConflictError, match="does not hold train-efgh"):
+        claim_folder(lambda _id: folder, "last", "train-efgh")
+    (tmp_path / "mine").write_text("mine")
+    with pytest.raises(ConflictError, match="is not empty"):
+        claim_folder(lambda _id: tmp_path, "last", "train-abcd")
