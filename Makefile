@@ -8,10 +8,11 @@ export PYTHON
 export PATH := $(PATH):/usr/sbin:/sbin
 # Most tests wait half of the time: two side by side, each file in one worker with its own sandbox.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+THOROUGH := --hypothesis-profile=thorough
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-.PHONY: help setup peers system check format docs test test-quick test-all test-suites demo bench soak constraints dist clean
+.PHONY: help setup peers system check format docs test test-quick test-all test-gpu test-suites demo bench soak constraints dist clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 14
@@ -19,7 +20,7 @@ help:  ## this list
 setup:  ## install Echelon and PyTorch into .venv
 	@tools/setup.sh user
 
-system:  ## install the distribution's Slurm, MariaDB and Chromium
+system:  ## install the distribution's Slurm, MariaDB, OpenSSH and Chromium
 	@tools/setup.sh system
 
 check:  ## formatting, lint, types, layers, the documentation's links
@@ -55,7 +56,12 @@ peers:  ## install Lightning, Accelerate and Transformers into .venv-peers, for 
 
 test-all: peers system  ## the full matrices too
 	@tools/setup.sh user docs test
-	@$(BIN)/pytest --hypothesis-profile=thorough --durations=10 $(ARGS)
+	@$(if $(ARGS),$(BIN)/pytest $(THOROUGH) $(ARGS),$(BIN)/pytest $(THOROUGH) $(PARALLEL) -m "not alone" --durations=25 && \
+	    $(BIN)/pytest $(THOROUGH) -m alone --durations=10)
+
+test-gpu:  ## tests/gpu, with the Python of PYTHON, which has torch and a GPU; NCCL=libnccl.so.2 if torch has none from 2.30
+	@PYTHONPATH=src:tests ECHELON_TEST_NCCL=$(abspath $(NCCL)) $(or $(PYTHON),python3) -m pytest \
+	    -c /dev/null --rootdir . --import-mode=importlib -p no:cacheprovider tests/gpu $(ARGS)
 
 test-suites:  ## tests/slurm on another Debian suite's Slurm and Python: SUITE=trixie or forky
 	@tools/suite.sh $(or $(SUITE),trixie) $(ARGS)
@@ -70,7 +76,7 @@ demo: setup  ## train MNIST on two simulated nodes; one rank is killed, and the 
 
 bench: peers system  ## measure; results under benchmarks/results/
 	@tools/setup.sh user test
-	@set -e; for name in sandbox launch raylaunch restart nodeloss rendezvous strangers idle faultmatrix leftovers loader checkpoint page lint; do \
+	@set -e; for name in sandbox launch raylaunch restart nodeloss rendezvous strangers idle faultmatrix leftovers loader checkpoint shards snapshot page lint remote; do \
 	    echo "--- $$name"; $(BIN)/python benchmarks/$$name.py; done
 	@echo "--- overhead"; .venv-peers/bin/python benchmarks/overhead.py
 

@@ -115,10 +115,10 @@ def steps(folder, generation, world):
 
 
 @contextmanager
-def sandbox(name, nodes):
+def sandbox(name, nodes, *options):
     """Run a cluster during the block; commands started in it use this cluster."""
     subprocess.run(
-        [*ECHELON, "sandbox", "up", "--name", name, "--nodes", str(nodes)],
+        [*ECHELON, "sandbox", "up", "--name", name, "--nodes", str(nodes), *options],
         check=True,
         capture_output=True,
     )

@@ -1,10 +1,13 @@
 """Time to recover from a killed rank: from SIGKILL until all ranks have stepped again.
 
-    .venv/bin/python benchmarks/restart.py [--trials N] [--peer-trials N]
+    .venv/bin/python benchmarks/restart.py [--trials N] [--peer-trials N] [--nccl]
 
 4 ranks (gloo) all-reduce every 20 ms, and a random one is killed repeatedly. The same is done with
 torchrun, with and without the shared store in which it is known to hang. A run that has not
 recovered after 40 s counts as not recovered. Writes benchmarks/results/restart.json.
+
+With --nccl it is 2 ranks that share a GPU (NCCL 2.30 or newer; ECHELON_TEST_NCCL names one to
+preload), and benchmarks/results/restart-nccl.json.
 """
 
 import argparse
@@ -24,7 +27,7 @@ PERIOD_S = 0.02
 GIVEN_UP_S = 40.0
 BLOCKS = 10
 """Number of times that the two sides alternate."""
-OURS = "echelon run --procs 4"
+OURS = "echelon run"
 THEIRS = "torchrun"
 THEIRS_UNSHARED = "torchrun, TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
 
@@ -89,11 +92,23 @@ def describe(delays):
     return {**summary(recovered), **share, "trials": len(delays)}
 
 
+def use_nccl():
+    """Have all ranks use NCCL, two of them on one GPU."""
+    global RANKS, BLOCKS
+    RANKS, BLOCKS = 2, 3
+    os.environ |= {"ECHELON_BENCHMARK_BACKEND": "nccl", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    if library := os.environ.get("ECHELON_TEST_NCCL"):
+        os.environ["LD_PRELOAD"] = library
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--peer-trials", type=int, default=10)
+    parser.add_argument("--nccl", action="store_true")
     asked = parser.parse_args()
+    if asked.nccl:
+        use_nccl()
     chance = random.Random(0)  # noqa: S311  not a secret
     with workshop() as folder:
         taken = measure(folder, asked.trials, asked.peer_trials, chance)
@@ -108,7 +123,8 @@ def main():
         for name, row in rows.items()
         if name != OURS and "median_s" in row and "median_s" in rows[OURS]
     }
-    measuring.write_results("restart", rows, goals, ratio_to=ratios)
+    name = "restart-nccl" if asked.nccl else "restart"
+    measuring.write_results(name, rows, goals, ratio_to=ratios)
     for name, value in ratios.items():
         print(f"ours / {name}, where that recovers: {value}")
 

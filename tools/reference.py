@@ -185,6 +185,13 @@ env                      NCCL_DEBUG=INFO  /home/me/project/echelon.toml
 
 Besides, in a file: `cluster = "NAME"` chooses a profile, and `[clusters.NAME]` is one. `[env]` and
 `[slurm.extra]` are tables; those of several places add up, name by name.
+
+A profile may also have these keys, to submit [from your laptop](../start/from-your-laptop.md):
+
+| key | value | default | what it is | flag |
+| --- | --- | --- | --- | --- |
+| `host` | a text |  | login host, as for ssh: a name of its config, HOST or USER@HOST | `--host` |
+| `workdir` | a text | `~/echelon/PROJECT` | the project's directory there, on shared storage |  |
 """
 
 

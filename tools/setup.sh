@@ -4,7 +4,7 @@
 #   tools/setup.sh user               .venv with Echelon and PyTorch
 #   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (packages for tests)
 #   tools/setup.sh peers              .venv-peers with Lightning, Accelerate and Transformers, for tests
-#   tools/setup.sh system             the distribution's Slurm, MariaDB and Chromium
+#   tools/setup.sh system             the distribution's Slurm, MariaDB, OpenSSH and Chromium
 #
 # Steps that are up to date are skipped silently.
 set -euo pipefail
@@ -189,7 +189,8 @@ install_year_old() {
 # required program : package that provides it. The -core packages contain MariaDB's programs without a service that
 # starts automatically.
 SYSTEM='slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge slurmdbd:slurmdbd
-mariadbd:mariadb-server-core mariadb:mariadb-client-core ip:iproute2 nsenter:util-linux chromium:chromium'
+mariadbd:mariadb-server-core mariadb:mariadb-client-core ip:iproute2 nsenter:util-linux sshd:openssh-server ssh:openssh-client
+chromium:chromium'
 
 missing_packages() {
     local pair
@@ -198,13 +199,30 @@ missing_packages() {
     done
 }
 
+# The sandbox starts its own sshd. The package's service would open this machine to logins: it is neither started nor
+# enabled, unless the package was there before.
+POLICY=/usr/sbin/policy-rc.d
+
+deny_sshd() {
+    [ ! -e "$POLICY" ] || return 0 # the machine has its own policy
+    printf '%s\n' '#!/bin/sh' 'case $1 in ssh | ssh.* | sshd | sshd.*) exit 101 ;; esac' | as_root tee "$POLICY" >/dev/null
+    as_root chmod 755 "$POLICY"
+    trap 'as_root rm -f "$POLICY"' EXIT
+}
+
+disable_sshd() {
+    [ ! -d /run/systemd/system ] || as_root systemctl disable --now --quiet ssh.service ssh.socket || true
+}
+
 setup_system() {
     local missing
     mapfile -t missing < <(missing_packages)
     [ ${#missing[@]} -gt 0 ] || return 0
     if may_install; then
         # If one package is unavailable under this name, still install the others.
+        [[ " ${missing[*]} " != *" openssh-server "* ]] || deny_sshd
         apt_install "${missing[@]}" || for package in "${missing[@]}"; do apt_install "$package" || true; done
+        [[ " ${missing[*]} " != *" openssh-server "* ]] || disable_sshd
         mapfile -t missing < <(missing_packages)
         [ ${#missing[@]} -gt 0 ] || return 0
     fi

@@ -9,10 +9,11 @@ USERS = {
     "ECHELON_CONFIG": "the project file, as `--config` names it; else one is searched for",
     "ECHELON_DEBUG": "`1`: a traceback with every error, as `--debug`",
     "ECHELON_SHARE_GPU": "`1`, for tests: ranks that share a GPU use NCCL (2.30 or newer)",
+    "ECHELON_SSH": "the ssh command for `host` and `--host`, such as `ssh -F FILE`; `ssh`",
     "ECHELON_SANDBOX_DIR": "where sandboxes are kept: a short path of letters, digits, `._-`",
     "XDG_CONFIG_HOME": "its `echelon/config.toml` is read before a project's; `~/.config`",
-    "XDG_STATE_HOME": "its `echelon/` keeps which nodes are bad, which scripts you have submitted "
-    "and which Ray addresses you gave; `~/.local/state`",
+    "XDG_STATE_HOME": "its `echelon/` keeps which nodes are bad, which scripts you have submitted, "
+    "which Ray addresses you gave and which runs are on other hosts; `~/.local/state`",
     "VIRTUAL_ENV": "the Python of ranks, where the request names none",
     "CONDA_PREFIX": "likewise",
     "CONDA_EXE": "the conda with which `--conda` activates; conda itself sets it",

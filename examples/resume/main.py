@@ -22,7 +22,8 @@ from torch.optim.lr_scheduler import StepLR
 
 import echelon
 from echelon.errors import NotFoundError, UsageError
-from echelon.train.checkpoint_files import checkpoint_path, load_checkpoint, load_foreign, step_of
+from echelon.train.checkpoint_files import load_checkpoint, load_foreign
+from echelon.train.checkpoints.manifest import checkpoint_path, step_of
 from echelon.train.data import MNIST_MEAN, MNIST_STD, load_mnist
 
 HERE = Path(__file__).parent
