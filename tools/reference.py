@@ -16,8 +16,9 @@ import typer
 import typer.main
 import variables
 
+from echelon.api.requests import POSITIONAL, SPELLING
 from echelon.cli.main import app
-from echelon.cli.options import GROUPS, POSITIONAL, SPELLING
+from echelon.cli.options import GROUPS
 from echelon.core.codec import describe
 from echelon.launch.protocol.rank_environment import PRIVATE
 from echelon.run.event_log import Event

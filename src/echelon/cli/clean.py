@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echelon.api.places import Places
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.places import Places
 from echelon.cli.remote import in_terminal, on_host
 from echelon.cli.runs import RUNS, AsJson, RunsDir, complete_run
 from echelon.core.units import counted, format_bytes, parse_duration

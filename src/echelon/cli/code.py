@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echelon.api.places import choose_cluster, cluster_of
+from echelon.api.requests import change_request
 from echelon.cli import console
 from echelon.cli.help import LOOK, START, SectionedCommand
-from echelon.cli.options import change_request, takes_changes
-from echelon.cli.places import choose_cluster, cluster_of
+from echelon.cli.options import takes_changes
 from echelon.cli.remote import There, execute, on_host, rerun_there
 from echelon.cli.remote_files import fetched
 from echelon.cli.runs import (
@@ -23,9 +24,7 @@ from echelon.cli.runs import (
     Trust,
     Wait,
     announce,
-    check_request,
     complete_run,
-    start_run,
 )
 from echelon.core.jobs import describe_job
 from echelon.core.shell import LocalShell
@@ -124,8 +123,10 @@ def rerun(
     Example: echelon rerun last --nodes 4 -- --lr 0.2
     """
     from echelon.api.snapshot import copy_again  # noqa: PLC0415
+    from echelon.api.submission import check_request, start_run  # noqa: PLC0415
     from echelon.api.trust import read_script  # noqa: PLC0415
-    from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
+    from echelon.api.waiting import exit_code  # noqa: PLC0415
+    from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found = find_run(runs_dir, run)

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from echelon.core.notes import note as note  # noqa: PLC0414  used as console.note
 from echelon.core.records import render_json
 from echelon.core.visible import in_one_line, visible
 from echelon.errors import EchelonError
@@ -85,12 +86,6 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     with console.capture() as captured:
         console.print(table)
     print_result("\n".join(line.rstrip() for line in captured.get().splitlines()))
-
-
-def note(text: str) -> None:
-    """Print a message for the user."""
-    if sys.stderr:  # None when it was closed (2>&-); print would then use stdout
-        print(visible(text), file=sys.stderr)  # noqa: T201
 
 
 def print_error(error: EchelonError) -> None:

@@ -154,8 +154,9 @@ class Framed(io.TextIOBase):
 
 
 def _follow(wanted: dict[str, Any], frames: Frames) -> int:
-    from echelon.cli.following import Place, exit_code, follow_run  # noqa: PLC0415
-    from echelon.cli.places import cluster_of  # noqa: PLC0415
+    from echelon.api.places import cluster_of  # noqa: PLC0415
+    from echelon.api.waiting import exit_code  # noqa: PLC0415
+    from echelon.cli.following import Place, follow_run  # noqa: PLC0415
     from echelon.run.listing import find_run  # noqa: PLC0415
 
     told = 0

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from echelon.api.places import choose_cluster, choose_spec
 from echelon.api.project_description import RUNS
-from echelon.cli.options import flatten
-from echelon.cli.places import choose_cluster, choose_spec
-from echelon.cli.runs import check_request, choose_snapshot, start_run
+from echelon.api.requests import flatten
+from echelon.api.submission import check_request, choose_snapshot, start_run
 from echelon.core.atomic_file import remove_tree
 from echelon.core.stream import Stream
 from echelon.errors import ConflictError

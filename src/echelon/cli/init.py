@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echelon.api.project_file import PROJECT, PYPROJECT, has_project_table
+from echelon.api.requests import read_text
 from echelon.cli import console
 from echelon.cli.help import PREPARE
-from echelon.cli.options import read_text
-from echelon.cli.project_file import PROJECT, PYPROJECT, has_project_table
 from echelon.core.atomic_file import write_atomic
 from echelon.core.ownership import find_intruder
 from echelon.core.shell import LocalShell, Shell

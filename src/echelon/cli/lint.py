@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echelon.api.project_file import read_project, take_table
 from echelon.cli import console
 from echelon.cli.completion import complete_rule, offer
 from echelon.cli.help import CHECK
-from echelon.cli.project_file import read_project, take_table
 from echelon.core.shell import LocalShell
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
 

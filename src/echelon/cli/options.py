@@ -1,4 +1,4 @@
-"""Merge flags, project file and cluster profile into one request, and show it.
+"""The flags of a request, and commands that show it.
 
 Each key of the request is also a flag, derived from the same table that reads the project file.
 """
@@ -6,27 +6,24 @@ Each key of the request is also a flag, derived from the same table that reads t
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from echelon.api.requests import SPELLING, read_request
 from echelon.cli import console
-from echelon.cli.checks import mention_directives
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
-from echelon.cli.project_file import PROJECT, read_own, read_project, take_table
 from echelon.errors import UsageError
 from echelon.spec import readers
 from echelon.spec.job_spec import KEYS, Key, show_value
-from echelon.spec.merging import Layer, Merged, merge
+from echelon.spec.merging import Merged
 
 app = typer.Typer(rich_markup_mode=None)
 
 UNTIL_SCRIPT = {"allow_interspersed_args": False}
 """Context settings: all arguments after the script belong to the script."""
-POSITIONAL = ("script", "args")
 GROUPS = {
     None: (
         *("nodes", "gpus", "procs", "cpus_per_task", "mem", "time", "partition", "account"),
@@ -92,8 +89,6 @@ SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",), "snapshot"
 """Keys whose flag takes no value, with its short forms."""
 NEGATED = ("snapshot",)
 """Those of them that also have a flag with `no`."""
-SPELLING = {"slurm.extra": "slurm", "modules": "load"}
-"""Flags that differ from their key; --module is the switch for python -m."""
 
 
 def takes_request(command: Callable[..., None]) -> Callable[..., None]:
@@ -115,13 +110,6 @@ def takes_changes(command: Callable[..., None]) -> Callable[..., None]:
     others = ("script", "args", "config", "cluster", "host", "source")
     flags = [p for p in _parameters() if p.name not in others]
     return _take(command, flags, name="changes", read=dict)
-
-
-def change_request(layer: Layer, changes: Mapping[str, Any]) -> Merged:
-    """Merge flags and settings into a request."""
-    flags = Layer(source="flags", values=_from_flags(changes))
-    settings = Layer(source="--set", values=_from_settings(changes.get("setting") or []))
-    return merge([layer, flags, settings])
 
 
 def _read(values: Mapping[str, Any]) -> Merged:
@@ -239,132 +227,6 @@ def _completion(key: Key) -> Callable[[str], list[str]] | None:
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
-
-
-def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
-    """Merge flags, project file, profile and user settings."""
-    from echelon.api.project_files import find_mirror  # noqa: PLC0415
-
-    project = read_project(folder, environ, console.note, named=flags.get("config"))
-    merged = _merge(flags, project, environ)
-    if merged.host and not flags.get("host") and find_mirror(folder.resolve()):
-        return replace(merged, host="")  # this is the host
-    return merged
-
-
-def read_text(text: str, environ: Mapping[str, str]) -> Merged:
-    """Merge the text of a project file with the user's own settings."""
-    import tomllib  # noqa: PLC0415
-
-    return _merge({}, Layer(source=PROJECT, values=tomllib.loads(text)), environ)
-
-
-def _merge(flags: Mapping[str, Any], project: Layer, environ: Mapping[str, str]) -> Merged:
-    own = read_own(environ)
-    mine, ours = dict(own.values), dict(project.values)
-    profiles = {
-        name: Layer(source=f"cluster {name} in {layer.source}", values={name: profile})
-        for layer, values in ((own, mine), (project, ours))
-        for name, profile in take_table(values, "clusters").items()
-    }
-    take_table(ours, "lint", header="lint")  # of `echelon lint`
-    chosen = (flags.get("cluster"), ours.pop("cluster", ""), mine.pop("cluster", ""))
-    name = next((str(choice) for choice in chosen if choice), "")
-    layers = [Layer(source=own.source, values=flatten(mine))]
-    profile = _choose_profile(name, profiles) if name else None
-    host, workdir = "", ""
-    if profile:
-        values = dict(profile.values)
-        host, workdir = (_take_text(values, key, profile.source) for key in ("host", "workdir"))
-        layers.append(Layer(source=profile.source, values=values))
-    layers.append(Layer(source=project.source, values=flatten(ours)))
-    if source := flags.get("source"):
-        layers.append(Layer(source=str(source.absolute()), values=_from_script(source)))
-    layers.append(Layer(source="flags", values=_from_flags(flags)))
-    layers.append(Layer(source="--set", values=_from_settings(flags.get("setting") or [])))
-    return replace(
-        merge(layers), cluster=name, host=str(flags.get("host") or host), workdir=workdir
-    )
-
-
-def _take_text(values: dict[str, object], key: str, source: str) -> str:
-    value = values.pop(key, "")
-    if not isinstance(value, str):
-        raise UsageError(f"{source}: {key}: '{value}' is not text", hint=f'write {key} = "…"')
-    return value
-
-
-def _from_script(path: Path) -> dict[str, object]:
-    from echelon.clusters.slurm.sbatch import parse_directives  # noqa: PLC0415
-
-    try:
-        found = parse_directives(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not valid UTF-8"
-        raise UsageError(
-            f"cannot read {path}: {why}", hint="pass an sbatch script: --from SCRIPT.sh"
-        ) from error
-    mention_directives(path)
-    return found
-
-
-def _choose_profile(name: str, profiles: Mapping[str, Layer]) -> Layer:
-    if name not in profiles:
-        known = ", ".join(profiles) or "none"
-        raise UsageError(
-            f"unknown cluster profile: '{name}' (known: {known})",
-            hint=f"add [clusters.{name}] to echelon.toml",
-        )
-    chosen = profiles[name]
-    values = take_table(dict(chosen.values), name, header=f"clusters.{name}")
-    return Layer(source=chosen.source, values=flatten(values))
-
-
-def flatten(values: Mapping[str, Any]) -> dict[str, object]:
-    """Turn the table [slurm.extra] into the key `slurm.extra`."""
-    flat = {key: value for key, value in values.items() if key != "slurm"}
-    slurm = values.get("slurm", {})
-    if isinstance(slurm, Mapping):
-        flat |= {f"slurm.{key}": value for key, value in slurm.items()}
-    else:
-        flat["slurm"] = slurm
-    return flat
-
-
-def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for key in KEYS:
-        value = flags.get(key.replace(".", "_"))
-        if value is None or value == [] or (value == "" and key in POSITIONAL):
-            continue
-        found[key] = _pairs(key, value) if key in ("env", "slurm.extra") else value
-    return found
-
-
-def _from_settings(settings: list[str]) -> dict[str, object]:
-    """Parse `key=value`; `env.NAME=value` sets an entry of a table."""
-    found: dict[str, Any] = {}
-    for setting in settings:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise UsageError(f"--set {setting} has no '='", hint="write --set key=value")
-        table = next((t for t in ("env", "slurm.extra") if name.startswith(f"{t}.")), "")
-        if table:
-            found.setdefault(table, {})[name.removeprefix(f"{table}.")] = value
-        else:
-            found[name] = value
-    return found
-
-
-def _pairs(key: str, words: list[str]) -> dict[str, str]:
-    flag = SPELLING.get(key, key)
-    pairs = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals and key == "env":
-            raise UsageError(f"--{flag} {word} has no '='", hint=f"write --{flag} NAME=VALUE")
-        pairs[name] = value
-    return pairs
 
 
 # --- commands ---------------------------------------------------------------------------------

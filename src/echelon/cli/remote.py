@@ -87,7 +87,7 @@ _STEADY_S = 60
 
 def find_site(cluster: str, host: str) -> "Site | None":
     """Return the site that options name, with the project's folder there; None without options."""
-    from echelon.cli.options import read_request  # noqa: PLC0415
+    from echelon.api.requests import read_request  # noqa: PLC0415
 
     if not cluster and not host:
         return None

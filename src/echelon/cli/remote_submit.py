@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from echelon.api.script_checks import check_script
 from echelon.cli import console
-from echelon.cli.checks import check_script
 from echelon.cli.remote import Progress, announce, follow, make_site, open_host, talking
 from echelon.core.shell import LocalShell
 from echelon.core.userstate import state_folder

@@ -1,26 +1,17 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echelon.api.places import Places, choose_cluster, choose_spec, cluster_of
 from echelon.cli import console
-from echelon.cli.checks import check_script
 from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
-from echelon.cli.places import (
-    Address,
-    NewAddress,
-    On,
-    Places,
-    choose_cluster,
-    choose_spec,
-    cluster_of,
-)
+from echelon.cli.places import Address, NewAddress, On
 from echelon.cli.remote import (
     ClusterName,
     HostName,
@@ -33,20 +24,15 @@ from echelon.cli.remote import (
 )
 from echelon.core.codec import encode
 from echelon.core.jobs import Job, describe_job, short_id
-from echelon.core.ownership import find_intruder
-from echelon.core.shell import LocalShell
 from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.run.attempts import attempts, is_of_use
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, list_runs
 from echelon.run.request import known_code
-from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
-    from echelon.api.runs import TakeCode
     from echelon.clusters.base import Cluster
-    from echelon.run.code import Code
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -86,95 +72,6 @@ RUNS = Path("runs")
 FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
 
-def start_run(
-    spec: JobSpec,
-    cluster: "Cluster",
-    runs: Path,
-    environ: Mapping[str, str],
-    *,
-    take_code: "TakeCode | None" = None,
-    run_id: str = "",
-) -> tuple[RunDir, str]:
-    """Create a run and start it; return it and its job's id.
-
-    Args:
-        spec: the request.
-        cluster: where to start it.
-        runs: the directory of runs.
-        environ: environment variables of the job.
-        take_code: puts the code into the run directory; by default a copy of the project, if the
-            request says so.
-        run_id: its name; empty for a new one.
-    """
-    from echelon.api.runs import prepare_run, submit_run  # noqa: PLC0415
-    from echelon.api.snapshot import take_snapshot  # noqa: PLC0415
-    from echelon.core.atomic_file import remove_tree  # noqa: PLC0415
-
-    folder = Path(spec.chdir or Path.cwd()).absolute()
-
-    def take(run: RunDir) -> "Code | None":
-        return take_snapshot(run, spec, folder, LocalShell()) if spec.snapshot else None
-
-    run, _ = prepare_run(
-        spec,
-        runs.absolute(),
-        folder,
-        conda_exe=environ.get("CONDA_EXE", ""),
-        take_code=take_code or take,
-        run_id=run_id,
-    )
-    if spec.snapshot and not run.code.exists():
-        console.note(f"no copy of the code: '{spec.script}' is a program on PATH, not a file")
-    script = run.script.read_bytes()
-    if why := find_intruder(run.path):
-        console.note(
-            f"warning: other users can replace your run directories: {why}. Jobs on Slurm and Ray "
-            "execute only what you submitted, but logs and checkpoints are not protected "
-            "(choose another directory with --runs-dir)"
-        )
-    _remember(run, script)
-    try:
-        return run, submit_run(run, cluster, environ, script).job_id
-    except UsageError:
-        remove_tree(run.path)  # the cluster refused the request
-        raise
-
-
-def choose_snapshot(spec: JobSpec, *, default: bool = True) -> JobSpec:
-    """Return a request that says whether the run gets a copy of the code."""
-    return replace(spec, snapshot=default) if spec.snapshot is None else spec
-
-
-def _remember(run: RunDir, script: bytes) -> None:
-    """Record that the user submitted a script, so that the run can be resumed."""
-    from echelon.api.trust import remember_script  # noqa: PLC0415
-
-    if why := remember_script(script, os.environ):
-        console.note(f"warning: to resume {run.run_id} you will need --trust: {why}")
-
-
-def check_request(spec: JobSpec, cluster: "Cluster", command: str, *, lints: bool = True) -> None:
-    """Report all problems of a request before anything is started."""
-    from echelon.api.runs import check_files, check_python  # noqa: PLC0415
-
-    if not spec.script:
-        raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
-    folder = Path(spec.chdir or Path.cwd())
-    script = folder / spec.script
-    lints = lints and command == "submit" and script.suffix == ".py" and not spec.module
-    problems = [
-        *check_files(spec, folder),
-        *(check_script(script, ranks=spec.nodes.high * spec.procs_per_node) if lints else ()),
-        *check_python(spec, folder, LocalShell()),
-        *cluster.problems(spec),
-    ]
-    if problems:
-        raise UsageError(
-            "; ".join(problems),
-            hint="nothing was started; show the origin of each value: echelon config",
-        )
-
-
 def announce(run: RunDir, job_id: str, *, as_json: bool) -> None:
     """Print a run that was submitted."""
     if as_json:
@@ -205,7 +102,9 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
-    from echelon.cli.following import exit_code, follow_run  # noqa: PLC0415
+    from echelon.api.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
+    from echelon.api.waiting import exit_code  # noqa: PLC0415
+    from echelon.cli.following import follow_run  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if request.host and on == "slurm":
@@ -238,7 +137,9 @@ def run(
 
     Example: echelon run --procs 4 train.py --lr 0.1
     """
-    from echelon.cli.following import exit_code, follow_to_the_end  # noqa: PLC0415
+    from echelon.api.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
+    from echelon.api.waiting import exit_code  # noqa: PLC0415
+    from echelon.cli.following import follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import fit_allocation  # noqa: PLC0415
     from echelon.core.slurm import scrub  # noqa: PLC0415
 
@@ -307,7 +208,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     Example: echelon status last
     """
-    from echelon.cli.following import MOST_NODES  # noqa: PLC0415
+    from echelon.api.waiting import MOST_NODES  # noqa: PLC0415
     from echelon.monitor.accounting import account  # noqa: PLC0415
     from echelon.monitor.reading import RunReader  # noqa: PLC0415
 
@@ -362,7 +263,8 @@ def logs(
 
     Example: echelon logs -f --rank 3 last
     """
-    from echelon.cli.following import exit_code, follow_run, print_logs  # noqa: PLC0415
+    from echelon.api.waiting import exit_code  # noqa: PLC0415
+    from echelon.cli.following import follow_run, print_logs  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     if follow:
@@ -383,7 +285,7 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> Non
 
     Example: echelon stop last
     """
-    from echelon.cli.following import stop_all  # noqa: PLC0415
+    from echelon.api.waiting import stop_all  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
@@ -398,7 +300,7 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> N
 
     Example: echelon cancel last
     """
-    from echelon.cli.following import cancel_all  # noqa: PLC0415
+    from echelon.api.waiting import cancel_all  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
@@ -427,8 +329,10 @@ def resume(
     """
     from echelon.api.relocation import settle_run  # noqa: PLC0415
     from echelon.api.runs import current_job, submit_run  # noqa: PLC0415
+    from echelon.api.submission import remember  # noqa: PLC0415
     from echelon.api.trust import read_script  # noqa: PLC0415
-    from echelon.cli.following import exit_code, follow_run, follow_to_the_end  # noqa: PLC0415
+    from echelon.api.waiting import exit_code  # noqa: PLC0415
+    from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found, cluster = _find(runs_dir, run, address)
@@ -452,7 +356,7 @@ def resume(
     if home is not None:
         console.note(f"{found.run_id} was moved from {home}; updated the paths in its files")
     if trust or home is not None:
-        _remember(found, script)
+        remember(found, script)
     attempt = submit_run(found, cluster, os.environ, script)
     console.note(f"resumed {found.run_id} {describe_job(attempt.job_id)}")
     if here:

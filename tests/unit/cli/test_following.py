@@ -10,10 +10,11 @@ from dataclasses import asdict
 
 import pytest
 
+from echelon.api import waiting
 from echelon.api.runs import prepare_run, submit_run
 from echelon.cli import following
 from echelon.core.jobs import Job
-from echelon.errors import UnavailableError
+from echelon.errors import NotFoundError, UnavailableError
 from echelon.run.attempts import submit_attempt
 from echelon.run.verdict import Failure, judge
 from echelon.spec.job_spec import JobSpec
@@ -65,14 +66,14 @@ def test_slurm_is_not_asked_all_the_time_about_a_job_that_is_queued_again(tmp_pa
     run = _start(cluster, tmp_path)
     run.outcome(1).write_text("{}")  # from before it was queued again
     assert following.follow_run(run, cluster, show=False).state == "COMPLETED"
-    assert cluster.asked < 120 + 5 / following.LOOK_S + 5
+    assert cluster.asked < 120 + 5 / waiting.LOOK_S + 5
 
 
 def test_a_job_whose_run_was_deleted_is_cancelled(tmp_path, monkeypatch):
     cluster = _Cluster(Job(id="7", state="RUNNING"))
     run = _start(cluster, tmp_path)
     monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run.path, ignore_errors=True))
-    with pytest.raises(following.NotFoundError, match="directory was deleted"):
+    with pytest.raises(NotFoundError, match="directory was deleted"):
         following.follow_to_the_end(run, cluster)
     assert cluster.cancelled == ["7"]
 
@@ -122,7 +123,7 @@ def test_ctrl_c_has_one_exit_code_whatever_the_cluster_calls_it(tmp_path, monkey
     cluster = _Cluster(Job(id="7", state="RUNNING"))
     cluster.stop = lambda *_, **__: None
     run = _start(cluster, tmp_path)
-    monkeypatch.setattr(following, "_follow", follow)
+    monkeypatch.setattr(waiting, "_follow", follow)
     assert following.follow_to_the_end(run, cluster).exit_code == 130
 
 
@@ -139,7 +140,7 @@ def test_what_waits_is_stopped_before_what_runs(tmp_path):
     cluster = _Two()
     run = _start(cluster, tmp_path)
     submit_attempt(run, lambda _: "8", cluster.job, after="7")
-    following.stop_all(run, cluster)
+    waiting.stop_all(run, cluster)
     assert stopped == ["8", "7"]
 
 

@@ -6,9 +6,10 @@ import shlex
 import pytest
 import typer.main
 
+from echelon.api.requests import POSITIONAL
 from echelon.cli import main
 from echelon.cli.help import CHECK, CONFIGURATION, LOOK, PREPARE, START
-from echelon.cli.options import GROUPS, POSITIONAL
+from echelon.cli.options import GROUPS
 from echelon.spec.job_spec import KEYS
 
 EXAMPLE = re.compile(r"^  Example: (.+)$", re.MULTILINE)

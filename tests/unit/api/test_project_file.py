@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from echelon.api.project_file import list_places
+from echelon.api.requests import read_request
 from echelon.cli import main
-from echelon.cli.options import read_request
-from echelon.cli.project_file import list_places
 from echelon.core.records import UnreadableError
 from echelon.errors import NotPermittedError, UsageError
 from requirements import do_without, require_root

@@ -3,8 +3,8 @@ import json
 import pytest
 import typer.main
 
+from echelon.api.requests import read_request
 from echelon.cli import main
-from echelon.cli.options import read_request
 from echelon.errors import UsageError
 
 

@@ -6,7 +6,7 @@ Only an error on a line that the script always reaches refuses the request. Othe
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli import console
+from echelon.core.notes import note
 
 if TYPE_CHECKING:
     from echelon.lint.rule import Finding
@@ -52,4 +52,4 @@ def _find_errors(script: Path) -> "list[Finding]":
 
 def _mention(errors: "list[Finding]") -> None:
     for error in errors:
-        console.note(f"warning: {error.path}:{error.line}: {error.code}: {error.what}")
+        note(f"warning: {error.path}:{error.line}: {error.code}: {error.what}")

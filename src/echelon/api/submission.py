@@ -1,0 +1,101 @@
+"""Check a request, create its run and start it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from echelon.api.runs import TakeCode, check_files, check_python, prepare_run, submit_run
+from echelon.api.script_checks import check_script
+from echelon.api.snapshot import take_snapshot
+from echelon.api.trust import remember_script
+from echelon.clusters.base import Cluster
+from echelon.core.atomic_file import remove_tree
+from echelon.core.notes import note
+from echelon.core.ownership import find_intruder
+from echelon.core.shell import LocalShell
+from echelon.errors import UsageError
+from echelon.run.code import Code
+from echelon.run.directory import RunDir
+from echelon.spec.job_spec import JobSpec
+
+
+def start_run(
+    spec: JobSpec,
+    cluster: Cluster,
+    runs: Path,
+    environ: Mapping[str, str],
+    *,
+    take_code: TakeCode | None = None,
+    run_id: str = "",
+) -> tuple[RunDir, str]:
+    """Create a run and start it; return it and its job's id.
+
+    Args:
+        spec: the request.
+        cluster: where to start it.
+        runs: the directory of runs.
+        environ: environment variables of the job.
+        take_code: puts the code into the run directory; by default a copy of the project, if the
+            request says so.
+        run_id: its name; empty for a new one.
+    """
+    folder = Path(spec.chdir or Path.cwd()).absolute()
+
+    def take(run: RunDir) -> Code | None:
+        return take_snapshot(run, spec, folder, LocalShell()) if spec.snapshot else None
+
+    run, _ = prepare_run(
+        spec,
+        runs.absolute(),
+        folder,
+        conda_exe=environ.get("CONDA_EXE", ""),
+        take_code=take_code or take,
+        run_id=run_id,
+    )
+    if spec.snapshot and not run.code.exists():
+        note(f"no copy of the code: '{spec.script}' is a program on PATH, not a file")
+    script = run.script.read_bytes()
+    if why := find_intruder(run.path):
+        note(
+            f"warning: other users can replace your run directories: {why}. Jobs on Slurm and Ray "
+            "execute only what you submitted, but logs and checkpoints are not protected "
+            "(choose another directory with --runs-dir)"
+        )
+    remember(run, script)
+    try:
+        return run, submit_run(run, cluster, environ, script).job_id
+    except UsageError:
+        remove_tree(run.path)  # the cluster refused the request
+        raise
+
+
+def choose_snapshot(spec: JobSpec, *, default: bool = True) -> JobSpec:
+    """Return a request that says whether the run gets a copy of the code."""
+    return replace(spec, snapshot=default) if spec.snapshot is None else spec
+
+
+def remember(run: RunDir, script: bytes) -> None:
+    """Record that the user submitted a script, so that the run can be resumed."""
+    if why := remember_script(script, os.environ):
+        note(f"warning: to resume {run.run_id} you will need --trust: {why}")
+
+
+def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool = True) -> None:
+    """Report all problems of a request before anything is started."""
+    if not spec.script:
+        raise UsageError("no training script given", hint=f"echelon {command} --nodes 2 SCRIPT.py")
+    folder = Path(spec.chdir or Path.cwd())
+    script = folder / spec.script
+    lints = lints and command == "submit" and script.suffix == ".py" and not spec.module
+    problems = [
+        *check_files(spec, folder),
+        *(check_script(script, ranks=spec.nodes.high * spec.procs_per_node) if lints else ()),
+        *check_python(spec, folder, LocalShell()),
+        *cluster.problems(spec),
+    ]
+    if problems:
+        raise UsageError(
+            "; ".join(problems),
+            hint="nothing was started; show the origin of each value: echelon config",
+        )

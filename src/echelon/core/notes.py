@@ -1,0 +1,11 @@
+"""Messages to the user, beside results: lines on stderr."""
+
+import sys
+
+from echelon.core.visible import visible
+
+
+def note(text: str) -> None:
+    """Print a message for the user."""
+    if sys.stderr:  # None when it was closed (2>&-); print would then use stdout
+        print(visible(text), file=sys.stderr)  # noqa: T201
