@@ -11,7 +11,9 @@ from warnings import warn
 from echelon._version import __version__
 
 if TYPE_CHECKING:
-    from echelon.errors import EchelonError
+    from echelon.api.job_request import Request, request
+    from echelon.api.run_view import Run, as_completed, runs
+    from echelon.errors import EchelonError, RunFailedError
     from echelon.integrations.loop import loop
     from echelon.run.saved import last_saved, saved
     from echelon.train.checkpoint import Checkpointer
@@ -33,16 +35,22 @@ __all__ = [
     "ElasticSampler",
     "Group",
     "ImageTransform",
+    "Request",
     "Result",
     "ResumableLoader",
+    "Run",
+    "RunFailedError",
     "StopBarrier",
     "Trainer",
     "World",
     "__version__",
+    "as_completed",
     "detect",
     "init",
     "last_saved",
     "loop",
+    "request",
+    "runs",
     "saved",
     "top_k",
 ]
@@ -55,15 +63,21 @@ _HOME = {
     "ElasticSampler": "echelon.train.sampler",
     "Group": "echelon.train.process_group",
     "ImageTransform": "echelon.train.images.transform",
+    "Request": "echelon.api.job_request",
     "ResumableLoader": "echelon.train.loading",
     "Result": "echelon.train.trainer",
+    "Run": "echelon.api.run_view",
+    "RunFailedError": "echelon.errors",
     "StopBarrier": "echelon.train.stopping",
     "Trainer": "echelon.train.trainer",
     "World": "echelon.world",
+    "as_completed": "echelon.api.run_view",
     "detect": "echelon.world",
     "init": "echelon.train.process_group",
     "last_saved": "echelon.run.saved",
     "loop": "echelon.integrations.loop",
+    "request": "echelon.api.job_request",
+    "runs": "echelon.api.run_view",
     "saved": "echelon.run.saved",
     "top_k": "echelon.train.metrics",
 }

@@ -8,6 +8,7 @@
     │   └── CommandError             a program failed
     ├── ConflictError            73  it already exists, or another process is using it
     ├── NotPermittedError        77  the user lacks permission
+    ├── RunFailedError            1  a run whose result was asked for has failed
     └── TimedOutError           124  it did not happen in time, as timeout(1) reports it
 
 The numbers are those of sysexits.h, so that they differ from what a training script usually
@@ -74,3 +75,9 @@ class NotPermittedError(EchelonError):
 
 class TimedOutError(EchelonError):
     exit_code = 124
+
+
+class RunFailedError(EchelonError):
+    """Raised by `Run.result()`; a traceback of the rank that failed is among its notes."""
+
+    exit_code = 1

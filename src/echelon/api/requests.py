@@ -112,7 +112,8 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
         value = flags.get(key.replace(".", "_"))
         if value is None or value == [] or (value == "" and key in POSITIONAL):
             continue
-        found[key] = _pairs(key, value) if key in ("env", "slurm.extra") else value
+        words = key in ("env", "slurm.extra") and not isinstance(value, Mapping)
+        found[key] = _pairs(key, value) if words else value
     return found
 
 

@@ -53,7 +53,14 @@ class Earlier:
     manifest: Manifest
 
 
-def take_snapshot(run: RunDir, spec: JobSpec, folder: Path, shell: Shell) -> Code | None:
+def take_snapshot(
+    run: RunDir,
+    spec: JobSpec,
+    folder: Path,
+    shell: Shell,
+    *,
+    added: Mapping[str, bytes] | None = None,
+) -> Code | None:
     """Copy the code of a run's project into its directory; None if the script is in no project.
 
     Args:
@@ -61,11 +68,12 @@ def take_snapshot(run: RunDir, spec: JobSpec, folder: Path, shell: Shell) -> Cod
         spec: its request.
         folder: its working directory.
         shell: runs git.
+        added: files beside the project's, path → content; the script is one of them.
 
     Raises:
         UsageError: the project is too large, or a file cannot be read.
     """
-    script = None if spec.module else folder / spec.script
+    script = None if spec.module or added else folder / spec.script
     if script is not None and not script.exists():
         return None  # a program on PATH
     if os.pathsep in str(run.path.absolute()):
@@ -75,12 +83,17 @@ def take_snapshot(run: RunDir, spec: JobSpec, folder: Path, shell: Shell) -> Cod
         )
     runs = run.path.parent.resolve()
     root, kind = find_root(folder, script, shell)
+    if spec.snapshot is False:  # the added files alone
+        manifest = copy_code(root, (), (), run.code, earlier=None, added=added or {})
+        return Code(root=str(root), digest=store_manifest(run, manifest))
     listing = list_project(root, shell, kind=kind, runs=runs)
     entries = list(examine(root, listing))
     check_size(root, entries, links=len(listing.beside))
     commit = read_commit(root, shell, kind=kind, runs=runs)
     earlier = find_earlier(run, root)
-    manifest = copy_code(root, entries, listing.beside, run.code, earlier)
+    manifest = copy_code(
+        root, entries, listing.beside, run.code, earlier=earlier, added=added or {}
+    )
     digest = store_manifest(run, manifest)
     return Code(
         root=str(root),
@@ -172,7 +185,9 @@ def copy_code(
     entries: Iterable[Entry],
     beside: Iterable[str],
     copy: Path,
+    *,
     earlier: Earlier | None,
+    added: Mapping[str, bytes],
 ) -> Manifest:
     """Copy files and links of a project, and link what is beside them; return what was made."""
     made = _Folders(copy)
@@ -190,6 +205,11 @@ def copy_code(
             made.make(path)
             links[path] = f"{root}/{path}"
             os.symlink(links[path], f"{copy}/{path}")  # noqa: PTH211
+    for path, content in added.items():
+        made.make(path)
+        _write(f"{copy}/{path}", content, 0o400)
+        mtime_ns = os.stat(f"{copy}/{path}").st_mtime_ns  # noqa: PTH116
+        files[path] = CopiedFile(hashlib.sha256(content).hexdigest(), False, mtime_ns, None)
     made.close()
     return Manifest(files=files, links=links)
 
@@ -231,13 +251,17 @@ def _copy(root: Path, entry: Entry, copy: Path, earlier: Earlier | None) -> Copi
     same = known and (known.digest, known.executable) == (digest, executable)
     if known and same and _link(before, stamp.size, known.mtime_ns, target):
         return known._replace(source=source)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    handle = os.open(target, flags, 0o500 if executable else 0o400)
+    _write(target, content, 0o500 if executable else 0o400, stamp.mtime_ns)
+    return CopiedFile(digest, executable, stamp.mtime_ns, source)
+
+
+def _write(target: str, content: bytes, mode: int, mtime_ns: int = 0) -> None:
+    handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(handle, "wb") as file:
         file.write(content)
         file.flush()
-        os.utime(handle, ns=(stamp.mtime_ns, stamp.mtime_ns))
-    return CopiedFile(digest, executable, stamp.mtime_ns, source)
+        if mtime_ns:
+            os.utime(handle, ns=(mtime_ns, mtime_ns))
 
 
 def _link(path: str, size: int, mtime_ns: int, target: str) -> bool:

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.api.places import choose_cluster, choose_spec
 from echelon.api.runs import TakeCode, check_files, check_python, prepare_run, submit_run
 from echelon.api.script_checks import check_script
 from echelon.api.snapshot import take_snapshot
@@ -18,6 +19,32 @@ from echelon.errors import UsageError
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
+from echelon.spec.merging import Merged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where runs are started."""
+
+    on: str = "slurm"
+    """`slurm`, `ray` or `local`."""
+    runs: Path = Path("runs")
+    """The directory of runs."""
+    address: str = ""
+    """Ray's dashboard."""
+
+
+def submit_request(request: Merged, place: Place) -> tuple[RunDir, str, Cluster]:
+    """Check a request and start a run of it; return the run, its job's id and its cluster."""
+    spec, cluster = settle_request(request, place)
+    check_request(spec, cluster, "submit")
+    return *start_run(spec, cluster, place.runs, os.environ), cluster
+
+
+def settle_request(request: Merged, place: Place) -> tuple[JobSpec, Cluster]:
+    """Return a request with what is chosen for it, and its cluster."""
+    cluster = choose_cluster(place.on, place.runs, address=place.address)
+    return choose_snapshot(choose_spec(request, place.on, os.environ)), cluster
 
 
 def start_run(

@@ -1,5 +1,6 @@
 """Wait for the end of a run, over all its jobs; stop and cancel them."""
 
+import math
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from echelon.core.jobs import Job, describe_job, is_job_id
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.core.waiting import wait_until
-from echelon.errors import EchelonError, NotFoundError, UnavailableError
+from echelon.errors import EchelonError, NotFoundError, TimedOutError, UnavailableError
 from echelon.run.attempts import Attempt, attempts, claiming_next, outcome
 from echelon.run.background_writer import AWAY
 from echelon.run.directory import RunDir
@@ -42,7 +43,13 @@ class Screen(Protocol):
 
 
 def wait_for_run(
-    run: RunDir, cluster: Cluster, screen: Screen | None = None, *, resubmit: bool = False
+    run: RunDir,
+    cluster: Cluster,
+    screen: Screen | None = None,
+    *,
+    resubmit: bool = False,
+    silent: bool = False,
+    until_s: float = math.inf,
 ) -> Job:
     """Wait until a run ends, over all its jobs, and return the last one.
 
@@ -51,10 +58,17 @@ def wait_for_run(
         cluster: where it runs.
         screen: shows its output meanwhile.
         resubmit: submit the next attempt when the run's own jobs cannot.
+        silent: do not print how it ended.
+        until_s: when to give up, on the monotonic clock.
+
+    Raises:
+        TimedOutError: it has not ended by then.
     """
     try:
         while True:
-            job = _follow(run, cluster, screen)
+            job = _follow(run, cluster, screen, until_s)
+            if not silent:
+                _tell_end(run, job, shown=screen is not None)
             if not resubmit:
                 return job
             if not _submit_next(run, cluster):
@@ -97,7 +111,12 @@ def _send_owed(run: RunDir) -> None:
             note(f"{run.run_id}: --notify: {wrong}")
 
 
-def _follow(run: RunDir, cluster: Cluster, screen: Screen | None) -> Job:
+def _follow(
+    run: RunDir,
+    cluster: Cluster,
+    screen: Screen | None,
+    until_s: float = math.inf,
+) -> Job:
     asked_s, ended_s, ended = -_ASK_S, -_EAGER_S, 0
     job, away = None, False
     while True:
@@ -117,16 +136,29 @@ def _follow(run: RunDir, cluster: Cluster, screen: Screen | None) -> Job:
             if not away:  # the run itself may be fine
                 note(f"waiting for the run's storage or cluster: {error}")
             away = True
-            time.sleep(_ASK_S)
+            _pause(_ASK_S, run, until_s)
             continue
         if job.over:
-            reason = f" ({job.reason})" if job.reason else ""
-            note(f"{run.run_id}: {job.state}{reason}")
-            if screen is None:  # otherwise the run's own output says why
-                _tell_cause(run, job)
-            _sum_up(run)
             return job
-        time.sleep(LOOK_S)
+        _pause(LOOK_S, run, until_s)
+
+
+def _pause(length_s: float, run: RunDir, until_s: float) -> None:
+    if time.monotonic() >= until_s:
+        raise TimedOutError(
+            f"the run '{run.run_id}' has not ended in time",
+            hint="it continues: wait again, or stop it",
+        )
+    time.sleep(length_s)
+
+
+def _tell_end(run: RunDir, job: Job, *, shown: bool) -> None:
+    """Print how a run ended."""
+    reason = f" ({job.reason})" if job.reason else ""
+    note(f"{run.run_id}: {job.state}{reason}")
+    if not shown:  # otherwise the run's own output says why
+        _tell_cause(run, job)
+    _sum_up(run)
 
 
 def _tell_cause(run: RunDir, job: Job) -> None:
@@ -160,6 +192,7 @@ def carry_to_the_end(run: RunDir, cluster: Cluster, screen: Screen) -> Job:
                     stop_all(run, cluster, interrupt=True)
                 interrupted = True
             else:
+                _tell_end(run, job, shown=True)
                 if not interrupted and _submit_next(run, cluster):
                     continue
                 _send_owed(run)

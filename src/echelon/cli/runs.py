@@ -102,7 +102,12 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
-    from echelon.api.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
+    from echelon.api.submission import (  # noqa: PLC0415
+        Place,
+        check_request,
+        settle_request,
+        submit_request,
+    )
     from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_run  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
@@ -113,13 +118,13 @@ def submit(
         raise typer.Exit(
             submit_there(request, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
         )
-    cluster = choose_cluster(on, runs_dir, address=address)
-    spec = choose_snapshot(choose_spec(request, on, os.environ), default=True)
-    check_request(spec, cluster, "submit")
+    place = Place(on=on, runs=runs_dir, address=address)
     if dry_run:
+        spec, cluster = settle_request(request, place)
+        check_request(spec, cluster, "submit")
         console.print_file(render_script(spec, conda_exe=os.environ.get("CONDA_EXE", "")))
         return
-    run, job_id = start_run(spec, cluster, runs_dir, os.environ)
+    run, job_id, cluster = submit_request(request, place)
     announce(run, job_id, as_json=as_json)
     if wait or follow:
         raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))

@@ -7,6 +7,7 @@ collectives belong to the training loop. docs/checkpoints.md describes the forma
 """
 
 import contextlib
+import hashlib
 import os
 import random
 import shutil
@@ -343,3 +344,16 @@ class Checkpointer:
             except CheckpointError as error:
                 warnings.warn(f"{error}; the one before it is tried", RuntimeWarning, stacklevel=3)
         return None
+
+
+def open_in_run(environ: Mapping[str, str]) -> Checkpointer:
+    """Return the Checkpointer of a rank's run; ranks need no process group for it."""
+    # All ranks of a generation have the same values, and the next generation has others.
+    names = ("MASTER_ADDR", "MASTER_PORT", "ECHELON_GENERATION", "SLURM_JOB_ID")
+    start = "|".join(environ.get(name, "") for name in names)
+    return Checkpointer(
+        Path(environ["ECHELON_RUN_DIR"], "checkpoints"),
+        rank=int(environ["RANK"]),
+        world_size=int(environ["WORLD_SIZE"]),
+        token=hashlib.sha256(start.encode()).hexdigest()[:12],
+    )

@@ -1,0 +1,215 @@
+"""Takes a Python function along in a run's code: pickled, with what it needs to be read there."""
+
+import importlib.machinery
+import inspect
+import json
+import pickle
+import pickletools
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from echelon.errors import UsageError
+from echelon.launch import function_call
+from echelon.launch.function_call import ABOUT, FOLDER, FUNCTION, LIBRARY, PROGRAM
+
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+"""Arguments: those by position, and those by name."""
+MOST_BYTES = 100 * 10**6
+"""The largest function, with its arguments; like the code, it is copied for each run."""
+_DUMP = b"ccloudpickle\ndump\n."
+_OPEN_CHECKPOINT = b"cechelon.train.checkpoint\nopen_in_run\n."
+"""Pickles of two functions: the program names no import, and here torch is not needed."""
+_LIBRARIES = ("torch", "echelon")
+"""What matters before the ranks start: whether to import torch, and whether it may resume."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedFunction:
+    """A function as files for the run's code."""
+
+    name: str
+    files: Mapping[str, bytes]
+    """Path → content."""
+
+
+def pack_function(
+    function: Callable[..., Any], calls: Sequence[Call], root: Path, *, copied: bool
+) -> PackedFunction:
+    """Pickle a function and the arguments of its calls.
+
+    Args:
+        function: the function.
+        calls: one per task.
+        root: the project's directory.
+        copied: whether the run executes a copy of the project.
+
+    Raises:
+        UsageError: something cannot be pickled, is too large, or does not fit the function.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    checkpoint = find_checkpoint(function)
+    for args, options in calls:
+        _check_arguments(function, name, args, options, checkpoint)
+    with _carrying(function):
+        packed = _pickle(function, name)
+        arguments = [_pickle(call, f"an argument of {name}") for call in calls]
+    parts = {"function": packed, "calls": arguments, "dump": _DUMP, "checkpoint": _OPEN_CHECKPOINT}
+    content = pickle.dumps(parts)
+    if len(content) > MOST_BYTES:
+        raise UsageError(
+            f"{name} and its arguments are {len(content):,} bytes; at most {MOST_BYTES:,} go along",
+            hint="pass the path of a file instead of its data",
+        )
+    about = {
+        "name": name,
+        "python": "{}.{}".format(*sys.version_info),
+        "checkpoint": checkpoint,
+        "paths": _list_paths(root),
+        "root": "" if copied else str(root),
+    }
+    uses = find_libraries(packed) | ({"echelon", "torch"} if checkpoint else set())
+    files = {
+        PROGRAM: _program(uses),
+        FUNCTION: content,
+        ABOUT: json.dumps(about).encode(),
+        **_library(),
+    }
+    return PackedFunction(
+        name=re.sub(r"\W+", "", name) or "function",
+        files={f"{FOLDER}/{path}": data for path, data in files.items()},
+    )
+
+
+def find_checkpoint(function: Callable[..., Any]) -> str:
+    """Return the parameter that is to be a Checkpointer; empty if there is none."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a builtin
+        return ""
+    for one in parameters:
+        kind = one.annotation
+        named = kind if isinstance(kind, str) else getattr(kind, "__qualname__", "")
+        module = getattr(kind, "__module__", "echelon")
+        if named.rpartition(".")[2] == "Checkpointer" and module.startswith("echelon"):
+            return one.name
+    return ""
+
+
+def _check_arguments(
+    function: Callable[..., Any],
+    name: str,
+    args: tuple[Any, ...],
+    options: Mapping[str, Any],
+    checkpoint: str,
+) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    given = {**options, checkpoint: None} if checkpoint else options
+    try:
+        signature.bind(*args, **given)
+    except TypeError as error:
+        raise UsageError(
+            f"{name}{signature} cannot be called like this: {error}",
+            hint="pass its arguments after the function: submit(function, lr=0.1)",
+        ) from error
+
+
+def _pickle(value: object, what: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:  # whatever an object's own method raises
+        raise UsageError(
+            f"{what} cannot be pickled: {error}",
+            hint="create such objects (locks, open files, connections) inside the function",
+        ) from error
+
+
+class _carrying:  # noqa: N801  a context manager
+    """Pickles a function's module by value if the ranks could not import it by its name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        module = sys.modules.get(getattr(function, "__module__", None) or "")
+        self._module = None if module is None or _can_be_imported(module) else module
+
+    def __enter__(self) -> None:
+        if self._module is not None:
+            cloudpickle.register_pickle_by_value(self._module)
+
+    def __exit__(self, *_: object) -> None:
+        if self._module is not None:
+            cloudpickle.unregister_pickle_by_value(self._module)
+
+
+def _can_be_imported(module: Any) -> bool:
+    """Tell whether a new process would find the same module: pytest's, for one, it would not."""
+    if module.__name__ in ("__main__", "__mp_main__"):
+        return True  # by value anyway
+    places: Sequence[str] | None = None
+    name, found = "", None
+    for part in module.__name__.split("."):
+        name = f"{name}.{part}".removeprefix(".")
+        found = importlib.machinery.PathFinder.find_spec(name, places)
+        if found is None:
+            return module.__name__ in sys.builtin_module_names
+        places = list(found.submodule_search_locations or ())
+    return found is not None and found.origin == getattr(module, "__file__", found.origin)
+
+
+def find_libraries(packed: bytes) -> set[str]:
+    """Return which of the libraries that matter a pickled function names. A guess."""
+    found = set()
+    for _, value, _ in pickletools.genops(packed):
+        if isinstance(value, str):
+            found |= {name for name in _LIBRARIES if value == name or value.startswith(f"{name}.")}
+            if value != "__main__" and (module := sys.modules.get(value)) is not None:
+                found |= {name for name in _LIBRARIES if _has(module, name)}
+    return found
+
+
+def _has(module: Any, name: str) -> bool:
+    """Tell whether a module of the user's uses a library."""
+    if not getattr(module, "__file__", None) or module.__name__.partition(".")[0] in _LIBRARIES:
+        return False
+    return any(
+        str(getattr(value, "__module__", None) or getattr(value, "__name__", "")).partition(".")[0]
+        == name
+        for value in list(vars(module).values())
+        if not isinstance(value, str)
+    )
+
+
+def _program(uses: set[str]) -> bytes:
+    """Return the program, with the imports that its text alone does not show."""
+    text = Path(function_call.__file__).read_text()
+    if not uses:
+        return text.encode()
+    lines = "".join(f"    import {name}\n" for name in sorted(uses))
+    return f"{text}\n\nif False:  # what the function uses\n{lines}".encode()
+
+
+def _library() -> dict[str, bytes]:
+    folder = Path(cloudpickle.__file__).parent
+    return {
+        f"{LIBRARY}/{folder.name}/{path.name}": path.read_bytes() for path in folder.glob("*.py")
+    }
+
+
+def _list_paths(root: Path) -> list[str]:
+    """Return where modules are searched: folders of the project as relative paths."""
+    return list(dict.fromkeys(_find_inner(root)))
+
+
+def _find_inner(root: Path) -> Iterator[str]:
+    for entry in sys.path:
+        path = Path(entry or ".").resolve()
+        if path.is_dir() and path.is_relative_to(root) and "site-packages" not in path.parts:
+            yield str(path.relative_to(root))
+    yield "."
