@@ -56,7 +56,7 @@ def pack_function(
     checkpoint = find_checkpoint(function)
     for args, options in calls:
         _check_arguments(function, name, args, options, checkpoint)
-    with _carrying(function):
+    with _carrying(function) as by_value:
         packed = _pickle(function, name)
         arguments = [_pickle(call, f"an argument of {name}") for call in calls]
     parts = {"function": packed, "calls": arguments, "dump": _DUMP, "checkpoint": _OPEN_CHECKPOINT}
@@ -73,7 +73,7 @@ def pack_function(
         "paths": _list_paths(root),
         "root": "" if copied else str(root),
     }
-    uses = find_libraries(packed) | ({"echelon", "torch"} if checkpoint else set())
+    uses = find_libraries(packed, by_value) | ({"echelon", "torch"} if checkpoint else set())
     files = {
         PROGRAM: _program(uses),
         FUNCTION: content,
@@ -139,9 +139,12 @@ class _carrying:  # noqa: N801  a context manager
         module = sys.modules.get(getattr(function, "__module__", None) or "")
         self._module = None if module is None or _can_be_imported(module) else module
 
-    def __enter__(self) -> None:
-        if self._module is not None:
-            cloudpickle.register_pickle_by_value(self._module)
+    def __enter__(self) -> str:
+        """Return the name of a module that is pickled by value; empty if there is none."""
+        if self._module is None:
+            return ""
+        cloudpickle.register_pickle_by_value(self._module)
+        return str(self._module.__name__)
 
     def __exit__(self, *_: object) -> None:
         if self._module is not None:
@@ -156,20 +159,26 @@ def _can_be_imported(module: Any) -> bool:
     name, found = "", None
     for part in module.__name__.split("."):
         name = f"{name}.{part}".removeprefix(".")
-        found = importlib.machinery.PathFinder.find_spec(name, places)
+        try:
+            found = importlib.machinery.PathFinder.find_spec(name, places)
+            places = list(found.submodule_search_locations or ()) if found else None
+        except (KeyError, ImportError):  # a package that was never imported as one
+            return False
         if found is None:
             return module.__name__ in sys.builtin_module_names
-        places = list(found.submodule_search_locations or ())
     return found is not None and found.origin == getattr(module, "__file__", found.origin)
 
 
-def find_libraries(packed: bytes) -> set[str]:
-    """Return which of the libraries that matter a pickled function names. A guess."""
+def find_libraries(packed: bytes, by_value: str = "") -> set[str]:
+    """Return which of the libraries that matter a pickled function, or its module, names. A guess.
+
+    A module that was pickled by value does not count: only what the function uses is there.
+    """
     found = set()
     for _, value, _ in pickletools.genops(packed):
         if isinstance(value, str):
             found |= {name for name in _LIBRARIES if value == name or value.startswith(f"{name}.")}
-            if value != "__main__" and (module := sys.modules.get(value)) is not None:
+            if value not in ("__main__", by_value) and (module := sys.modules.get(value)):
                 found |= {name for name in _LIBRARIES if _has(module, name)}
     return found
 

@@ -198,7 +198,7 @@ class Run(Generic[T]):
 
 def default_runs(runs_dir: str | Path = "") -> Path:
     """Return the directory of runs: a given one, the environment's, or `runs`."""
-    return Path(runs_dir or os.environ.get("ECHELON_RUNS_DIR") or "runs")
+    return Path(runs_dir or os.environ.get("ECHELON_RUNS_DIR") or "runs").absolute()
 
 
 def runs(*, state: str = "", runs_dir: str | Path = "") -> list[Run[object]]:

@@ -68,7 +68,7 @@ def test_what_is_written_to_images_stays_in_memory(packed):
     assert torch.equal(PackedImages(packed).images[0], expected(0))
 
 
-@pytest.mark.parametrize("again", [lambda data: pickle.loads(pickle.dumps(data)), copy.deepcopy])  # noqa: S301
+@pytest.mark.parametrize("again", [lambda data: pickle.loads(pickle.dumps(data)), copy.deepcopy])
 def test_a_copy_opens_the_file_itself(packed, again, monkeypatch):
     monkeypatch.chdir(packed.parent)
     data = PackedImages("x.packed")
