@@ -4,13 +4,15 @@ import sys
 import pytest
 
 import echelon
+from echelon.spec.job_spec import KEYS
 
 
 def test_the_public_api_is_frozen():
     assert sorted(dir(echelon)) == [
         *("Checkpoint", "Checkpointer", "EchelonError", "ElasticIndexSampler", "ElasticSampler"),
-        *("Group", "ImageTransform", "Result", "ResumableLoader", "StopBarrier", "Trainer"),
-        *("World", "__version__", "detect", "init", "last_saved", "loop", "saved", "top_k"),
+        *("Group", "ImageTransform", "Request", "Result", "ResumableLoader", "Run"),
+        *("RunFailedError", "StopBarrier", "Trainer", "World", "__version__", "as_completed"),
+        *("detect", "init", "last_saved", "loop", "request", "runs", "saved", "top_k"),
     ]
     assert sorted(echelon.__all__) == sorted(dir(echelon))
 
@@ -33,3 +35,11 @@ def test_importing_it_loads_nothing_else():
 def test_an_old_name_still_works_and_names_the_new_one():
     with pytest.warns(DeprecationWarning, match=r"echelon\.StopLine is now echelon\.StopBarrier"):
         assert echelon.StopLine is echelon.StopBarrier
+
+
+def test_a_request_from_python_has_the_keys_of_the_project_file():
+    from echelon.api.job_request import RequestOptions
+
+    keys = {key.replace(".", "_") for key in KEYS} - {"script", "args"}
+    own = {"on", "runs_dir", "address", "cluster", "host", "config"}
+    assert set(RequestOptions.__annotations__) == keys | own

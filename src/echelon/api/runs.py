@@ -12,7 +12,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
 import echelon
@@ -220,7 +220,8 @@ def ship_launcher(launcher: Path) -> str:
     found = [path for name in _SHIPPED for path in _sources(source / name)]
     shipped = {f"echelon/{path.relative_to(source)}": path for path in found}
     # The ranks' Python may lack it, and GPUs could then not be measured.
-    nvml = importlib.util.find_spec(_NVML)
+    # By its file: in a rank, the module itself may come from the launcher of its own run.
+    nvml = PathFinder.find_spec(_NVML)
     if nvml is not None and nvml.origin is not None:
         shipped[f"{_NVML}.py"] = Path(nvml.origin)
     content = io.BytesIO()

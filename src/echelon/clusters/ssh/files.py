@@ -8,7 +8,7 @@ from pathlib import Path
 
 import echelon
 
-_NEEDED = ("typer", "rich", "nvidia-ml-py")
+_NEEDED = ("typer", "rich", "cloudpickle", "nvidia-ml-py")
 _OPTIONAL = ("starlette", "uvicorn", "plotly")
 """For `echelon dash`, if they are installed here."""
 _PARTS = {
