@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from echelon.api.functions import Call, PackedFunction, pack_function
+from echelon.api.host_submission import send_run
+from echelon.api.hosted_run import HostedRun
+from echelon.api.local_run import LocalRun
 from echelon.api.project_files import find_root
 from echelon.api.requests import read_request
 from echelon.api.run_view import Run, default_runs
-from echelon.api.runs import check_files
-from echelon.api.snapshot import take_snapshot
-from echelon.api.submission import Place, settle_request, start_run, submit_request
-from echelon.clusters.base import Cluster
-from echelon.core.shell import LocalShell, Shell
-from echelon.errors import MissingProgramError, UsageError
+from echelon.api.submission import (
+    Place,
+    check_function,
+    settle_request,
+    start_run,
+    submit_request,
+)
+from echelon.core.shell import LocalShell
+from echelon.errors import UsageError
 from echelon.launch.function_call import FOLDER, PROGRAM
-from echelon.run.code import Code
-from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
@@ -37,6 +41,8 @@ class RequestOptions(TypedDict, total=False):
     cluster: str
     host: str
     config: str | Path
+    trust_host: bool
+    """Read pickles from the host that could execute code here."""
     module: bool
     style: str
     name: str
@@ -86,7 +92,7 @@ class RequestOptions(TypedDict, total=False):
     slurm_extra: Mapping[str, str]
 
 
-_PLACE = ("on", "runs_dir", "address")
+_PLACE = ("on", "runs_dir", "address", "trust_host")
 
 
 def request(**options: Unpack[RequestOptions]) -> "Request":
@@ -138,20 +144,19 @@ class Request:
                 hint='write them as on the command line: submit("train.py", "--lr", "0.1")',
             )
         merged = self._read({"script": str(what), "args": [str(one) for one in args]})
+        if merged.host:
+            site, found = send_run(merged)
+            return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
         run, _, _ = submit_request(merged, self._place())
-        return Run.of(run)
+        return Run.of(LocalRun(run))
 
     def _read(self, more: Mapping[str, object]) -> Merged:
         flags = {key: _plain(value) for key, value in self.options.items() if key not in _PLACE}
         if "config" in flags:
             flags["config"] = Path(str(flags["config"]))
         merged = read_request({**flags, **more}, Path.cwd(), os.environ)
-        if merged.host:
-            raise UsageError(
-                f"runs on {merged.host} cannot be submitted from Python yet",
-                hint="use the command line: echelon submit",
-            )
-        return merged
+        on = self.options.get("on", "slurm")
+        return merged if on == "slurm" else replace_fields(merged, host="")
 
     def _place(self) -> Place:
         given = self.options
@@ -162,19 +167,25 @@ class Request:
         )
 
     def _submit_function(self, function: Callable[..., T], calls: list[Call]) -> Run[T]:
-        place = self._place()
-        spec, cluster = settle_request(self._read({}), place)
-        folder = Path(spec.chdir or Path.cwd()).absolute()
+        merged, place = self._read({}), self._place()
+        folder = Path(merged.spec.chdir or Path.cwd()).absolute()
         root, _ = find_root(folder, None, LocalShell())
+        if merged.host:
+            _check_copied(merged.spec)
+            packed = pack_function(function, calls, root, copied=True)
+            spec = _with_function(merged.spec, packed, root)
+            site, found = send_run(replace_fields(merged, spec=spec), added=packed.files)
+            return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
+        spec, cluster = settle_request(merged, place)
         packed = pack_function(function, calls, root, copied=bool(spec.snapshot))
-        spec = _with_function(spec, packed, root)
-        _check_function(spec, folder, cluster, LocalShell())
+        spec = _with_python(_with_function(spec, packed, root))
+        check_function(spec, folder, cluster, LocalShell())
+        run, _ = start_run(spec, cluster, place.runs, os.environ, added=packed.files)
+        return Run.of(LocalRun(run))
 
-        def take(run: RunDir) -> Code | None:
-            return take_snapshot(run, spec, folder, LocalShell(), added=packed.files)
-
-        run, _ = start_run(spec, cluster, place.runs, os.environ, take_code=take)
-        return Run.of(run)
+    @property
+    def _trusts(self) -> bool:
+        return bool(self.options.get("trust_host"))
 
 
 def _plain(value: object) -> object:
@@ -184,33 +195,17 @@ def _plain(value: object) -> object:
 
 
 def _with_function(spec: JobSpec, packed: PackedFunction, root: Path) -> JobSpec:
+    return replace_fields(spec, script=str(root / FOLDER / PROGRAM), name=spec.name or packed.name)
+
+
+def _with_python(spec: JobSpec) -> JobSpec:
+    """Choose the Python that the function comes from, if the request names none."""
     chosen = spec.python or spec.venv or spec.conda or spec.modules or spec.prologue
-    return replace_fields(
-        spec,
-        script=str(root / FOLDER / PROGRAM),
-        name=spec.name or packed.name,
-        python=spec.python if chosen else sys.executable,
-    )
+    return spec if chosen else replace_fields(spec, python=sys.executable)
 
 
-def _check_function(spec: JobSpec, folder: Path, cluster: Cluster, shell: Shell) -> None:
-    """Report what is wrong with a request for a function, before anything is started."""
-    problems = [*check_files(replace_fields(spec, module=True), folder), *cluster.problems(spec)]
-    if spec.style != "echelon":
-        problems.append(f"a function needs the style 'echelon', not '{spec.style}'")
-    if spec.python and spec.python != sys.executable and not (spec.conda or spec.modules):
-        problems += _check_version(spec.python, shell)
-    if problems:
-        raise UsageError("; ".join(problems), hint="nothing was started; change the request")
-
-
-def _check_version(python: str, shell: Shell) -> list[str]:
-    look = "import sys; print('{}.{}'.format(*sys.version_info))"
-    try:
-        done = shell.run([python, "-c", look], timeout_s=60)
-    except MissingProgramError:
-        return [f"Python not found: '{python}'"]
-    own = "{}.{}".format(*sys.version_info)
-    if done.code or done.stdout.strip() == own:
-        return []
-    return [f"{python} is Python {done.stdout.strip()}, and cannot read a function of Python {own}"]
+def _check_copied(spec: JobSpec) -> None:
+    if spec.snapshot is False:
+        raise UsageError(
+            "a function needs a copy of the code on another host", hint="remove snapshot=False"
+        )

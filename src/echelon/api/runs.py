@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
-import echelon
+from echelon import _version
 from echelon.clusters.base import Cluster, Jobs
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, remove_tree, write_atomic
@@ -216,7 +216,7 @@ def ship_launcher(launcher: Path) -> str:
     own Python, and stays the same for the whole run. It is one file, so that many nodes read it
     quickly and one digest covers it: the text of launch/archive.py, then a zip archive.
     """
-    source = Path(echelon.__file__).parent
+    source = Path(_version.__file__).parent
     found = [path for name in _SHIPPED for path in _sources(source / name)]
     shipped = {f"echelon/{path.relative_to(source)}": path for path in found}
     # The ranks' Python may lack it, and GPUs could then not be measured.

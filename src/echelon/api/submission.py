@@ -1,6 +1,7 @@
 """Check a request, create its run and start it."""
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,8 +15,8 @@ from echelon.clusters.base import Cluster
 from echelon.core.atomic_file import remove_tree
 from echelon.core.notes import note
 from echelon.core.ownership import find_intruder
-from echelon.core.shell import LocalShell
-from echelon.errors import UsageError
+from echelon.core.shell import LocalShell, Shell
+from echelon.errors import MissingProgramError, UsageError
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
 from echelon.spec.job_spec import JobSpec
@@ -54,6 +55,7 @@ def start_run(
     environ: Mapping[str, str],
     *,
     take_code: TakeCode | None = None,
+    added: Mapping[str, bytes] | None = None,
     run_id: str = "",
 ) -> tuple[RunDir, str]:
     """Create a run and start it; return it and its job's id.
@@ -65,12 +67,15 @@ def start_run(
         environ: environment variables of the job.
         take_code: puts the code into the run directory; by default a copy of the project, if the
             request says so.
+        added: files beside the project's, path → content; the script is one of them.
         run_id: its name; empty for a new one.
     """
     folder = Path(spec.chdir or Path.cwd()).absolute()
 
     def take(run: RunDir) -> Code | None:
-        return take_snapshot(run, spec, folder, LocalShell()) if spec.snapshot else None
+        if not spec.snapshot and not added:
+            return None
+        return take_snapshot(run, spec, folder, LocalShell(), added=added)
 
     run, _ = prepare_run(
         spec,
@@ -126,3 +131,26 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
             "; ".join(problems),
             hint="nothing was started; show the origin of each value: echelon config",
         )
+
+
+def check_function(spec: JobSpec, folder: Path, cluster: Cluster, shell: Shell) -> None:
+    """Report what is wrong with a request for a function, before anything is started."""
+    problems = [*check_files(replace(spec, module=True), folder), *cluster.problems(spec)]
+    if spec.style != "echelon":
+        problems.append(f"a function needs the style 'echelon', not '{spec.style}'")
+    if spec.python and spec.python != sys.executable and not (spec.conda or spec.modules):
+        problems += _check_version(spec.python, shell)
+    if problems:
+        raise UsageError("; ".join(problems), hint="nothing was started; change the request")
+
+
+def _check_version(python: str, shell: Shell) -> list[str]:
+    look = "import sys; print('{}.{}'.format(*sys.version_info))"
+    try:
+        done = shell.run([python, "-c", look], timeout_s=60)
+    except MissingProgramError:
+        return [f"Python not found: '{python}'"]
+    own = "{}.{}".format(*sys.version_info)
+    if done.code or done.stdout.strip() == own:
+        return []
+    return [f"{python} is Python {done.stdout.strip()}, and cannot read a function of Python {own}"]

@@ -14,9 +14,10 @@ from typing import Annotated
 
 import typer
 
+from echelon.api.hosts import keep_trying, open_host, start, talking
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.remote import There, keep_trying, on_host, open_host, start, talking
+from echelon.cli.remote import There, on_host
 from echelon.cli.runs import RUNS, RunsDir, complete_run
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError

@@ -73,7 +73,8 @@ def doctor(
 
 def _examine_there(request: Merged, *, short: bool, as_json: bool) -> int:
     """Let the login host examine the nodes; it does not see our files."""
-    from echelon.cli.remote import forward, make_site  # noqa: PLC0415
+    from echelon.api.hosts import make_site  # noqa: PLC0415
+    from echelon.cli.remote import forward  # noqa: PLC0415
 
     site = make_site(request, Path.cwd(), None)
     assert site is not None, "the caller knows that it has a host"

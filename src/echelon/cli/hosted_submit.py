@@ -7,6 +7,7 @@ submission of a project go on at a time, and the run has the name that the other
 import contextlib
 import io
 import os
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,14 @@ from typing import Any
 from echelon.api.places import choose_cluster, choose_spec
 from echelon.api.project_description import RUNS
 from echelon.api.requests import flatten
-from echelon.api.submission import check_request, choose_snapshot, start_run
+from echelon.api.submission import (
+    check_function,
+    check_request,
+    choose_snapshot,
+    start_run,
+)
 from echelon.core.atomic_file import remove_tree
+from echelon.core.shell import LocalShell
 from echelon.core.stream import Stream
 from echelon.errors import ConflictError
 from echelon.run.attempts import attempts
@@ -47,14 +54,19 @@ def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, str]:
     home = {name: os.path.expanduser(getattr(sent.spec, name)) for name in ("python", "venv")}  # noqa: PTH111  or it is empty
     sent = replace(sent, spec=replace(sent.spec, **home))
     spec = choose_snapshot(choose_spec(sent, "slurm", os.environ))
-    check_request(spec, cluster, "submit", lints=False)
-    run, job_id = start_run(spec, cluster, runs, os.environ, run_id=wanted["run"])
+    added = {path: b64decode(data) for path, data in wanted.get("added", {}).items()}
+    if added:
+        check_function(spec, folder, cluster, LocalShell())
+    else:
+        check_request(spec, cluster, "submit", lints=False)
+    run, job_id = start_run(
+        spec, cluster, runs, os.environ, run_id=wanted["run"], added=added or None
+    )
     return {"run": run.run_id, "job_id": job_id, "directory": str(run.path)}
 
 
 def _find_submitted(path: Path) -> dict[str, str] | None:
     """Return a run that an earlier call has submitted; remove one that it could not."""
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
     from echelon.core.slurm import Slurm  # noqa: PLC0415
 
     if not path.exists():

@@ -1,12 +1,8 @@
 """Commands about runs on another host: find the run, and execute the command there by ssh."""
 
-import contextlib
 import inspect
-import json
 import os
-import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from echelon.api.hosts import (
+    ask,
+    find_site,
+    follow_there,
+    keep_trying,
+    locate,
+    open_host,
+    start,
+    talking,
+)
 from echelon.cli import console
 from echelon.cli.help import CONFIGURATION
-from echelon.core.units import format_bytes
-from echelon.errors import EchelonError, NotFoundError, UsageError
-from echelon.run.listing import find_run, list_runs
+from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
-    from echelon.clusters.ssh.host import Host, Talk
     from echelon.clusters.ssh.site import Site
     from echelon.spec.merging import Merged
 
@@ -74,73 +77,6 @@ class There:
 
 _HERE = ("cluster", "host", "runs_dir", "run")
 """Parameters that are not passed on as they are."""
-_RETRY_S = (1, 2, 4, 8, 15)
-"""Seconds before the next attempt to connect; the last one again and again."""
-_TELL_S = 5.0
-"""Seconds between two lines about the progress of a transfer."""
-_STEADY_S = 60
-"""A connection that lasted so long is not counted among failed ones."""
-
-
-# --- which host -------------------------------------------------------------------------------
-
-
-def find_site(cluster: str, host: str) -> "Site | None":
-    """Return the site that options name, with the project's folder there; None without options."""
-    from echelon.api.requests import read_request  # noqa: PLC0415
-
-    if not cluster and not host:
-        return None
-    folder = Path.cwd()
-    return make_site(
-        read_request({"cluster": cluster, "host": host}, folder, os.environ), folder, None
-    )
-
-
-def make_site(request: "Merged", folder: Path, script: Path | None) -> "Site | None":
-    """Return where a request goes; None if that is this machine."""
-    from echelon.api.project_files import find_root  # noqa: PLC0415
-    from echelon.clusters.ssh.site import Site, check_host, default_workdir  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
-
-    if not request.host:
-        return None
-    spec = request.spec
-    python = spec.python or (f"{spec.venv}/bin/python" if spec.venv else "")
-    workdir = request.workdir
-    if not workdir:
-        root, _ = find_root(folder, script, LocalShell())
-        workdir = default_workdir(root.name)
-    return Site(
-        host=check_host(request.host),
-        workdir=workdir,
-        python=python if python.startswith(("/", "~/")) else "",
-        cluster=request.cluster,
-    )
-
-
-def locate(name: str, runs_dir: Path, cluster: str, host: str) -> tuple["Site | None", str]:
-    """Return where a run is, and its name there; no site if it is on this machine."""
-    from echelon.api.register import find_entry, read_register  # noqa: PLC0415
-
-    if site := find_site(cluster, host):
-        return site, name
-    entry = find_entry(read_register(os.environ), name, Path.cwd())
-    if entry is None or (name != "last" and _is_here(runs_dir, name)):
-        return None, name
-    if name == "last" and (here := list_runs(runs_dir)):
-        from datetime import datetime  # noqa: PLC0415
-
-        if here[-1].spec.stat().st_mtime > datetime.fromisoformat(entry.submitted).timestamp():
-            return None, name
-    return entry.site, entry.run
-
-
-def _is_here(runs_dir: Path, name: str) -> bool:
-    with contextlib.suppress(NotFoundError):
-        find_run(runs_dir, name)
-        return True
-    return False
 
 
 def on_host(
@@ -212,42 +148,6 @@ def render_line(context: typer.Context) -> list[str]:
 # --- executing it there -----------------------------------------------------------------------
 
 
-def open_host(site: "Site") -> "Host":
-    """Return the login host of a site."""
-    from echelon.clusters.ssh.host import Host  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
-
-    return Host(site, LocalShell(), os.environ)
-
-
-def start(site: "Site", argv: Sequence[str], *, attached: bool = False) -> "Talk":
-    """Start a command on a site's host; what it prints comes in frames."""
-    from echelon.clusters.ssh.call import Call  # noqa: PLC0415
-
-    size = shutil.get_terminal_size()
-    return open_host(site).start(
-        Call(
-            argv=tuple(argv),
-            folder=site.workdir,
-            terminal=console.is_terminal(),
-            columns=size.columns,
-            lines=size.lines,
-            attached=attached,
-        )
-    )
-
-
-@contextlib.contextmanager
-def talking(talk: "Talk") -> Iterator["Talk"]:
-    """End a conversation when the block does."""
-    try:
-        yield talk
-    except BaseException:
-        talk.close()
-        raise
-    talk.finish()
-
-
 def execute(there: There) -> int:
     """Execute a command there, and print what it prints."""
     return forward(there.site, there.words())
@@ -261,22 +161,6 @@ def forward(site: "Site", argv: Sequence[str], *, attached: bool = False) -> int
                 return int(value)
             _print(kind, value)
     return 0
-
-
-def ask(site: "Site", argv: Sequence[str]) -> Any:
-    """Execute a command that prints JSON on a site's host, and return that.
-
-    Raises:
-        EchelonError: it failed there.
-    """
-    said: dict[str, list[str]] = {"out": [], "err": []}
-    with talking(start(site, argv)) as talk:
-        for kind, value in talk.frames():
-            if kind == "end" and value:
-                what = "".join(said["err"]).strip() or f"exit code {value}"
-                raise EchelonError(what, hint=f"on the host: echelon {' '.join(argv)}")
-            said.get(kind, []).append(str(value))
-    return json.loads("".join(said["out"]))
 
 
 def _print(kind: str, text: str) -> None:
@@ -307,46 +191,6 @@ def in_terminal(there: There) -> int:
     return keep_trying(show)
 
 
-def keep_trying(step: Callable[[], int]) -> int:
-    """Repeat a step whose connection breaks, until it ends by itself; the first one must connect.
-
-    Raises:
-        EchelonError: there is no connection at the start, or the host refuses a later one.
-    """
-    from echelon.clusters.ssh.failures import UnreachableError  # noqa: PLC0415
-    from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
-
-    connected, tries = False, 0
-    while True:
-        began_s = time.monotonic()
-        try:
-            return step()
-        except LostConnectionError as error:
-            connected, why = True, error.message
-        except UnreachableError as error:
-            if not connected:
-                raise
-            why = error.message
-        if time.monotonic() - began_s > _STEADY_S:
-            tries = 0
-        if tries == 0:
-            console.note(f"{why}; connecting again")
-        time.sleep(_RETRY_S[min(tries, len(_RETRY_S) - 1)])
-        tries += 1
-
-
-class Progress:
-    """Tells how far a transfer is, now and then."""
-
-    def __init__(self) -> None:
-        self._next_s = time.monotonic() + _TELL_S
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() >= self._next_s:
-            self._next_s = time.monotonic() + _TELL_S
-            console.note(f"transferred {format_bytes(done)} of {format_bytes(total)}")
-
-
 # --- following --------------------------------------------------------------------------------
 
 
@@ -360,37 +204,17 @@ def follow(
     tail: int | None = None,
     resubmit: bool = False,
 ) -> int:
-    """Wait for a run's end, and return its exit code; see `follow_run`.
-
-    No line is lost or doubled if the connection breaks: the host says how far the output was
-    printed, and lines are printed once that is known.
-    """
-    from echelon.clusters.ssh.call import FOLLOW  # noqa: PLC0415
-
-    wanted: dict[str, Any] = {"run": name, "show": show, "rank": rank, "raw": raw, "tail": tail}
-    wanted |= {"resubmit": resubmit, "begin": None}
-
-    def step() -> int:
-        waiting: list[tuple[str, str]] = []
-        with talking(start(site, [FOLLOW, json.dumps(wanted)], attached=True)) as talk:
-            for kind, value in talk.frames():
-                if kind in ("out", "err"):
-                    waiting.append((kind, value))
-                    continue
-                for one in waiting:
-                    _print(*one)
-                waiting.clear()
-                if kind == "at":
-                    wanted["begin"] = value
-                elif kind == "end":
-                    return int(value)
-        return 0
-
+    """Wait for a run's end, and return its exit code; see `follow_run`."""
+    wanted = {"run": name, "show": show, "rank": rank, "raw": raw, "tail": tail}
     try:
-        return keep_trying(step)
+        for kind, value in follow_there(site, {**wanted, "resubmit": resubmit}):
+            if kind == "end":
+                return int(value)
+            _print(kind, value)
     except KeyboardInterrupt:
         console.note(f"{name} keeps running; stop it with: echelon stop {site.option} {name}")
         raise
+    return 0
 
 
 def logs_there(there: There) -> int:
@@ -429,6 +253,23 @@ def rerun_there(there: There) -> int:
     return 0
 
 
+def submit_there(request: "Merged", *, wait: bool, show: bool, dry_run: bool, as_json: bool) -> int:
+    """Submit a request to its host, and return the exit code."""
+    from echelon.api.host_submission import check_here, send_run  # noqa: PLC0415
+    from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
+
+    if dry_run:
+        check_here(request.spec, Path(request.spec.chdir or Path.cwd()).absolute())
+        console.print_file(render_script(request.spec))
+        console.note(f"not checked on {request.host}, because nothing was sent there")
+        return 0
+    site, found = send_run(request)
+    announce(site, found, as_json=as_json)
+    if wait or show:
+        return follow(site, found["run"], show=show, resubmit=True)
+    return 0
+
+
 def announce(site: "Site", found: Mapping[str, str], *, as_json: bool) -> None:
     """Print a run that was submitted there."""
     if as_json:
@@ -439,6 +280,19 @@ def announce(site: "Site", found: Mapping[str, str], *, as_json: bool) -> None:
         f"queued as Slurm job {found['job_id']} on {site.host}; "
         f"follow the output: echelon logs -f {found['run']}"
     )
+
+
+def with_files(*patterns: str) -> Callable[[There], int]:
+    """Return how to execute a command here, on files of the run: it writes to this machine."""
+
+    def run(there: There) -> int:
+        from echelon.api.host_files import fetched  # noqa: PLC0415
+
+        with fetched(there.site, there.run, patterns) as runs:
+            there.command(**{**there.values, "run": "last", "runs_dir": runs})
+        return 0
+
+    return run
 
 
 # --- all runs ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from echelon.api.hosts import find_site
 from echelon.api.places import Places, choose_cluster, choose_spec, cluster_of
 from echelon.cli import console
 from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
@@ -15,7 +16,6 @@ from echelon.cli.places import Address, NewAddress, On
 from echelon.cli.remote import (
     ClusterName,
     HostName,
-    find_site,
     forward,
     list_elsewhere,
     logs_there,
@@ -113,7 +113,7 @@ def submit(
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if request.host and on == "slurm":
-        from echelon.cli.remote_submit import submit_there  # noqa: PLC0415
+        from echelon.cli.remote import submit_there  # noqa: PLC0415
 
         raise typer.Exit(
             submit_there(request, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)

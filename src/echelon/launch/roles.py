@@ -2,7 +2,7 @@
 
 import sys
 
-import echelon
+from echelon import _version
 from echelon.launch.archive import find_archive
 
 ROLES = {
@@ -50,7 +50,7 @@ def launcher_command(python: str, digest: str, launcher: object, role: str) -> l
 def role_command(role: str, *arguments: object) -> list[str]:
     """Return the command that starts another program of this launcher, in the same Python."""
     assert role in ROLES, role
-    archive = find_archive(echelon)
+    archive = find_archive(_version)
     if archive is None:  # an installed Echelon
         own = [sys.executable, "-m", "echelon.launch", role]
     else:

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from echelon.api import hosts
+from echelon.api.host_files import claim_folder
+from echelon.api.host_submission import place_request
 from echelon.api.register import record_run
 from echelon.cli import main, remote
 from echelon.cli.remote import There, render_line
-from echelon.cli.remote_files import claim_folder
-from echelon.cli.remote_submit import place_request
 from echelon.clusters.ssh.failures import UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
@@ -169,7 +170,7 @@ def test_paths_are_those_of_the_project_there(tmp_path, folder, script, there, n
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    monkeypatch.setattr(remote.time, "sleep", lambda _s: None)
+    monkeypatch.setattr(hosts.time, "sleep", lambda _s: None)
 
 
 def test_a_broken_connection_is_made_again(no_pause, capsys):
@@ -181,7 +182,7 @@ def test_a_broken_connection_is_made_again(no_pause, capsys):
             raise found
         return found
 
-    assert remote.keep_trying(step) == 3
+    assert hosts.keep_trying(step) == 3
     assert capsys.readouterr().err == "cut; connecting again\n"
 
 
@@ -193,7 +194,7 @@ def test_a_first_connection_that_fails_is_an_error(first):
         raise first
 
     with pytest.raises(type(first)):
-        remote.keep_trying(step)
+        hosts.keep_trying(step)
 
 
 @pytest.mark.parametrize("later", [NotPermittedError("key refused"), UnavailableError("disk full")])
@@ -204,7 +205,7 @@ def test_what_no_other_connection_mends_ends_it(no_pause, later):
         raise steps.pop(0)
 
     with pytest.raises(type(later)):
-        remote.keep_trying(step)
+        hosts.keep_trying(step)
 
 
 # --- fetched files ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-import echelon
+from echelon import _version
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.records import find_record
 
@@ -25,7 +25,7 @@ def find_id(python: str, memory: Path | None = None) -> str:
     """
     known = _read_digest(memory) if memory else compute_digest()
     digest = hashlib.sha256(f"{python} {known}".encode()).hexdigest()
-    return f"{echelon.__version__}-{digest[:16]}"
+    return f"{_version.__version__}-{digest[:16]}"
 
 
 def compute_digest() -> str:
@@ -71,7 +71,7 @@ def describe_installation() -> str:
         if (place := Path(entry).absolute()) != here:
             with contextlib.suppress(OSError):
                 add(place)
-    for folder, names, files in os.walk(Path(echelon.__file__).parent):
+    for folder, names, files in os.walk(Path(_version.__file__).parent):
         names[:] = sorted(name for name in names if name != "__pycache__")
         for name in sorted(files):
             add(Path(folder, name))

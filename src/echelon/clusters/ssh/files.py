@@ -6,7 +6,7 @@ from functools import cache
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-import echelon
+from echelon import _version
 
 _NEEDED = ("typer", "rich", "cloudpickle", "nvidia-ml-py")
 _OPTIONAL = ("starlette", "uvicorn", "plotly")
@@ -50,7 +50,7 @@ def required_names(requirements: list[str]) -> list[str]:
 @cache
 def find_files() -> dict[str, Path]:
     """Return the files to bring, by their names there."""
-    source = Path(echelon.__file__).parent
+    source = Path(_version.__file__).parent
     own = [path for path in source.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     found = {f"echelon/{path.relative_to(source).as_posix()}": path for path in own}
     for one in find_distributions():

@@ -1,14 +1,25 @@
 """Submits a project to another host: sends its code there, and queues a run of it."""
 
 import os
+import time
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from echelon.api.hosts import Progress, make_site, open_host, talking
+from echelon.api.mirror import send_project
+from echelon.api.project_description import Project, describe_project
+from echelon.api.project_files import find_root
+from echelon.api.register import forget_run, record_run
+from echelon.api.runs import check_files, new_run_id, render_spec
 from echelon.api.script_checks import check_script
-from echelon.cli import console
-from echelon.cli.remote import Progress, announce, follow, make_site, open_host, talking
+from echelon.clusters.ssh.call import SUBMIT, Call
+from echelon.clusters.ssh.failures import UnreachableError
+from echelon.clusters.ssh.host import LostConnectionError
+from echelon.clusters.ssh.site import Site
+from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.core.userstate import state_folder
 from echelon.errors import (
@@ -21,36 +32,30 @@ from echelon.errors import (
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
-if TYPE_CHECKING:
-    from echelon.api.project_description import Project
-    from echelon.clusters.ssh.site import Site
-
 _TRIES = 6
 """How often a submission is tried whose connection breaks."""
 _PAUSE_S = 2.0
 
 
-def submit_there(request: Merged, *, wait: bool, show: bool, dry_run: bool, as_json: bool) -> int:
-    """Send the project to the host of a request, queue it there, and return the exit code."""
-    from echelon.api.project_description import describe_project  # noqa: PLC0415
-    from echelon.api.project_files import find_root  # noqa: PLC0415
-    from echelon.api.register import forget_run, record_run  # noqa: PLC0415
-    from echelon.api.runs import new_run_id  # noqa: PLC0415
-    from echelon.clusters.ssh.failures import UnreachableError  # noqa: PLC0415
-    from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
+def send_run(
+    request: Merged, *, added: Mapping[str, bytes] | None = None
+) -> tuple[Site, dict[str, Any]]:
+    """Send the project to the host of a request, and queue a run of it there.
 
+    Args:
+        request: the request; its host is another machine.
+        added: files beside the project's, path → content; the script is one of them.
+
+    Returns:
+        where it is, and its id, job and directory.
+    """
     spec = request.spec
     folder = Path(spec.chdir or Path.cwd()).absolute()
-    script = None if spec.module else folder / spec.script
-    check_here(spec, folder)
+    script = None if spec.module or added else folder / spec.script
+    if not added:
+        check_here(spec, folder)
     site = make_site(request, folder, script)
     assert site is not None, "the caller knows that it has a host"
-    if dry_run:
-        from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
-
-        console.print_file(render_script(spec))
-        console.note(f"not checked on {site.host}, because nothing was sent there")
-        return 0
     root, _ = find_root(folder, script, LocalShell())
     project = describe_project(
         root, LocalShell(), runs=Path("runs").absolute(), state=state_folder(os.environ)
@@ -58,26 +63,22 @@ def submit_there(request: Merged, *, wait: bool, show: bool, dry_run: bool, as_j
     run_id = new_run_id(spec)
     record_run(run_id, root, site, os.environ)  # first: the answer may be lost
     header = {"run": run_id, **place_request(spec, folder, root)}
+    if added:
+        header["added"] = {path: b64encode(data).decode() for path, data in added.items()}
     try:
-        found = _submit(site, header, project, root)
+        return site, _submit(site, header, project, root)
     except LostConnectionError:
         raise  # it may be there
     except (UnreachableError, UsageError, NotFoundError, ConflictError, NotPermittedError):
         forget_run(run_id, os.environ)  # it is not
         raise
     except KeyboardInterrupt:
-        console.note(f"{run_id} may be queued nevertheless; see: echelon status {run_id}")
+        note(f"{run_id} may be queued nevertheless; see: echelon status {run_id}")
         raise
-    announce(site, found, as_json=as_json)
-    if wait or show:
-        return follow(site, run_id, show=show, resubmit=True)
-    return 0
 
 
 def check_here(spec: JobSpec, folder: Path) -> None:
     """Report what is wrong with the script; the rest is checked on the host."""
-    from echelon.api.runs import check_files  # noqa: PLC0415
-
     if not spec.script:
         raise UsageError("no training script given", hint="echelon submit --nodes 2 SCRIPT.py")
     script = folder / spec.script
@@ -88,13 +89,11 @@ def check_here(spec: JobSpec, folder: Path) -> None:
         raise UsageError("; ".join(problems), hint="nothing was sent")
 
 
-def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, str]:
+def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, Any]:
     """Return a request as the host needs it: with paths in the project, not on this machine. Pure.
 
     The working directory is the same folder of the project, or the project's own.
     """
-    from echelon.api.runs import render_spec  # noqa: PLC0415
-
     place = folder.resolve()
     inside = place.is_relative_to(root)
     script = spec.script
@@ -108,14 +107,8 @@ def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, str]:
     }
 
 
-def _submit(
-    site: "Site", header: Mapping[str, str], project: "Project", root: Path
-) -> dict[str, Any]:
+def _submit(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:
     """Submit once, however often the connection breaks."""
-    import time  # noqa: PLC0415
-
-    from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
-
     connected = False
     for left in reversed(range(_TRIES)):
         try:
@@ -127,7 +120,7 @@ def _submit(
                 raise
             why = error.message  # it may have been queued before
         if left:
-            console.note(f"{why}; connecting again")
+            note(f"{why}; connecting again")
             time.sleep(_PAUSE_S)
     raise LostConnectionError(
         f"the connection to {site.host} was lost, and it is not known whether "
@@ -136,15 +129,12 @@ def _submit(
     )
 
 
-def _try(site: "Site", header: Mapping[str, str], project: "Project", root: Path) -> dict[str, Any]:
-    from echelon.api.mirror import send_project  # noqa: PLC0415
-    from echelon.clusters.ssh.call import SUBMIT, Call  # noqa: PLC0415
-
+def _try(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:
     call = Call(argv=(SUBMIT,), folder=site.workdir, framed=False)
     with talking(open_host(site).start(call)) as talk, talk.stream() as stream:
         stream.send(header)
         sent = send_project(project, root, stream, Progress())
         answer = stream.receive()
     for text in (*(f"warning: {one}" for one in sent.warnings), *answer.pop("notes")):
-        console.note(str(text))
+        note(str(text))
     return answer

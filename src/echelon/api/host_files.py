@@ -1,4 +1,4 @@
-"""Files of runs on other hosts: brought here, for the user or for a command that reads them."""
+"""Files of runs on other hosts: brought here, for the user or for what reads them."""
 
 import contextlib
 import re
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli.remote import There, keep_trying, open_host, talking
+from echelon.api.hosts import keep_trying, open_host, talking
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.errors import ConflictError, NotPermittedError
 
@@ -88,14 +88,3 @@ def fetched(site: "Site", name: str, patterns: Sequence[str]) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="echelon-") as folder:
         bring_files(site, name, patterns, lambda run_id: Path(folder, run_id))
         yield Path(folder)
-
-
-def with_files(*patterns: str) -> Callable[[There], int]:
-    """Return how to execute a command here, on files of the run: it writes to this machine."""
-
-    def run(there: There) -> int:
-        with fetched(there.site, there.run, patterns) as runs:
-            there.command(**{**there.values, "run": "last", "runs_dir": runs})
-        return 0
-
-    return run

@@ -1,0 +1,108 @@
+"""A run on another host, and what can be asked of it: each question goes there, by ssh."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from echelon.api.host_files import fetched
+from echelon.api.hosts import ask, follow_there, keep_trying, run_there
+from echelon.api.local_run import is_function, read_metrics
+from echelon.api.results import read_results
+from echelon.clusters.ssh.site import Site
+from echelon.core.codec import decode
+from echelon.core.jobs import Job
+from echelon.errors import TimedOutError
+from echelon.launch.function_call import RESULTS
+from echelon.run.listing import find_run
+from echelon.run.verdict import Verdict
+
+_ASK_S = 3.0
+"""Seconds between two questions about a run that is waited for."""
+
+
+class HostedRun:
+    """A run on another host."""
+
+    def __init__(self, site: Site, run_id: str, *, trusts: bool = False) -> None:
+        """See the class.
+
+        Args:
+            site: where it is.
+            run_id: its id.
+            trusts: whether to read results that could execute code of that host here.
+        """
+        self._site, self._run_id, self._trusts = site, run_id, trusts
+
+    @property
+    def run_id(self) -> str:
+        return self._run_id
+
+    @property
+    def path(self) -> Path:
+        return Path(self._status()["directory"])
+
+    @property
+    def place(self) -> str:
+        return f" on {self._site.host}"
+
+    def _status(self) -> dict[str, Any]:
+        found: dict[str, Any] = ask(self._site, ["status", "--json", "--", self._run_id])
+        return found
+
+    def job(self) -> Job:
+        """Return the current job."""
+        found = self._status()
+        facts = {name: str(found.get(name) or "") for name in ("state", "reason", "nodes")}
+        return Job(id=str(found["job"]), exit_code=int(found["exit_code"] or 0), **facts)
+
+    def wait(self, until_s: float) -> Job:
+        """Wait for the run's end; the connection may break meanwhile."""
+        while True:
+            job = keep_trying(self.job)
+            if job.over:
+                return job
+            if time.monotonic() >= until_s:
+                raise TimedOutError(
+                    f"the run '{self._run_id}' has not ended in time: it is {job.state}",
+                    hint="it continues: wait again, or stop it",
+                )
+            time.sleep(min(_ASK_S, max(0.0, until_s - time.monotonic())))
+
+    def results(self, *, every: bool) -> list[Any]:
+        """Return the results of a completed run, as plain data unless the host is trusted."""
+        with fetched(self._site, self._run_id, ["spec.toml", RESULTS]) as runs:
+            run = find_run(runs, self._run_id)
+            if not is_function(run):
+                return [None]
+            return read_results(run, every=every, plain=not self._trusts)
+
+    def verdict(self, job: Job) -> Verdict | None:  # noqa: ARG002  the host knows it
+        """Return why the run failed."""
+        found = ask(self._site, ["why", "--json", "--", self._run_id])
+        return decode(Verdict, found) if found else None
+
+    def stop(self) -> None:
+        run_there(self._site, ["stop", "--", self._run_id])
+
+    def cancel(self) -> None:
+        run_there(self._site, ["cancel", "--", self._run_id])
+
+    def lines(self, *, follow: bool, rank: int | None) -> Iterator[str]:
+        """Yield what ranks have printed."""
+        if not follow:
+            words = ["logs", *([] if rank is None else [f"--rank={rank}"]), "--", self._run_id]
+            yield from run_there(self._site, words).splitlines()
+            return
+        left, wanted = "", {"run": self._run_id, "rank": rank}
+        with closing(follow_there(self._site, wanted)) as frames:
+            for kind, value in frames:
+                if kind == "out":
+                    *whole, left = (left + value).split("\n")
+                    yield from whole
+
+    def metrics(self) -> dict[str, list[float]]:
+        """Return what was logged, in columns."""
+        with fetched(self._site, self._run_id, ["spec.toml", "metrics.jsonl"]) as runs:
+            return read_metrics(find_run(runs, self._run_id))
