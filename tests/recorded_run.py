@@ -3,7 +3,7 @@
 import os
 from functools import partial
 
-from echelon.api.runs import render_spec
+from echelon.run.request import render_spec
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
 from echelon.launch.backends.ray.status import NODES, Place, Status

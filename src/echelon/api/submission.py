@@ -17,6 +17,7 @@ from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
+from echelon.run.sweep import Table
 from echelon.spec.job_spec import JobSpec
 
 
@@ -29,16 +30,34 @@ def start_run(
     take_code: TakeCode | None = None,
     run_id: str = "",
 ) -> tuple[RunDir, str]:
-    """Create a run and start it; return it and its job's id.
+    """Create a run and start it; return it and its job's id. See `create_run`."""
+    run = create_run(spec, runs, environ, take_code=take_code, run_id=run_id)
+    try:
+        return run, submit_run(run, cluster, environ, run.script.read_bytes()).job_id
+    except UsageError:
+        remove_tree(run.path)  # the cluster refused the request
+        raise
+
+
+def create_run(
+    spec: JobSpec,
+    runs: Path,
+    environ: Mapping[str, str],
+    *,
+    take_code: TakeCode | None = None,
+    run_id: str = "",
+    table: Table | None = None,
+) -> RunDir:
+    """Create the directory of a run or sweep, which the user may then submit.
 
     Args:
         spec: the request.
-        cluster: where to start it.
         runs: the directory of runs.
         environ: environment variables of the job.
         take_code: puts the code into the run directory; by default a copy of the project, if the
             request says so.
         run_id: its name; empty for a new one.
+        table: the parameters of a sweep.
     """
     folder = Path(spec.chdir or Path.cwd()).absolute()
 
@@ -52,22 +71,18 @@ def start_run(
         conda_exe=environ.get("CONDA_EXE", ""),
         take_code=take_code or take,
         run_id=run_id,
+        table=table,
     )
     if spec.snapshot and not run.code.exists():
         note(f"no copy of the code: '{spec.script}' is a program on PATH, not a file")
-    script = run.script.read_bytes()
     if why := find_intruder(run.path):
         note(
             f"warning: other users can replace your run directories: {why}. Jobs on Slurm and Ray "
             "execute only what you submitted, but logs and checkpoints are not protected "
             "(choose another directory with --runs-dir)"
         )
-    remember(run, script)
-    try:
-        return run, submit_run(run, cluster, environ, script).job_id
-    except UsageError:
-        remove_tree(run.path)  # the cluster refused the request
-        raise
+    remember(run, run.script.read_bytes())
+    return run
 
 
 def choose_snapshot(spec: JobSpec, *, default: bool = True) -> JobSpec:

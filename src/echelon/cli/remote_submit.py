@@ -93,7 +93,7 @@ def place_request(spec: JobSpec, folder: Path, root: Path) -> dict[str, str]:
 
     The working directory is the same folder of the project, or the project's own.
     """
-    from echelon.api.runs import render_spec  # noqa: PLC0415
+    from echelon.run.request import render_spec  # noqa: PLC0415
 
     place = folder.resolve()
     inside = place.is_relative_to(root)

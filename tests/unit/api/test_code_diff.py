@@ -12,7 +12,7 @@ from echelon.api.code_diff import (
     read_run,
     render_diff,
 )
-from echelon.api.runs import render_spec
+from echelon.run.request import render_spec
 from echelon.api.snapshot import copy_again, take_snapshot
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell

@@ -10,7 +10,7 @@ import pytest
 from echelon.api import snapshot
 from echelon.api.project_entries import Entry, examine, place_link
 from echelon.api.project_files import Listing
-from echelon.api.runs import render_spec
+from echelon.run.request import render_spec
 from echelon.api.snapshot import check_size, find_largest, take_snapshot
 from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.shell import LocalShell
