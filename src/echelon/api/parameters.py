@@ -1,17 +1,20 @@
-"""The parameters of a sweep, from `--grid` and `--file`. Pure, but for reading the file."""
+"""The tasks of a sweep, from `--grid`, `--file` and sbatch's `--array`."""
 
 import csv
 import io
 import itertools
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from echelon.errors import UsageError
 from echelon.run.sweep import INDEX
+from echelon.spec.job_spec import JobSpec
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _RANGE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.([1-9]\d*))?")
+_ARRAY = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::([1-9]\d{0,6}))?)?")
 MOST_TASKS = 100_000
 """No cluster accepts more jobs of one user."""
 
@@ -82,6 +85,37 @@ def _expand(word: str) -> list[str]:
     if last < first:
         raise UsageError(f"the range {word} is empty", hint=f"write {last}..{first}")
     return [str(value) for value in range(first, last + 1, step)]
+
+
+def take_array(spec: JobSpec) -> tuple[JobSpec, list[int], int] | None:
+    """Return a request without --array, the indices of its tasks, and how many run at a time.
+
+    None if it has no array, or if its style leaves arrays to Slurm.
+
+    Raises:
+        UsageError: the array is invalid.
+    """
+    # sbatch accepts abbreviated options.
+    names = [name for name in spec.slurm_extra if name and "array".startswith(name)]
+    if not names or spec.style != "echelon":
+        return None
+    text = spec.slurm_extra[names[-1]]
+    listed, _, limit = text.partition("%")
+    parts = [_ARRAY.fullmatch(part) for part in listed.split(",")]
+    if not all(parts) or not (limit.isdecimal() or not limit):
+        raise UsageError(
+            f"invalid value for --array: '{text}'", hint="write such as --array=0-9, 1,3 or 0-9%2"
+        )
+    indices = {
+        index
+        for part in parts
+        if part
+        for index in range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1))
+    }
+    if not 0 < len(indices) <= MOST_TASKS:
+        raise UsageError(f"--array={text} has no tasks, or too many", hint="write such as 0-9")
+    others = {name: value for name, value in spec.slurm_extra.items() if name not in names}
+    return replace(spec, slurm_extra=others), sorted(indices), int(limit or 0)
 
 
 def read_table(path: Path) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from echelon.api.parameters import take_array
 from echelon.api.runs import TakeCode, check_files, check_python, prepare_run, submit_run
 from echelon.api.script_checks import check_script
 from echelon.api.snapshot import take_snapshot
@@ -90,6 +91,14 @@ def choose_snapshot(spec: JobSpec, *, default: bool = True) -> JobSpec:
     return replace(spec, snapshot=default) if spec.snapshot is None else spec
 
 
+def check_array(spec: JobSpec) -> list[str]:
+    """Report a job array, where all its tasks would be one run."""
+    if take_array(spec) is None:
+        return []
+    what = "only echelon submit accepts job arrays (--array), on the cluster itself"
+    return [f"{what}: start a sweep with echelon sweep, or use --style srun"]
+
+
 def remember(run: RunDir, script: bytes) -> None:
     """Record that the user submitted a script, so that the run can be resumed."""
     if why := remember_script(script, os.environ):
@@ -105,6 +114,7 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
     lints = lints and command == "submit" and script.suffix == ".py" and not spec.module
     problems = [
         *check_files(spec, folder),
+        *check_array(spec),
         *(check_script(script, ranks=spec.nodes.high * spec.procs_per_node) if lints else ()),
         *check_python(spec, folder, LocalShell()),
         *cluster.problems(spec),

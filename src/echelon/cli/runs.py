@@ -102,6 +102,7 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
+    from echelon.api.parameters import take_array  # noqa: PLC0415
     from echelon.api.submission import check_request, choose_snapshot, start_run  # noqa: PLC0415
     from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_run  # noqa: PLC0415
@@ -115,7 +116,12 @@ def submit(
         )
     cluster = choose_cluster(on, runs_dir, address=address)
     spec = choose_snapshot(choose_spec(request, on, os.environ), default=True)
-    check_request(spec, cluster, "submit")
+    array = take_array(spec) if on == "slurm" else None
+    check_request(array[0] if array else spec, cluster, "submit")
+    if array and not dry_run:
+        from echelon.cli.sweep import submit_array  # noqa: PLC0415
+
+        raise typer.Exit(submit_array(*array, cluster, runs_dir, wait=wait, as_json=as_json))
     if dry_run:
         console.print_file(render_script(spec, conda_exe=os.environ.get("CONDA_EXE", "")))
         return

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +20,9 @@ from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.core.units import counted
 from echelon.errors import ConflictError, UsageError
 from echelon.run.listing import find_sweep, list_sweeps
-from echelon.run.sweep import SweepDir, read_table
+from echelon.run.sweep import SweepDir, escape, read_table
 from echelon.run.verdict import headline
+from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
@@ -156,6 +158,25 @@ def start(
         return
     sweep = create_sweep(spec, rows, runs_dir, max_running=max_running)
     raise typer.Exit(_submit(sweep, cluster, list(range(len(rows))), wait=wait, as_json=as_json))
+
+
+def submit_array(
+    spec: JobSpec,
+    indices: list[int],
+    max_running: int,
+    cluster: Any,
+    runs_dir: Path,
+    *,
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit the script of a job array as a sweep whose tasks differ in their index alone."""
+    from echelon.api.sweeps import create_sweep  # noqa: PLC0415
+
+    literal = replace(spec, args=tuple(map(escape, spec.args)))
+    rows = {index: dict[str, str]() for index in indices}
+    sweep = create_sweep(literal, rows, runs_dir, max_running=max_running)
+    return _submit(sweep, cluster, indices, wait=wait, as_json=as_json)
 
 
 def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:

@@ -19,7 +19,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -224,7 +224,7 @@ class Slurm:
         # Waiting tasks of an array are listed as 7_[2-9].
         return next((job.partition("_")[0] for job, _, said in jobs if said.strip() == comment), "")
 
-    def jobs(self, owners: Mapping[str, str], needed: Iterable[str]) -> dict[str, Job]:
+    def jobs(self, owners: Mapping[str, str], needed: Collection[str]) -> dict[str, Job]:
         """Return many jobs with one question, and one more to accounting if that is not enough.
 
         Args:
@@ -244,6 +244,10 @@ class Slurm:
             if "Invalid job id" not in error.stderr:
                 raise
             found = {}
+        for job_id in needed:
+            # Tasks that were cancelled while they waited have one line together.
+            if job_id not in found and (rest := found.get(job_id.partition("_")[0])):
+                found[job_id] = replace(rest, id=job_id)
         if all(job_id in found for job_id in needed):
             return found
         fields = "--format=jobid,state,nodelist,exitcode"
@@ -405,7 +409,7 @@ def parse_queue(text: str, owners: Mapping[str, str]) -> dict[str, Job]:
     """Parse what `Slurm.jobs` asks of squeue: jobs by id, without those of other runs."""
     found = {}
     for line in text.splitlines():
-        array, job_id, state, reason, nodes, comment = line.strip().split("|", 5)
+        array, job_id, state, reason, nodes, comment = line.rstrip().split("|", 5)
         owner = owners.get(job_id) or owners.get(array)
         if owner and _is_of(comment, owner):
             said = "" if reason == "None" else reason
@@ -427,7 +431,7 @@ def parse_accounting(text: str) -> dict[str, Job]:
 def _is_of(comment: str, run_id: str) -> bool:
     """Tell whether a job's comment marks it as a job of the run, or of the run's sweep."""
     names = (run_id, mark_tasks(run_id.rpartition("-")[0]))
-    return comment.strip().partition("/")[0] in [f"{_MARK}{name}" for name in names]
+    return comment.partition("/")[0] in [f"{_MARK}{name}" for name in names]
 
 
 def _anothers(job_id: str) -> Job:
