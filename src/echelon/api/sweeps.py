@@ -345,7 +345,10 @@ def carry_out(
     while running or (waiting and not interrupted and not sweep.stopped.exists()):
         try:
             while waiting and len(running) < at_once and not interrupted:
-                running[waiting[0]] = start_task(sweep, waiting.pop(0), cluster, environ)
+                if sweep.stopped.exists():
+                    break
+                running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
+                del waiting[0]
             for index, run in list(running.items()):
                 job = current_job(run, cluster)
                 if job.over:
@@ -369,11 +372,7 @@ def carry_out(
 def start_task(sweep: SweepDir, index: int, cluster: Cluster, environ: Mapping[str, str]) -> RunDir:
     """Create the run of a task, unless it exists, and submit its next attempt."""
     run, _ = make_run(sweep, index)
-    attempt = submit_run(run, cluster, environ, read_script(run, os.environ))
-    shown = " ".join(f"{name}={value}" for name, value in _parameters(sweep, index).items())
-    note(f"{run.run_id}: started{f' with {shown}' if shown else ''} ({attempt.job_id})")
+    submit_run(run, cluster, environ, read_script(run, os.environ))
+    values = read_table(sweep).parameters(index)
+    note(f"{run.run_id}: started with {' '.join(f'{k}={v}' for k, v in values.items())}")
     return run
-
-
-def _parameters(sweep: SweepDir, index: int) -> dict[str, str]:
-    return read_table(sweep).parameters(index)
