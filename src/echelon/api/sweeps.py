@@ -342,31 +342,37 @@ def carry_out(
     waiting, failed = list(indices), []
     running: dict[int, RunDir] = {}
     interrupted = False
-    while running or (waiting and not interrupted and not sweep.stopped.exists()):
-        try:
-            while waiting and len(running) < at_once and not interrupted:
-                if sweep.stopped.exists():
-                    break
-                running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
-                del waiting[0]
-            for index, run in list(running.items()):
-                job = current_job(run, cluster)
-                if job.over:
-                    del running[index]
-                    note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
-                    failed += [index] if job.state != "COMPLETED" else []
-            time.sleep(_LOOK_S if running else 0)
-        except KeyboardInterrupt:
-            if not interrupted:
-                note("stopping; press Ctrl-C again to stop immediately")
-            for run in running.values():
-                (cancel_all if interrupted else stop_all)(run, cluster)
-            interrupted = True
-        except BaseException:
-            for run in running.values():
-                cancel_all(run, cluster)
-            raise
+    try:
+        while running or (waiting and not sweep.stopped.exists()):
+            try:
+                while waiting and len(running) < at_once and not sweep.stopped.exists():
+                    running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
+                    del waiting[0]
+                failed += _drop_ended(running, cluster)
+                time.sleep(_LOOK_S)
+            except KeyboardInterrupt:
+                note("stopping" + ("" if interrupted else "; press Ctrl-C again to end at once"))
+                sweep.stopped.touch(mode=0o600)
+                for run in running.values():
+                    (cancel_all if interrupted else stop_all)(run, cluster)
+                interrupted = True
+    except BaseException:
+        for run in running.values():
+            cancel_all(run, cluster)
+        raise
     return [*failed, *waiting]
+
+
+def _drop_ended(running: dict[int, RunDir], cluster: Cluster) -> list[int]:
+    """Remove tasks that have ended, and return those of them that are not complete."""
+    failed = []
+    for index, run in list(running.items()):
+        job = current_job(run, cluster)
+        if job.over:
+            del running[index]
+            note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
+            failed += [index] if job.state != "COMPLETED" else []
+    return failed
 
 
 def start_task(sweep: SweepDir, index: int, cluster: Cluster, environ: Mapping[str, str]) -> RunDir:

@@ -25,7 +25,7 @@ class SectionedGroup(TyperGroup):
             command: Any = self.commands[name]
             row = (name, command.get_short_help_str(room))
             sections.setdefault(command.rich_help_panel or "Commands", []).append(row)
-        write_sections(formatter, sections)
+        _write(formatter, sections)
 
 
 class SectionedCommand(TyperCommand):
@@ -39,10 +39,10 @@ class SectionedCommand(TyperCommand):
             if row := one.get_help_record(ctx):
                 first = row[0].partition(" <")[0]  # without typer's name of the type
                 sections.setdefault(name, []).append((first, row[1]))
-        write_sections(formatter, sections)
+        _write(formatter, sections)
 
 
-def write_sections(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
+def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
     """Write the sections, with their second columns below each other."""
     width = max(len(first) for rows in sections.values() for first, _ in rows)
     for name, rows in sections.items():

@@ -119,7 +119,7 @@ def submit(
     array = take_array(spec) if on == "slurm" else None
     check_request(array[0] if array else spec, cluster, "submit")
     if array and not dry_run:
-        from echelon.cli.sweep import submit_array  # noqa: PLC0415
+        from echelon.cli.tasks import submit_array  # noqa: PLC0415
 
         raise typer.Exit(submit_array(*array, cluster, runs_dir, wait=wait, as_json=as_json))
     if dry_run:

@@ -3,74 +3,62 @@
 import csv
 import os
 import sys
-import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from echelon.api.places import choose_cluster, choose_spec
 from echelon.cli import console
-from echelon.cli.help import SectionedCommand, SectionedGroup, write_sections
+from echelon.cli.help import SectionedCommand, SectionedGroup
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.places import Address, On
 from echelon.cli.runs import RUNS, AsJson, RunsDir
+from echelon.cli.tasks import submit_tasks
 from echelon.core.units import counted
 from echelon.errors import ConflictError, UsageError
 from echelon.run.listing import find_sweep, list_sweeps
-from echelon.run.sweep import SweepDir, escape, read_table
+from echelon.run.sweep import SweepDir, read_table
 from echelon.run.verdict import headline
-from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
     from echelon.api.sweeps import Task
-    from echelon.clusters.slurm.cluster import SlurmCluster
 
-_START = "start"
-"""The command that needs no name."""
-_POLL_S = 2.0
-"""Seconds between two questions about all tasks."""
+_CALLED = "echelon.sweep"
+"""Where a context has the words of a command of the group."""
 _NAMED = 8
 """Number of runs that are named for each cause of failure."""
 
 
 class SweepGroup(SectionedGroup):
-    """A group in which everything but the name of a command starts a sweep."""
+    """A group that is also a command: whatever is not one of its commands starts a sweep."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if not args or args[0] not in self.commands:
-            args = [_START, *args]
-        return super().parse_args(ctx, args)
+        if args and args[0] in self.commands:
+            ctx.meta[_CALLED] = args
+            return []
+        return TyperCommand.parse_args(self, ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        if _CALLED not in ctx.meta:
+            return TyperCommand.invoke(self, ctx)
+        name, *words = ctx.meta[_CALLED]
+        command: Any = self.commands[name]
+        with command.make_context(name, words, parent=ctx) as own:
+            return command.invoke(own)
 
-class SweepCommand(SectionedCommand):
-    """The command that needs no name; its help lists the others."""
-
-    def make_context(self, info_name: Any, args: Any, parent: Any = None, **extra: Any) -> Any:
-        del info_name  # users do not write it
-        return super().make_context(parent.info_name, args, parent=parent.parent, **extra)
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return TyperCommand.collect_usage_pieces(self, ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        others: Any = typer.main.get_command(app)
-        rows = [
-            (f"{name} SWEEP", command.get_short_help_str(100))
-            for name, command in others.commands.items()
-            if name != _START
-        ]
-        write_sections(formatter, {"Commands": rows})
-        super().format_options(ctx, formatter)
+        self.format_commands(ctx, formatter)
+        SectionedCommand.format_options(self, ctx, formatter)  # type: ignore[arg-type]
 
 
-app = typer.Typer(
-    name="sweep",
-    help="Run a script once per combination of parameters.\n\n"
-    "Example: echelon sweep --grid lr=0.1,0.01 --grid seed=1..5 train.py --lr {lr} --seed {seed}",
-    cls=SweepGroup,
-    rich_markup_mode=None,
-)
+app = typer.Typer(name="sweep", cls=SweepGroup, rich_markup_mode=None)
 
 
 def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
@@ -90,9 +78,9 @@ Wait = Annotated[
 ]
 
 
-@app.command(_START, cls=SweepCommand, context_settings=UNTIL_SCRIPT, hidden=True)
+@app.callback(invoke_without_command=True, context_settings=UNTIL_SCRIPT)
 @takes_request
-def start(
+def sweep(
     *,
     request: Merged,
     grid: Annotated[
@@ -132,12 +120,12 @@ def start(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a script once per combination of parameters, and print the sweep id.
+    """Run a script once per combination of parameters.
 
     {NAME} in an argument of the script stands for the value, {index} for the number of the task.
-    Each task is a run of its own; on Slurm they are a job array.
+    Each task is a run of its own. On Slurm, the tasks are a job array.
 
-    Example: echelon sweep --grid lr=0.1,0.01 --grid seed=1..5 train.py --lr {lr} --seed {seed}
+    Example: echelon sweep --grid lr=0.1,0.01 train.py --lr {lr}
     """
     from echelon.api.parameters import read_parameters  # noqa: PLC0415
     from echelon.api.submission import check_request, choose_snapshot  # noqa: PLC0415
@@ -156,27 +144,10 @@ def start(
     if dry_run:
         _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
         return
-    sweep = create_sweep(spec, rows, runs_dir, max_running=max_running)
-    raise typer.Exit(_submit(sweep, cluster, list(range(len(rows))), wait=wait, as_json=as_json))
-
-
-def submit_array(
-    spec: JobSpec,
-    indices: list[int],
-    max_running: int,
-    cluster: Any,
-    runs_dir: Path,
-    *,
-    wait: bool,
-    as_json: bool,
-) -> int:
-    """Submit the script of a job array as a sweep whose tasks differ in their index alone."""
-    from echelon.api.sweeps import create_sweep  # noqa: PLC0415
-
-    literal = replace(spec, args=tuple(map(escape, spec.args)))
-    rows = {index: dict[str, str]() for index in indices}
-    sweep = create_sweep(literal, rows, runs_dir, max_running=max_running)
-    return _submit(sweep, cluster, indices, wait=wait, as_json=as_json)
+    made = create_sweep(spec, rows, runs_dir, max_running=max_running)
+    raise typer.Exit(
+        submit_tasks(made, cluster, list(range(len(rows))), wait=wait, as_json=as_json)
+    )
 
 
 def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
@@ -184,48 +155,6 @@ def _print_rows(rows: list[dict[str, str]], as_json: bool) -> None:
         console.print_json(rows)
     else:
         console.print_table(list(rows[0]), [list(row.values()) for row in rows])
-
-
-def _submit(
-    sweep: SweepDir, cluster: Any, indices: list[int], *, wait: bool, as_json: bool = False
-) -> int:
-    """Start tasks of a sweep; return the command's exit code."""
-    from echelon.api.sweeps import carry_out, submit_sweep  # noqa: PLC0415
-    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-
-    tasks = counted(len(indices), "task")
-    if not isinstance(cluster, SlurmCluster):
-        console.print_result(sweep.sweep_id)
-        console.flush()
-        here = isinstance(cluster, LocalCluster)
-        at_once = read_table(sweep).max_running or (1 if here else len(indices))
-        failed = carry_out(sweep, cluster, os.environ, indices, at_once=at_once)
-        console.note(f"{len(indices) - len(failed)} of {tasks} completed")
-        return 1 if failed else 0
-    arrays = submit_sweep(sweep, cluster, os.environ, indices=indices)
-    if as_json:
-        console.print_json(
-            {"sweep": sweep.sweep_id, "tasks": len(indices), "arrays": arrays}
-            | {"directory": str(sweep.path)}
-        )
-    else:
-        console.print_result(sweep.sweep_id)
-    console.flush()
-    queued = f"queued {tasks} as {'job array' if len(arrays) == 1 else 'job arrays'}"
-    console.note(f"{queued} {', '.join(arrays)}; show them: echelon sweep status {sweep.sweep_id}")
-    return _wait(sweep, cluster) if wait else 0
-
-
-def _wait(sweep: SweepDir, cluster: "SlurmCluster") -> int:
-    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
-
-    while True:
-        tasks = read_tasks(sweep, cluster)
-        if all(task.job.over and task.state != "UNKNOWN" for task in tasks):
-            console.note(f"{sweep.sweep_id}: {_count(tasks)}")
-            return 0 if all(task.state == "COMPLETED" for task in tasks) else 1
-        time.sleep(_POLL_S)
 
 
 def _read(runs_dir: Path, name: str) -> tuple[SweepDir, "list[Task]"]:
@@ -237,11 +166,6 @@ def _read(runs_dir: Path, name: str) -> tuple[SweepDir, "list[Task]"]:
 
 def _slurm(runs_dir: Path) -> Any:
     return choose_cluster("slurm", runs_dir)
-
-
-def _count(tasks: "list[Task]") -> str:
-    counts = Counter(task.state for task in tasks)
-    return ", ".join(f"{number} {state}" for state, number in counts.most_common())
 
 
 @app.command()
@@ -383,7 +307,9 @@ def resume(
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run what is missing or failed; runs continue from their checkpoints.
+    """Run what is missing or failed.
+
+    Runs continue from their checkpoints.
 
     Example: echelon sweep resume last
     """
@@ -401,4 +327,4 @@ def resume(
             f"the sweep '{found.sweep_id}' has nothing to resume: {what}",
             hint=f"show its tasks: echelon sweep table {found.sweep_id}",
         )
-    raise typer.Exit(_submit(found, cluster, left, wait=wait, as_json=as_json))
+    raise typer.Exit(submit_tasks(found, cluster, left, wait=wait, as_json=as_json))

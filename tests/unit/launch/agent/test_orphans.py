@@ -42,7 +42,14 @@ def end_after_states(
     shell = FakeShell(answers={"scontrol": answer, "scancel": answer})
     waited.clear()
     end_orphaned_job(
-        run, 1, environ, shell, requeue=requeue, pid=PID, answers=lambda: answers, sleep=waited.append
+        run,
+        1,
+        environ,
+        shell,
+        requeue=requeue,
+        pid=PID,
+        answers=lambda: answers,
+        sleep=waited.append,
     )
     return ended, is_orphaned(run, 1)
 
