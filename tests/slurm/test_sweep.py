@@ -146,7 +146,7 @@ def test_a_sweep_of_24_ends_with_24_honest_rows(full, project):
     lose_node(full, project, f"{sweep}-9")
     rows = project.await_end(sweep, timeout_s=300)
     assert len(rows) == 24
-    expected = {3: "exception", 17: "exception", 14: "time limit", 20: "time limit"}
+    expected = {3: "exception", 17: "exception", 14: "hang", 20: "time limit"}
     for index, row in enumerate(rows):
         assert row["cause"] == expected.get(index, ""), row
         assert (row["state"] == "COMPLETED") == (index not in expected), row
