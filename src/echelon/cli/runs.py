@@ -27,7 +27,7 @@ from echelon.core.jobs import Job, describe_job, short_id
 from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.run.attempts import attempts, is_of_use
 from echelon.run.directory import RunDir
-from echelon.run.listing import find_run, list_runs
+from echelon.run.listing import find_run, list_runs, list_sweeps
 from echelon.run.request import known_code
 from echelon.spec.merging import Merged
 
@@ -176,6 +176,8 @@ def ps(
 ) -> None:
     """List runs and their state, also those on other hosts.
 
+    A sweep is one line; echelon sweep table lists its tasks.
+
     Example: echelon ps --json
     """
     if site := find_site(cluster, host):
@@ -183,6 +185,8 @@ def ps(
     rows, places = [], Places()
     silent: dict[str, str] = {}
     for run in list_runs(runs_dir):
+        if run.task.exists():
+            continue  # its sweep has one row for all tasks
         job, known = places.job(run), attempts(run)
         if job.state == "UNKNOWN":
             silent.setdefault(job.reason, run.run_id)
@@ -190,6 +194,7 @@ def ps(
         rows.append(
             [run.run_id, job.state, job_id, job.nodes, known[-1].submitted if known else ""]
         )
+    rows += _list_sweeps(runs_dir)
     headings = ["run", "state", "job", "nodes", "submitted"]
     elsewhere = list(list_elsewhere()) if runs_dir == RUNS else []
     if elsewhere:
@@ -205,6 +210,26 @@ def ps(
         console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py")
     for reason, run_id in silent.items():
         console.note(f"{run_id}: the state is unknown: {reason}")
+
+
+def _list_sweeps(runs_dir: Path) -> list[list[str]]:
+    """Return one row per sweep: Slurm is asked about its tasks together."""
+    found = list_sweeps(runs_dir)
+    if not found:
+        return []
+    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
+    from echelon.cli.tasks import count_states  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
+    return [
+        [
+            *(sweep.sweep_id, count_states(read_tasks(sweep, slurm))),
+            *(",".join(array.job_id for array in sweep.arrays()), "", ""),
+        ]
+        for sweep in found
+    ]
 
 
 @app.command(rich_help_panel=LOOK)

@@ -76,11 +76,12 @@ def _wait(sweep: SweepDir, cluster: "SlurmCluster") -> int:
     while True:
         tasks = read_tasks(sweep, cluster)
         if all(task.job.over and task.state != "UNKNOWN" for task in tasks):
-            console.note(f"{sweep.sweep_id}: {_count(tasks)}")
+            console.note(f"{sweep.sweep_id}: {count_states(tasks)}")
             return 0 if all(task.state == "COMPLETED" for task in tasks) else 1
         time.sleep(_POLL_S)
 
 
-def _count(tasks: "list[Task]") -> str:
+def count_states(tasks: "list[Task]") -> str:
+    """Return how many tasks are in each state, such as `3 COMPLETED, 1 RUNNING`."""
     counts = Counter(task.state for task in tasks)
     return ", ".join(f"{number} {state}" for state, number in counts.most_common())
