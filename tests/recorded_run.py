@@ -3,7 +3,6 @@
 import os
 from functools import partial
 
-from echelon.api.runs import render_spec
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
 from echelon.launch.backends.ray.status import NODES, Place, Status
@@ -13,6 +12,7 @@ from echelon.run.directory import RunDir
 from echelon.run.event_log import EventWriter
 from echelon.run.journal import Journal
 from echelon.run.rank_logs import LogClock
+from echelon.run.request import render_spec
 from echelon.run.series import Sample, SeriesWriter
 from echelon.run.verdict import Failure, Verdict
 from echelon.spec.job_spec import JobSpec

@@ -106,7 +106,7 @@ def _commands(group: Any, parent: typer.Context) -> Iterator[tuple[Any, typer.Co
 def _render_command(command: Any, context: typer.Context) -> str:
     words, _, example = str(command.help or "").partition("Example:")
     text = f"## {context.command_path}\n{_wrap(words)}"
-    if hasattr(command, "commands"):
+    if hasattr(command, "commands") and not command.params:
         return text
     usage = " ".join(command.get_usage(context).removeprefix("Usage: ").split())
     text += f"\n\nUsage: `{usage}`"

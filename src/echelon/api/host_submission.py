@@ -13,7 +13,7 @@ from echelon.api.mirror import send_project
 from echelon.api.project_description import Project, describe_project
 from echelon.api.project_files import find_root
 from echelon.api.register import forget_run, record_run
-from echelon.api.runs import check_files, new_run_id, render_spec
+from echelon.api.runs import check_files, new_run_id
 from echelon.api.script_checks import check_script
 from echelon.clusters.ssh.call import SUBMIT, Call
 from echelon.clusters.ssh.failures import UnreachableError
@@ -29,6 +29,7 @@ from echelon.errors import (
     NotPermittedError,
     UsageError,
 )
+from echelon.run.request import render_spec
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 

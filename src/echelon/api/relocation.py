@@ -22,7 +22,8 @@ from echelon.run.directory import RunDir
 from echelon.run.request import read_code, read_spec
 
 _START = re.compile(
-    r'^    (?:controller (.+) "\$\{1:-\}" [0-9a-f]{64}|code (.+) [0-9a-f]{64}\) .+)$', re.MULTILINE
+    r'^    (?:(?:controller|task) (.+) "\$.*" [0-9a-f]{64}|code (.+) [0-9a-f]{64}\) .+)$',
+    re.MULTILINE,
 )
 _OUTPUT = "/logs/job-%j.out"
 _PLAIN = re.compile(r"[A-Za-z0-9._/+,@=-]+")

@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import io
-import json
 import marshal
 import re
 import secrets
@@ -11,7 +10,7 @@ import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
@@ -35,9 +34,10 @@ from echelon.run.attempts import (
 )
 from echelon.run.code import Code, find_copy
 from echelon.run.directory import RunDir
-from echelon.run.request import read_spec
+from echelon.run.request import read_spec, render_spec
+from echelon.run.sweep import SweepDir, Table, write_table
 from echelon.run.verdict import Failure, Verdict, judge
-from echelon.spec.job_spec import KEYS, JobSpec, show_value
+from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import nearest
 
 _NAMED = 8
@@ -164,17 +164,25 @@ def prepare_run(
     conda_exe: str = "",
     take_code: TakeCode = lambda _run: None,
     run_id: str = "",
+    table: Table | None = None,
 ) -> tuple[RunDir, JobSpec]:
-    """Create a run directory with its code, request and script; submit nothing yet."""
+    """Create a run directory with its code, request and script; submit nothing yet.
+
+    With a table of parameters, it is that of a sweep.
+    """
     run = RunDir.create(runs, run_id or new_run_id(spec))
     try:
-        return run, _fill(run, spec, folder, conda_exe, take_code(run))
+        tasks = write_table(SweepDir(files=run), table) if table else ""
+        code = take_code(run)
+        return run, _fill(run, spec, folder, conda_exe=conda_exe, code=code, tasks=tasks)
     except BaseException:
         remove_tree(run.path)  # leave no incomplete run
         raise
 
 
-def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str, code: Code | None) -> JobSpec:
+def _fill(
+    run: RunDir, spec: JobSpec, folder: Path, *, conda_exe: str, code: Code | None, tasks: str
+) -> JobSpec:
     """Write a run's request and script; return the request as written."""
     frozen = replace(
         spec,
@@ -186,13 +194,14 @@ def _fill(run: RunDir, spec: JobSpec, folder: Path, conda_exe: str, code: Code |
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     frozen = replace(frozen, snapshot=code is not None)
     starts = spec.style == "echelon" or code is not None
-    request = encode(render_spec(frozen, code))
+    request = encode(render_spec(frozen, code, tasks=tasks))
     write_atomic(run.spec, request)
     copy = find_copy(run, code, frozen.chdir)
     shipped = Shipped(
         run=str(run.path.absolute()),
         launcher=ship_launcher(run.launcher) if starts else "",
         request=hashlib.sha256(request).hexdigest(),
+        sweep=bool(tasks),
         program=find_program(frozen, copy).argv[0] if copy else "",
     )
     script = render_script(frozen, shipped=shipped, conda_exe=conda_exe)
@@ -252,31 +261,6 @@ def _compile(path: Path) -> bytes:
     unchecked = (1).to_bytes(4, "little")
     head = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
     return head + marshal.dumps(code)
-
-
-def render_spec(spec: JobSpec, code: Code | None = None) -> str:
-    """Return the request as TOML, with values as a user would write them."""
-    lines, tables = [], []
-    for key in KEYS:
-        value = getattr(spec, KEYS[key].field)
-        if value == getattr(JobSpec(), KEYS[key].field):
-            continue
-        if isinstance(value, Mapping):
-            entries = [f"{_quote(name)} = {_quote(text)}" for name, text in value.items()]
-            tables += ["", f"[{key}]", *entries]
-        elif isinstance(value, tuple):
-            lines.append(f"{key} = {_quote(list(value))}")
-        else:
-            lines.append(f"{key} = {_quote(show_value(key, spec))}")
-    if code is not None:
-        facts = {name: value for name, value in asdict(code).items() if value}
-        tables += ["", "[code]", *(f"{name} = {_quote(value)}" for name, value in facts.items())]
-    return "\n".join([*lines, *tables]) + "\n"
-
-
-def _quote(value: str | bool | list[str]) -> str:
-    # JSON would escape some characters as surrogates, which TOML does not allow.
-    return json.dumps(value, ensure_ascii=False)
 
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script: bytes) -> Attempt:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.api.parameters import take_array
 from echelon.api.places import choose_cluster, choose_spec
 from echelon.api.runs import TakeCode, check_files, check_python, prepare_run, submit_run
 from echelon.api.script_checks import check_script
@@ -19,6 +20,7 @@ from echelon.core.shell import LocalShell, Shell
 from echelon.errors import MissingProgramError, UsageError
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
+from echelon.run.sweep import Table
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
@@ -58,17 +60,36 @@ def start_run(
     added: Mapping[str, bytes] | None = None,
     run_id: str = "",
 ) -> tuple[RunDir, str]:
-    """Create a run and start it; return it and its job's id.
+    """Create a run and start it; return it and its job's id. See `create_run`."""
+    run = create_run(spec, runs, environ, take_code=take_code, added=added, run_id=run_id)
+    try:
+        return run, submit_run(run, cluster, environ, run.script.read_bytes()).job_id
+    except UsageError:
+        remove_tree(run.path)  # the cluster refused the request
+        raise
+
+
+def create_run(
+    spec: JobSpec,
+    runs: Path,
+    environ: Mapping[str, str],
+    *,
+    take_code: TakeCode | None = None,
+    added: Mapping[str, bytes] | None = None,
+    run_id: str = "",
+    table: Table | None = None,
+) -> RunDir:
+    """Create the directory of a run or sweep, which the user may then submit.
 
     Args:
         spec: the request.
-        cluster: where to start it.
         runs: the directory of runs.
         environ: environment variables of the job.
         take_code: puts the code into the run directory; by default a copy of the project, if the
             request says so.
         added: files beside the project's, path → content; the script is one of them.
         run_id: its name; empty for a new one.
+        table: the parameters of a sweep.
     """
     folder = Path(spec.chdir or Path.cwd()).absolute()
 
@@ -84,27 +105,31 @@ def start_run(
         conda_exe=environ.get("CONDA_EXE", ""),
         take_code=take_code or take,
         run_id=run_id,
+        table=table,
     )
     if spec.snapshot and not run.code.exists():
         note(f"no copy of the code: '{spec.script}' is a program on PATH, not a file")
-    script = run.script.read_bytes()
     if why := find_intruder(run.path):
         note(
             f"warning: other users can replace your run directories: {why}. Jobs on Slurm and Ray "
             "execute only what you submitted, but logs and checkpoints are not protected "
             "(choose another directory with --runs-dir)"
         )
-    remember(run, script)
-    try:
-        return run, submit_run(run, cluster, environ, script).job_id
-    except UsageError:
-        remove_tree(run.path)  # the cluster refused the request
-        raise
+    remember(run, run.script.read_bytes())
+    return run
 
 
 def choose_snapshot(spec: JobSpec, *, default: bool = True) -> JobSpec:
     """Return a request that says whether the run gets a copy of the code."""
     return replace(spec, snapshot=default) if spec.snapshot is None else spec
+
+
+def check_array(spec: JobSpec) -> list[str]:
+    """Report a job array, where all its tasks would be one run."""
+    if take_array(spec) is None:
+        return []
+    what = "only echelon submit accepts job arrays (--array), on the cluster itself"
+    return [f"{what}: start a sweep with echelon sweep, or use --style srun"]
 
 
 def remember(run: RunDir, script: bytes) -> None:
@@ -122,6 +147,7 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
     lints = lints and command == "submit" and script.suffix == ".py" and not spec.module
     problems = [
         *check_files(spec, folder),
+        *check_array(spec),
         *(check_script(script, ranks=spec.nodes.high * spec.procs_per_node) if lints else ()),
         *check_python(spec, folder, LocalShell()),
         *cluster.problems(spec),

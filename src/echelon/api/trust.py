@@ -16,11 +16,12 @@ from echelon.core.userstate import append_line, state_folder
 from echelon.errors import NotFoundError, NotPermittedError
 from echelon.run.code import verify_code
 from echelon.run.directory import RunDir
-from echelon.run.request import read_code, read_spec
+from echelon.run.request import read_code, read_spec, read_tasks_digest
+from echelon.run.sweep import read_table, sweep_of, task_script, task_spec
 
 _SEALED = re.compile(
     rb'^((?:exec |PYTHONPATH=\$\()"\$python" -c "\$start" )([0-9a-f]{64})'
-    rb"( .+ \\\n    (?:controller|code) .+ )([0-9a-f]{64})(?=$|\) )",
+    rb"( .+ \\\n    (?:controller|code|task) .+ )([0-9a-f]{64})(?=$|\) )",
     re.MULTILINE,
 )
 """Where a script starts the launcher."""
@@ -65,7 +66,7 @@ def read_script(run: RunDir, environ: Mapping[str, str], *, trust: bool = False)
         if sealed != script:
             write_atomic(run.script, sealed, mode=0o700)
         return sealed
-    if not _is_known(script, environ):
+    if not _is_known(script, environ) and not _is_of_known_sweep(run, script, environ):
         raise NotPermittedError(
             f"{run.script} was not submitted by you from this account; it would execute "
             f"{_describe(run)}",
@@ -115,6 +116,21 @@ def _record(environ: Mapping[str, str]) -> Path | None:
 def _is_known(script: bytes, environ: Mapping[str, str]) -> bool:
     path = _record(environ)
     return path is not None and _digest(script) in _read(path).decode(errors="replace").split()
+
+
+def _is_of_known_sweep(run: RunDir, script: bytes, environ: Mapping[str, str]) -> bool:
+    """Tell whether a run is what a task of a sweep makes that the user has submitted."""
+    found = sweep_of(run)
+    if found is None:
+        return False
+    sweep, index = found
+    shared = _read(sweep.files.script)
+    if not _is_known(shared, environ) or seal_script(shared, sweep.files) != shared:
+        return False
+    table = read_table(sweep, read_tasks_digest(sweep.files, ""))
+    wanted = task_spec(sweep, read_spec(sweep.files), table, index)
+    same = (read_spec(run), read_code(run)) == (wanted, read_code(sweep.files))
+    return same and task_script(sweep, shared, index, _digest(_read(run.spec))) == script
 
 
 def _describe(run: RunDir) -> str:

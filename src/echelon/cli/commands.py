@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from echelon.cli.help import LOOK, PREPARE, SectionedGroup
+from echelon.cli.help import LOOK, PREPARE, START, SectionedGroup
 
 _MODULES = {
     "runs": ("submit", "run", "ps", "status", "logs", "stop", "cancel", "resume", "why"),
@@ -27,7 +27,7 @@ _MODULES = {
     "pack": ("pack",),
 }
 """Module of this package → its commands, in the order of the help."""
-_GROUPS = {"checkpoint": LOOK, "sandbox": PREPARE}
+_GROUPS = {"sweep": START, "checkpoint": LOOK, "sandbox": PREPARE}
 """Modules whose commands have a second word → section of the help."""
 
 

@@ -27,7 +27,7 @@ from echelon.core.jobs import Job, describe_job, short_id
 from echelon.errors import ConflictError, NotFoundError, UsageError
 from echelon.run.attempts import attempts, is_of_use
 from echelon.run.directory import RunDir
-from echelon.run.listing import find_run, list_runs
+from echelon.run.listing import find_run, list_runs, list_sweeps
 from echelon.run.request import known_code
 from echelon.spec.merging import Merged
 
@@ -102,11 +102,12 @@ def submit(
 
     Example: echelon submit --nodes 2 --gpus 4 --time 2h train.py --lr 0.1
     """
+    from echelon.api.parameters import take_array  # noqa: PLC0415
     from echelon.api.submission import (  # noqa: PLC0415
         Place,
         check_request,
         settle_request,
-        submit_request,
+        start_run,
     )
     from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_run  # noqa: PLC0415
@@ -118,13 +119,17 @@ def submit(
         raise typer.Exit(
             submit_there(request, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
         )
-    place = Place(on=on, runs=runs_dir, address=address)
+    spec, cluster = settle_request(request, Place(on=on, runs=runs_dir, address=address))
+    array = take_array(spec) if on == "slurm" else None
+    check_request(array[0] if array else spec, cluster, "submit")
+    if array and not dry_run:
+        from echelon.cli.tasks import submit_array  # noqa: PLC0415
+
+        raise typer.Exit(submit_array(*array, cluster, runs_dir, wait=wait, as_json=as_json))
     if dry_run:
-        spec, cluster = settle_request(request, place)
-        check_request(spec, cluster, "submit")
         console.print_file(render_script(spec, conda_exe=os.environ.get("CONDA_EXE", "")))
         return
-    run, job_id, cluster = submit_request(request, place)
+    run, job_id = start_run(spec, cluster, runs_dir, os.environ)
     announce(run, job_id, as_json=as_json)
     if wait or follow:
         raise typer.Exit(exit_code(follow_run(run, cluster, show=follow, resubmit=True)))
@@ -175,6 +180,8 @@ def ps(
 ) -> None:
     """List runs and their state, also those on other hosts.
 
+    A sweep is one line; echelon sweep table lists its tasks.
+
     Example: echelon ps --json
     """
     if site := find_site(cluster, host):
@@ -182,6 +189,8 @@ def ps(
     rows, places = [], Places()
     silent: dict[str, str] = {}
     for run in list_runs(runs_dir):
+        if run.task.exists():
+            continue  # its sweep has one row for all tasks
         job, known = places.job(run), attempts(run)
         if job.state == "UNKNOWN":
             silent.setdefault(job.reason, run.run_id)
@@ -189,6 +198,7 @@ def ps(
         rows.append(
             [run.run_id, job.state, job_id, job.nodes, known[-1].submitted if known else ""]
         )
+    rows += _list_sweeps(runs_dir)
     headings = ["run", "state", "job", "nodes", "submitted"]
     elsewhere = list(list_elsewhere()) if runs_dir == RUNS else []
     if elsewhere:
@@ -204,6 +214,26 @@ def ps(
         console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py")
     for reason, run_id in silent.items():
         console.note(f"{run_id}: the state is unknown: {reason}")
+
+
+def _list_sweeps(runs_dir: Path) -> list[list[str]]:
+    """Return one row per sweep: Slurm is asked about its tasks together."""
+    found = list_sweeps(runs_dir)
+    if not found:
+        return []
+    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
+    from echelon.cli.tasks import count_states  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
+    return [
+        [
+            *(sweep.sweep_id, count_states(read_tasks(sweep, slurm))),
+            *(",".join(array.job_id for array in sweep.arrays()), "", ""),
+        ]
+        for sweep in found
+    ]
 
 
 @app.command(rich_help_panel=LOOK)

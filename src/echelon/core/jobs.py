@@ -1,6 +1,7 @@
 """A job as its cluster sees it."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "REQUEUE_HOLD"})
@@ -29,6 +30,16 @@ def describe_job(job_id: str) -> str:
     if job_id.startswith("local:"):
         return "on this machine"
     return f"as {'Ray job' if job_id.startswith('ray:') else 'job'} {short_id(job_id)}"
+
+
+def own_job(environ: Mapping[str, str]) -> str:
+    """Return the id of the Slurm job around us; empty if there is none.
+
+    A task of an array is 7_3: its plain number may also be that of the whole array.
+    """
+    job_id = environ.get("SLURM_JOB_ID", "")
+    array, task = environ.get("SLURM_ARRAY_JOB_ID", ""), environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{task}" if job_id and array.isdecimal() and task.isdecimal() else job_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,8 +19,9 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from echelon.core.jobs import WAITING, Job
@@ -52,6 +53,8 @@ _ELSEWHERE = (
 OVER = "END,FAIL"
 """One mail when a job ends: END if it completed or was cancelled, FAIL otherwise."""
 _MARK = "echelon:"
+_LINE = "%F|%i|%T|%r|%N|%k"
+"""Format of squeue: array or job, job, state, reason, nodes, comment."""
 _VARIABLES = (
     *("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SALLOC_", "SINFO_", "SQUEUE_", "SACCT_"),
     *("SCANCEL_", "SCONTROL_", "SPRIO_", "SSTAT_"),
@@ -128,13 +131,68 @@ class Slurm:
             UsageError: Slurm refuses the request.
             UnavailableError: slurmctld does not respond; nothing was queued.
         """
-        comment = f"{_MARK}{run_id}/{attempt}"
-        options = [f"--exclude={exclude}"] if exclude else []
-        if after:
-            options += [f"--dependency=afternotok:{after}", "--kill-on-invalid-dep=yes"]
-        own = ["--parsable", f"--comment={comment}"]
+        own = [f"--dependency=afternotok:{after}", "--kill-on-invalid-dep=yes"] if after else []
+        return self._queue(
+            script,
+            content,
+            attempt,
+            comment=f"{_MARK}{run_id}/{attempt}",
+            options=own,
+            exclude=exclude,
+            environ=environ,
+        )
+
+    def submit_array(
+        self,
+        script: Path,
+        *,
+        content: bytes,
+        sweep_id: str,
+        number: int,
+        tasks: str,
+        offset: int,
+        environ: Mapping[str, str],
+        exclude: str = "",
+        after: str = "",
+    ) -> str:
+        """Queue a script as a job array, and return its id; see `submit`.
+
+        Args:
+            script: its path.
+            content: its content.
+            sweep_id: the sweep.
+            number: how many arrays the sweep had before.
+            tasks: sbatch's value of --array, such as 0-99%8.
+            offset: the script's argument: what to add to Slurm's index.
+            environ: the variables of the jobs.
+            exclude: nodes to exclude; empty for those that the script excludes.
+            after: an array whose end to wait for.
+        """
+        own = [f"--dependency=afterany:{after}"] if after else []
+        return self._queue(
+            script,
+            content,
+            offset,
+            comment=f"{_MARK}{mark_tasks(sweep_id)}/{number}",
+            options=[f"--array={tasks}", *own],
+            exclude=exclude,
+            environ=environ,
+        )
+
+    def _queue(
+        self,
+        script: Path,
+        content: bytes,
+        argument: int,
+        *,
+        comment: str,
+        options: Sequence[str],
+        exclude: str,
+        environ: Mapping[str, str],
+    ) -> str:
+        own = ["--parsable", f"--comment={comment}", *([f"--exclude={exclude}"] if exclude else [])]
         with _private_copy(script.name, content) as copy, self._telling() as began_s:
-            argv = ["sbatch", *own, *options, str(copy), str(attempt)]
+            argv = ["sbatch", *own, *options, str(copy), str(argument)]
             for tries in itertools.count():
                 done = self._run(argv, scrub(environ), timeout_s=120)
                 if done.code == 0:
@@ -163,7 +221,39 @@ class Slurm:
             ["squeue", "--me", "--noheader", "--format=%i|%k"], env=self._environ, timeout_s=60
         )
         jobs = (line.partition("|") for line in shown.stdout.splitlines())
-        return next((job for job, _, said in jobs if said.strip() == comment), "")
+        # Waiting tasks of an array are listed as 7_[2-9].
+        return next((job.partition("_")[0] for job, _, said in jobs if said.strip() == comment), "")
+
+    def jobs(self, owners: Mapping[str, str], needed: Collection[str]) -> dict[str, Job]:
+        """Return many jobs with one question, and one more to accounting if that is not enough.
+
+        Args:
+            owners: id of a job or array → its run, or what `mark_tasks` returns for a sweep.
+            needed: jobs for which accounting is asked if Slurm has forgotten one of them.
+
+        Returns:
+            jobs by id, tasks of an array as 7_3; Slurm may have forgotten some.
+        """
+        if not owners:
+            return {}
+        listed = f"--jobs={','.join(owners)}"
+        argv = ["squeue", "--array", "--states=all", "--noheader", listed, f"--format={_LINE}"]
+        try:
+            found = parse_queue(self.ask(argv).stdout, owners)
+        except CommandError as error:
+            if "Invalid job id" not in error.stderr:
+                raise
+            found = {}
+        for job_id in needed:
+            # Tasks that were cancelled while they waited have one line together.
+            if job_id not in found and (rest := found.get(job_id.partition("_")[0])):
+                found[job_id] = replace(rest, id=job_id)
+        if all(job_id in found for job_id in needed):
+            return found
+        fields = "--format=jobid,state,nodelist,exitcode"
+        argv = ["sacct", "--array", "--noheader", "--parsable2", "--allocations", fields, listed]
+        shown = self._shell.run(argv, env=self._environ, timeout_s=60)
+        return parse_accounting(shown.stdout if shown.code == 0 else "") | found
 
     def job(self, job_id: str, *, run_id: str) -> Job:
         with self._telling():
@@ -180,7 +270,7 @@ class Slurm:
             return self._from_accounting(job_id, run_id)
         if not _is_of(word(shown.stdout, "Comment"), run_id):
             return _anothers(job_id)
-        return parse_job(shown.stdout)
+        return replace(parse_job(shown.stdout), id=job_id)  # the task of an array has two
 
     def _in_json(self, job_id: str, run_id: str) -> Job | None:
         """Read a job from scontrol's JSON; None if that has no answer.
@@ -199,7 +289,7 @@ class Slurm:
         job = parse_job_json(shown.stdout)
         if job and not _is_of(parse_comment_json(shown.stdout), run_id):
             return _anothers(job_id)
-        return job
+        return replace(job, id=job_id) if job else None
 
     def _from_accounting(self, job_id: str, run_id: str) -> Job:
         """Ask accounting, if there is any: Slurm itself forgets a job soon after its end."""
@@ -208,17 +298,16 @@ class Slurm:
             shown = self._shell.run(argv, env=self._environ, timeout_s=60)
             if job := parse_accounting_json(shown.stdout):
                 kept = parse_comment_json(shown.stdout)
-                return _anothers(job_id) if kept and not _is_of(kept, run_id) else job
+                return (
+                    _anothers(job_id)
+                    if kept and not _is_of(kept, run_id)
+                    else replace(job, id=job_id)
+                )
         fields = "--format=jobid,state,nodelist,exitcode"
         argv = ["sacct", "--noheader", "--parsable2", "--allocations", fields, f"--jobs={job_id}"]
         shown = self._shell.run(argv, env=self._environ, timeout_s=60)
-        line = shown.stdout.splitlines()[0] if shown.code == 0 and shown.stdout.strip() else ""
-        if not line:
-            return Job(id=job_id, state="UNKNOWN", reason="Slurm has forgotten the job")
-        found, state, nodes, code = line.split("|")
-        return Job(
-            id=found, state=state.split()[0], nodes=_no_nodes(nodes), exit_code=_exit_code(code)
-        )
+        found = parse_accounting(shown.stdout if shown.code == 0 else "")
+        return found.get(job_id) or forgotten(job_id)
 
     def end(self, job_id: str, run_id: str, options: Sequence[str] = ()) -> None:
         """Cancel a run's job, or signal it; does nothing if the job has ended."""
@@ -306,9 +395,43 @@ def _away(done: Result) -> UnavailableError:
     )
 
 
+def mark_tasks(sweep_id: str) -> str:
+    """Return what stands for all runs of a sweep in the comment of its arrays."""
+    return f"{sweep_id}-*"
+
+
+def forgotten(job_id: str) -> Job:
+    """Return a job that Slurm no longer knows."""
+    return Job(id=job_id, state="UNKNOWN", reason="Slurm has forgotten the job")
+
+
+def parse_queue(text: str, owners: Mapping[str, str]) -> dict[str, Job]:
+    """Parse what `Slurm.jobs` asks of squeue: jobs by id, without those of other runs."""
+    found = {}
+    for line in text.splitlines():
+        array, job_id, state, reason, nodes, comment = line.rstrip().split("|", 5)
+        owner = owners.get(job_id) or owners.get(array)
+        if owner and _is_of(comment, owner):
+            said = "" if reason == "None" else reason
+            found[job_id] = Job(id=job_id, state=state, reason=said, nodes=_no_nodes(nodes))
+    return found
+
+
+def parse_accounting(text: str) -> dict[str, Job]:
+    """Parse `sacct --parsable2 --format=jobid,state,nodelist,exitcode`: jobs by id."""
+    found = {}
+    for line in text.splitlines():
+        job_id, state, nodes, code = line.split("|")
+        found[job_id] = Job(
+            id=job_id, state=state.split()[0], nodes=_no_nodes(nodes), exit_code=_exit_code(code)
+        )
+    return found
+
+
 def _is_of(comment: str, run_id: str) -> bool:
-    """Tell whether a job's comment marks it as a job of the run."""
-    return comment.partition("/")[0] == f"{_MARK}{run_id}"
+    """Tell whether a job's comment marks it as a job of the run, or of the run's sweep."""
+    names = (run_id, mark_tasks(run_id.rpartition("-")[0]))
+    return comment.partition("/")[0] in [f"{_MARK}{name}" for name in names]
 
 
 def _anothers(job_id: str) -> Job:

@@ -7,6 +7,7 @@ from echelon.launch.archive import find_archive
 
 ROLES = {
     "controller": "echelon.launch.controller.entrypoint",
+    "task": "echelon.launch.task",
     "agent": "echelon.launch.agent.agent",
     "zygote": "echelon.launch.zygote.zygote",
     "ray-driver": "echelon.launch.backends.ray.driver",

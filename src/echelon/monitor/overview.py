@@ -72,11 +72,11 @@ class _Line:
             ranks=len(state.ranks),
             nodes=sum(node.here for node in state.nodes.values()),
             seconds=account(state).seconds,
-            metrics=_newest_metrics(self._metrics),
+            metrics=newest_metrics(self._metrics),
         )
 
 
-def _newest_metrics(path: Path) -> dict[str, float]:
+def newest_metrics(path: Path) -> dict[str, float]:
     """Return the newest value of each metric, from the end of the file: it may be large."""
     try:
         with open_regular(path) as file:

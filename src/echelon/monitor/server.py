@@ -36,9 +36,10 @@ from echelon.monitor.connections import KNOWN
 from echelon.monitor.logbook import Wanted
 from echelon.monitor.openmetrics import CONTENT_TYPE, render_metrics
 from echelon.monitor.overview import Overview
+from echelon.monitor.sweep_table import describe_sweep
 from echelon.monitor.watched import EVERY_S, Watched
 from echelon.run.directory import RunDir
-from echelon.run.listing import list_runs
+from echelon.run.listing import list_runs, list_sweeps
 
 _WATCHED = 4
 """Number of runs that are kept in memory."""
@@ -58,7 +59,7 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
 }
 _KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_SCRIPTS = ("page", "api", "text", "panels", "tables", "curves", "map", "logs")
+_SCRIPTS = ("page", "api", "text", "panels", "tables", "curves", "map", "logs", "sweep")
 _OURS = ("page.css", *(f"{name}.js" for name in _SCRIPTS))
 _FRESH, _KEPT = "no-store", "private, max-age=31536000, immutable"
 
@@ -167,6 +168,19 @@ class Pages:
     async def runs(self, _request: Request) -> Response:
         return _json(await asyncio.to_thread(self._overview.rows))
 
+    async def sweeps(self, _request: Request) -> Response:
+        found = await asyncio.to_thread(list_sweeps, self._runs)
+        return _json([sweep.sweep_id for sweep in reversed(found)])
+
+    async def sweep(self, request: Request) -> Response:
+        name, metric = request.path_params["name"], request.query_params.get("metric", "")
+        async with self._searching:
+            found = await asyncio.to_thread(list_sweeps, self._runs)
+            sweep = next((one for one in found if one.sweep_id == name), None)
+            if sweep is None:
+                return _missing()
+            return _json(await asyncio.to_thread(describe_sweep, sweep, metric[:_LONGEST]))
+
     async def metrics(self, _request: Request) -> Response:
         samples = await asyncio.to_thread(self._overview.samples)
         text = await asyncio.to_thread(render_metrics, samples)
@@ -272,6 +286,8 @@ def make_app(runs: Path, gate: Gate, *, over: Callable[[], bool] = lambda: False
         ("/", pages.page),
         ("/web/{name}", pages.web),
         ("/api/runs", pages.runs),
+        ("/api/sweeps", pages.sweeps),
+        ("/api/sweeps/{name}", pages.sweep),
         ("/metrics", pages.metrics),
         ("/api/runs/{name}", pages.run),
         ("/api/runs/{name}/follow", pages.follow),

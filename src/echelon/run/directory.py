@@ -52,9 +52,13 @@ class RunDir:
                 f"the run '{run_id}' already exists in {runs}", hint="choose another id"
             ) from error
         run = cls(path=path)
-        for folder in (run.attempts, run.events, run.logs, run.checkpoints):
-            folder.mkdir(mode=0o700)
+        run.make_folders()
         return run
+
+    def make_folders(self) -> None:
+        """Create the folders of a new run."""
+        for folder in (self.attempts, self.events, self.logs, self.checkpoints):
+            folder.mkdir(mode=0o700)
 
     @classmethod
     def open(cls, path: Path) -> "RunDir":
@@ -106,6 +110,11 @@ class RunDir:
     def manifest(self) -> Path:
         """What is in `code` (`run/code.py`)."""
         return self.path / "code.json"
+
+    @property
+    def task(self) -> Path:
+        """Which task of a sweep the run is (`run/sweep.py`); missing for a run of its own."""
+        return self.path / "task.json"
 
     @property
     def verdict(self) -> Path:

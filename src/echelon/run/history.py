@@ -21,7 +21,7 @@ OWN_FILES = frozenset(
     {
         *("spec.toml", "job.sbatch", "verdict.json", "metrics.jsonl", "report.json", "launcher"),
         *("attempts", "events", "logs", "telemetry", "saved", "tracker", "mlflow"),
-        *("code", "code.json", "finders"),
+        *("code", "code.json", "finders", "task.json"),
         # Every start writes here, also one that takes no step.
         *("tensorboard", "wandb"),
     }

@@ -1,12 +1,12 @@
 """The runs of a folder, by name."""
 
+import contextlib
 from pathlib import Path
 
 from echelon.errors import EchelonError, NotFoundError, UsageError
-from echelon.run.attempts import (
-    attempts,
-)
+from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
+from echelon.run.sweep import SweepDir, is_sweep
 
 
 def list_runs(runs: Path) -> list[RunDir]:
@@ -14,10 +14,47 @@ def list_runs(runs: Path) -> list[RunDir]:
     found = []
     for path in runs.iterdir() if runs.is_dir() else ():
         try:
+            if is_sweep(path):
+                continue
             found.append((path.joinpath("spec.toml").stat().st_mtime_ns, RunDir.open(path)))
         except (OSError, EchelonError):
             continue  # not a run
     return [run for _, run in sorted(found, key=lambda entry: entry[0])]
+
+
+def list_sweeps(runs: Path) -> list[SweepDir]:
+    """Return the sweeps of a folder that belong to this user, the oldest first."""
+    found = []
+    for path in runs.iterdir() if runs.is_dir() else ():
+        with contextlib.suppress(OSError, EchelonError):
+            found.append((path.joinpath("spec.toml").stat().st_mtime_ns, SweepDir.open(path)))
+    return [sweep for _, sweep in sorted(found, key=lambda entry: entry[0])]
+
+
+def find_sweep(runs: Path, name: str) -> SweepDir:
+    """Find a sweep by its id, a unique prefix of it, or `last`.
+
+    Raises:
+        NotFoundError: there is no such sweep.
+        UsageError: the prefix is ambiguous.
+    """
+    known = list_sweeps(runs)
+    if name == "last" and known:
+        return known[-1]
+    exact = [sweep for sweep in known if sweep.sweep_id == name]
+    found = exact or [sweep for sweep in known if name and sweep.sweep_id.startswith(name)]
+    if not found:
+        latest = ", ".join(sweep.sweep_id for sweep in known[-5:])
+        raise NotFoundError(
+            f"no sweep '{name}' in {runs}",
+            hint=f"the latest sweeps there: {latest}" if known else "start one: echelon sweep",
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"'{name}' is ambiguous: {', '.join(sweep.sweep_id for sweep in found[:5])}",
+            hint="write more letters of the sweep id",
+        )
+    return found[0]
 
 
 def find_run(runs: Path, name: str) -> RunDir:
@@ -34,6 +71,11 @@ def find_run(runs: Path, name: str) -> RunDir:
     by_job = [run for run in known if any(a.job_id == name for a in attempts(run))]
     beginning = [run for run in known if name and run.run_id.startswith(name)]
     found = exact or by_job or beginning
+    if not exact and name and "/" not in name and is_sweep(runs / name):
+        raise UsageError(
+            f"'{name}' is a sweep, not a run",
+            hint=f"echelon sweep status {name}; its runs are {name}-0, {name}-1, …",
+        )
     if not found:
         _check_folder(runs, name)
         raise NotFoundError(

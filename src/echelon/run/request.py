@@ -1,6 +1,9 @@
 """The frozen request of a run, as its `spec.toml` holds it."""
 
 import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from echelon.core.codec import decode
@@ -8,8 +11,10 @@ from echelon.core.records import UnreadableError, parse_toml, read_bytes
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
-from echelon.spec.job_spec import JobSpec
+from echelon.spec.job_spec import KEYS, JobSpec, show_value
 from echelon.spec.merging import Layer, merge
+
+_SWEEP = "sweep"
 
 
 def read_spec(run: RunDir, digest: str = "") -> JobSpec:
@@ -29,11 +34,59 @@ def read_spec(run: RunDir, digest: str = "") -> JobSpec:
 def read_layer(run: RunDir, digest: str = "") -> Layer:
     """Return the frozen request of a run, for changes to be merged into it; see `read_spec`."""
     values = _read_values(run, digest)
-    values.pop("code", None)
+    for table in ("code", _SWEEP):
+        values.pop(table, None)
     if isinstance(extra := values.get("slurm"), dict):
         del values["slurm"]
         values |= {f"slurm.{name}": table for name, table in extra.items()}
     return Layer(source=str(run.spec), values=values)
+
+
+def render_spec(spec: JobSpec, code: Code | None = None, *, tasks: str = "") -> str:
+    """Return the request as TOML, with values as a user would write them.
+
+    Args:
+        spec: the request.
+        code: which code the run executes; None for the project itself.
+        tasks: SHA-256 of the parameters of a sweep, whose request this is.
+    """
+    lines, tables = [], []
+    for key in KEYS:
+        value = getattr(spec, KEYS[key].field)
+        if value == getattr(JobSpec(), KEYS[key].field):
+            continue
+        if isinstance(value, Mapping):
+            entries = [f"{_quote(name)} = {_quote(text)}" for name, text in value.items()]
+            tables += ["", f"[{key}]", *entries]
+        elif isinstance(value, tuple):
+            lines.append(f"{key} = {_quote(list(value))}")
+        else:
+            lines.append(f"{key} = {_quote(show_value(key, spec))}")
+    if code is not None:
+        facts = {name: value for name, value in asdict(code).items() if value}
+        tables += ["", "[code]", *(f"{name} = {_quote(value)}" for name, value in facts.items())]
+    if tasks:
+        tables += ["", f"[{_SWEEP}]", f"tasks = {_quote(tasks)}"]
+    return "\n".join([*lines, *tables]) + "\n"
+
+
+def _quote(value: str | bool | list[str]) -> str:
+    # JSON would escape some characters as surrogates, which TOML does not allow.
+    return json.dumps(value, ensure_ascii=False)
+
+
+def is_requeued(run: RunDir, request: JobSpec) -> bool:
+    """Tell whether a run continues in the same job, which Slurm starts again.
+
+    Tasks of a sweep do: a standby job would be outside of their array, and of its limit.
+    """
+    return request.hand_over == "requeue" or (request.hand_over != "never" and run.task.exists())
+
+
+def read_tasks_digest(run: RunDir, digest: str) -> str:
+    """Return the SHA-256 of a sweep's parameters that its request names; empty if it names none."""
+    table = _read_values(run, digest).get(_SWEEP)
+    return str(table.get("tasks", "")) if isinstance(table, dict) else ""
 
 
 def has_controller(run: RunDir) -> bool:

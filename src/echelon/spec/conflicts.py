@@ -120,13 +120,6 @@ def _judge_style(spec: JobSpec) -> list[str]:
             f"style '{spec.style}' does not support preflight: use --style echelon, or run "
             "echelon doctor --nodes N first"
         )
-    # sbatch accepts abbreviated options.
-    if spec.style == "echelon" and any("array".startswith(name) for name in spec.slurm_extra):
-        found.append(
-            "style 'echelon' does not support job arrays (--slurm array, or --array in a script): "
-            "all tasks would be the same run; submit in a loop "
-            "instead (for i in 0 1 2; do echelon submit …; done), or use --style srun"
-        )
     return found
 
 

@@ -12,14 +12,13 @@ from echelon.api.code_diff import (
     read_run,
     render_diff,
 )
-from echelon.api.runs import render_spec
 from echelon.api.snapshot import copy_again, take_snapshot
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import LocalShell
 from echelon.errors import NotFoundError
 from echelon.run.code import verify_code
 from echelon.run.directory import RunDir
-from echelon.run.request import read_code
+from echelon.run.request import read_code, render_spec
 from echelon.spec.job_spec import JobSpec
 
 SPEC = JobSpec(script="train.py")

@@ -12,7 +12,7 @@ from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, list_runs
-from echelon.run.request import read_spec
+from echelon.run.request import read_spec, render_spec
 from echelon.spec.merging import Layer, merge
 
 
@@ -69,7 +69,7 @@ def test_a_request_is_frozen_whatever_is_in_it(tmp_path):
     odd = 'a "b" \\ \n\t\N{PARTY POPPER} \udcff $(x) é'
     values = {"script": "train.py", "notify": odd, "args": [odd], "env": {"A": odd}}
     run = RunDir.create(tmp_path, "r-1")
-    write_atomic(run.spec, runs.render_spec(spec(**values)))
+    write_atomic(run.spec, render_spec(spec(**values)))
     assert read_spec(run) == spec(**values)
 
 

@@ -10,7 +10,6 @@ import pytest
 from echelon.api import snapshot
 from echelon.api.project_entries import Entry, examine, place_link
 from echelon.api.project_files import Listing
-from echelon.api.runs import render_spec
 from echelon.api.snapshot import check_size, find_largest, take_snapshot
 from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.shell import LocalShell
@@ -18,6 +17,7 @@ from echelon.errors import NotPermittedError, UsageError
 from echelon.run import code as code_module
 from echelon.run.code import Stamp, read_manifest, verify_code
 from echelon.run.directory import RunDir
+from echelon.run.request import render_spec
 from echelon.spec.job_spec import JobSpec
 
 SPEC = JobSpec(script="train.py")

@@ -22,8 +22,6 @@ def spec(**values):
         ({"env": {"RANK": "1"}}, "the job sets the variable RANK itself"),
         ({"slurm.extra": {"nodes": "2"}}, "--slurm nodes has its own flag"),
         ({"module": True, "script": "cuda/12.1"}, "use --load cuda/12.1"),
-        ({"slurm.extra": {"array": "0-2"}}, "submit in a loop instead"),
-        ({"slurm.extra": {"arr": "0-2"}}, "or use --style srun"),
         ({"style": "torchrun", "signal_lead": 60}, "does not forward signals"),
         ({"time": "1m", "signal_lead": 60}, "a time limit of 00:01:00 leaves too little"),
         ({"time": "1m", "hand_over": "always", "grace": 30}, "40 s before it"),
@@ -45,10 +43,3 @@ def test_what_cannot_be_is_refused(values, problem):
     with pytest.raises(UsageError) as caught:
         spec(**values)
     assert problem in caught.value.message
-
-
-def test_a_style_of_one_job_after_another_takes_no_array_and_plain_ones_do():
-    extra = {"array": "0-2", "reservation": "r"}
-    assert spec(style="srun", **{"slurm.extra": extra}).slurm_extra == extra
-    with pytest.raises(UsageError, match="use --style srun"):
-        spec(**{"slurm.extra": extra})

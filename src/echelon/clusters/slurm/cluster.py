@@ -1,12 +1,15 @@
 """Runs as Slurm jobs."""
 
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from echelon.clusters.slurm.survey import parse_cluster_name
 from echelon.core.slurm import Slurm
 from echelon.core.units import parse_duration
+from echelon.errors import CommandError, UnavailableError
 from echelon.run.node_record import exclusions
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import nearest
@@ -22,9 +25,33 @@ class SlurmCluster(Slurm):
     def cancel(self, job_id: str, *, run_id: str) -> None:
         self.end(job_id, run_id)
 
+    @cached_property
+    def _config(self) -> str:
+        return self.ask(["scontrol", "show", "config"]).stdout
+
+    def array_size(self) -> int:
+        """Return how many tasks a job array may have."""
+        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", self._config, re.MULTILINE)
+        size = int(found[1]) if found else 0
+        if size < 2:
+            raise UnavailableError(
+                "the cluster does not allow job arrays (MaxArraySize)",
+                hint="ask its administrators, or submit runs one by one: echelon submit",
+            )
+        return size
+
+    def end_tasks(self, arrays: Sequence[str]) -> None:
+        """End the waiting tasks of job arrays, and ask those that run to stop."""
+        for options in (["--state=PENDING"], ["--batch", "--signal=TERM", "--state=RUNNING"]):
+            try:
+                self.ask(["scancel", *options, *arrays])
+            except CommandError as error:
+                if "Invalid job id" not in error.stderr:
+                    raise
+
     def exclusions(self, request: JobSpec) -> str:
         return exclusions(
-            parse_cluster_name(self.ask(["scontrol", "show", "config"]).stdout),
+            parse_cluster_name(self._config),
             os.environ,
             nodelist=request.nodelist,
             exclude=request.exclude,

@@ -9,12 +9,14 @@ port is in use by the time rank 0 listens on it, the script tries another.
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.clusters.slurm.bash import FREE_PORT, INTERFACE, PEER
 from echelon.clusters.slurm.ray_style import CLUSTER, render_driver
 from echelon.clusters.slurm.sbatch import render_directives
+from echelon.core.slurm import mark_tasks
 from echelon.launch.roles import BOOTSTRAP
+from echelon.run.sweep import INDEX_EXPRESSION
 from echelon.spec.job_spec import JobSpec
 
 PLACEHOLDER = "{dist_file}"
@@ -31,6 +33,8 @@ class Shipped:
     """SHA-256 of its launcher."""
     request: str
     """SHA-256 of its request."""
+    sweep: bool = False
+    """Whether it is the directory of a sweep, whose script is that of a job array."""
     program: str = ""
     """The training script's copy; a module's name. Empty if the project itself is executed."""
 
@@ -45,7 +49,7 @@ def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: s
         conda_exe: the conda of the user's shell, for jobs without conda on their PATH.
     """
     if spec.style == "echelon":
-        head = _head(spec, run=shipped.run if shipped else "")
+        head = _head(spec, shipped)
         return "\n".join([head, _environment(spec, conda_exe), _launch_echelon(spec, shipped)])
     copied = shipped.program if shipped else ""
     environment = _environment(spec, conda_exe)
@@ -69,14 +73,17 @@ def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: s
 # --- common parts -----------------------------------------------------------------------------
 
 
-def _head(spec: JobSpec, *, run: str = "") -> str:
+def _head(spec: JobSpec, shipped: Shipped | None = None) -> str:
     command = shlex.join(["echelon", "script", "--style", spec.style, spec.script, *spec.args])
     # A line break in an argument must not end the comment.
     shown = command.replace("\n", "\\n").replace("\r", "\\r")
     extra = _NO_KILL if spec.style == "echelon" else ""
-    if run:
-        extra += _COMMENT.format(run=run.rpartition("/")[2])
-    if run and spec.hand_over != "never":
+    if shipped and shipped.sweep and spec.hand_over != "never":
+        spec = replace(spec, hand_over="requeue")  # in its array; when is up to the controller
+    if shipped:
+        name = shipped.run.rpartition("/")[2]
+        extra += _COMMENT.format(run=mark_tasks(name) if shipped.sweep else name)
+    if shipped and spec.hand_over != "never":
         extra += _HAND_OVER if spec.hand_over == "requeue" else f"{_HAND_OVER}{_NO_REQUEUE}"
         extra += _ORIGINAL
     return f"#!/bin/bash\n# Made by: {shown}\n{render_directives(spec)}{extra}"
@@ -308,6 +315,16 @@ def _launch_echelon(spec: JobSpec, shipped: Shipped | None) -> str:
         run = shipped.run
         # Slurm changes to this directory itself; outside of a job nothing does.
         folder = f"cd -- {_quote(spec.chdir)} || exit 1\n" if spec.chdir else ""
+        if shipped.sweep:
+            return f"""\
+# --- start
+{folder}{_START}\
+# A task creates the directory of its run, and becomes its controller, which starts an agent on
+# every node. $1 is what to add to the index of the array; the last argument is the SHA-256 of
+# spec.toml.
+exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
+    task {_quote(run)} {INDEX_EXPRESSION} {shipped.request}
+"""
         return f"""\
 # --- start
 {folder}{_START}\

@@ -66,7 +66,7 @@ from echelon.launch.protocol.rank_environment import (
 )
 from echelon.run.code import ProjectCopy, find_copy
 from echelon.run.directory import RunDir
-from echelon.run.request import read_code, read_spec
+from echelon.run.request import is_requeued, read_code, read_spec
 from echelon.run.tracker import find_tracker
 from echelon.spec.job_spec import JobSpec
 from echelon.world import count_devices
@@ -389,7 +389,7 @@ def main(arguments: list[str]) -> int:
                 attempt,
                 environ,
                 LocalShell(),
-                mode=request.hand_over,
+                requeue=is_requeued(run, request),
                 pid=os.getpid(),
                 answers=agent.controller_answers,
             )

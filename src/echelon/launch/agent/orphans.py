@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 
+from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub, word
@@ -41,7 +42,7 @@ def end_orphaned_job(
     environ: Mapping[str, str],
     shell: Shell,
     *,
-    mode: str,
+    requeue: bool,
     pid: int,
     answers: Callable[[], bool],
     sleep: Callable[[float], None] = time.sleep,
@@ -53,12 +54,12 @@ def end_orphaned_job(
         attempt: its attempt.
         environ: the agent's variables.
         shell: runs programs.
-        mode: the request's `hand_over`.
+        requeue: whether Slurm is asked to start the job again.
         pid: the agent's pid.
         answers: tells whether the controller's host responds.
         sleep: pauses; replaced in tests.
     """
-    job_id = environ.get("SLURM_JOB_ID", "")
+    job_id = own_job(environ)
     if not job_id or HERE in environ:
         return  # not in a job, or in a job that is not the run's own
     own = scrub(environ)
@@ -81,7 +82,7 @@ def end_orphaned_job(
         else:
             return
         orphan(run, attempt)
-        end = ["scontrol", "requeue", job_id] if mode == "requeue" else ["scancel", job_id]
+        end = ["scontrol", "requeue", job_id] if requeue else ["scancel", job_id]
         shell.run(end, env=own, timeout_s=60)
 
 

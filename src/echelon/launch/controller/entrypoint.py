@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from echelon.launch.controller.membership import Membership
 from echelon.launch.controller.notify import LIMIT_S, Notifier
 from echelon.launch.controller.rendezvous import Rendezvous
 from echelon.launch.controller.slots import Slots
-from echelon.launch.controller.standby import find_exhaustion, find_objection
+from echelon.launch.controller.standby import Objection, find_exhaustion, find_objection
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.program import Program, find_program
@@ -35,6 +36,8 @@ from echelon.launch.protocol.rank_environment import ENVIRON, HERE, ON_RAY, SCRI
 from echelon.launch.roles import role_command
 from echelon.run.attempts import (
     SKIPPED,
+    Attempt,
+    attempts,
     begin_attempt,
     give_back,
     is_given_back,
@@ -46,6 +49,8 @@ from echelon.run.history import newest_checkpoint, read_history
 from echelon.run.journal import Journal, write_error
 from echelon.run.node_record import NodeRecord, cluster_name, record_path
 from echelon.run.request import read_code, read_spec
+from echelon.run.verdict import Failure, judge
+from echelon.spec.job_spec import RESTARTS, JobSpec
 
 
 def main(arguments: list[str]) -> int:
@@ -81,18 +86,10 @@ def main(arguments: list[str]) -> int:
             run,
             own,
             read_history(run, attempt),
-            restarts=request.allowed_restarts(uses_library=_uses_library(run, imports)),
+            restarts=_count_restarts(run, request, imports),
         )
         if objection:
-            write_error(f"{run.run_id}: nothing to do for job {job_id}: {objection.why}")
-            if objection.state:
-                notifier.owe(attempt, objection.state, objection.why)
-            write_atomic(run.outcome(attempt), json.dumps({"state": SKIPPED, "exit_code": 0}))
-            _send_owed(run, notifier)
-            if own.submitted:  # else the submitting process has yet to write into the folder
-                with contextlib.suppress(OSError):
-                    give_back(run, own)
-            return 0
+            return _decline(run, own, objection, notifier)
     # Notifications that an earlier controller was killed over; the start does not wait for them.
     sending = threading.Thread(target=_send_owed, args=(run, notifier), daemon=True)
     sending.start()
@@ -122,6 +119,26 @@ def main(arguments: list[str]) -> int:
     exit_code = asyncio.run(carry())
     sending.join(LIMIT_S)
     return exit_code
+
+
+def _decline(run: RunDir, own: Attempt, objection: Objection, notifier: Notifier) -> int:
+    """Record that an attempt does not start; return the exit code of its job."""
+    write_error(f"{run.run_id}: nothing to do for job {own.job_id}: {objection.why}")
+    if objection.state:
+        notifier.owe(own.number, objection.state, objection.why)
+    earlier = [one.job_id for one in attempts(run) if one.number < own.number]
+    # A job that was requeued has one state in Slurm, which must not become COMPLETED.
+    failed = own.job_id in earlier and objection.state == "FAILED"
+    if failed:
+        verdict = judge([Failure(cause="lost node", message=objection.why)])
+        write_atomic(run.verdict, json.dumps(asdict(verdict), indent=1))
+    ended = {"state": "FAILED", "exit_code": 1} if failed else {"state": SKIPPED, "exit_code": 0}
+    write_atomic(run.outcome(own.number), json.dumps(ended))
+    _send_owed(run, notifier)
+    if own.submitted and not failed:  # else the submitting process has yet to write into the folder
+        with contextlib.suppress(OSError):
+            give_back(run, own)
+    return 1 if failed else 0
 
 
 def build_controller(
@@ -190,6 +207,16 @@ def build_controller(
         make_generation=make_generation,
         conclusion=conclusion,
     )
+
+
+def _count_restarts(run: RunDir, request: JobSpec, imports: frozenset[str]) -> int | None:
+    """Return how often the run may lose its controller.
+
+    A task of a sweep is short and has a directory of its own, so it may start anew.
+    """
+    anew = request.restarts is None and run.task.exists()
+    allowed = request.allowed_restarts(uses_library=_uses_library(run, imports))
+    return RESTARTS if anew else allowed
 
 
 def _uses_library(run: RunDir, imports: frozenset[str]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.errors import UsageError
 from echelon.launch.protocol.messages import Start
@@ -71,7 +72,7 @@ def receive_key(stdin: BinaryIO) -> bytes:
 
 def job_in(environ: Mapping[str, str]) -> str:
     """Return the id of the current job; empty if there is none."""
-    return environ.get(ON_RAY) or environ.get("SLURM_JOB_ID", "")
+    return environ.get(ON_RAY) or own_job(environ)
 
 
 def parse_candidates(text: str) -> list[tuple[str, int]]:

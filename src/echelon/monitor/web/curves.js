@@ -18,11 +18,15 @@ function ticks(low, high, count) {
   return found;
 }
 
-function sketch(place, {x, y, zero, words}) {
-  const width = place.clientWidth, height = place.clientHeight, known = y.filter((one) => one != null);
-  let low = zero ? 0 : Math.min(...known), high = Math.max(...known);
+// Draws one curve, or several `lines` over one another.
+export function sketch(place, {x, y, zero, words, lines = [{x, y}]}) {
+  const width = place.clientWidth, height = place.clientHeight;
+  const known = lines.flatMap((line) => line.y).filter((one) => one != null);
+  const least = (some) => some.reduce((a, b) => Math.min(a, b), Infinity), most = (some) => some.reduce((a, b) => Math.max(a, b), -Infinity);
+  let low = zero ? 0 : least(known), high = most(known);
   if (!(high > low)) { low = zero ? 0 : low - Math.abs(low || 1) / 2; high += Math.abs(high || 1) / 2; }
-  const [from, to] = x.length > 1 ? [x[0], x.at(-1)] : [x[0] - 1, x[0] + 1];
+  let [from, to] = [least(lines.map((line) => line.x[0])), most(lines.map((line) => line.x.at(-1)))];
+  if (from === to) [from, to] = [from - 1, to + 1];
   const across = (one) => LEFT + (width - LEFT - RIGHT) * (one - from) / (to - from);
   const down = (one) => TOP + (height - TOP - BOTTOM) * (high - one) / (high - low);
   const picture = document.createElementNS(SVG, "svg");
@@ -31,6 +35,7 @@ function sketch(place, {x, y, zero, words}) {
     for (const [name, value] of Object.entries(facts)) made.setAttribute(name, value);
     if (text != null) made.textContent = text;
     picture.append(made);
+    return made;
   };
   picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
   for (const tick of ticks(low, high, 4)) {
@@ -41,13 +46,16 @@ function sketch(place, {x, y, zero, words}) {
     const anchor = tick === to ? "end" : tick === from ? "start" : "middle";
     add("text", {x: across(tick), y: height - 6, "text-anchor": anchor}, words ? words(tick) : number(tick, 0));
   }
-  let path = "", pen = "M";
-  x.forEach((one, at) => {
-    if (y[at] == null) { pen = "M"; return; }
-    path += `${pen}${across(one).toFixed(1)} ${down(y[at]).toFixed(1)}`;
-    pen = "L";
-  });
-  add("path", {d: x.length > 1 ? path : `${path}h0`, class: "curve"});
+  for (const line of lines) {
+    let path = "", pen = "M";
+    line.x.forEach((one, at) => {
+      if (line.y[at] == null) { pen = "M"; return; }
+      path += `${pen}${across(one).toFixed(1)} ${down(line.y[at]).toFixed(1)}`;
+      pen = "L";
+    });
+    const made = add("path", {d: line.x.length > 1 ? path : `${path}h0`, class: "curve"});
+    if (line.color) made.style.stroke = line.color; // an attribute would be blocked as inline style
+  }
   place.replaceChildren(picture);
 }
 

@@ -5,9 +5,10 @@ import {drawRanks, drawNodes, drawRuns} from "./tables.js";
 import * as curves from "./curves.js";
 import * as map from "./map.js";
 import * as logs from "./logs.js";
+import * as sweep from "./sweep.js";
 import {borrow, follow, forget, get, known, takeToken} from "./api.js";
 
-const LIST_MS = 4000, OTHERS_MS = 400;
+const LIST_MS = 4000, OTHERS_MS = 400, SWEEP = "sweep:"; // no run has a colon in its name
 let leave = null, shown = null, run = null, dirty = new Set(), ahead = 0, listed = null, opened = false;
 
 const now = () => Date.now() / 1000 + ahead; // by the server's clock
@@ -76,8 +77,18 @@ async function list() {
     choice.value = shown;
     if (!shown) drawRuns(runs, now());
   }
+  if (!shown) await listSweeps();
   if (!shown) say($("link"), answer ? "" : "connection lost, reconnecting…");
   if (!shown) listed = setTimeout(list, LIST_MS);
+}
+
+async function listSweeps() {
+  const answer = await get("/api/sweeps").catch(() => null);
+  if (!answer || !answer.ok) return;
+  const names = await answer.json(), place = $("sweeps");
+  place.hidden = !names.length;
+  place.replaceChildren("Sweeps: ");
+  for (const name of names) { put(place, "a", name).setAttribute("href", `#${encodeURIComponent(SWEEP + name)}`); place.append(" "); }
 }
 
 function clear(name) {
@@ -90,19 +101,24 @@ function clear(name) {
   curves.forget();
   clearTimeout(listed);
   logs.open("");
+  sweep.open("");
   say($("link"), "");
 }
 
 function reveal(id) {
-  for (const one of ["all", "one", "missing", "locked"]) $(one).hidden = one !== id;
+  for (const one of ["all", "one", "sweep", "missing", "locked"]) $(one).hidden = one !== id;
 }
 
 function show(name) {
   if (name === shown) return;
   clear(name);
-  reveal(name ? "one" : "all");
+  const swept = name.startsWith(SWEEP);
+  reveal(swept ? "sweep" : name ? "one" : "all");
   $("one").classList.add("waiting");
-  if (name) {
+  if (swept) {
+    sweep.open(name.slice(SWEEP.length));
+    list();
+  } else if (name) {
     leave = follow(`/api/runs/${encodeURIComponent(name)}/follow`, {
       hear: (data) => { $("one").classList.remove("waiting"); hear(data); },
       lose: () => say($("link"), "connection lost, reconnecting…"),
@@ -149,6 +165,7 @@ $("skip").onclick = (event) => { event.preventDefault(); $("search").focus(); };
 curves.listen();
 map.listen();
 logs.listen();
+sweep.listen();
 addEventListener("visibilitychange", () => { draw(false); logs.soon(); });
 addEventListener("hashchange", () => { if (takeToken()) shown = null; if (known()) show(wanted()); });
 addEventListener("borrowed", () => { if (!$("locked").hidden) begin(); });

@@ -3,7 +3,7 @@ import {$, say, put, percent, number, amount, duration, moment, has} from "./tex
 
 const MOST_RANKS = 50, MOST_NODES = 150;
 
-function fill(table, lines) {
+export function fill(table, lines) {
   const body = table.tBodies[0];
   while (body.rows.length > lines.length) body.deleteRow(-1);
   lines.forEach(({cells, kind}, place) => {
@@ -13,7 +13,7 @@ function fill(table, lines) {
     while (row.cells.length > cells.length) row.deleteCell(-1);
   });
 }
-function title(table, names) {
+export function title(table, names) {
   const row = table.tHead.rows[0];
   if (names.length === row.cells.length && names.every((name, at) => row.cells[at].textContent === name)) return;
   row.replaceChildren();

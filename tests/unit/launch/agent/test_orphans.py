@@ -20,7 +20,7 @@ waited = []
 
 
 def end_after_states(
-    tmp_path, *states, environ=JOB, mode="auto", lost=(), nodes="node[1-3]", answers=True
+    tmp_path, *states, environ=JOB, requeue=False, lost=(), nodes="node[1-3]", answers=True
 ):
     """Return what was done to the job, and whether the attempt is marked."""
     run = RunDir.create(tmp_path, "r-1")
@@ -42,7 +42,14 @@ def end_after_states(
     shell = FakeShell(answers={"scontrol": answer, "scancel": answer})
     waited.clear()
     end_orphaned_job(
-        run, 1, environ, shell, mode=mode, pid=PID, answers=lambda: answers, sleep=waited.append
+        run,
+        1,
+        environ,
+        shell,
+        requeue=requeue,
+        pid=PID,
+        answers=lambda: answers,
+        sleep=waited.append,
     )
     return ended, is_orphaned(run, 1)
 
@@ -86,7 +93,7 @@ def test_a_host_without_a_way_to_it_does_not_answer(monkeypatch):
 
 
 def test_or_queued_again(tmp_path):
-    assert end_after_states(tmp_path, "RUNNING", mode="requeue") == (
+    assert end_after_states(tmp_path, "RUNNING", requeue=True) == (
         [("scontrol", "requeue", "7")],
         True,
     )

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm import scrub, word
@@ -51,7 +52,7 @@ class SlurmAllocation:
     def __init__(self, shell: Shell, environ: Mapping[str, str]) -> None:
         # In UTC, because an hour of local time occurs twice when clocks are set back.
         self._shell, self._environ = shell, {**scrub(environ), "TZ": "UTC0"}
-        self._job = environ["SLURM_JOB_ID"]
+        self._job = own_job(environ)
         self._ahead_s: float | None = None
 
     async def watch(self, post: Callable[[Stop], None], view: View) -> None:

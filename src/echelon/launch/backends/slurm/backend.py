@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 
+from echelon.core.jobs import own_job
 from echelon.core.shell import Shell
 from echelon.core.slurm import Slurm
 from echelon.launch.backends.base import AttemptContext, Backend, NoStandby, Standby
 from echelon.launch.backends.slurm.allocation import SlurmAllocation
 from echelon.launch.backends.slurm.standby import Mail, RequeueStandby, WaitingStandby
 from echelon.launch.backends.slurm.starter import SlurmStarter
+from echelon.run.request import is_requeued
 
 
 def slurm_backend(
@@ -17,7 +19,7 @@ def slurm_backend(
     return Backend(
         starter=SlurmStarter(shell, environ),
         allocation=SlurmAllocation(shell, environ),
-        standby=_choose_standby(Slurm(shell, environ), environ["SLURM_JOB_ID"], attempt),
+        standby=_choose_standby(Slurm(shell, environ), own_job(environ), attempt),
         is_shared=True,
     )
 
@@ -27,7 +29,7 @@ def _choose_standby(slurm: Slurm, job_id: str, attempt: AttemptContext | None) -
     if attempt is None or not attempt.owns_job or attempt.request.hand_over == "never":
         return NoStandby()
     mail = Mail(slurm, job_id, wanted=bool(attempt.request.mail))
-    if attempt.request.hand_over == "requeue":
+    if is_requeued(attempt.run, attempt.request):
         return RequeueStandby(slurm, job_id, mail)
     return WaitingStandby(
         slurm,

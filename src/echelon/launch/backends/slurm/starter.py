@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from echelon.core import addresses
+from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
 from echelon.core.slurm import parse_version
@@ -75,7 +76,7 @@ class SlurmStarter:
         of its own. With `--gres`, Slurm 22.05 refuses such a step more GPUs than the node with the
         least has; with `--gpus`, the second step waits in 24.11 until the first has ended.
         """
-        argv = ["scontrol", "--details", "--oneliner", "show", "job", self._job]
+        argv = ["scontrol", "--details", "--oneliner", "show", "job", own_job(self._environ)]
         granted = parse_granted(self._shell.run(argv, timeout_s=60).check().stdout)
         if len(set(granted.values())) == 1:
             count = next(iter(granted.values()))

@@ -1,0 +1,87 @@
+"""Start the tasks of a sweep, and wait for their end."""
+
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from echelon.cli import console
+from echelon.core.units import counted
+from echelon.run.sweep import SweepDir, escape, read_table
+from echelon.spec.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from echelon.api.sweeps import Task
+    from echelon.clusters.slurm.cluster import SlurmCluster
+
+_POLL_S = 2.0
+"""Seconds between two questions about all tasks."""
+
+
+def submit_array(
+    spec: JobSpec,
+    indices: list[int],
+    max_running: int,
+    cluster: Any,
+    runs_dir: Path,
+    *,
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit the script of a job array as a sweep whose tasks differ in their index alone."""
+    from echelon.api.sweeps import create_sweep  # noqa: PLC0415
+
+    literal = replace(spec, args=tuple(map(escape, spec.args)))
+    rows = {index: dict[str, str]() for index in indices}
+    sweep = create_sweep(literal, rows, runs_dir, max_running=max_running)
+    return submit_tasks(sweep, cluster, indices, wait=wait, as_json=as_json)
+
+
+def submit_tasks(
+    sweep: SweepDir, cluster: Any, indices: list[int], *, wait: bool, as_json: bool = False
+) -> int:
+    """Start tasks of a sweep; return the command's exit code."""
+    from echelon.api.sweeps import carry_out, submit_sweep  # noqa: PLC0415
+    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
+
+    tasks = counted(len(indices), "task")
+    if not isinstance(cluster, SlurmCluster):
+        console.print_result(sweep.sweep_id)
+        console.flush()
+        here = isinstance(cluster, LocalCluster)
+        at_once = read_table(sweep).max_running or (1 if here else len(indices))
+        failed = carry_out(sweep, cluster, os.environ, indices, at_once=at_once)
+        console.note(f"{len(indices) - len(failed)} of {tasks} completed")
+        return 1 if failed else 0
+    arrays = submit_sweep(sweep, cluster, os.environ, indices=indices)
+    if as_json:
+        console.print_json(
+            {"sweep": sweep.sweep_id, "tasks": len(indices), "arrays": arrays}
+            | {"directory": str(sweep.path)}
+        )
+    else:
+        console.print_result(sweep.sweep_id)
+    console.flush()
+    queued = f"queued {tasks} as {'job array' if len(arrays) == 1 else 'job arrays'}"
+    console.note(f"{queued} {', '.join(arrays)}; show them: echelon sweep status {sweep.sweep_id}")
+    return _wait(sweep, cluster) if wait else 0
+
+
+def _wait(sweep: SweepDir, cluster: "SlurmCluster") -> int:
+    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
+
+    while True:
+        tasks = read_tasks(sweep, cluster)
+        if all(task.job.over and task.state != "UNKNOWN" for task in tasks):
+            console.note(f"{sweep.sweep_id}: {count_states(tasks)}")
+            return 0 if all(task.state == "COMPLETED" for task in tasks) else 1
+        time.sleep(_POLL_S)
+
+
+def count_states(tasks: "list[Task]") -> str:
+    """Return how many tasks are in each state, such as `3 COMPLETED, 1 RUNNING`."""
+    counts = Counter(task.state for task in tasks)
+    return ", ".join(f"{number} {state}" for state, number in counts.most_common())

@@ -1,0 +1,105 @@
+"""The table of a sweep: parameters, state, and a metric of each task."""
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from echelon.monitor.overview import newest_metrics
+from echelon.run.attempts import attempts, outcome
+from echelon.run.directory import RunDir
+from echelon.run.event_log import EventReader
+from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
+from echelon.run.sweep import SweepDir, read_table
+
+MOST_CURVES = 100
+"""How many tasks of a sweep the page shows as curves."""
+_POINTS = 200
+"""How many points a curve has on the page."""
+_SPEEDS = ("rate", "data_wait")
+"""Logged with every step, but not what a sweep compares."""
+
+
+def find_metric(runs: Iterable[RunDir]) -> str:
+    """Return the first metric that the first of some runs has logged; empty if none has any."""
+    for run in runs:
+        for name in newest_metrics(run.metrics):
+            if name not in _SPEEDS:
+                return name
+    return ""
+
+
+def read_last(run: RunDir, metric: str) -> float | None:
+    """Return the newest value of a metric."""
+    return newest_metrics(run.metrics).get(metric)
+
+
+def read_best(run: RunDir, metric: str, *, largest: bool) -> float | None:
+    """Return the smallest or largest value of a metric."""
+    values = [value for _, value in read_curve(run, metric) if not math.isnan(value)]
+    return (max if largest else min)(values, default=None)
+
+
+def read_curve(run: RunDir, metric: str) -> list[tuple[int, float]]:
+    """Return all values of a metric, each with its step; a step that was repeated counts once."""
+    reader, found = EventReader(run.metrics, MetricEvent), dict[int, float]()
+    while records := reader.read():
+        for record in records:
+            event = record.event
+            if not isinstance(event, StepLogged | ValidationLogged):
+                continue
+            name = metric.removeprefix("validation/")
+            if isinstance(event, ValidationLogged) != (name != metric):
+                continue
+            if name in event.metrics:
+                found[event.step] = event.metrics[name]
+    return sorted(found.items())
+
+
+def describe_sweep(sweep: SweepDir, metric: str) -> dict[str, Any]:
+    """Return what the page shows of a sweep, from its files alone."""
+    table = read_table(sweep)
+    runs = {index: sweep.run(index) for index in table.tasks}
+    metrics: dict[str, None] = {}
+    rows: list[list[Any]] = []
+    curves: list[dict[str, Any]] = []
+    for index, run in runs.items():
+        newest = newest_metrics(run.metrics)
+        metrics |= dict.fromkeys(name for name in newest if name not in _SPEEDS)
+        metric = metric or next(iter(metrics), "")
+        rows.append([run.run_id, *table.tasks[index], _find_state(run), newest.get(metric)])
+        if metric in newest and len(curves) < MOST_CURVES:
+            curve = read_curve(run, metric)
+            points = curve[:: max(1, len(curve) // _POINTS)]
+            x, y = [step for step, _ in points], [value for _, value in points]
+            curves.append({"run": run.run_id, "x": x, "y": y})
+    return {
+        "sweep": sweep.sweep_id,
+        "names": table.names,
+        "metric": metric,
+        "metrics": list(metrics),
+        "rows": rows,
+        "curves": curves,
+    }
+
+
+def _find_state(run: RunDir) -> str:
+    """Return the state of a task as far as its files tell; a job that was killed looks running."""
+    known = attempts(run)
+    if not known:
+        return "PENDING"
+    ended = outcome(run, known[-1].number)
+    return "RUNNING" if ended is None else "PENDING" if ended.next else ended.state
+
+
+def sort_rows(rows: Sequence[Sequence[str]], column: int, *, down: bool) -> list[Sequence[str]]:
+    """Sort rows by a column: numbers by size, then words, then empty cells. Pure."""
+
+    def key(row: Sequence[str]) -> tuple[int, float, str]:
+        cell = row[column]
+        try:
+            number = float(cell)
+        except ValueError:
+            return (1 if cell else 2), 0.0, cell
+        return 0, -number if down else number, ""
+
+    return sorted(rows, key=key)

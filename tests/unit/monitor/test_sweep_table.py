@@ -1,0 +1,55 @@
+"""What is shown of the tasks of a sweep."""
+
+import pytest
+
+from echelon.monitor.sweep_table import (
+    describe_sweep,
+    find_metric,
+    read_best,
+    read_curve,
+    read_last,
+    sort_rows,
+)
+from recorded_sweep import record_sweep
+
+
+@pytest.fixture
+def sweep(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return record_sweep(tmp_path / "runs", {}, rates=("0.1", "0.01", "5", "7"))
+
+
+def test_the_metric_is_the_first_one_logged_and_has_a_last_and_a_best_value(sweep):
+    run = sweep.run(1)
+    assert find_metric([sweep.run(3), run]) == "loss"
+    assert find_metric([sweep.run(3)]) == ""
+    assert read_last(run, "loss") == 0.4
+    assert read_best(run, "loss", largest=True) == 2
+    assert read_best(run, "loss", largest=False) == 0.4
+    assert read_best(sweep.run(3), "loss", largest=True) is None
+    assert read_curve(run, "validation/accuracy") == [(5, 0.5)]
+    assert read_last(run, "validation/accuracy") == 0.5
+
+
+def test_numbers_are_sorted_by_size_and_what_is_missing_comes_last():
+    rows = [["a", "10"], ["b", ""], ["c", "9"], ["d", "x"]]
+    assert [row[0] for row in sort_rows(rows, 1, down=False)] == ["c", "a", "d", "b"]
+    assert [row[0] for row in sort_rows(rows, 1, down=True)] == ["a", "c", "d", "b"]
+
+
+def test_the_page_gets_the_table_and_all_curves(sweep):
+    told = describe_sweep(sweep, "")
+    assert (told["metric"], told["metrics"]) == ("loss", ["loss", "validation/accuracy"])
+    assert [row[1:] for row in told["rows"]] == [
+        ["0.1", "COMPLETED", 0.2],
+        ["0.01", "COMPLETED", 0.4],
+        ["5", "FAILED", 3 / 5],
+        ["7", "PENDING", None],
+    ]
+    assert told["curves"][0] == {
+        "run": sweep.run_id(0),
+        "x": [1, 2, 3, 4, 5],
+        "y": [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5],
+    }
+    other = describe_sweep(sweep, "validation/accuracy")
+    assert [curve["y"] for curve in other["curves"]] == [[0.5]] * 3
