@@ -41,5 +41,6 @@ def test_a_request_from_python_has_the_keys_of_the_project_file():
     from echelon.api.job_request import RequestOptions
 
     keys = {key.replace(".", "_") for key in KEYS} - {"script", "args"}
-    own = {"on", "runs_dir", "address", "cluster", "host", "config", "trust_host"}
+    own = {"on", "runs_dir", "address", "cluster", "host", "config", "max_running"}
+    own.add("trust_host")
     assert set(RequestOptions.__annotations__) == keys | own

@@ -1,8 +1,9 @@
 """Submits scripts and functions from Python: `echelon.request(nodes=2).submit(train, lr=0.1)`."""
 
+import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_fields
 from pathlib import Path
@@ -12,12 +13,14 @@ from echelon.api.functions import Call, PackedFunction, pack_function
 from echelon.api.host_submission import send_run
 from echelon.api.hosted_run import HostedRun
 from echelon.api.local_run import LocalRun
+from echelon.api.mapped import start_mapped
 from echelon.api.project_files import find_root
 from echelon.api.requests import read_request
 from echelon.api.run_view import Run, default_runs
 from echelon.api.submission import (
     Place,
     check_function,
+    check_request,
     settle_request,
     start_run,
     submit_request,
@@ -41,6 +44,8 @@ class RequestOptions(TypedDict, total=False):
     cluster: str
     host: str
     config: str | Path
+    max_running: int
+    """How many runs of `map` and `grid` run at a time."""
     trust_host: bool
     """Read pickles from the host that could execute code here."""
     module: bool
@@ -92,7 +97,7 @@ class RequestOptions(TypedDict, total=False):
     slurm_extra: Mapping[str, str]
 
 
-_PLACE = ("on", "runs_dir", "address", "trust_host")
+_PLACE = ("on", "runs_dir", "address", "max_running", "trust_host")
 
 
 def request(**options: Unpack[RequestOptions]) -> "Request":
@@ -150,6 +155,83 @@ class Request:
         run, _, _ = submit_request(merged, self._place())
         return Run.of(LocalRun(run))
 
+    @overload
+    def map(self, what: str | Path, /, *args: str, **values: Iterable[Any]) -> list[Run[None]]: ...
+
+    @overload
+    def map(
+        self, what: Callable[..., T], /, *args: Iterable[Any], **values: Iterable[Any]
+    ) -> list[Run[T]]: ...
+
+    def map(self, what: Any, /, *args: Any, **values: Iterable[Any]) -> list[Run[Any]]:
+        """Start one run per set of arguments: the first of each, the second of each, and so on.
+
+        On Slurm it is one job array: one submission, and one line in squeue. For a script, `{lr}`
+        in its arguments stands for a value of `lr`:
+        `job.map("train.py", "--lr", "{lr}", lr=[0.1, 0.01])`.
+
+        Raises:
+            UsageError: there are not equally many of each, or see `submit`.
+        """
+        columns = {name: list(column) for name, column in values.items()}
+        by_place = [list(one) for one in args] if callable(what) else []
+        lengths = {len(one) for one in (*by_place, *columns.values())}
+        if len(lengths) != 1:
+            told = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
+            raise UsageError(
+                f"not equally many values of each ({told or 'none are given'})",
+                hint="for all combinations, use grid",
+            )
+        count = lengths.pop()
+        calls: list[Call] = [
+            (
+                tuple(one[n] for one in by_place),
+                {name: column[n] for name, column in columns.items()},
+            )
+            for n in range(count)
+        ]
+        return self._start_all(what, args, calls)
+
+    @overload
+    def grid(self, what: str | Path, /, *args: str, **values: Iterable[Any]) -> list[Run[None]]: ...
+
+    @overload
+    def grid(self, what: Callable[..., T], /, **values: Iterable[Any]) -> list[Run[T]]: ...
+
+    def grid(self, what: Any, /, *args: Any, **values: Iterable[Any]) -> list[Run[Any]]:
+        """Start one run per combination of values; see `map`."""
+        if callable(what) and args:
+            raise UsageError(
+                "grid needs the names of a function's parameters", hint="grid(train, lr=[0.1, 0.2])"
+            )
+        combined = itertools.product(*(list(column) for column in values.values()))
+        calls: list[Call] = [((), dict(zip(values, row, strict=True))) for row in combined]
+        return self._start_all(what, args, calls)
+
+    def _start_all(self, what: Any, args: Sequence[Any], calls: list[Call]) -> list[Run[Any]]:
+        place, merged = self._place(), self._read({})
+        if merged.host:
+            raise UsageError(
+                f"many runs at once cannot be submitted to {merged.host} from here",
+                hint="submit them on that host, or one by one",
+            )
+        rows = [{str(n): str(v) for n, v in (*enumerate(a), *k.items())} for a, k in calls]
+        if not rows:
+            return []
+        limit = int(self.options.get("max_running", 0))
+        if not callable(what):
+            words = {"script": str(what), "args": [str(one) for one in args]}
+            spec, cluster = settle_request(self._read(words), place)
+            check_request(spec, cluster, "submit")
+            found = start_mapped(spec, rows, place, cluster, max_running=limit)
+            return [Run.of(one) for one in found]
+        spec, cluster = settle_request(merged, place)
+        spec, packed = _pack(spec, what, calls)
+        check_function(spec, Path(spec.chdir or Path.cwd()), cluster, LocalShell())
+        spec = replace_fields(spec, args=("{index}",))
+        found = start_mapped(spec, rows, place, cluster, added=packed.files, max_running=limit)
+        return [Run.of(one) for one in found]
+
     def _read(self, more: Mapping[str, object]) -> Merged:
         flags = {key: _plain(value) for key, value in self.options.items() if key not in _PLACE}
         if "config" in flags:
@@ -177,8 +259,7 @@ class Request:
             site, found = send_run(replace_fields(merged, spec=spec), added=packed.files)
             return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
         spec, cluster = settle_request(merged, place)
-        packed = pack_function(function, calls, root, copied=bool(spec.snapshot))
-        spec = _with_python(_with_function(spec, packed, root))
+        spec, packed = _pack(spec, function, calls)
         check_function(spec, folder, cluster, LocalShell())
         run, _ = start_run(spec, cluster, place.runs, os.environ, added=packed.files)
         return Run.of(LocalRun(run))
@@ -192,6 +273,15 @@ def _plain(value: object) -> object:
     """Return a value as the readers of keys take it."""
     listed = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
     return list(value) if listed and isinstance(value, Iterable) else value
+
+
+def _pack(
+    spec: JobSpec, function: Callable[..., Any], calls: Sequence[Call]
+) -> tuple[JobSpec, PackedFunction]:
+    """Pack a function for a run whose directory is on this machine; return its request too."""
+    root, _ = find_root(Path(spec.chdir or Path.cwd()).absolute(), None, LocalShell())
+    packed = pack_function(function, calls, root, copied=bool(spec.snapshot))
+    return _with_python(_with_function(spec, packed, root)), packed
 
 
 def _with_function(spec: JobSpec, packed: PackedFunction, root: Path) -> JobSpec:

@@ -65,6 +65,7 @@ def create_sweep(
     runs: Path,
     *,
     take_code: TakeCode | None = None,
+    added: Mapping[str, bytes] | None = None,
     max_running: int = 0,
     environ: Mapping[str, str] = os.environ,
 ) -> SweepDir:
@@ -75,6 +76,7 @@ def create_sweep(
         rows: the parameters of each task; a mapping also has the index of each.
         runs: the directory of runs.
         take_code: puts the code into the directory; see `create_run`.
+        added: files beside the project's; see `create_run`.
         max_running: how many tasks run at a time; 0 for no limit.
         environ: environment variables of the jobs.
     """
@@ -85,7 +87,9 @@ def create_sweep(
     check_sweep(spec, names)
     values = {index: tuple(row[name] for name in names) for index, row in tasks.items()}
     table = Table(names=names, tasks=values, max_running=max_running)
-    return SweepDir(files=create_run(spec, runs, environ, take_code=take_code, table=table))
+    return SweepDir(
+        files=create_run(spec, runs, environ, take_code=take_code, added=added, table=table)
+    )
 
 
 def submit_sweep(

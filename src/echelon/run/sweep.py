@@ -80,7 +80,8 @@ def check_placeholders(texts: Sequence[str], names: Sequence[str]) -> None:
             f"unknown parameter in the arguments: '{{{unknown[0]}}}' (known: {known})",
             hint=f"add --grid {unknown[0]}=…, or write '{{{{' and '}}}}' for literal braces",
         )
-    if unused := [name for name in names if name not in used]:
+    # With the index, a program can find its parameters itself.
+    if INDEX not in used and (unused := [name for name in names if name not in used]):
         raise UsageError(
             f"the parameter '{unused[0]}' does not occur in the arguments: "
             f"{shlex.join(texts) or 'there are none'}",
