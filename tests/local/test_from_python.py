@@ -115,6 +115,41 @@ def test_runs_come_as_they_end_and_can_be_awaited(job, tmp_path):
     assert asyncio.run(gather()) == ["one", "two"]
 
 
+def test_many_calls_run_some_at_a_time_in_the_background(job, tmp_path):
+    def add(a, b):
+        return a + b
+
+    some = job.replace(max_running=2)
+    runs = some.map(add, [1, 2, 3], b=[10, 20, 30])
+    assert [run.result(timeout=200) for run in runs] == [11, 22, 33]
+    assert {run.path.parent for run in runs} == {tmp_path / "runs"}
+    assert echelon.Run(runs[1].id).result() == 22
+    assert [run.result(timeout=200) for run in some.grid(add, a=[1], b=[2, 3])] == [3, 4]
+    assert some.map(add, a=[], b=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"a": [1, 2], "b": [1]}, "a: 2, b: 1"),
+        ({}, "none are given"),
+        ({"a": [1]}, "missing a required argument: 'b'"),
+    ],
+)
+def test_values_that_do_not_fit_start_nothing(job, tmp_path, values, message):
+    with pytest.raises(echelon.EchelonError, match=message):
+        job.map(lambda a, b: a + b, **values)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_script_is_mapped_over_its_arguments(job, tmp_path):
+    (tmp_path / "train.py").write_text("import sys; print(*sys.argv[1:])")
+    runs = job.map("train.py", "--lr", "{lr}", lr=[0.1, 0.2])
+    for run in runs:
+        run.wait(200)
+    assert [list(run.logs()) for run in runs] == [["0: --lr 0.1"], ["0: --lr 0.2"]]
+
+
 def test_a_run_can_be_cancelled(job):
     def sleep():
         import time

@@ -334,3 +334,58 @@ def test_files_that_somebody_changed_there_are_not_lost(laptop, workdir):
     assert done.returncode == 73, done.stderr
     assert "helper.py" in done.stderr
     assert (workdir / "helper.py").read_text() == "WORD = 'edited there'\n"
+
+
+FROM_PYTHON = """\
+import echelon
+
+class Thing:
+    pass
+
+def work(x):
+    import helper, os
+    print("says", helper.WORD, flush=True)
+    return {"x": x + 1, "rank": int(os.environ["RANK"]), "word": helper.WORD}
+
+def hostile():
+    return Thing()
+
+job = echelon.request(hand_over="never")
+run = job.replace(procs=2).submit(work, 1)
+print(list(run.logs(follow=True)))
+print(run.results())
+print(echelon.Run(run.id).result(), run.state, repr(run))
+bad = job.submit(hostile)
+try:
+    bad.result()
+except echelon.EchelonError as error:
+    print(type(error).__name__, error.hint)
+print(type(echelon.Run(bad.id, trust_host=True).result()).__name__)
+failed = job.submit(lambda: 1 / 0)
+try:
+    failed.result()
+except echelon.RunFailedError as error:
+    print(error)
+"""
+
+
+def test_functions_from_a_laptop(laptop):
+    laptop.write("main.py", FROM_PYTHON)
+    done = subprocess.run(
+        [sys.executable, "-S", "main.py"],
+        cwd=laptop.project,
+        env=laptop.environ,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    logs, results, again, refused, trusted, failed = done.stdout.splitlines()
+    assert sorted(eval(logs)) == ["0: says hello", "1: says hello"]  # noqa: S307  our own
+    assert eval(results) == [{"x": 2, "rank": n, "word": "hello"} for n in (0, 1)]  # noqa: S307
+    assert again.startswith("{'x': 2, 'rank': 0, 'word': 'hello'} COMPLETED <Run work-")
+    assert again.endswith(" on sandbox-far>")
+    assert refused.startswith("NotPermittedError return plain data")
+    assert trusted == "Thing"
+    assert "ZeroDivisionError: division by zero on rank 0" in failed

@@ -52,6 +52,36 @@ def test_a_job_submits_another_one(job, tmp_path):
     assert echelon.Run(name).state == "COMPLETED"
 
 
+def test_many_calls_are_one_array_and_come_back_in_order(job, cluster):
+    def multiply(a, b):
+        if a == 3:
+            raise ValueError("not three")
+        return a * b
+
+    runs = job.replace(max_running=2).map(multiply, a=[1, 2, 3, 4], b=[5, 6, 7, 8])
+    arrays = {run.job.id.partition("_")[0] for run in runs}
+    assert len(arrays) == 1, arrays
+    ended = [run.id for run in echelon.as_completed(runs, timeout=200)]
+    assert sorted(ended) == sorted(run.id for run in runs)
+    assert [run.state for run in runs] == ["COMPLETED", "COMPLETED", "FAILED", "COMPLETED"]
+    assert [runs[n].result() for n in (0, 1, 3)] == [5, 12, 32]
+    with pytest.raises(echelon.RunFailedError, match="not three"):
+        runs[2].result()
+
+
+def test_a_call_that_waits_in_an_array_can_be_cancelled(job):
+    def wait(seconds):
+        import time
+
+        time.sleep(seconds)
+
+    going, waiting = job.replace(max_running=1).map(wait, [600, 601])
+    waiting.cancel()
+    assert waiting.wait(timeout=60) == "CANCELLED"
+    going.cancel()
+    assert going.wait(timeout=60) == "CANCELLED"
+
+
 @pytest.mark.full
 def test_the_next_job_continues_from_what_a_function_saved(job):
     def count(until: int, checkpoint: echelon.Checkpointer) -> tuple[int, int]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from echelon.spec.merging import Merged
 
 R = TypeVar("R")
+_MOST_CUTS = 2
+"""How often a connection may end without a word before there was one."""
 _RETRY_S = (1, 2, 4, 8, 15)
 """Seconds before the next attempt to connect; the last one again and again."""
 _TELL_S = 5.0
@@ -166,7 +168,7 @@ class _Retries:
     """Decides what to do when a connection breaks; the first one must come about."""
 
     def __init__(self) -> None:
-        self._connected, self._tries = False, 0
+        self._connected, self._tries, self._cut = False, 0, 0
         self._began_s = time.monotonic()
 
     def begin(self) -> None:
@@ -179,11 +181,14 @@ class _Retries:
         Raises:
             EchelonError: there was no connection at the start, or the host refuses a later one.
         """
-        from echelon.clusters.ssh.failures import UnreachableError  # noqa: PLC0415
+        from echelon.clusters.ssh.failures import CutError, UnreachableError  # noqa: PLC0415
         from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
 
+        self._cut += isinstance(error, CutError)
         if isinstance(error, LostConnectionError):
             self._connected = True
+        elif isinstance(error, CutError) and self._cut <= _MOST_CUTS:
+            pass  # most likely that of an earlier command, which this one shared
         elif not isinstance(error, UnreachableError) or not self._connected:
             raise error
         if time.monotonic() - self._began_s > _STEADY_S:

@@ -12,7 +12,7 @@ from echelon.api.host_submission import place_request
 from echelon.api.register import record_run
 from echelon.cli import main, remote
 from echelon.cli.remote import There, render_line
-from echelon.clusters.ssh.failures import UnreachableError
+from echelon.clusters.ssh.failures import CutError, UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
 from echelon.errors import ConflictError, NotPermittedError, UnavailableError
@@ -195,6 +195,22 @@ def test_a_first_connection_that_fails_is_an_error(first):
 
     with pytest.raises(type(first)):
         hosts.keep_trying(step)
+
+
+def test_a_shared_connection_that_was_cut_is_made_again_but_not_for_ever(no_pause):
+    steps = [CutError("cut"), CutError("cut"), 3]
+
+    def step():
+        found = steps.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert hosts.keep_trying(step) == 3
+    steps[:] = [CutError("cut")] * 9
+    with pytest.raises(CutError):
+        hosts.keep_trying(step)
+    assert len(steps) == 6
 
 
 @pytest.mark.parametrize("later", [NotPermittedError("key refused"), UnavailableError("disk full")])

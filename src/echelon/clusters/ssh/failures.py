@@ -10,6 +10,10 @@ class UnreachableError(UnavailableError):
     """There is no connection to a host; there may be one later."""
 
 
+class CutError(UnreachableError):
+    """ssh ended without a word, as it does when the connection that it shares is cut."""
+
+
 _AWAY = (
     r"Connection refused|timed out|No route to host|Network is unreachable|Host is down|"
     r"kex_exchange_identification|Connection closed|Connection reset|Connection to .* closed|"
@@ -68,7 +72,7 @@ def explain_ssh(host: str, stderr: str) -> EchelonError:
         if found := [line for line in lines if re.search(pattern, line)]:
             facts = {"host": host, "said": found[-1]}
             return kind(message.format(**facts), hint=hint.format(**facts))
-    said = lines[-1] if lines else "ssh printed nothing"
-    return UnreachableError(
-        f"the connection to {host} failed: {said}", hint=f"this must work first: ssh {host} true"
-    )
+    hint = f"this must work first: ssh {host} true"
+    if not lines:
+        return CutError(f"the connection to {host} failed: ssh printed nothing", hint=hint)
+    return UnreachableError(f"the connection to {host} failed: {lines[-1]}", hint=hint)

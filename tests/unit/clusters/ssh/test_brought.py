@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-import echelon
+from echelon import _version
 from echelon.clusters.ssh import brought
 from echelon.clusters.ssh.brought import find_id
 
@@ -17,7 +17,7 @@ def installed(tmp_path, monkeypatch):
     package.mkdir()
     packages.mkdir()
     (package / "__init__.py").write_text("")
-    monkeypatch.setattr(echelon, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(_version, "__file__", str(package / "__init__.py"))
     monkeypatch.setattr(sys, "path", [str(packages), *sys.path])
     digests = [f"digest {number}" for number in range(9, 0, -1)]
     monkeypatch.setattr(brought, "compute_digest", digests.pop)
