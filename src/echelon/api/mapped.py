@@ -21,7 +21,7 @@ from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
 from echelon.core.proc import read_stat
 from echelon.core.shell import LocalShell
-from echelon.errors import TimedOutError
+from echelon.errors import TimedOutError, UnavailableError
 from echelon.run.sweep import SweepDir, read_table
 from echelon.spec.job_spec import JobSpec
 
@@ -63,10 +63,11 @@ class MappedTasks:
         self._known: dict[int, Task] = {}
         self._asked_s = -_FRESH_S
 
-    def job(self, index: int) -> Job:
-        """Return the job of a task."""
-        if time.monotonic() - self._asked_s >= _FRESH_S:
-            self._known = {one.index: one for one in read_tasks(self.sweep, self._slurm)}
+    def job(self, index: int, *, strict: bool = False) -> Job:
+        """Return the job of a task; see `read_tasks`."""
+        if strict or time.monotonic() - self._asked_s >= _FRESH_S:
+            tasks = read_tasks(self.sweep, self._slurm, strict=strict)
+            self._known = {one.index: one for one in tasks}
             self._asked_s = time.monotonic()
         job = self._known[index].job
         if job.state == "UNSUBMITTED" and self._is_carried():
@@ -100,7 +101,10 @@ class MappedRun(LocalRun):
         """Wait for the task's end."""
         while True:
             job = self.job()
-            if job.over and job.state != "UNKNOWN":
+            if job.state == "UNKNOWN":  # Slurm does not respond, or has forgotten the job
+                with suppress(UnavailableError):
+                    return self._tasks.job(self._index, strict=True)
+            elif job.over:
                 return job
             if time.monotonic() >= until_s:
                 raise TimedOutError(
