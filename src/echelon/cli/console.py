@@ -1,7 +1,7 @@
 """Output of commands: results on stdout, everything else on stderr."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -11,6 +11,9 @@ from echelon.core.records import render_json
 from echelon.core.visible import in_one_line, visible
 from echelon.errors import EchelonError
 from echelon.spec.readers import nearest
+
+_MANY = 200
+"""Number of rows from which on a table is printed without rich, which takes a millisecond each."""
 
 
 def print_json(value: Any) -> None:
@@ -63,12 +66,15 @@ def ask(question: str, choices: Sequence[str], default: str) -> str:
 
 def print_table(headings: list[str], rows: list[list[str]]) -> None:
     """Print columns: with a rule below the header in a terminal, plain elsewhere."""
+    rows = [[in_one_line(cell) for cell in row] for row in rows]
+    if len(rows) > _MANY:
+        print_result(_render_plain([headings, *rows]))
+        return
     from rich import box  # noqa: PLC0415  importing rich takes 60 ms
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    rows = [[in_one_line(cell) for cell in row] for row in rows]
     # Captured first, because rich hides the error of a closed pipe. A pipe has no width: lines that
     # a program reads must not be cut.
     console = Console(file=sys.stdout, width=None if is_terminal() else 1_000_000)
@@ -86,6 +92,20 @@ def print_table(headings: list[str], rows: list[list[str]]) -> None:
     with console.capture() as captured:
         console.print(table)
     print_result("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _render_plain(rows: list[list[str]]) -> str:
+    """Return columns as rich would without a terminal."""
+    measure: Callable[[str], int] = len
+    if not all(cell.isascii() for row in rows for cell in row):
+        from rich.cells import cell_len as measure  # noqa: PLC0415  wide characters
+
+    widths = [max(map(measure, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell + " " * (w - measure(cell)) for cell, w in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def print_error(error: EchelonError) -> None:

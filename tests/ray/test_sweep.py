@@ -1,0 +1,34 @@
+"""A sweep on a real Ray cluster: one job per task, some at a time."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+def echelon(cluster, folder, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "echelon", *words],
+        cwd=folder,
+        env=cluster.environ,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+@pytest.mark.ray
+def test_tasks_are_jobs_of_ray(cluster, folder):
+    script = "import sys\nprint('task', sys.argv[1])\nsys.exit(int(sys.argv[1] == '2'))\n"
+    (folder / "train.py").write_text(script)
+    options = ("--max-running=2", "--restarts=0", "--preload=", "--grid", "i=1..3")
+    done = echelon(cluster, folder, "sweep", *cluster.here, *options, "train.py", "{i}")
+    assert done.returncode == 1, done.stderr
+    assert "2 of 3 tasks completed" in done.stderr
+    rows = json.loads(echelon(cluster, folder, "sweep", "table", "--json").stdout)
+    assert [(row["i"], row["state"]) for row in rows] == [
+        *(("1", "COMPLETED"), ("2", "FAILED"), ("3", "COMPLETED")),
+    ]
+    assert "task 3" in echelon(cluster, folder, "logs", rows[2]["run"]).stdout
