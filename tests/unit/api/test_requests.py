@@ -130,17 +130,17 @@ def test_every_problem_is_told_at_once(project, capsys):
 
 
 @pytest.mark.parametrize("option", ["--array=0-2", "-a 0-2", "--arr 0-2"])
-def test_an_array_is_refused_wherever_it_was_asked_for(project, capsys, option):
+def test_an_array_is_refused_where_it_cannot_be_a_sweep(project, capsys, option):
     """One of its tasks would train, and the others find nothing to do and say COMPLETED."""
+    (project / "sweep.py").touch()
     (project / "job.sh").write_text(f"#!/bin/bash\n#SBATCH {option}\nsrun x\n")
-    said = "submit in a loop instead"
-    assert main.run(["config", "--from", "job.sh", "sweep.py"]) == 2
+    said = "only echelon submit accepts job arrays"
+    assert main.run(["run", "--on", "local", "--from", "job.sh", "sweep.py"]) == 2
     assert said in capsys.readouterr().err
-    assert main.run(["config", "--from", "job.sh", "--style", "srun", "sweep.py"]) == 0
-    assert main.run(["config", "--slurm", "array=0-2", "sweep.py"]) == 2
+    assert main.run(["run", "--on", "local", "--slurm", "array=0-2", "sweep.py"]) == 2
     assert said in capsys.readouterr().err
     (project / "echelon.toml").write_text('[slurm.extra]\narray = "0-2"\n')
-    assert main.run(["config", "sweep.py"]) == 2
+    assert main.run(["submit", "--on", "local", "sweep.py"]) == 2
     assert said in capsys.readouterr().err
 
 
