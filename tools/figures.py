@@ -37,8 +37,6 @@ ABOUT = {
     "overhead": "Time that a framework adds to a step of `Linear(784, 10)`: the shortest of all "
     "turns, and the median.",
     "loader": "Images of 64 × 64 loaded per second and core.",
-    "sweep": "1,000 tasks of a sweep submitted as a job array, with submitit's `map_array` for "
-    "comparison, and the table of all of them.",
     "page": "The web page with a simulated run of 1,000 ranks, in Chromium.",
     "lint": "`echelon lint` on one script, including its start.",
     "sandbox": "The sandbox, compared with Slurm's own defaults.",

@@ -44,11 +44,16 @@ def find_fault(words: str, command: Any) -> str:
                 waiting.pop(0)
         elif hasattr(command, "commands"):
             if word not in command.commands:
-                return "" if word.isupper() else f"'{command.name}' has no command '{word}'"
+                fine = word.isupper() or _takes_script(command)  # a group may be a command too
+                return "" if fine else f"'{command.name}' has no command '{word}'"
             command = command.commands[word]
-        elif any(parameter.name in ("args", "command") for parameter in command.params):
+        elif _takes_script(command):
             return ""  # the rest is for the script
     return ""
+
+
+def _takes_script(command: Any) -> bool:
+    return any(parameter.name in ("args", "command") for parameter in command.params)
 
 
 def _split(words: str) -> list[str]:

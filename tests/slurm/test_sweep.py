@@ -127,6 +127,9 @@ def test_a_sweep_that_is_stopped_can_be_resumed(project):
     project("sweep", "resume", sweep)
     again = lambda: sum(state == "COMPLETED" for state in project.states(sweep)) == 2  # noqa: E731
     assert wait_until(again, timeout_s=60, interval_s=0.5)
+    assert wait_until(
+        lambda: all(project.has_started(f"{sweep}-{i}") for i in range(4)), timeout_s=60
+    )
     project("sweep", "stop", sweep)
     assert sorted(row["state"] for row in project.await_end(sweep)) == [
         *("CANCELLED", "CANCELLED", "COMPLETED", "COMPLETED"),
