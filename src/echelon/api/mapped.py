@@ -46,7 +46,7 @@ def start_mapped(
         submit_sweep(sweep, cluster, os.environ)
     else:
         count = max_running or (1 if place.on == "local" else len(rows))
-        argv = [sys.executable, "-m", __name__, str(sweep.path), place.on, place.address]
+        argv = [sys.executable, "-P", "-m", __name__, str(sweep.path), place.on, place.address]
         log = sweep.path / "carrier.log"
         pid = LocalShell().start([*argv, str(count)], log=log, env=dict(os.environ))
         write_atomic(sweep.path / _CARRIER, f"{pid} {_start_time(pid)}\n")
