@@ -6,7 +6,10 @@ NumPy's arrays.
 """
 
 import json
+import math
 import pickle
+import re
+import sys
 from typing import IO, Any
 
 from echelon.core.ownership import find_intruder
@@ -19,7 +22,7 @@ _PLAIN = {
     "builtins": {"bytearray", "complex", "frozenset", "range", "set", "slice"},
     "collections": {"OrderedDict", "deque"},
     "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
-    "numpy": {"dtype", "ndarray"},
+    "numpy": {"ndarray"},
     "numpy.core.multiarray": {"_reconstruct", "scalar"},
     "numpy._core.multiarray": {"_reconstruct", "scalar"},
     "numpy._core.numeric": {"_frombuffer"},
@@ -27,18 +30,79 @@ _PLAIN = {
     "pathlib": {"PosixPath", "PurePosixPath"},
 }
 """Module → names that a plain pickle may contain. None of them executes what it is given."""
+_CODE = re.compile(r"[<>|=]?[?biufcSU][0-9]{0,9}")
+"""Types of an array's elements: numbers and text, no objects and no fields."""
 
 
-class PlainUnpickler(pickle.Unpickler):
-    """Reads plain data, and nothing that could execute code."""
+class PlainUnpickler(pickle._Unpickler):  # noqa: SLF001  the one whose steps can be checked
+    """Reads plain data, and nothing that could execute code.
+
+    NumPy believes what a pickle says about its types, even that memory holds an object. So what it
+    is told is checked here.
+    """
+
+    stack: list[Any]
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("numpy", "dtype"):
+            return _make_type
         if name in _PLAIN.get(module, ()):
             return super().find_class(module, name)
-        raise NotPermittedError(
-            f"the result contains {module}.{name}, which could execute code of the other host",
-            hint="return plain data (lists, dicts, numbers, text, NumPy arrays), or trust the host",
-        )
+        raise _refuse(f"{module}.{name}")
+
+    def load_build(self) -> None:
+        """Give an object its state: only arrays and their types, which are checked."""
+        state, made = self.stack.pop(), self.stack[-1]
+        kind = type(made).__module__.partition(".")[0], type(made).__name__
+        known = kind == ("numpy", "ndarray") and _is_array(state)
+        if not known and not (_is_type(made) and _is_type_state(state, made)):
+            raise _refuse(f"the state of {'.'.join(kind)}")
+        made.__setstate__(state)
+
+    dispatch = {  # noqa: RUF012  as in the class above
+        **pickle._Unpickler.dispatch,  # noqa: SLF001
+        pickle.BUILD[0]: load_build,  # type: ignore[dict-item]
+    }
+
+
+def _make_type(code: object, *_: object) -> Any:
+    import numpy as np  # noqa: PLC0415
+
+    if not isinstance(code, str) or not _CODE.fullmatch(code):
+        raise _refuse(f"an array of {str(code)[:40]!r}")
+    return np.dtype(code, copy=True)
+
+
+def _is_type(made: object) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(made, numpy.dtype)
+
+
+def _is_type_state(state: object, made: Any) -> bool:
+    """Tell whether a state is that of a simple type, as large as it says."""
+    if not isinstance(state, tuple) or len(state) != 8:
+        return False
+    version, order, subtype, names, fields, size, alignment, flags = state
+    simple = (subtype, names, fields, flags) == (None, None, None, made.flags)
+    fits = size in (-1, made.itemsize) and alignment in (-1, made.alignment)
+    return version in (3, 4) and order in ("<", ">", "|", "=") and simple and fits
+
+
+def _is_array(state: object) -> bool:
+    if not isinstance(state, tuple) or len(state) != 5:
+        return False
+    _, shape, kind, _, content = state
+    if not _is_type(kind) or not isinstance(content, bytes) or not isinstance(shape, tuple):
+        return False
+    counts = all(type(one) is int and one >= 0 for one in shape)
+    return counts and len(content) == math.prod(shape) * kind.itemsize
+
+
+def _refuse(what: str) -> NotPermittedError:
+    return NotPermittedError(
+        f"the result contains {what}, which could execute code of the other host",
+        hint="return plain data (lists, dicts, numbers, text, NumPy arrays), or trust the host",
+    )
 
 
 def read_results(run: RunDir, *, every: bool, plain: bool = False) -> list[Any]:

@@ -68,10 +68,37 @@ def test_a_file_that_others_can_write_is_not_read(run):
 def test_plain_data_of_another_host_is_read(run):
     write(run, 0, PLAIN)
     assert read_results(run, every=False, plain=True) == [PLAIN]
-    for array in (np.arange(6.0).reshape(2, 3), np.float32(1.5), np.array(["a", "bc"])):
+    for array in (
+        np.arange(6.0).reshape(2, 3),
+        np.arange(12, dtype=">i2").reshape(3, 4)[::2, ::3],  # not contiguous
+        np.asfortranarray(np.ones((2, 3))),
+        np.zeros((0, 3), dtype=bool),
+        np.float32(1.5),
+        np.int64(3),
+        np.array(["a", "bc"]),
+        np.array([b"a", b"bc"]),
+    ):
         write(run, 0, array)
         (found,) = read_results(run, every=False, plain=True)
         assert np.array_equal(found, array)
+
+
+def _typed(code, state):
+    """A pickle of an array type with a state of its own, and an array of it."""
+
+    class Kind:
+        def __reduce__(self):
+            return np.dtype, (code, False, True), state
+
+    class Array:
+        def __reduce__(self):
+            made = np.zeros(0).__reduce__()[0]
+            return made, (np.ndarray, (0,), b"b"), (1, (1,), Kind(), False, b"\1" * 8)
+
+    return pickle.dumps(Array())
+
+
+OBJECT = np.dtype("O")
 
 
 class _Hostile:
@@ -88,6 +115,11 @@ class _Hostile:
         b"cbuiltins\neval\n(V1\ntR.",
         b"cos\nsystem\n(Vtouch hacked\ntR.",
         b"c_codecs\nencode\n(Va\nVrot13\ntR.",
+        _typed("O8", (3, "|", None, None, None, -1, -1, 63)),
+        _typed("V8", (3, "|", None, ("a",), {"a": (OBJECT, 0)}, 8, 1, 0)),
+        _typed("f8", (3, "<", None, None, None, 800, 8, 0)),
+        _typed("f8", (3, "<", None, None, None, -1, -1, 63)),
+        _typed("f8", (3, "<", (OBJECT, (1,)), None, None, -1, -1, 0)),
     ],
 )
 def test_what_could_execute_code_of_another_host_is_refused(run, value, tmp_path, monkeypatch):
