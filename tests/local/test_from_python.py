@@ -128,6 +128,35 @@ def test_many_calls_run_some_at_a_time_in_the_background(job, tmp_path):
     assert some.map(add, a=[], b=[]) == []
 
 
+def test_strings_and_scalars_are_not_lists_of_values(job, tmp_path):
+    for values in ({"a": "fast", "b": [1]}, {"a": [1], "b": 0}):
+        with pytest.raises(echelon.EchelonError, match="not a list of values"):
+            job.grid(lambda a, b: a + b, **values)
+    with pytest.raises(echelon.EchelonError, match="'index' cannot be the name of a parameter"):
+        job.map("train.py", "{index}", index=[5, 6])
+    with pytest.raises(echelon.EchelonError, match="max_running is -1"):
+        job.replace(max_running=-1)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_call_that_waits_its_turn_can_be_cancelled(job, tmp_path):
+    def wait_for(name):
+        import pathlib
+        import time
+
+        while not pathlib.Path(name).exists():
+            time.sleep(0.05)
+        return name
+
+    going, waiting = job.replace(max_running=1).map(wait_for, ["one", "two"])
+    assert waiting.state == "PENDING"
+    waiting.cancel()
+    assert waiting.wait(30) == "CANCELLED"
+    (tmp_path / "one").touch()
+    assert going.result(timeout=120) == "one"
+    assert not waiting.path.exists()
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from echelon.api.fetching import Fetched
     from echelon.clusters.ssh.site import Site
 
-_MARK = ".echelon-run"
+MARK = ".echelon-run"
 """File with the run's id, in a folder of fetched files."""
 
 
@@ -68,7 +68,7 @@ def claim_folder(place: Callable[[str], Path], name: str, run_id: str) -> Path:
             hint="use the same version of Echelon on both ends",
         )
     folder = place(run_id)
-    mark = folder / _MARK
+    mark = folder / MARK
     known = mark.read_text().strip() if mark.is_file() else ""
     if known != run_id and folder.exists() and any(folder.iterdir()):
         raise ConflictError(

@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from echelon.api.host_files import fetched
-from echelon.api.hosts import ask, follow_there, keep_trying, run_there
+from echelon.api.hosts import Retries, ask, follow_there, run_there
 from echelon.api.local_run import is_function, read_metrics
 from echelon.api.results import read_results
 from echelon.clusters.ssh.site import Site
 from echelon.core.codec import decode
 from echelon.core.jobs import Job
-from echelon.errors import TimedOutError
-from echelon.launch.function_call import RESULTS
+from echelon.core.slurm import forgotten
+from echelon.errors import EchelonError, NotFoundError, TimedOutError
+from echelon.launch.function_call import RESULTS, name_result
 from echelon.run.listing import find_run
 from echelon.run.verdict import Verdict
 
@@ -59,9 +60,17 @@ class HostedRun:
 
     def wait(self, until_s: float) -> Job:
         """Wait for the run's end; the connection may break meanwhile."""
+        retries = Retries(until_s)
         while True:
-            job = keep_trying(self.job)
-            if job.over:
+            retries.begin()
+            try:
+                job = self.job()
+            except EchelonError as error:
+                retries.pause(error)
+                continue
+            retries.succeed()
+            # UNKNOWN: the cluster does not respond, unless it has forgotten the job.
+            if job.over and (job.state != "UNKNOWN" or job.reason == forgotten("").reason):
                 return job
             if time.monotonic() >= until_s:
                 raise TimedOutError(
@@ -72,10 +81,12 @@ class HostedRun:
 
     def results(self, *, every: bool) -> list[Any]:
         """Return the results of a completed run, as plain data unless the host is trusted."""
-        with fetched(self._site, self._run_id, ["spec.toml", RESULTS]) as runs:
-            run = find_run(runs, self._run_id)
-            if not is_function(run):
+        with fetched(self._site, self._run_id, ["spec.toml"]) as runs:
+            if not is_function(find_run(runs, self._run_id)):
                 return [None]
+        wanted = RESULTS if every else f"{RESULTS}/{name_result(0)}"
+        with fetched(self._site, self._run_id, ["spec.toml", wanted]) as runs:
+            run = find_run(runs, self._run_id)
             return read_results(run, every=every, plain=not self._trusts)
 
     def verdict(self, job: Job) -> Verdict | None:  # noqa: ARG002  the host knows it
@@ -101,8 +112,12 @@ class HostedRun:
                 if kind == "out":
                     *whole, left = (left + value).split("\n")
                     yield from whole
+        yield from [left] if left else []
 
     def metrics(self) -> dict[str, list[float]]:
         """Return what was logged, in columns."""
-        with fetched(self._site, self._run_id, ["spec.toml", "metrics.jsonl"]) as runs:
-            return read_metrics(find_run(runs, self._run_id))
+        try:
+            with fetched(self._site, self._run_id, ["spec.toml", "metrics.jsonl"]) as runs:
+                return read_metrics(find_run(runs, self._run_id))
+        except NotFoundError:  # it has logged nothing
+            return {"step": []}

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -164,10 +165,16 @@ def run_there(site: "Site", argv: Sequence[str]) -> str:
 # --- connections that break -------------------------------------------------------------------
 
 
-class _Retries:
+class Retries:
     """Decides what to do when a connection breaks; the first one must come about."""
 
-    def __init__(self) -> None:
+    def __init__(self, until_s: float = math.inf) -> None:
+        """See the class.
+
+        Args:
+            until_s: when to give up, on the monotonic clock.
+        """
+        self._until_s = until_s
         self._connected, self._tries, self._cut = False, 0, 0
         self._began_s = time.monotonic()
 
@@ -175,11 +182,16 @@ class _Retries:
         """Note that a connection is attempted."""
         self._began_s = time.monotonic()
 
+    def succeed(self) -> None:
+        """Note that there was a connection."""
+        self._connected, self._tries = True, 0
+
     def pause(self, error: EchelonError) -> None:
         """Wait before the next attempt.
 
         Raises:
-            EchelonError: there was no connection at the start, or the host refuses a later one.
+            EchelonError: there was no connection at the start, the host refuses a later one, or
+                it is too late.
         """
         from echelon.clusters.ssh.failures import CutError, UnreachableError  # noqa: PLC0415
         from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
@@ -190,6 +202,8 @@ class _Retries:
         elif isinstance(error, CutError) and self._cut <= _MOST_CUTS:
             pass  # most likely that of an earlier command, which this one shared
         elif not isinstance(error, UnreachableError) or not self._connected:
+            raise error
+        if time.monotonic() >= self._until_s:
             raise error
         if time.monotonic() - self._began_s > _STEADY_S:
             self._tries = 0
@@ -205,7 +219,7 @@ def keep_trying(step: Callable[[], R]) -> R:
     Raises:
         EchelonError: there is no connection at the start, or the host refuses a later one.
     """
-    retries = _Retries()
+    retries = Retries()
     while True:
         retries.begin()
         try:
@@ -228,7 +242,7 @@ def follow_there(site: "Site", wanted: Mapping[str, Any]) -> Generator[tuple[str
 
     asked: dict[str, Any] = {"rank": None, "raw": False, "tail": None, "begin": None}
     asked |= {"resubmit": False, "show": True, **wanted}
-    retries = _Retries()
+    retries = Retries()
     while True:
         retries.begin()
         waiting: list[tuple[str, str]] = []

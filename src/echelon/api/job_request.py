@@ -14,6 +14,7 @@ from echelon.api.host_submission import send_run
 from echelon.api.hosted_run import HostedRun
 from echelon.api.local_run import LocalRun
 from echelon.api.mapped import start_mapped
+from echelon.api.parameters import check_names
 from echelon.api.project_files import find_root
 from echelon.api.requests import read_request
 from echelon.api.run_view import Run, default_runs
@@ -111,7 +112,9 @@ def request(**options: Unpack[RequestOptions]) -> "Request":
         from echelon.spec.readers import nearest  # noqa: PLC0415
 
         raise UsageError(f"unknown key: '{unknown[0]}'", hint=nearest(unknown[0], tuple(known)))
-    return Request(options=dict(options))
+    if (limit := options.get("max_running", 0)) < 0:
+        raise UsageError(f"max_running is {limit}", hint="0 means no limit")
+    return Request(options={name: _plain(value) for name, value in options.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +176,16 @@ class Request:
         Raises:
             UsageError: there are not equally many of each, or see `submit`.
         """
-        columns = {name: list(column) for name, column in values.items()}
-        by_place = [list(one) for one in args] if callable(what) else []
+        columns = {name: _list_values(name, column) for name, column in values.items()}
+        by_place = (
+            [_list_values(f"argument {n}", one) for n, one in enumerate(args, start=1)]
+            if callable(what)
+            else []
+        )
         lengths = {len(one) for one in (*by_place, *columns.values())}
         if len(lengths) != 1:
-            told = ", ".join(f"{name}: {len(column)}" for name, column in columns.items())
+            named = {**{f"argument {n}": one for n, one in enumerate(by_place, start=1)}, **columns}
+            told = ", ".join(f"{name}: {len(column)}" for name, column in named.items())
             raise UsageError(
                 f"not equally many values of each ({told or 'none are given'})",
                 hint="for all combinations, use grid",
@@ -204,7 +212,8 @@ class Request:
             raise UsageError(
                 "grid needs the names of a function's parameters", hint="grid(train, lr=[0.1, 0.2])"
             )
-        combined = itertools.product(*(list(column) for column in values.values()))
+        columns = [_list_values(name, column) for name, column in values.items()]
+        combined = itertools.product(*columns)
         calls: list[Call] = [((), dict(zip(values, row, strict=True))) for row in combined]
         return self._start_all(what, args, calls)
 
@@ -220,6 +229,7 @@ class Request:
             return []
         limit = int(self.options.get("max_running", 0))
         if not callable(what):
+            check_names(list(rows[0]))
             words = {"script": str(what), "args": [str(one) for one in args]}
             spec, cluster = settle_request(self._read(words), place)
             check_request(spec, cluster, "submit")
@@ -233,7 +243,7 @@ class Request:
         return [Run.of(one) for one in found]
 
     def _read(self, more: Mapping[str, object]) -> Merged:
-        flags = {key: _plain(value) for key, value in self.options.items() if key not in _PLACE}
+        flags = {key: value for key, value in self.options.items() if key not in _PLACE}
         if "config" in flags:
             flags["config"] = Path(str(flags["config"]))
         merged = read_request({**flags, **more}, Path.cwd(), os.environ)
@@ -269,8 +279,19 @@ class Request:
         return bool(self.options.get("trust_host"))
 
 
+def _list_values(name: str, values: object) -> list[Any]:
+    """Return the values of a parameter; text is one value, and most likely a mistake."""
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+        return list(values)
+    raise UsageError(
+        f"{name} is {values!r}, not a list of values", hint=f"write a list: [{values!r}]"
+    )
+
+
 def _plain(value: object) -> object:
-    """Return a value as the readers of keys take it."""
+    """Return a value as the readers of keys take it, which nobody else can change."""
+    if isinstance(value, Mapping):
+        return dict(value)
     listed = isinstance(value, Iterable) and not isinstance(value, str | Mapping)
     return list(value) if listed and isinstance(value, Iterable) else value
 

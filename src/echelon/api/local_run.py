@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from echelon.api.host_files import MARK
 from echelon.api.places import Places, cluster_of
 from echelon.api.results import read_results
-from echelon.api.runs import current_job, find_verdict
+from echelon.api.runs import find_verdict
 from echelon.api.waiting import LOOK_S, cancel_all, stop_all, wait_for_run
 from echelon.core.jobs import Job
 from echelon.launch.function_call import FOLDER, PROGRAM
@@ -27,8 +28,15 @@ _ASK_S = 1.0
 class LocalRun:
     """A run whose directory is on this machine, wherever its jobs are."""
 
-    def __init__(self, run: RunDir) -> None:
-        self._run = run
+    def __init__(self, run: RunDir, *, trusts: bool = False) -> None:
+        """See the class.
+
+        Args:
+            run: the run.
+            trusts: whether to read results that could execute code of another host, if they were
+                fetched from one.
+        """
+        self._run, self._trusts = run, trusts
 
     @property
     def run_id(self) -> str:
@@ -55,7 +63,9 @@ class LocalRun:
         """Return the results of a completed run."""
         if not is_function(self._run):
             return [None]
-        return read_results(self._run, every=every)
+        # What `echelon fetch` brought here is as little trusted as it was on its host.
+        brought = (self._run.path / MARK).exists()
+        return read_results(self._run, every=every, plain=brought and not self._trusts)
 
     def verdict(self, job: Job) -> Verdict | None:
         """Return why the run failed."""
@@ -71,12 +81,15 @@ class LocalRun:
 
     def lines(self, *, follow: bool, rank: int | None) -> Iterator[str]:
         """Yield what ranks have printed."""
-        read, cluster = _Lines(self._run, rank), cluster_of(self._run)
+        read: _Lines | None = None
         asked_s, over = -_ASK_S, not follow
         while True:
             if follow and time.monotonic() - asked_s >= _ASK_S:
-                over, asked_s = current_job(self._run, cluster).over, time.monotonic()
-            yield from read(over=over)
+                job, asked_s = self.job(), time.monotonic()
+                over = job.over and job.state != "UNKNOWN"  # the cluster may not respond
+            if self.path.exists():  # otherwise it is a task of a sweep that waits
+                read = read or _Lines(self._run, rank)
+                yield from read(over=over)
             if over:
                 return
             time.sleep(LOOK_S)

@@ -14,12 +14,18 @@ from pathlib import Path
 from echelon.api.local_run import LocalRun
 from echelon.api.places import choose_cluster
 from echelon.api.submission import Place
-from echelon.api.sweeps import Task, carry_out, create_sweep, read_tasks, submit_sweep
+from echelon.api.sweeps import (
+    Task,
+    carry_out,
+    create_sweep,
+    is_carried,
+    read_tasks,
+    record_carrier,
+    submit_sweep,
+)
 from echelon.clusters.base import Cluster
 from echelon.clusters.slurm.cluster import SlurmCluster
-from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
-from echelon.core.proc import read_stat
 from echelon.core.shell import LocalShell
 from echelon.errors import TimedOutError, UnavailableError
 from echelon.run.sweep import SweepDir, read_table
@@ -27,8 +33,6 @@ from echelon.spec.job_spec import JobSpec
 
 _FRESH_S = 1.0
 """How long an answer about all tasks counts."""
-_CARRIER = "carrier"
-"""The process that starts tasks: pid and start time."""
 
 
 def start_mapped(
@@ -49,7 +53,7 @@ def start_mapped(
         argv = [sys.executable, "-P", "-m", __name__, str(sweep.path), place.on, place.address]
         log = sweep.path / "carrier.log"
         pid = LocalShell().start([*argv, str(count)], log=log, env=dict(os.environ))
-        write_atomic(sweep.path / _CARRIER, f"{pid} {_start_time(pid)}\n")
+        record_carrier(sweep, pid, place.on)
     tasks = MappedTasks(sweep)
     return [MappedRun(tasks, index) for index in range(len(rows))]
 
@@ -66,20 +70,19 @@ class MappedTasks:
     def job(self, index: int, *, strict: bool = False) -> Job:
         """Return the job of a task; see `read_tasks`."""
         if strict or time.monotonic() - self._asked_s >= _FRESH_S:
-            tasks = read_tasks(self.sweep, self._slurm, strict=strict)
-            self._known = {one.index: one for one in tasks}
-            self._asked_s = time.monotonic()
-        job = self._known[index].job
-        if job.state == "UNSUBMITTED" and self._is_carried():
-            return Job(id="", state="PENDING", reason="other tasks come first")
-        return job
+            self._ask(strict=strict)
+        if self._known[index].state == "UNSUBMITTED":
+            if self.sweep.cancelled(index).exists():
+                return Job(id="", state="CANCELLED", reason="it was never started")
+            if is_carried(self.sweep):
+                return Job(id="", state="PENDING", reason="other tasks come first")
+            self._ask(strict=strict)  # it may have been the last one, and have begun meanwhile
+        return self._known[index].job
 
-    def _is_carried(self) -> bool:
-        """Tell whether a process will start the tasks that were not started yet."""
-        with suppress(OSError, ValueError):
-            pid, start = (self.sweep.path / _CARRIER).read_text().split()
-            return not self.sweep.stopped.exists() and _start_time(int(pid)) == start
-        return False
+    def _ask(self, *, strict: bool) -> None:
+        tasks = read_tasks(self.sweep, self._slurm, strict=strict)
+        self._known = {one.index: one for one in tasks}
+        self._asked_s = time.monotonic()
 
     def forget(self) -> None:
         """Ask again the next time."""
@@ -119,6 +122,8 @@ class MappedRun(LocalRun):
             super().cancel()
         elif not job.over and job.id:
             choose_cluster("slurm", self.path.parent).cancel(job.id, run_id=self.run_id)
+        elif not job.over:
+            self._tasks.sweep.cancelled(self._index).touch(mode=0o600)
         self._tasks.forget()
 
     def stop(self) -> None:
@@ -127,12 +132,6 @@ class MappedRun(LocalRun):
             self._tasks.forget()
         else:
             self.cancel()
-
-
-def _start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks; empty if it is gone or a zombie."""
-    fields = read_stat(Path(f"/proc/{pid}"))
-    return "" if not fields or fields[0] in "ZX" else fields[19]
 
 
 def main(words: Sequence[str]) -> None:

@@ -32,18 +32,7 @@ def read_parameters(grids: Sequence[str], file: Path | None) -> list[dict[str, s
     rows = read_table(file) if file else [{}]
     parsed = [parse_grid(grid) for grid in grids]
     names = [*rows[0], *(name for name, _ in parsed)]
-    for name in names:
-        if not _NAME.fullmatch(name) or name == INDEX:
-            raise UsageError(
-                f"'{name}' cannot be the name of a parameter",
-                hint="begin with a letter and use letters, digits, '_', '.' and '-'; {index} is "
-                "the number of the task",
-            )
-        if names.count(name) > 1:
-            raise UsageError(
-                f"the parameter '{name}' is given twice",
-                hint=f"list all its values together: --grid {name}=A,B",
-            )
+    check_names(names)
     if not names:
         raise UsageError(
             "a sweep needs parameters", hint="echelon sweep --grid lr=0.1,0.01 train.py --lr {lr}"
@@ -62,6 +51,26 @@ def read_parameters(grids: Sequence[str], file: Path | None) -> list[dict[str, s
         for row in rows
         for values in itertools.product(*(values for _, values in parsed))
     ]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Check the names of parameters.
+
+    Raises:
+        UsageError: one is not a name, means something else, or is given twice.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name) or name == INDEX:
+            raise UsageError(
+                f"'{name}' cannot be the name of a parameter",
+                hint="begin with a letter and use letters, digits, '_', '.' and '-'; {index} is "
+                "the number of the task",
+            )
+        if names.count(name) > 1:
+            raise UsageError(
+                f"the parameter '{name}' is given twice",
+                hint=f"list all its values together: --grid {name}=A,B",
+            )
 
 
 def parse_grid(text: str) -> tuple[str, list[str]]:

@@ -67,7 +67,7 @@ class Run(Generic[T]):
         runs = default_runs(runs_dir)
         site, known = (None, name) if runs_dir else locate(name, runs, "", "")
         self._source: Source = (
-            LocalRun(find_run(runs, name))
+            LocalRun(find_run(runs, name), trusts=trust_host)
             if site is None
             else HostedRun(site, known, trusts=trust_host)
         )

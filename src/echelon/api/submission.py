@@ -161,7 +161,11 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
 
 def check_function(spec: JobSpec, folder: Path, cluster: Cluster, shell: Shell) -> None:
     """Report what is wrong with a request for a function, before anything is started."""
-    problems = [*check_files(replace(spec, module=True), folder), *cluster.problems(spec)]
+    problems = [
+        *check_files(replace(spec, module=True), folder),
+        *check_array(spec),
+        *cluster.problems(spec),
+    ]
     if spec.style != "echelon":
         problems.append(f"a function needs the style 'echelon', not '{spec.style}'")
     if spec.python and spec.python != sys.executable and not (spec.conda or spec.modules):

@@ -1,5 +1,6 @@
 """Create, submit and query sweeps: many runs of one request, as job arrays on Slurm."""
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -13,11 +14,12 @@ from echelon.api.submission import create_run
 from echelon.api.trust import read_script
 from echelon.api.waiting import cancel_all, stop_all
 from echelon.clusters.base import Cluster
-from echelon.clusters.local import PREFIX
+from echelon.clusters.local import PREFIX, LocalCluster
 from echelon.clusters.slurm.cluster import SlurmCluster
-from echelon.core.atomic_file import remove_tree
+from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.jobs import Job, is_job_id
 from echelon.core.notes import note
+from echelon.core.proc import read_stat
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError, UsageError
 from echelon.run.attempts import Attempt, attempts, outcome
@@ -313,7 +315,33 @@ def place_of(sweep: SweepDir) -> Cluster:
                 here = known[-1].job_id.startswith(PREFIX)
                 run = sweep.run(index)
                 return choose_cluster("local", runs, tied=True) if here else cluster_of(run)
+        if sweep.carrier.exists():
+            place = sweep.carrier.read_text().split()[-1]
+            return choose_cluster(place, runs, tied=place == "local")
     return choose_cluster("slurm", runs)
+
+
+def record_carrier(sweep: SweepDir, pid: int, place: str) -> None:
+    """Record the process that starts tasks on this machine or on Ray."""
+    write_atomic(sweep.carrier, f"{os.uname().nodename} {pid} {_start_time(pid)} {place}\n")
+
+
+def is_carried(sweep: SweepDir) -> bool:
+    """Tell whether a process will start the tasks that were not started yet.
+
+    It is not known of another host.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        host, pid, start, _ = sweep.carrier.read_text().split()
+        alive = host != os.uname().nodename or _start_time(int(pid)) == start
+        return alive and not sweep.stopped.exists()
+    return False
+
+
+def _start_time(pid: int) -> str:
+    """Return when a process started, in clock ticks; `gone` if it is gone or a zombie."""
+    fields = read_stat(Path(f"/proc/{pid}"))
+    return "gone" if not fields or fields[0] in "ZX" else fields[19]
 
 
 def check_home(sweep: SweepDir) -> None:
@@ -342,15 +370,22 @@ def carry_out(
 
     Ctrl-C asks the running tasks to stop; a second one ends them.
     """
-    sweep.stopped.unlink(missing_ok=True)
+    here = isinstance(cluster, LocalCluster)
+    record_carrier(sweep, os.getpid(), "local" if here else "ray")
     waiting, failed = list(indices), []
     running: dict[int, RunDir] = {}
     interrupted = False
     try:
-        while running or (waiting and not sweep.stopped.exists()):
+        while running or waiting:
             try:
-                while waiting and len(running) < at_once and not sweep.stopped.exists():
-                    running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
+                if sweep.stopped.exists():
+                    failed += waiting  # for good: whoever resumes the sweep removes that file
+                    waiting.clear()
+                while waiting and len(running) < at_once:
+                    if sweep.cancelled(waiting[0]).exists():
+                        failed.append(waiting[0])
+                    else:
+                        running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
                     del waiting[0]
                 failed += _drop_ended(running, cluster)
                 time.sleep(_LOOK_S)
@@ -364,14 +399,17 @@ def carry_out(
         for run in running.values():
             cancel_all(run, cluster)
         raise
-    return [*failed, *waiting]
+    return failed
 
 
 def _drop_ended(running: dict[int, RunDir], cluster: Cluster) -> list[int]:
     """Remove tasks that have ended, and return those of them that are not complete."""
     failed = []
     for index, run in list(running.items()):
-        job = current_job(run, cluster)
+        try:
+            job = current_job(run, cluster)
+        except UnavailableError:  # the task may be fine
+            continue
         if job.over:
             del running[index]
             note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")

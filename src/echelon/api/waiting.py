@@ -81,7 +81,10 @@ def wait_for_run(
 
 def _submit_next(run: RunDir, cluster: Cluster) -> bool:
     """Submit another attempt if the last one asked for it; tell whether it did."""
-    last = attempts(run)[-1].number
+    known = attempts(run)
+    if not known:  # it was never submitted
+        return False
+    last = known[-1].number
     ended = outcome(run, last)
     if ended is None or ended.next != "wanted":
         return False

@@ -313,10 +313,20 @@ def resume(
 
     Example: echelon sweep resume last
     """
-    from echelon.api.sweeps import check_home, place_of, read_tasks  # noqa: PLC0415
+    from echelon.api.sweeps import (  # noqa: PLC0415
+        check_home,
+        is_carried,
+        place_of,
+        read_tasks,
+    )
 
     found = find_sweep(runs_dir, sweep)
     check_home(found)
+    if is_carried(found):
+        raise ConflictError(
+            f"another process still starts tasks of the sweep '{found.sweep_id}'",
+            hint=f"wait for it, or stop it: echelon sweep stop {found.sweep_id}",
+        )
     cluster = place_of(found)
     tasks = read_tasks(found, _slurm(runs_dir), strict=True)
     left = [task.index for task in tasks if task.is_left]

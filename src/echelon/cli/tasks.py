@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.cli import console
 from echelon.core.units import counted
+from echelon.errors import UnavailableError
 from echelon.run.sweep import SweepDir, escape, read_table
 from echelon.spec.job_spec import JobSpec
 
@@ -53,6 +54,8 @@ def submit_tasks(
         console.flush()
         here = isinstance(cluster, LocalCluster)
         at_once = read_table(sweep).max_running or (1 if here else len(indices))
+        for mark in (sweep.stopped, *map(sweep.cancelled, indices)):
+            mark.unlink(missing_ok=True)
         failed = carry_out(sweep, cluster, os.environ, indices, at_once=at_once)
         console.note(f"{len(indices) - len(failed)} of {tasks} completed")
         return 1 if failed else 0
@@ -74,8 +77,13 @@ def _wait(sweep: SweepDir, cluster: "SlurmCluster") -> int:
     from echelon.api.sweeps import read_tasks  # noqa: PLC0415
 
     while True:
-        tasks = read_tasks(sweep, cluster)
-        if all(task.job.over and task.state != "UNKNOWN" for task in tasks):
+        try:
+            tasks = read_tasks(sweep, cluster, strict=True)
+        except UnavailableError as error:  # the tasks may be fine
+            console.note(f"waiting for the cluster: {error.message}")
+            time.sleep(_POLL_S)
+            continue
+        if all(task.job.over for task in tasks):  # UNKNOWN: Slurm has forgotten it
             console.note(f"{sweep.sweep_id}: {count_states(tasks)}")
             return 0 if all(task.state == "COMPLETED" for task in tasks) else 1
         time.sleep(_POLL_S)

@@ -160,6 +160,15 @@ class SweepDir:
         """Exists if no more tasks are to be started on this machine or on Ray."""
         return self.path / "stopped"
 
+    @property
+    def carrier(self) -> Path:
+        """The process that starts tasks on this machine or on Ray: host, pid, start, place."""
+        return self.path / "carrier"
+
+    def cancelled(self, index: int) -> Path:
+        """Return what exists if a task is not to be started on this machine or on Ray."""
+        return self.path / f"cancelled-{index}"
+
     def run_id(self, index: int) -> str:
         return f"{self.sweep_id}-{index}"
 

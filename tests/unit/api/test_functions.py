@@ -8,9 +8,12 @@ import threading
 import pytest
 
 from echelon.api.functions import MOST_BYTES, find_checkpoint, find_libraries, pack_function
+from echelon.api.submission import check_function
+from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
 from echelon.launch.protocol.program import Program
 from echelon.launch.protocol.program_text import may_import_torch, read_imports
+from echelon.spec.job_spec import JobSpec
 
 
 def add(a, b=2):
@@ -128,3 +131,21 @@ def test_torch_is_imported_ahead_only_for_a_function_that_uses_it(tmp_path):
 def test_a_path_with_the_name_of_a_library_is_not_that_library():
     assert find_libraries(pickle.dumps("/home/me/torch/x.py")) == set()
     assert find_libraries(pickle.dumps("torch.nn")) == {"torch"}
+
+
+class _Cluster:
+    def problems(self, spec):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (JobSpec(slurm_extra={"array": "0-3"}), "job arrays"),
+        (JobSpec(style="srun"), "needs the style 'echelon'"),
+        (JobSpec(python="no-such-python"), "Python not found"),
+    ],
+)
+def test_what_a_function_cannot_be_run_with(tmp_path, request_, message):
+    with pytest.raises(UsageError, match=message):
+        check_function(request_, tmp_path, _Cluster(), LocalShell())
