@@ -134,7 +134,7 @@ def test_a_path_with_the_name_of_a_library_is_not_that_library():
 
 
 class _Cluster:
-    def problems(self, spec):
+    def problems(self, _spec):
         return []
 
 
