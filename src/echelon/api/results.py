@@ -10,6 +10,7 @@ import math
 import pickle
 import re
 import sys
+from importlib import import_module
 from typing import IO, Any
 
 from echelon.core.ownership import find_intruder
@@ -66,11 +67,9 @@ class PlainUnpickler(pickle._Unpickler):  # noqa: SLF001  the one whose steps ca
 
 
 def _make_type(code: object, *_: object) -> Any:
-    import numpy as np  # noqa: PLC0415
-
     if not isinstance(code, str) or not _CODE.fullmatch(code):
         raise _refuse(f"an array of {str(code)[:40]!r}")
-    return np.dtype(code, copy=True)
+    return import_module("numpy").dtype(code, copy=True)  # by name: no command needs it
 
 
 def _is_type(made: object) -> bool:
