@@ -5,13 +5,12 @@ import json
 import math
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from echelon.core.notes import note
+from echelon.core.notes import is_terminal, note
 from echelon.core.units import format_bytes
 from echelon.errors import EchelonError, NotFoundError
 from echelon.run.listing import find_run, list_runs
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 _MOST_CUTS = 2
-"""How often a connection may end without a word before there was one."""
+"""How often ssh may exit without a message before the first connection is made."""
 _RETRY_S = (1, 2, 4, 8, 15)
 """Seconds before the next attempt to connect; the last one again and again."""
 _TELL_S = 5.0
@@ -102,11 +101,6 @@ def open_host(site: "Site") -> "Host":
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     return Host(site, LocalShell(), os.environ)
-
-
-def is_terminal() -> bool:
-    """Tell whether stdout is a terminal."""
-    return bool(sys.stdout) and sys.stdout.isatty()  # None when it was closed (>&-)
 
 
 def start(site: "Site", argv: Sequence[str], *, attached: bool = False) -> "Talk":

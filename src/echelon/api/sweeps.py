@@ -19,7 +19,7 @@ from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.atomic_file import remove_tree, write_atomic
 from echelon.core.jobs import Job, is_job_id
 from echelon.core.notes import note
-from echelon.core.proc import read_stat
+from echelon.core.proc import start_time
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError, UsageError
 from echelon.run.attempts import Attempt, attempts, outcome
@@ -323,7 +323,9 @@ def place_of(sweep: SweepDir) -> Cluster:
 
 def record_carrier(sweep: SweepDir, pid: int, place: str) -> None:
     """Record the process that starts tasks on this machine or on Ray."""
-    write_atomic(sweep.carrier, f"{os.uname().nodename} {pid} {_start_time(pid)} {place}\n")
+    write_atomic(
+        sweep.carrier, f"{os.uname().nodename} {pid} {start_time(pid) or 'gone'} {place}\n"
+    )
 
 
 def is_carried(sweep: SweepDir) -> bool:
@@ -333,15 +335,9 @@ def is_carried(sweep: SweepDir) -> bool:
     """
     with contextlib.suppress(OSError, ValueError):
         host, pid, start, _ = sweep.carrier.read_text().split()
-        alive = host != os.uname().nodename or _start_time(int(pid)) == start
+        alive = host != os.uname().nodename or start_time(int(pid)) == start
         return alive and not sweep.stopped.exists()
     return False
-
-
-def _start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks; `gone` if it is gone or a zombie."""
-    fields = read_stat(Path(f"/proc/{pid}"))
-    return "gone" if not fields or fields[0] in "ZX" else fields[19]
 
 
 def check_home(sweep: SweepDir) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from echelon.core.notes import is_terminal as is_terminal  # noqa: PLC0414  likewise
 from echelon.core.notes import note as note  # noqa: PLC0414  used as console.note
 from echelon.core.records import render_json
 from echelon.core.visible import in_one_line, visible
@@ -40,11 +41,6 @@ def flush() -> None:
     """Let a program that reads our output see all of it now."""
     if sys.stdout:  # None when it was closed (>&-)
         sys.stdout.flush()
-
-
-def is_terminal() -> bool:
-    """Tell whether stdout is a terminal."""
-    return bool(sys.stdout) and sys.stdout.isatty()  # None when it was closed (>&-)
 
 
 def can_ask() -> bool:

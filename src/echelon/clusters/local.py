@@ -13,7 +13,7 @@ from pathlib import Path
 
 from echelon.core.jobs import Job
 from echelon.core.nodes import expand
-from echelon.core.proc import read_stat
+from echelon.core.proc import read_stat, start_time
 from echelon.core.shell import Shell
 from echelon.core.waiting import wait_until
 from echelon.errors import UnavailableError, UsageError
@@ -77,7 +77,7 @@ class LocalCluster:
         if not has_controller(run):  # nothing else would record the outcome
             argv = ["bash", "-c", _WITH_OUTCOME, "bash", str(run.outcome(attempt)), *argv[1:]]
         pid = self._shell.start(argv, log=run.job_log(attempt), env=env)
-        return f"{PREFIX}{os.uname().nodename}:{pid}:{_start_time(pid)}"
+        return f"{PREFIX}{os.uname().nodename}:{pid}:{start_time(pid)}"
 
     def job(self, job_id: str, *, run_id: str) -> Job:
         if not job_id.startswith(PREFIX):
@@ -88,7 +88,7 @@ class LocalCluster:
         job = Job(id=job_id, state="RUNNING", nodes=host, output=str(run.job_log(attempt)))
         if not outcome and host == os.uname().nodename:
             # Without a start time, the process had ended before it could be read.
-            if start and _start_time(int(pid)) == start and _is_of(run, int(pid)):
+            if start and start_time(int(pid)) == start and _is_of(run, int(pid)):
                 return job
             attempt, outcome = _attempt_of(run, job_id)  # it may have ended in the meantime
         if outcome:
@@ -204,9 +204,3 @@ def _own_child(pid: int) -> int:
     if gone is None or gone.si_pid != pid:
         return 1
     return gone.si_status if gone.si_code == os.CLD_EXITED else 128 + gone.si_status
-
-
-def _start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks; empty if it is gone or a zombie."""
-    fields = read_stat(Path(f"/proc/{pid}"))
-    return "" if not fields or fields[0] in "ZX" else fields[19]

@@ -49,6 +49,12 @@ def read_stat(process: Path) -> list[str]:
     return read_text(process / "stat").rpartition(") ")[2].split()
 
 
+def start_time(pid: int) -> str:
+    """Return when a process started, in clock ticks; empty if it is gone or a zombie."""
+    fields = read_stat(Path(f"/proc/{pid}"))
+    return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
 def describe_process(pid: int) -> str:
     """Describe what a process is doing, if it cannot write its stacks."""
     state, cpu_s = sample_process(pid)

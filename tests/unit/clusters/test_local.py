@@ -11,7 +11,8 @@ import pytest
 
 from echelon.api.runs import current_job, prepare_run, submit_run
 from echelon.cli import main
-from echelon.clusters.local import LocalCluster, _start_time
+from echelon.clusters.local import LocalCluster
+from echelon.core.proc import start_time
 from echelon.core.shell import FakeShell
 from echelon.errors import UnavailableError
 from echelon.spec.job_spec import JobSpec
@@ -75,7 +76,7 @@ def _process(*words):
 
 def _claim(run, pid):
     """Have a run's folder say that its job is this process."""
-    job_id = f"local:{os.uname().nodename}:{pid}:{_start_time(pid)}"
+    job_id = f"local:{os.uname().nodename}:{pid}:{start_time(pid)}"
     (run.attempts / "1").mkdir()
     (run.attempts / "1" / "job.json").write_text(json.dumps({"job_id": job_id}))
     return job_id

@@ -11,7 +11,7 @@ class UnreachableError(UnavailableError):
 
 
 class CutError(UnreachableError):
-    """ssh ended without a word, as it does when the connection that it shares is cut."""
+    """ssh exited without a message, as it does when its shared connection is cut."""
 
 
 _AWAY = (
