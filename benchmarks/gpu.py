@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import echelon
 from echelon.train.data import MNIST_MEAN, MNIST_STD, load_mnist
@@ -65,10 +65,17 @@ class Workload:
     def schedule(self, optimizer):
         return torch.optim.lr_scheduler.StepLR(optimizer, 1, self.gamma)
 
-    def loader(self):
-        """Load like an ordinary script: single samples, collated by worker processes."""
+    def loader(self, *, shared=False):
+        """Load like an ordinary script: single samples, collated by worker processes.
+
+        Args:
+            shared: divide the samples among the ranks, for a loop that has to do so itself.
+        """
+        samples = Samples(self.data)
+        sampler = DistributedSampler(samples) if shared else None
         return DataLoader(
-            Samples(self.data), batch_size=self.batch, shuffle=True, num_workers=WORKERS,
+            samples, batch_size=self.batch, shuffle=sampler is None, sampler=sampler,
+            num_workers=WORKERS // dist.get_world_size() if dist.is_initialized() else WORKERS,
             pin_memory=True, persistent_workers=True,
         )  # fmt: skip
 
@@ -149,9 +156,10 @@ def train_raw(work):
     model = work.model().to(GPU, memory_format=torch.channels_last)
     model = DistributedDataParallel(model)
     optimizer = work.optimizer(model.parameters())
-    scheduler, loader, clock = work.schedule(optimizer), work.loader(), Epochs()
+    scheduler, loader, clock = work.schedule(optimizer), work.loader(shared=True), Epochs()
     clock.end()
-    for _ in range(work.epochs):
+    for epoch in range(work.epochs):
+        loader.sampler.set_epoch(epoch)
         for images, targets in loader:
             batch = augment(work, (images.to(GPU, non_blocking=True), targets.to(GPU)))
             optimizer.zero_grad()
@@ -186,7 +194,7 @@ def train_accelerate(work):
     return clock.best_s, measure(work, accelerator.unwrap_model(model))
 
 
-def train_lightning(work):
+def train_lightning(work, *, nodes=1):
     import lightning  # noqa: PLC0415
 
     logging.getLogger("lightning").setLevel(logging.ERROR)
@@ -214,18 +222,18 @@ def train_lightning(work):
 
     module = Module()
     trainer = lightning.Trainer(
-        max_epochs=work.epochs, accelerator="gpu", devices=1, precision="bf16-mixed", logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        max_epochs=work.epochs, accelerator="gpu", devices=1, num_nodes=nodes, logger=False,
+        precision="bf16-mixed", enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, work.loader())
     return clock.best_s, measure(work, module.net.to(GPU))
 
 
-def train_echelon(work, **options):
-    world = echelon.Group(device=GPU, backend="nccl")
+def train_echelon(work, *, world=None, **options):
     clock = Epochs()
     trainer = echelon.Trainer(
-        world,
+        world or echelon.Group(device=GPU, backend="nccl"),
         work.model(),
         loss=work.loss,
         optimizer=work.optimizer,

@@ -2,10 +2,10 @@
 
     python benchmarks/hangs.py [--trials N] [--side-by-side N] [--healthy MINUTES]
 
-Tries each hang of tests/gpu/nccl_hangs.py several times, some of them at once, beside a healthy run
-that computes, compiles and saves between its collectives. Needs one GPU. NCCL lets ranks share it
-since 2.30; where torch has an older one, ECHELON_TEST_NCCL names a libnccl.so.2 to preload. Writes
-benchmarks/results/hangs.json.
+Tries each hang of tests/gpu/nccl_hangs.py several times, some of them at once, beside three healthy
+runs that compute, compile and save between their collectives, for MINUTES together. Needs one GPU.
+NCCL lets ranks share it since 2.30; where torch has an older one, ECHELON_TEST_NCCL names a
+libnccl.so.2 to preload. Writes benchmarks/results/hangs.json.
 """
 
 import argparse
@@ -26,6 +26,8 @@ import torch  # noqa: E402
 from nccl_hangs import HANGS, TIMEOUT_S, share_gpu, try_hang  # noqa: E402
 
 RESULTS = HERE / "results" / "hangs.json"
+HEALTHY = 3
+"""Number of healthy runs at the same time."""
 
 
 def try_once(hang):
@@ -39,18 +41,19 @@ def try_once(hang):
     return wrong, delay_s
 
 
-def run_healthy(minutes, folder):
-    """Run two healthy ranks; return the alarms, and how many steps they made."""
+def run_healthy(minutes):
+    """Run two healthy ranks; return the alarms, the exit code, and how many steps they made."""
     options = ["--procs=2", f"--hang-timeout={TIMEOUT_S}", "--on-hang=report"]
     script = [str(HERE / "scripts" / "healthy.py"), str(minutes)]
-    done = subprocess.run(
-        [sys.executable, "-m", "echelon", "run", *options, *script],
-        cwd=folder,
-        env=share_gpu(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="echelon-healthy-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "echelon", "run", *options, *script],
+            cwd=folder,
+            env=share_gpu(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     said = done.stdout + done.stderr
     steps = [line for line in said.splitlines() if "steps:" in line]
     return said.count(" hangs\n"), done.returncode, steps or said[-2000:]
@@ -64,11 +67,11 @@ def main():
     asked = parser.parse_args()
     rows = {hang.name: {"hits": 0, "misses": [], "delays_s": []} for hang in HANGS}
     with (
-        tempfile.TemporaryDirectory(prefix="echelon-healthy-") as folder,
         ThreadPoolExecutor(asked.side_by_side) as pool,
-        ThreadPoolExecutor(1) as beside,
+        ThreadPoolExecutor(HEALTHY) as beside,
     ):
-        healthy = beside.submit(run_healthy, asked.healthy, folder) if asked.healthy else None
+        count = HEALTHY if asked.healthy else 0
+        healthy = [beside.submit(run_healthy, asked.healthy / count) for _ in range(count)]
         todo = [hang for _ in range(asked.trials) for hang in HANGS]
         began = time.monotonic()
         for hang, (wrong, delay_s) in zip(todo, pool.map(try_once, todo), strict=True):
@@ -78,7 +81,7 @@ def main():
             if delay_s is not None:
                 row["delays_s"].append(round(delay_s, 1))
         took_s = time.monotonic() - began
-        alarms, code, steps = healthy.result() if healthy else (None, None, None)
+        ends = [one.result() for one in healthy]
     delays = [delay for row in rows.values() for delay in row["delays_s"]]
     result = {
         "date": datetime.now(tz=UTC).date().isoformat(),
@@ -93,9 +96,9 @@ def main():
         "took_s": round(took_s),
         "healthy": {
             "minutes": asked.healthy,
-            "false_alarms": alarms,
-            "exit_code": code,
-            "steps": steps,
+            "false_alarms": sum(alarms for alarms, _, _ in ends),
+            "exit_codes": [code for _, code, _ in ends],
+            "steps": [steps for _, _, steps in ends],
         },
         "rows": rows,
     }

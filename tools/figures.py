@@ -22,6 +22,8 @@ ABOUT = {
     "compared with Ray Train.",
     "restart": "One of 4 ranks is killed with SIGKILL. Time until all ranks step again.",
     "restart-nccl": "The same with 2 ranks and NCCL. They share one GPU.",
+    "gpt": "A GPT-2-small class model (124 million parameters, 1,024 tokens, batch 16, bf16, AdamW) "
+    "on one GPU. Each way trains on the same random tokens; compilation is in the first epoch.",
     "nodeloss": "One of 3 nodes of a sandbox is lost. Time until the others step again.",
     "strangers": "4 nodes join a run on this machine while another user floods its controller.",
     "rendezvous": "4,096 simulated agents join one controller.",
@@ -58,6 +60,11 @@ MISSED = {
         "stall, of torch's",
     ): "Four ranks share two cores. There, a copy in memory alone takes "
     "0.45 of torch's stall; see the table.",
+    ("restart-nccl", "median, s"): "CUDA's context takes 0.35 s of it and NCCL's start 0.7 s. With "
+    "NCCL_MAX_NCHANNELS=4 a restart took 0.3 s less, with NCCL_CUMEM_ENABLE=0 0.2 s less. Both "
+    "change NCCL for the whole training, so Echelon does not set them.",
+    ("gpt", "compiled, plain loop / Echelon"): "Both compile the model. Echelon also "
+    "compiles the loss and replays a CUDA graph, which matters less with steps of 40 ms.",
     ("shards", "time to durable, of torch's"): "Measured on two cores that four ranks share, "
     "beside other work.",
     ("shards", "time to load, of torch's"): "The time includes verifying all checksums.",

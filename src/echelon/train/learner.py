@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from echelon.errors import UsageError
-from echelon.train.agreement import is_alone
+from echelon.train.agreement import is_alone, least_over_ranks
 from echelon.train.batches import samples_in, to_device
 from echelon.train.captured import CapturedStep
 from echelon.train.checkpoint_files import Checkpoint
@@ -33,8 +33,9 @@ from echelon.train.step import EagerStep, Objective, Transform
 CAPTURE = ("auto", "always", "never")
 _RANKS = 1 << 40
 """Offset of the epoch numbers that key the ranks' random numbers; no training has that many."""
-COMPILE_PAYS_S = 600.0
-"""Remaining time above which torch.compile, which takes a minute, is worthwhile."""
+COMPILE_PAYS_S = 240.0
+"""Remaining time above which torch.compile is worthwhile. In benchmarks/gpu.py and gpt.py it saved
+more time than it took after 40 to 180 s."""
 
 
 class Learner:
@@ -69,11 +70,14 @@ class Learner:
                 hint="use capture='auto'",
             )
         self._world, self._seed = world, seed
-        self._capture, self._compiled = capture, compiled
+        self._compiled = compiled
         self._seed_rank(seed)
         self.module = _place(model, world.device)
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
-        self._stream = _recording_stream(world.device) if capture == "always" else None
+        # gloo's operations cannot be captured.
+        able = world.device.type == "cuda" and (is_alone() or world.backend == "nccl")
+        captures = capture == "always" or (capture == "auto" and able)
+        self._stream = _recording_stream(world.device) if captures else None
         self.model = self.module
         if not is_alone() if ddp is None else ddp:
             with torch.cuda.stream(self._stream):
@@ -123,13 +127,11 @@ class Learner:
 
     def begin(self, tell: Callable[[str], None]) -> None:
         """Choose how steps are taken: the same way on every rank and after every restart."""
-        # With several ranks it is opt-in: it has not been tested on a machine with two GPUs.
-        alone = self._capture == "auto" and is_alone() and self._world.device.type == "cuda"
-        if alone or self._capture == "always":
+        if self._stream is not None:
             self._step = CapturedStep(
                 self._eager,
                 self._world.device,
-                stream=self._stream or _recording_stream(self._world.device),
+                stream=self._stream,
                 begun=self.steps > 0,
                 compiled=bool(self._compiled),
                 tell=tell,
@@ -169,13 +171,15 @@ class Learner:
         if not self._settled:
             self._eager.settle(portion)
             self._settled = True
+        if self._eager.peer_wait is not None:
+            self._eager.peer_wait.begin_step()
         self._step.take(portion, self.tally)
         self.steps += 1
         if self.scheduler is not None and self._schedule_steps:
             self.scheduler.step()
 
     def peer_wait_s(self) -> float:
-        """Return how long steps have waited for other ranks, as seen by the host."""
+        """Return how long steps have waited for other ranks."""
         return self._eager.peer_wait.seconds if self._eager.peer_wait else 0.0
 
     def end_epoch(self) -> None:
@@ -184,9 +188,9 @@ class Learner:
 
     def consider_compiling(self, left_s: float) -> None:
         """Compile the captured step, if the remaining training time makes it worthwhile."""
-        if self._compiled is None and isinstance(self._step, CapturedStep) and is_alone():
+        if self._compiled is None and isinstance(self._step, CapturedStep):
             self._lines += 1  # the first one was slow, because it included the capture
-            if self._lines == 2 and left_s > COMPILE_PAYS_S:
+            if self._lines == 2 and least_over_ranks(int(left_s > COMPILE_PAYS_S)):
                 self._step.compile()
 
     def autocast(self) -> AbstractContextManager[Any]:

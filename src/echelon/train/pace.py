@@ -1,5 +1,6 @@
 """How long steps take, and how much of that is waiting for data and for other ranks."""
 
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -60,8 +61,7 @@ class PeerWait:
 
     Every rank waits there for the slowest one, which itself does not wait. DDP queues an autograd
     callback that waits for the other ranks once all gradients are computed; a callback queued
-    earlier runs earlier. Where ranks synchronize on a GPU stream, the host does not wait, and
-    nothing is measured.
+    earlier runs earlier. This one measures the host, which waits with gloo.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -70,22 +70,73 @@ class PeerWait:
         self._clock = clock
         self._passes, self._ready_s, self._measured_s = 0, 0.0, -EVERY_S
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def begin_step(self) -> None:
         self._passes += 1
+
+    def backward(self, loss: torch.Tensor) -> None:
         began_s = self._clock()
         if began_s - self._measured_s < EVERY_S:
             loss.backward()  # type: ignore[no-untyped-call]
             return
-        loss.register_hook(self._queue_callback)  # type: ignore[no-untyped-call]
         self._ready_s = began_s
+        _call_when_ready(loss, self._note_ready)
         loss.backward()  # type: ignore[no-untyped-call]
         self._measured_s = self._clock()
         self.seconds += self._passes * (self._measured_s - self._ready_s)
         self._passes = 0
 
-    def _queue_callback(self, _gradient: torch.Tensor) -> None:
-        engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001  as DDP does
-        engine.queue_callback(self._note_ready)
-
     def _note_ready(self) -> None:
         self._ready_s = self._clock()
+
+
+class StreamWait:
+    """Measures the same on a GPU, whose stream waits instead of the host, with two CUDA events.
+
+    In a captured step, each replay records the events again.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.seconds = 0.0
+        """Estimated from the passes that were measured."""
+        self._clock = clock
+        self._passes, self._due_s, self._skipped = 0, 0.0, 0
+        self._random = random.Random(0)  # noqa: S311  not a secret
+        make_event: Any = torch.cuda.Event
+        self._ready, self._done = (make_event(enable_timing=True, external=True) for _ in range(2))
+        self._recorded = self._captured = False
+        """Whether the events are of a step that was not read yet; whether replays record them."""
+
+    def begin_step(self) -> None:
+        """Read the events of an earlier step, if the GPU has passed them."""
+        now_s = self._clock()
+        if self._recorded and now_s >= self._due_s and self._ready.query() and self._done.query():
+            wait_ms = self._ready.elapsed_time(self._done)
+            if wait_ms >= 0:  # else a replay is between the two
+                self.seconds += self._passes * wait_ms / 1000
+                self._due_s, self._recorded = now_s + EVERY_S, self._captured
+                # Any pass may be next, not only the first one after all ranks have met for a line.
+                self._skipped = self._random.randrange(max(1, self._passes))
+                self._passes = 0
+        self._passes += 1
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self._captured = torch.cuda.is_current_stream_capturing()
+        if not self._captured and not self._is_due():
+            loss.backward()  # type: ignore[no-untyped-call]
+            return
+        _call_when_ready(loss, self._ready.record)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._done.record()
+        self._recorded = True
+
+    def _is_due(self) -> bool:
+        if self._recorded or self._clock() < self._due_s:
+            return False
+        self._skipped -= 1
+        return self._skipped < 0
+
+
+def _call_when_ready(loss: torch.Tensor, call: Callable[[], None]) -> None:
+    """Call a function in the loss's backward pass, after the last gradient."""
+    engine: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001  as DDP does
+    loss.register_hook(lambda _: engine.queue_callback(call))  # type: ignore[no-untyped-call]

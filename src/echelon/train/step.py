@@ -19,7 +19,7 @@ from echelon.train.exact_layers import CurrentBatch
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.optimizers import make_capturable
-from echelon.train.pace import PeerWait
+from echelon.train.pace import PeerWait, StreamWait
 from echelon.train.randomness import undisturbed
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -102,8 +102,9 @@ class EagerStep:
         self._current = current
         self._cast = _choose_precision(precision, device)
         self._judge, self._move = self._judge_plainly, optimizer.step
-        meets = isinstance(model, DistributedDataParallel) and device.type == "cpu"
-        self.peer_wait = PeerWait() if meets else None
+        self.peer_wait: PeerWait | StreamWait | None = None
+        if isinstance(model, DistributedDataParallel):
+            self.peer_wait = StreamWait() if device.type == "cuda" else PeerWait()
         self._compiled: Any = None
         self.scaler = torch.amp.GradScaler(device.type, enabled=self._cast == torch.float16)
         """Prevents underflow of fp16 gradients; disabled in other precisions."""
