@@ -366,6 +366,9 @@ try:
     failed.result()
 except echelon.RunFailedError as error:
     print(error)
+runs = job.replace(max_running=1).map(work, [1, 2])
+runs.append(job.replace(max_running=1).grid("train.py", "1", "{pause}", pause=[0])[0])
+print([run.result() for run in echelon.as_completed(runs)])
 """
 
 
@@ -381,7 +384,7 @@ def test_functions_from_a_laptop(laptop):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    logs, results, again, refused, trusted, failed = done.stdout.splitlines()
+    logs, results, again, refused, trusted, failed, mapped = done.stdout.splitlines()
     assert sorted(eval(logs)) == ["0: says hello", "1: says hello"]  # noqa: S307  our own
     assert eval(results) == [{"x": 2, "rank": n, "word": "hello"} for n in (0, 1)]  # noqa: S307
     assert again.startswith("{'x': 2, 'rank': 0, 'word': 'hello'} COMPLETED <Run work-")
@@ -389,3 +392,49 @@ def test_functions_from_a_laptop(laptop):
     assert refused.startswith("NotPermittedError return plain data")
     assert trusted == "Thing"
     assert "ZeroDivisionError: division by zero on rank 0" in failed
+    found = eval(mapped)  # noqa: S307
+    assert sorted(one["x"] for one in found if one) == [2, 3]
+    assert found.count(None) == 1  # the script's
+
+
+def test_a_sweep_from_a_laptop(laptop, remote):
+    words = ["--grid", "count=1,2", "--grid", "pause=0,0.1", "--max-running=1", "--wait", "--json"]
+    done = laptop("sweep", *words, "train.py", "{count}", "{pause}")
+    sweep = json.loads(done.stdout)["sweep"]
+    assert f"{sweep}: 4 COMPLETED" in done.stderr
+    rows = json.loads(laptop("sweep", "table", "--json").stdout)
+    found = [(row["run"], row["count"], row["pause"], row["state"]) for row in rows]
+    assert found[3] == (f"{sweep}-3", "2", "0.1", "COMPLETED")
+    assert "0: number 1" in laptop("logs", f"{sweep}-3").stdout
+    assert json.loads(laptop("ps", "--json").stdout)[-1]["run"] == sweep
+
+    waiting = ["--grid", "count=1000,1,1", "--max-running=1"]
+    laptop("sweep", *waiting, "train.py", "{count}", "0.05")
+    state = lambda: json.loads(laptop("sweep", "status", "--json").stdout)  # noqa: E731
+    assert wait_until(lambda: state()["states"].get("RUNNING"), timeout_s=60)
+    sweep = state()["sweep"]
+    assert "which had not started" in laptop("cancel", f"{sweep}-2").stderr
+    assert state()["runs"][f"{sweep}-2"]["state"] == "CANCELLED"
+    assert wait_until(lambda: "number 3" in laptop("logs", f"{sweep}-0").stdout, timeout_s=60)
+    laptop("sweep", "stop", "last")
+    assert wait_until(lambda: state()["going"] == 0, timeout_s=60)
+    missing = laptop("sweep", "table", "no-such", check=False)
+    assert "no sweep 'no-such'" in missing.stderr
+
+
+@pytest.mark.parametrize("count", SOME)
+def test_a_sweep_whose_connection_is_cut_is_made_once(laptop, remote, count):
+    laptop("ps", "--host=sandbox-far", check=False)  # brings Echelon there
+    laptop.hang_up()
+    laptop.cut_after(count)
+    words = ["sweep", "--json", "--grid", "count=1,2,3", "train.py", "{count}", "0"]
+    done = laptop(*words, check=False)
+    assert not laptop.will_be_cut
+    if done.returncode:  # cut before there was a connection at all
+        assert done.returncode == 69, done.stderr
+        assert "not known whether" not in done.stderr
+        done = laptop(*words)
+    sweep = json.loads(done.stdout)["sweep"]
+    shown = remote.exec("scontrol", "--oneliner", "show", "job").splitlines()
+    arrays = [re.findall(r"ArrayJobId=(\d+)", line) for line in shown if f":{sweep}-*/" in line]
+    assert len({one for (one,) in arrays}) == 1

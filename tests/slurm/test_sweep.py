@@ -137,6 +137,16 @@ def test_a_sweep_that_is_stopped_can_be_resumed(project):
 
 
 @pytest.mark.slurm
+def test_a_sweep_may_be_stopped_at_any_moment(project):
+    """Tasks that wait, that Slurm is starting, and that have just begun."""
+    for _ in range(3):
+        sweep = project.sweep(["lose"] * 4)
+        project("sweep", "stop", sweep)
+        rows = project.await_end(sweep)
+        assert {row["state"] for row in rows} == {"CANCELLED"}, rows
+
+
+@pytest.mark.slurm
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_sweep_of_24_ends_with_24_honest_rows(full, project):

@@ -39,16 +39,22 @@ _PAUSE_S = 2.0
 
 
 def send_run(
-    request: Merged, *, added: Mapping[str, bytes] | None = None
+    request: Merged,
+    *,
+    added: Mapping[str, bytes] | None = None,
+    tasks: Mapping[int, Mapping[str, str]] | None = None,
+    max_running: int = 0,
 ) -> tuple[Site, dict[str, Any]]:
     """Send the project to the host of a request, and queue a run of it there.
 
     Args:
         request: the request; its host is another machine.
         added: files beside the project's, path → content; the script is one of them.
+        tasks: the parameters of each task of a sweep; None for a single run.
+        max_running: how many tasks run at a time; 0 for no limit.
 
     Returns:
-        where it is, and its id, job and directory.
+        where it is, and its id, job and directory; for a sweep also its arrays.
     """
     spec = request.spec
     folder = Path(spec.chdir or Path.cwd()).absolute()
@@ -62,8 +68,11 @@ def send_run(
         root, LocalShell(), runs=Path("runs").absolute(), state=state_folder(os.environ)
     )
     run_id = new_run_id(spec)
-    record_run(run_id, root, site, os.environ)  # first: the answer may be lost
+    # First: the answer may be lost.
+    record_run(run_id, root, site, os.environ, sweep=tasks is not None)
     header = {"run": run_id, **place_request(spec, folder, root)}
+    if tasks is not None:
+        header["sweep"] = {"tasks": tasks, "max_running": max_running}
     if added:
         header["added"] = {path: b64encode(data).decode() for path, data in added.items()}
     try:
@@ -74,7 +83,7 @@ def send_run(
         forget_run(run_id, os.environ)  # it is not
         raise
     except KeyboardInterrupt:
-        note(f"{run_id} may be queued nevertheless; see: echelon status {run_id}")
+        note(f"{run_id} may be queued nevertheless; see: echelon {_query(header)}")
         raise
 
 
@@ -126,8 +135,12 @@ def _submit(site: Site, header: Mapping[str, Any], project: Project, root: Path)
     raise LostConnectionError(
         f"the connection to {site.host} was lost, and it is not known whether "
         f"{header['run']} was queued: {why}",
-        hint=f"ask when the host can be reached again: echelon status {header['run']}",
+        hint=f"ask when the host can be reached again: echelon {_query(header)}",
     )
+
+
+def _query(header: Mapping[str, Any]) -> str:
+    return f"{'sweep ' if 'sweep' in header else ''}status {header['run']}"
 
 
 def _try(site: Site, header: Mapping[str, Any], project: Project, root: Path) -> dict[str, Any]:

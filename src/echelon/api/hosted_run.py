@@ -121,3 +121,55 @@ class HostedRun:
                 return read_metrics(find_run(runs, self._run_id))
         except NotFoundError:  # it has logged nothing
             return {"step": []}
+
+
+class HostedTasks:
+    """The tasks of a sweep on another host, which are asked about together."""
+
+    def __init__(self, site: Site, sweep_id: str, folder: Path) -> None:
+        """See the class.
+
+        Args:
+            site: where it is.
+            sweep_id: its id.
+            folder: the directory of runs there.
+        """
+        self.site, self.sweep_id, self.folder = site, sweep_id, folder
+        self._known: dict[str, Any] = {}
+        self._asked_s = -_ASK_S
+
+    def job(self, run_id: str) -> Job:
+        """Return the job of a task."""
+        if time.monotonic() - self._asked_s >= _ASK_S:
+            found = ask(self.site, ["sweep", "status", "--json", "--", self.sweep_id])
+            self._known, self._asked_s = found["runs"], time.monotonic()
+        one = self._known[run_id]
+        return Job(id=str(one["job"]), state=str(one["state"]), reason=str(one["reason"]))
+
+    def forget(self) -> None:
+        """Ask again the next time."""
+        self._asked_s = -_ASK_S
+
+
+class HostedTask(HostedRun):
+    """A task of a sweep on another host; its run directory may not exist yet."""
+
+    def __init__(self, tasks: HostedTasks, index: int, *, trusts: bool = False) -> None:
+        super().__init__(tasks.site, f"{tasks.sweep_id}-{index}", trusts=trusts)
+        self._tasks = tasks
+
+    @property
+    def path(self) -> Path:
+        return self._tasks.folder / self.run_id
+
+    def job(self) -> Job:
+        """Return the task's job."""
+        return self._tasks.job(self.run_id)
+
+    def stop(self) -> None:
+        super().stop()
+        self._tasks.forget()
+
+    def cancel(self) -> None:
+        super().cancel()
+        self._tasks.forget()

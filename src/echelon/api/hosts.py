@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from echelon.core.notes import is_terminal, note
 from echelon.core.units import format_bytes
 from echelon.errors import EchelonError, NotFoundError
-from echelon.run.listing import find_run, list_runs
+from echelon.run.directory import RunDir
+from echelon.run.listing import find_run, find_sweep
 
 if TYPE_CHECKING:
     from echelon.clusters.ssh.host import Host, Talk
@@ -68,28 +69,29 @@ def make_site(request: "Merged", folder: Path, script: Path | None) -> "Site | N
     )
 
 
-def locate(name: str, runs_dir: Path, cluster: str, host: str) -> tuple["Site | None", str]:
-    """Return where a run is, and its name there; no site if it is on this machine."""
+def locate(
+    name: str, runs_dir: Path, cluster: str, host: str, *, sweep: bool = False
+) -> tuple["Site | None", str]:
+    """Return where a run or sweep is, and its name there; no site if it is on this machine."""
     from echelon.api.register import find_entry, read_register  # noqa: PLC0415
 
     if site := find_site(cluster, host):
         return site, name
-    entry = find_entry(read_register(os.environ), name, Path.cwd())
-    if entry is None or (name != "last" and _is_here(runs_dir, name)):
+    entry = find_entry(read_register(os.environ), name, Path.cwd(), sweep=sweep)
+    if entry is None or (name != "last" and _find_here(runs_dir, name, sweep)):
         return None, name
-    if name == "last" and (here := list_runs(runs_dir)):
+    if name == "last" and (here := _find_here(runs_dir, name, sweep)):
         from datetime import datetime  # noqa: PLC0415
 
-        if here[-1].spec.stat().st_mtime > datetime.fromisoformat(entry.submitted).timestamp():
+        if here.spec.stat().st_mtime > datetime.fromisoformat(entry.submitted).timestamp():
             return None, name
     return entry.site, entry.run
 
 
-def _is_here(runs_dir: Path, name: str) -> bool:
+def _find_here(runs_dir: Path, name: str, sweep: bool) -> RunDir | None:
     with contextlib.suppress(NotFoundError):
-        find_run(runs_dir, name)
-        return True
-    return False
+        return find_sweep(runs_dir, name).files if sweep else find_run(runs_dir, name)
+    return None
 
 
 # --- asking there -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from echelon.api.functions import Call, PackedFunction, pack_function
 from echelon.api.host_submission import send_run
-from echelon.api.hosted_run import HostedRun
+from echelon.api.hosted_run import HostedRun, HostedTask, HostedTasks
 from echelon.api.local_run import LocalRun
 from echelon.api.mapped import start_mapped
 from echelon.api.parameters import check_names
@@ -26,6 +26,7 @@ from echelon.api.submission import (
     start_run,
     submit_request,
 )
+from echelon.api.sweeps import check_sweep
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
 from echelon.launch.function_call import FOLDER, PROGRAM
@@ -218,20 +219,19 @@ class Request:
         return self._start_all(what, args, calls)
 
     def _start_all(self, what: Any, args: Sequence[Any], calls: list[Call]) -> list[Run[Any]]:
-        place, merged = self._place(), self._read({})
-        if merged.host:
-            raise UsageError(
-                f"many runs at once cannot be submitted to {merged.host} from here",
-                hint="submit them on that host, or one by one",
-            )
         rows = [{str(n): str(v) for n, v in (*enumerate(a), *k.items())} for a, k in calls]
         if not rows:
             return []
-        limit = int(self.options.get("max_running", 0))
+        words: dict[str, object] = {}
         if not callable(what):
             check_names(list(rows[0]))
             words = {"script": str(what), "args": [str(one) for one in args]}
-            spec, cluster = settle_request(self._read(words), place)
+        place, merged = self._place(), self._read(words)
+        limit = int(self.options.get("max_running", 0))
+        if merged.host:
+            return self._send_all(what, merged, calls, rows, limit)
+        if not callable(what):
+            spec, cluster = settle_request(merged, place)
             check_request(spec, cluster, "submit")
             found = start_mapped(spec, rows, place, cluster, max_running=limit)
             return [Run.of(one) for one in found]
@@ -241,6 +241,26 @@ class Request:
         spec = replace_fields(spec, args=("{index}",))
         found = start_mapped(spec, rows, place, cluster, added=packed.files, max_running=limit)
         return [Run.of(one) for one in found]
+
+    def _send_all(
+        self,
+        what: Any,
+        merged: Merged,
+        calls: list[Call],
+        rows: Sequence[Mapping[str, str]],
+        limit: int,
+    ) -> list[Run[Any]]:
+        """Start many runs on another host."""
+        added = None
+        if callable(what):
+            merged, added = _pack_for_host(merged, what, calls)
+            spec = replace_fields(merged.spec, args=("{index}",))
+            merged = replace_fields(merged, spec=spec)
+        check_sweep(merged.spec, list(rows[0]))
+        site, found = send_run(merged, added=added, tasks=dict(enumerate(rows)), max_running=limit)
+        tasks = HostedTasks(site, found["run"], Path(found["directory"]).parent)
+        numbers = range(len(rows))
+        return [Run.of(HostedTask(tasks, index, trusts=self._trusts)) for index in numbers]
 
     def _read(self, more: Mapping[str, object]) -> Merged:
         flags = {key: value for key, value in self.options.items() if key not in _PLACE}
@@ -261,12 +281,9 @@ class Request:
     def _submit_function(self, function: Callable[..., T], calls: list[Call]) -> Run[T]:
         merged, place = self._read({}), self._place()
         folder = Path(merged.spec.chdir or Path.cwd()).absolute()
-        root, _ = find_root(folder, None, LocalShell())
         if merged.host:
-            _check_copied(merged.spec)
-            packed = pack_function(function, calls, root, copied=True)
-            spec = _with_function(merged.spec, packed, root)
-            site, found = send_run(replace_fields(merged, spec=spec), added=packed.files)
+            merged, added = _pack_for_host(merged, function, calls)
+            site, found = send_run(merged, added=added)
             return Run.of(HostedRun(site, found["run"], trusts=self._trusts))
         spec, cluster = settle_request(merged, place)
         spec, packed = _pack(spec, function, calls)
@@ -305,6 +322,19 @@ def _pack(
     return _with_python(_with_function(spec, packed, root)), packed
 
 
+def _pack_for_host(
+    merged: Merged, function: Callable[..., Any], calls: Sequence[Call]
+) -> tuple[Merged, Mapping[str, bytes]]:
+    """Pack a function for another host; return its request and its files."""
+    if merged.spec.snapshot is False:
+        raise UsageError(
+            "a function needs a copy of the code on another host", hint="remove snapshot=False"
+        )
+    root, _ = find_root(Path(merged.spec.chdir or Path.cwd()).absolute(), None, LocalShell())
+    packed = pack_function(function, calls, root, copied=True)
+    return replace_fields(merged, spec=_with_function(merged.spec, packed, root)), packed.files
+
+
 def _with_function(spec: JobSpec, packed: PackedFunction, root: Path) -> JobSpec:
     return replace_fields(spec, script=str(root / FOLDER / PROGRAM), name=spec.name or packed.name)
 
@@ -313,10 +343,3 @@ def _with_python(spec: JobSpec) -> JobSpec:
     """Choose the Python that the function comes from, if the request names none."""
     chosen = spec.python or spec.venv or spec.conda or spec.modules or spec.prologue
     return spec if chosen else replace_fields(spec, python=sys.executable)
-
-
-def _check_copied(spec: JobSpec) -> None:
-    if spec.snapshot is False:
-        raise UsageError(
-            "a function needs a copy of the code on another host", hint="remove snapshot=False"
-        )

@@ -14,13 +14,12 @@ from pathlib import Path
 from echelon.api.local_run import LocalRun
 from echelon.api.places import choose_cluster
 from echelon.api.submission import Place
+from echelon.api.sweep_carrier import carry_out, is_carried, record_carrier
 from echelon.api.sweeps import (
     Task,
-    carry_out,
+    cancel_waiting,
     create_sweep,
-    is_carried,
     read_tasks,
-    record_carrier,
     submit_sweep,
 )
 from echelon.clusters.base import Cluster
@@ -72,8 +71,6 @@ class MappedTasks:
         if strict or time.monotonic() - self._asked_s >= _FRESH_S:
             self._ask(strict=strict)
         if self._known[index].state == "UNSUBMITTED":
-            if self.sweep.cancelled(index).exists():
-                return Job(id="", state="CANCELLED", reason="it was never started")
             if is_carried(self.sweep):
                 return Job(id="", state="PENDING", reason="other tasks come first")
             self._ask(strict=strict)  # it may have been the last one, and have begun meanwhile
@@ -120,10 +117,8 @@ class MappedRun(LocalRun):
         job = self.job()
         if self.path.exists():
             super().cancel()
-        elif not job.over and job.id:
-            choose_cluster("slurm", self.path.parent).cancel(job.id, run_id=self.run_id)
         elif not job.over:
-            self._tasks.sweep.cancelled(self._index).touch(mode=0o600)
+            cancel_waiting(self._tasks.sweep, self._index, job)
         self._tasks.forget()
 
     def stop(self) -> None:

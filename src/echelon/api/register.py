@@ -7,7 +7,7 @@ where to ask.
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -30,10 +30,14 @@ class Entry:
     submitted: str
     """ISO time, UTC."""
     site: Site
+    sweep: bool = False
+    """It is a sweep."""
 
 
-def record_run(run_id: str, project: Path, site: Site, environ: Mapping[str, str]) -> None:
-    """Remember where a run is.
+def record_run(
+    run_id: str, project: Path, site: Site, environ: Mapping[str, str], *, sweep: bool = False
+) -> None:
+    """Remember where a run or sweep is.
 
     Raises:
         OSError: it cannot be written.
@@ -46,6 +50,7 @@ def record_run(run_id: str, project: Path, site: Site, environ: Mapping[str, str
         project=str(project),
         submitted=datetime.now(tz=UTC).isoformat(timespec="seconds"),
         site=site,
+        sweep=sweep,
     )
     append_line(folder / _FILE, json.dumps(asdict(entry)))
 
@@ -76,12 +81,18 @@ def read_register(environ: Mapping[str, str]) -> list[Entry]:
     return list(found.values())
 
 
-def find_entry(known: list[Entry], name: str, project: Path) -> Entry | None:
-    """Return the run that a name means: its id, a unique prefix of it, or `last`. Pure.
+def find_entry(
+    known: list[Entry], name: str, project: Path, *, sweep: bool = False
+) -> Entry | None:
+    """Return the run or sweep that a name means: its id, a unique prefix of it, or `last`. Pure.
 
     Raises:
         UsageError: the prefix is ambiguous.
     """
+    tasks = [one for one in known if one.sweep and is_task(name, one.run)]
+    if tasks and not sweep:
+        return replace(tasks[0], run=name)
+    known = [one for one in known if one.sweep == sweep]
     if name == "last":
         here = [one for one in known if is_inside(project, one.project)]
         return here[-1] if here else None
@@ -90,9 +101,14 @@ def find_entry(known: list[Entry], name: str, project: Path) -> Entry | None:
     if len(found) > 1:
         raise UsageError(
             f"'{name}' is ambiguous: {', '.join(one.run for one in found[:5])}",
-            hint="write more letters of the run id",
+            hint=f"write more letters of the {'sweep' if sweep else 'run'} id",
         )
     return found[0] if found else None
+
+
+def is_task(run_id: str, sweep_id: str) -> bool:
+    """Tell whether a run is a task of a sweep, by their names. Pure."""
+    return run_id.startswith(f"{sweep_id}-") and run_id[len(sweep_id) + 1 :].isdecimal()
 
 
 def is_inside(folder: Path, project: str) -> bool:

@@ -1,25 +1,22 @@
 """Create, submit and query sweeps: many runs of one request, as job arrays on Slurm."""
 
-import contextlib
 import os
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echelon.api.places import Places, choose_cluster, cluster_of
+from echelon.api.register import is_task
 from echelon.api.relocation import find_home
-from echelon.api.runs import TakeCode, current_job, find_verdict, submit_run
+from echelon.api.runs import TakeCode, current_job, find_verdict
 from echelon.api.submission import create_run
 from echelon.api.trust import read_script
-from echelon.api.waiting import cancel_all, stop_all
+from echelon.api.waiting import stop_all
 from echelon.clusters.base import Cluster
-from echelon.clusters.local import PREFIX, LocalCluster
+from echelon.clusters.local import PREFIX
 from echelon.clusters.slurm.cluster import SlurmCluster
-from echelon.core.atomic_file import remove_tree, write_atomic
+from echelon.core.atomic_file import remove_tree
 from echelon.core.jobs import Job, is_job_id
-from echelon.core.notes import note
-from echelon.core.proc import start_time
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError, UsageError
 from echelon.run.attempts import Attempt, attempts, outcome
@@ -30,15 +27,11 @@ from echelon.run.sweep import (
     SweepDir,
     Table,
     check_placeholders,
-    make_run,
+    is_sweep,
     read_table,
 )
 from echelon.run.verdict import Verdict
 from echelon.spec.job_spec import JobSpec
-
-_LOOK_S = 0.2
-"""Seconds between two checks of tasks on this machine or on Ray."""
-
 
 # --- create and submit -----------------------------------------------------------------------
 
@@ -70,6 +63,7 @@ def create_sweep(
     added: Mapping[str, bytes] | None = None,
     max_running: int = 0,
     environ: Mapping[str, str] = os.environ,
+    sweep_id: str = "",
 ) -> SweepDir:
     """Create a sweep; submit nothing yet.
 
@@ -81,6 +75,7 @@ def create_sweep(
         added: files beside the project's; see `create_run`.
         max_running: how many tasks run at a time; 0 for no limit.
         environ: environment variables of the jobs.
+        sweep_id: its name; empty for a new one.
     """
     tasks = dict(rows) if isinstance(rows, Mapping) else dict(enumerate(rows))
     if not tasks:
@@ -89,9 +84,10 @@ def create_sweep(
     check_sweep(spec, names)
     values = {index: tuple(row[name] for name in names) for index, row in tasks.items()}
     table = Table(names=names, tasks=values, max_running=max_running)
-    return SweepDir(
-        files=create_run(spec, runs, environ, take_code=take_code, added=added, table=table)
+    files = create_run(
+        spec, runs, environ, take_code=take_code, added=added, table=table, run_id=sweep_id
     )
+    return SweepDir(files=files)
 
 
 def submit_sweep(
@@ -100,6 +96,7 @@ def submit_sweep(
     environ: Mapping[str, str],
     *,
     indices: Sequence[int] = (),
+    again: bool = False,
 ) -> list[str]:
     """Submit tasks of a sweep as job arrays, and return the ids of these.
 
@@ -108,8 +105,14 @@ def submit_sweep(
         cluster: where to submit it.
         environ: environment variables of the jobs.
         indices: the tasks; all of them by default.
+        again: submit only what an earlier call, which broke off, has not.
+
+    Raises:
+        UsageError: the cluster refuses the request.
+        ConflictError: it is not known whether an earlier call has submitted an array.
     """
-    table, known = read_table(sweep), len(sweep.arrays())
+    table, arrays = read_table(sweep), sweep.arrays()
+    known = 0 if again else len(arrays)
     script = read_script(sweep.files, os.environ)
     exclude, size = cluster.exclusions(read_spec(sweep.files)), cluster.array_size()
     parts: dict[int, list[int]] = {}
@@ -118,6 +121,10 @@ def submit_sweep(
     found: list[str] = []
     try:
         for number, (offset, tasks) in enumerate(parts.items(), start=known + 1):
+            if again and (earlier := _find_array(sweep, cluster, arrays, number, tasks)):
+                sweep.record_array(number, Array(earlier, offset, tuple(tasks)))
+                found.append(earlier)
+                continue
             job_id = cluster.submit_array(
                 sweep.files.script,
                 content=script,
@@ -132,10 +139,31 @@ def submit_sweep(
             )
             sweep.record_array(number, Array(job_id, offset, tuple(tasks)))
             found.append(job_id)
-    except UsageError:
+    except UsageError as error:  # the cluster refused the request
         if not known and not found:
-            remove_tree(sweep.path)  # the cluster refused the request
-        raise
+            remove_tree(sweep.path)
+            raise
+        what = f"{sweep.sweep_id} is queued in part, as job array {', '.join(found)}"
+        raise UsageError(
+            f"{what if found else f'nothing was queued for {sweep.sweep_id}'}: {error.message}",
+            hint=f"queue the rest later: echelon sweep resume {sweep.sweep_id}",
+        ) from error
+    return found
+
+
+def _find_array(
+    sweep: SweepDir, cluster: Slurm, arrays: Sequence[Array], number: int, tasks: Sequence[int]
+) -> str:
+    """Return the array of tasks that an earlier call has submitted; empty if there is none."""
+    if number <= len(arrays):
+        return arrays[number - 1].job_id
+    # Its answer may have been lost between sbatch and us.
+    found = cluster.find_submitted(mark_tasks(sweep.sweep_id), number)
+    if not found and any(sweep.run(task).path.exists() for task in tasks):
+        raise ConflictError(
+            f"it is not known whether all of {sweep.sweep_id} was queued",
+            hint=f"show its tasks: echelon sweep table {sweep.sweep_id}",
+        )
     return found
 
 
@@ -203,6 +231,10 @@ def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[T
     found = []
     for index, one in open_tasks.items():
         job = one.find_job(jobs, places, reason)
+        # Slurm keeps no record of a waiting task that was cancelled.
+        gone = job.state in ("UNKNOWN", "UNSUBMITTED") and not one.last and not reason
+        if gone and sweep.cancelled(index).exists():
+            job = replace(job, state="CANCELLED", reason="it was never started")
         failed = job.over and job.state not in ("COMPLETED", "UNSUBMITTED", "UNKNOWN")
         verdict = find_verdict(one.run, job) if failed else None
         parameters = table.parameters(index)
@@ -290,7 +322,7 @@ def _ask(
         return {}, error
 
 
-# --- stop, resume, and tasks outside of Slurm ------------------------------------------------
+# --- stop and resume -------------------------------------------------------------------------
 
 
 def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
@@ -299,11 +331,39 @@ def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
     going = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
     known = {array.job_id for array in sweep.arrays()}
     if arrays := sorted({task.job.id.partition("_")[0] for task in going} & known, key=int):
-        cluster.end_tasks(arrays)
+        cluster.end_waiting(arrays)
+        # Only now it is certain that no further task starts.
+        left = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
+        queued = {
+            task.job.id: bool(attempts(task.run))
+            for task in left
+            if task.job.id.partition("_")[0] in known
+        }
+        cluster.stop_tasks([job for job, has_begun in queued.items() if has_begun])
+        # The others have nothing to save, and do not react to signals yet.
+        cluster.end_tasks([job for job, has_begun in queued.items() if not has_begun])
     for task in going:
         if task.job.id.partition("_")[0] not in known:
             stop_all(task.run, cluster_of(task.run))
     return len(going)
+
+
+def find_waiting(runs: Path, name: str) -> tuple[SweepDir, int] | None:
+    """Return the sweep and the index of a task that has no run directory yet; None if it has."""
+    sweep_id, _, index = name.rpartition("-")
+    if not is_task(name, sweep_id) or "/" in name or not is_sweep(runs / sweep_id):
+        return None
+    sweep = SweepDir.open(runs / sweep_id)
+    waits = int(index) in read_table(sweep).tasks and not sweep.run(int(index)).path.exists()
+    return (sweep, int(index)) if waits else None
+
+
+def cancel_waiting(sweep: SweepDir, index: int, job: Job) -> None:
+    """Cancel a task that has no run directory yet."""
+    sweep.cancelled(index).touch(mode=0o600)
+    if job.id:
+        cluster = choose_cluster("slurm", sweep.path.parent)
+        cluster.cancel(job.id, run_id=sweep.run_id(index))
 
 
 def place_of(sweep: SweepDir) -> Cluster:
@@ -321,25 +381,6 @@ def place_of(sweep: SweepDir) -> Cluster:
     return choose_cluster("slurm", runs)
 
 
-def record_carrier(sweep: SweepDir, pid: int, place: str) -> None:
-    """Record the process that starts tasks on this machine or on Ray."""
-    write_atomic(
-        sweep.carrier, f"{os.uname().nodename} {pid} {start_time(pid) or 'gone'} {place}\n"
-    )
-
-
-def is_carried(sweep: SweepDir) -> bool:
-    """Tell whether a process will start the tasks that were not started yet.
-
-    It is not known of another host.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        host, pid, start, _ = sweep.carrier.read_text().split()
-        alive = host != os.uname().nodename or start_time(int(pid)) == start
-        return alive and not sweep.stopped.exists()
-    return False
-
-
 def check_home(sweep: SweepDir) -> None:
     """Check that a sweep was neither moved nor copied: its script names its directory.
 
@@ -352,71 +393,3 @@ def check_home(sweep: SweepDir) -> None:
             f"the sweep in {sweep.path} was moved or copied from {home}",
             hint=f"move it back with its runs, or use the original: --runs-dir {home.parent}",
         )
-
-
-def carry_out(
-    sweep: SweepDir,
-    cluster: Cluster,
-    environ: Mapping[str, str],
-    indices: Sequence[int],
-    *,
-    at_once: int,
-) -> list[int]:
-    """Run tasks on this machine or on Ray, some at a time, and return those that failed.
-
-    Ctrl-C asks the running tasks to stop; a second one ends them.
-    """
-    here = isinstance(cluster, LocalCluster)
-    record_carrier(sweep, os.getpid(), "local" if here else "ray")
-    waiting, failed = list(indices), []
-    running: dict[int, RunDir] = {}
-    interrupted = False
-    try:
-        while running or waiting:
-            try:
-                if sweep.stopped.exists():
-                    failed += waiting  # for good: whoever resumes the sweep removes that file
-                    waiting.clear()
-                while waiting and len(running) < at_once:
-                    if sweep.cancelled(waiting[0]).exists():
-                        failed.append(waiting[0])
-                    else:
-                        running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
-                    del waiting[0]
-                failed += _drop_ended(running, cluster)
-                time.sleep(_LOOK_S)
-            except KeyboardInterrupt:
-                note("stopping" + ("" if interrupted else "; press Ctrl-C again to end at once"))
-                sweep.stopped.touch(mode=0o600)
-                for run in running.values():
-                    (cancel_all if interrupted else stop_all)(run, cluster)
-                interrupted = True
-    except BaseException:
-        for run in running.values():
-            cancel_all(run, cluster)
-        raise
-    return failed
-
-
-def _drop_ended(running: dict[int, RunDir], cluster: Cluster) -> list[int]:
-    """Remove tasks that have ended, and return those of them that are not complete."""
-    failed = []
-    for index, run in list(running.items()):
-        try:
-            job = current_job(run, cluster)
-        except UnavailableError:  # the task may be fine
-            continue
-        if job.over:
-            del running[index]
-            note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
-            failed += [index] if job.state != "COMPLETED" else []
-    return failed
-
-
-def start_task(sweep: SweepDir, index: int, cluster: Cluster, environ: Mapping[str, str]) -> RunDir:
-    """Create the run of a task, unless it exists, and submit its next attempt."""
-    run, _ = make_run(sweep, index)
-    submit_run(run, cluster, environ, read_script(run, os.environ))
-    values = read_table(sweep).parameters(index)
-    note(f"{run.run_id}: started with {' '.join(f'{k}={v}' for k, v in values.items())}")
-    return run

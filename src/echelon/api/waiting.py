@@ -71,7 +71,7 @@ def wait_for_run(
                 _tell_end(run, job, shown=screen is not None)
             if not resubmit:
                 return job
-            if not _submit_next(run, cluster):
+            if not submit_next(run, cluster):
                 _send_owed(run)
                 return job
     except KeyboardInterrupt:
@@ -79,7 +79,7 @@ def wait_for_run(
         raise
 
 
-def _submit_next(run: RunDir, cluster: Cluster) -> bool:
+def submit_next(run: RunDir, cluster: Cluster) -> bool:
     """Submit another attempt if the last one asked for it; tell whether it did."""
     known = attempts(run)
     if not known:  # it was never submitted
@@ -196,7 +196,7 @@ def carry_to_the_end(run: RunDir, cluster: Cluster, screen: Screen) -> Job:
                 interrupted = True
             else:
                 _tell_end(run, job, shown=True)
-                if not interrupted and _submit_next(run, cluster):
+                if not interrupted and submit_next(run, cluster):
                     continue
                 _send_owed(run)
                 # Callers expect the exit code of an interrupted command.

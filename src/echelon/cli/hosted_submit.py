@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 from base64 import b64decode
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from echelon.core.stream import Stream
 from echelon.errors import ConflictError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
+from echelon.run.sweep import SweepDir, is_sweep
+from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Layer, Merged, merge
 
 
@@ -41,12 +44,12 @@ def serve_submission(workdir: Path, stream: Stream) -> None:
     stream.send({**found, "notes": said.getvalue().splitlines()})
 
 
-def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, str]:
+def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     folder = workdir / wanted["folder"]
     folder.mkdir(parents=True, exist_ok=True)  # one without code is not sent
     os.chdir(folder)
     runs = workdir / RUNS
-    if known := _find_submitted(runs / wanted["run"]):
+    if "sweep" not in wanted and (known := _find_submitted(runs / wanted["run"])):
         return known
     cluster = choose_cluster("slurm", runs)
     sent = read_sent(wanted["request"])
@@ -59,10 +62,46 @@ def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, str]:
         check_function(spec, folder, cluster, LocalShell())
     else:
         check_request(spec, cluster, "submit", lints=False)
+    if "sweep" in wanted:
+        return _submit_tasks(wanted, spec, cluster, runs, added or None)
     run, job_id = start_run(
         spec, cluster, runs, os.environ, run_id=wanted["run"], added=added or None
     )
     return {"run": run.run_id, "job_id": job_id, "directory": str(run.path)}
+
+
+def _submit_tasks(
+    wanted: Mapping[str, Any],
+    spec: JobSpec,
+    cluster: Any,
+    runs: Path,
+    added: Mapping[str, bytes] | None,
+) -> dict[str, Any]:
+    """Create a sweep and submit its arrays; what an earlier call has done counts."""
+    from echelon.api.sweeps import create_sweep, submit_sweep  # noqa: PLC0415
+
+    path, asked = runs / wanted["run"], wanted["sweep"]
+    again = is_sweep(path)
+    if again:
+        sweep = SweepDir.open(path)
+    else:
+        remove_tree(path)
+        sweep = create_sweep(
+            spec,
+            {int(index): row for index, row in asked["tasks"].items()},
+            runs,
+            added=added,
+            max_running=int(asked["max_running"]),
+            sweep_id=wanted["run"],
+        )
+    submit_sweep(sweep, cluster, os.environ, again=again)
+    arrays = [array.job_id for array in sweep.arrays()]
+    return {
+        "run": sweep.sweep_id,
+        "job_id": arrays[0],
+        "arrays": arrays,
+        "directory": str(sweep.path),
+    }
 
 
 def _find_submitted(path: Path) -> dict[str, str] | None:

@@ -3,6 +3,7 @@
 import inspect
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,15 @@ from echelon.api.hosts import (
 )
 from echelon.cli import console
 from echelon.cli.help import CONFIGURATION
+from echelon.core.units import counted
 from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
     from echelon.clusters.ssh.site import Site
     from echelon.spec.merging import Merged
 
+_POLL_S = 5.0
+"""Seconds between two questions about a sweep that is waited for."""
 ClusterName = Annotated[
     str,
     typer.Option(
@@ -75,7 +79,7 @@ class There:
         return [*head, "--", *named, *tail]
 
 
-_HERE = ("cluster", "host", "runs_dir", "run")
+_HERE = ("cluster", "host", "runs_dir", "run", "sweep")
 """Parameters that are not passed on as they are."""
 
 
@@ -101,15 +105,17 @@ def on_host(
         parameters = [one.replace(kind=keyword) for one in added]
 
         def run(*, context: typer.Context, cluster: str, host: str, **values: Any) -> None:
-            name = str(values.get("run", ""))
+            sweep = "sweep" in values
+            name = str(values.get("sweep" if sweep else "run", ""))
             if not name or _is_named(context, "runs_dir"):
                 site = find_site(cluster, host)
             else:
-                site, name = locate(name, values["runs_dir"], cluster, host)
+                site, name = locate(name, values["runs_dir"], cluster, host, sweep=sweep)
             if site is None:
                 command(**values)
                 return
-            line = [context.info_name or "", *render_line(context)]
+            group = ["sweep"] if sweep else []
+            line = [*group, context.info_name or "", *render_line(context)]
             there = There(site=site, run=name, values=values, line=line, command=command)
             raise typer.Exit((elsewhere or execute)(there))
 
@@ -268,6 +274,47 @@ def submit_there(request: "Merged", *, wait: bool, show: bool, dry_run: bool, as
     if wait or show:
         return follow(site, found["run"], show=show, resubmit=True)
     return 0
+
+
+def sweep_there(
+    request: "Merged",
+    rows: Sequence[Mapping[str, str]],
+    max_running: int,
+    *,
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit a sweep to the host of its request, and return the exit code."""
+    from echelon.api.host_submission import send_run  # noqa: PLC0415
+
+    site, found = send_run(request, tasks=dict(enumerate(rows)), max_running=max_running)
+    sweep, arrays = found.pop("run"), ", ".join(found["arrays"])
+    if as_json:
+        facts = {"sweep": sweep, "tasks": len(rows), "arrays": found["arrays"]}
+        console.print_json({**facts, "directory": found["directory"], "host": site.host})
+    else:
+        console.print_result(sweep)
+        queued = f"queued {counted(len(rows), 'task')} as job array {arrays} on {site.host}"
+        console.note(f"{queued}; show them: echelon sweep status {sweep}")
+    return _wait_for_sweep(site, sweep) if wait else 0
+
+
+def resume_sweep_there(there: There) -> int:
+    """Resume a sweep; waiting for it is a step of its own, which may be repeated."""
+    code = forward(there.site, there.words("--wait"))
+    return _wait_for_sweep(there.site, there.run) if code == 0 and there.values["wait"] else code
+
+
+def _wait_for_sweep(site: "Site", sweep: str) -> int:
+    """Wait for all tasks of a sweep; return 1 if one is not complete."""
+    while True:
+        found = keep_trying(lambda: ask(site, ["sweep", "status", "--json", "--", sweep]))
+        if not found["going"]:
+            states = found["states"]
+            told = ", ".join(f"{number} {state}" for state, number in states.items())
+            console.note(f"{sweep}: {told}")
+            return 0 if list(states) == ["COMPLETED"] else 1
+        time.sleep(_POLL_S)
 
 
 def announce(site: "Site", found: Mapping[str, str], *, as_json: bool) -> None:

@@ -322,6 +322,8 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> Non
     """
     from echelon.api.waiting import stop_all  # noqa: PLC0415
 
+    if _cancel_waiting(runs_dir, run):
+        return
     found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         stop_all(found, cluster)
@@ -337,6 +339,8 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> N
     """
     from echelon.api.waiting import cancel_all  # noqa: PLC0415
 
+    if _cancel_waiting(runs_dir, run):
+        return
     found, cluster = _find(runs_dir, run, address)
     if _current(found, cluster):
         cancel_all(found, cluster)
@@ -398,6 +402,27 @@ def resume(
         raise typer.Exit(exit_code(follow_to_the_end(found, cluster)))
     if wait or follow:
         raise typer.Exit(exit_code(follow_run(found, cluster, show=follow, resubmit=True)))
+
+
+def _cancel_waiting(runs_dir: Path, name: str) -> bool:
+    """Cancel a task of a sweep that has not started yet; return whether the name is one."""
+    from echelon.api.sweeps import cancel_waiting, find_waiting, read_tasks  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
+    from echelon.core.shell import LocalShell  # noqa: PLC0415
+
+    found = find_waiting(runs_dir, name)
+    if found is None:
+        return False
+    sweep, index = found
+    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
+    tasks = read_tasks(sweep, slurm, strict=True)
+    job = next(task.job for task in tasks if task.index == index)
+    if job.over and job.id:
+        console.note(f"{name} has already ended: {job.state}")
+    else:
+        cancel_waiting(sweep, index, job)
+        console.note(f"cancelled {name}, which had not started")
+    return True
 
 
 def _find(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Cluster"]:

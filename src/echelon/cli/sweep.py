@@ -15,8 +15,9 @@ from echelon.cli import console
 from echelon.cli.help import SectionedCommand, SectionedGroup
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.places import Address, On
+from echelon.cli.remote import on_host, resume_sweep_there, sweep_there
 from echelon.cli.runs import RUNS, AsJson, RunsDir
-from echelon.cli.tasks import submit_tasks
+from echelon.cli.tasks import start_tasks, submit_tasks, wait_for_tasks
 from echelon.core.units import counted
 from echelon.errors import ConflictError, UsageError
 from echelon.run.listing import find_sweep, list_sweeps
@@ -131,12 +132,14 @@ def sweep(
     from echelon.api.submission import check_request, choose_snapshot  # noqa: PLC0415
     from echelon.api.sweeps import check_sweep, create_sweep  # noqa: PLC0415
 
-    if request.host and on == "slurm":
-        raise UsageError(
-            f"a sweep cannot be sent to {request.host}",
-            hint=f"start it there: ssh {request.host}, then echelon sweep",
-        )
     rows = read_parameters(grid or [], file)
+    if request.host and on == "slurm":
+        check_sweep(request.spec, list(rows[0]))
+        if not dry_run:
+            raise typer.Exit(sweep_there(request, rows, max_running, wait=wait, as_json=as_json))
+        _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
+        console.note(f"not checked on {request.host}, because nothing was sent there")
+        return
     cluster = choose_cluster(on, runs_dir, address=address, tied=on == "local")
     spec = choose_snapshot(choose_spec(request, on, os.environ), default=True)
     check_sweep(spec, list(rows[0]))
@@ -169,6 +172,7 @@ def _slurm(runs_dir: Path) -> Any:
 
 
 @app.command()
+@on_host()
 def status(sweep: Sweep = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """Count tasks by state, and group failures by cause.
 
@@ -185,7 +189,13 @@ def status(sweep: Sweep = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson =
         failed = {cause: [task.run_id for task in ones] for cause, ones in causes.items()}
         facts = {"sweep": found.sweep_id, "tasks": len(tasks), "states": dict(counts)}
         arrays = [array.job_id for array in found.arrays()]
-        console.print_json({**facts, "running": running, "failed": failed, "arrays": arrays})
+        jobs = {
+            task.run_id: {"state": task.state, "job": task.job.id, "reason": task.job.reason}
+            for task in tasks
+        }
+        going = sum(not task.job.over for task in tasks)
+        facts |= {"going": going, "running": running, "failed": failed, "arrays": arrays}
+        console.print_json({**facts, "runs": jobs})
         return
     rows = [["sweep", found.sweep_id], ["tasks", str(len(tasks))]]
     rows += [[state, str(number)] for state, number in counts.most_common()]
@@ -211,6 +221,7 @@ def _name(runs: list[str]) -> str:
 
 
 @app.command()
+@on_host()
 def table(
     sweep: Sweep = "last",
     *,
@@ -281,6 +292,7 @@ def table(
 
 
 @app.command()
+@on_host()
 def stop(sweep: Sweep, *, runs_dir: RunsDir = RUNS) -> None:
     """Cancel waiting tasks, and ask running ones to stop.
 
@@ -300,6 +312,7 @@ def stop(sweep: Sweep, *, runs_dir: RunsDir = RUNS) -> None:
 
 
 @app.command()
+@on_host(resume_sweep_there)
 def resume(
     sweep: Sweep = "last",
     *,
@@ -313,12 +326,9 @@ def resume(
 
     Example: echelon sweep resume last
     """
-    from echelon.api.sweeps import (  # noqa: PLC0415
-        check_home,
-        is_carried,
-        place_of,
-        read_tasks,
-    )
+    from echelon.api.sweep_carrier import is_carried  # noqa: PLC0415
+    from echelon.api.sweeps import check_home, place_of, read_tasks  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
     found = find_sweep(runs_dir, sweep)
     check_home(found)
@@ -328,13 +338,17 @@ def resume(
             hint=f"wait for it, or stop it: echelon sweep stop {found.sweep_id}",
         )
     cluster = place_of(found)
-    tasks = read_tasks(found, _slurm(runs_dir), strict=True)
-    left = [task.index for task in tasks if task.is_left]
-    if not left:
-        going = sum(not task.job.over for task in tasks)
-        what = f"{counted(going, 'task')} still to end" if going else "all tasks are complete"
-        raise ConflictError(
-            f"the sweep '{found.sweep_id}' has nothing to resume: {what}",
-            hint=f"show its tasks: echelon sweep table {found.sweep_id}",
-        )
-    raise typer.Exit(submit_tasks(found, cluster, left, wait=wait, as_json=as_json))
+    with found.locked():
+        tasks = read_tasks(found, _slurm(runs_dir), strict=True)
+        left = [task.index for task in tasks if task.is_left]
+        if not left:
+            going = sum(not task.job.over for task in tasks)
+            what = f"{counted(going, 'task')} still to end" if going else "all tasks are complete"
+            raise ConflictError(
+                f"the sweep '{found.sweep_id}' has nothing to resume: {what}",
+                hint=f"show its tasks: echelon sweep table {found.sweep_id}",
+            )
+        code = start_tasks(found, cluster, left, as_json=as_json)
+    if wait and isinstance(cluster, SlurmCluster):
+        code = wait_for_tasks(found, cluster)
+    raise typer.Exit(code)

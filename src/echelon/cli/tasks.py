@@ -44,18 +44,27 @@ def submit_tasks(
     sweep: SweepDir, cluster: Any, indices: list[int], *, wait: bool, as_json: bool = False
 ) -> int:
     """Start tasks of a sweep; return the command's exit code."""
-    from echelon.api.sweeps import carry_out, submit_sweep  # noqa: PLC0415
+    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
+
+    code = start_tasks(sweep, cluster, indices, as_json=as_json)
+    return wait_for_tasks(sweep, cluster) if wait and isinstance(cluster, SlurmCluster) else code
+
+
+def start_tasks(sweep: SweepDir, cluster: Any, indices: list[int], *, as_json: bool) -> int:
+    """Submit tasks to Slurm, or run them elsewhere to their end; return the exit code."""
+    from echelon.api.sweep_carrier import carry_out  # noqa: PLC0415
+    from echelon.api.sweeps import submit_sweep  # noqa: PLC0415
     from echelon.clusters.local import LocalCluster  # noqa: PLC0415
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
     tasks = counted(len(indices), "task")
+    for mark in (sweep.stopped, *map(sweep.cancelled, indices)):
+        mark.unlink(missing_ok=True)
     if not isinstance(cluster, SlurmCluster):
         console.print_result(sweep.sweep_id)
         console.flush()
         here = isinstance(cluster, LocalCluster)
         at_once = read_table(sweep).max_running or (1 if here else len(indices))
-        for mark in (sweep.stopped, *map(sweep.cancelled, indices)):
-            mark.unlink(missing_ok=True)
         failed = carry_out(sweep, cluster, os.environ, indices, at_once=at_once)
         console.note(f"{len(indices) - len(failed)} of {tasks} completed")
         return 1 if failed else 0
@@ -70,10 +79,11 @@ def submit_tasks(
     console.flush()
     queued = f"queued {tasks} as {'job array' if len(arrays) == 1 else 'job arrays'}"
     console.note(f"{queued} {', '.join(arrays)}; show them: echelon sweep status {sweep.sweep_id}")
-    return _wait(sweep, cluster) if wait else 0
+    return 0
 
 
-def _wait(sweep: SweepDir, cluster: "SlurmCluster") -> int:
+def wait_for_tasks(sweep: SweepDir, cluster: "SlurmCluster") -> int:
+    """Wait for all tasks of a sweep on Slurm; return 1 if one is not complete."""
     from echelon.api.sweeps import read_tasks  # noqa: PLC0415
 
     while True:

@@ -6,6 +6,7 @@ request and a script of its own, and links to the rest, so it is a run like any 
 """
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -18,7 +19,13 @@ from typing import NamedTuple
 
 from echelon.core.atomic_file import encode, remove_tree, write_atomic
 from echelon.core.records import find_record, parse_json, read_bytes
-from echelon.errors import NotFoundError, NotPermittedError, UnavailableError, UsageError
+from echelon.errors import (
+    ConflictError,
+    NotFoundError,
+    NotPermittedError,
+    UnavailableError,
+    UsageError,
+)
 from echelon.run.directory import RunDir
 from echelon.run.request import read_code, read_spec, read_tasks_digest, render_spec
 from echelon.spec.job_spec import JobSpec
@@ -159,6 +166,23 @@ class SweepDir:
     def stopped(self) -> Path:
         """Exists if no more tasks are to be started on this machine or on Ray."""
         return self.path / "stopped"
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Let one process at a time decide which tasks to submit.
+
+        Raises:
+            ConflictError: another one does.
+        """
+        with (self.path / "lock").open("ab") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConflictError(
+                    f"another process submits tasks of the sweep '{self.sweep_id}'",
+                    hint=f"show them: echelon sweep status {self.sweep_id}",
+                ) from error
+            yield
 
     @property
     def carrier(self) -> Path:

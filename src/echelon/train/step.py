@@ -96,6 +96,7 @@ class EagerStep:
             current: passes information about the batch to exact layers, if there are any.
         """
         self.model, self.optimizer, self._objective = model, optimizer, objective
+        self._parameters = list(model.parameters())  # including those without an optimizer
         self._world_size, self._device = world_size, device
         self._transform = transform
         self._clip, self._accumulate = clip_norm, accumulate
@@ -111,7 +112,8 @@ class EagerStep:
 
     def take(self, portion: Portion, tally: Tally) -> None:
         """Take one step, and add its sums to the tally."""
-        self.model.zero_grad(set_to_none=True)  # including parameters without an optimizer
+        for parameter in self._parameters:
+            parameter.grad = None
         self._backward(portion, tally)
         if self._clip is not None:
             self.scaler.unscale_(self.optimizer)

@@ -49,6 +49,18 @@ def test_last_is_the_last_of_the_project_one_is_in(environ):
     assert find_entry(known, "last", Path("/home/me")) is None
 
 
+def test_sweeps_are_apart_from_runs_but_their_tasks_are_runs(environ):
+    record_run("train-aaaa", Path("/x"), SITE, environ)
+    record_run("train-bbbb", Path("/x"), SITE, environ, sweep=True)
+    known = read_register(environ)
+    assert find_entry(known, "last", Path("/x")).run == "train-aaaa"
+    assert find_entry(known, "last", Path("/x"), sweep=True).run == "train-bbbb"
+    assert find_entry(known, "train-bbbb", Path("/x")) is None
+    assert find_entry(known, "train-b", Path("/x"), sweep=True).run == "train-bbbb"
+    assert find_entry(known, "train-bbbb-7", Path("/x")).run == "train-bbbb-7"
+    assert find_entry(known, "train-bbbb-7x", Path("/x")) is None
+
+
 def test_prefixes_must_be_unique(environ):
     for name in ("train-aaaa", "train-aaab"):
         record_run(name, Path("/x"), SITE, environ)

@@ -5,11 +5,12 @@ from dataclasses import asdict
 
 import pytest
 
-from echelon.api import sweeps
+from echelon.api import sweep_carrier
+from echelon.api.sweep_carrier import carry_out
 from echelon.api.sweeps import (
-    carry_out,
     check_home,
     create_sweep,
+    find_waiting,
     place_of,
     read_tasks,
     render_tasks,
@@ -272,15 +273,80 @@ def test_a_cluster_that_is_away_leaves_what_the_files_tell(tmp_path, monkeypatch
         read_tasks(sweep, slurm, strict=True)
 
 
-def test_stopping_takes_two_calls_whatever_the_number_of_tasks(tmp_path):
-    sweep = make_sweep(tmp_path, 3)
+def test_stopping_takes_as_many_calls_whatever_the_number_of_tasks(tmp_path):
+    """Those that have begun are asked to stop; those that Slurm has just started are ended."""
+    sweep = make_sweep(tmp_path, 5)
     queue = Queue(sweep)
     submit_sweep(sweep, cluster(queue.shell), {})
-    queue.lines = [("7_0", "RUNNING|None|n"), ("7_1", "PENDING|None|"), ("7_2", "PENDING|None|")]
+    queue.lines = [(f"7_{n}", "RUNNING|None|n") for n in range(4)] + [("7_4", "PENDING|None|")]
+    for index in (1, 3):
+        run, _ = make_run(sweep, index)
+        record_own_job(run, run.claim_attempt(), f"7_{index}")
     queue.shell.calls.clear()
-    assert stop_sweep(sweep, cluster(queue.shell)) == 3
-    assert queue.calls == ["squeue", "scancel", "scancel"]
-    assert queue.shell.calls[1] == ("scancel", "--state=PENDING", "7")
+    assert stop_sweep(sweep, cluster(queue.shell)) == 5
+    assert queue.calls == ["squeue", "scancel", "squeue", "scancel", "scancel"]
+    assert [call[1:] for call in queue.shell.calls if call[0] == "scancel"] == [
+        ("--state=PENDING", "7"),
+        ("--batch", "--signal=TERM", "7_1", "7_3"),
+        ("7_0", "7_2", "7_4"),
+    ]
+
+
+def test_a_submission_that_broke_off_goes_on_where_it_was(tmp_path):
+    """Of three arrays one was recorded, one is only in the queue, and one was not submitted."""
+    sweep, queue = make_sweep(tmp_path, 2100), Queue()
+    submit_sweep(sweep, cluster(queue.shell), {}, indices=range(1001))
+    queue.shell.answers["squeue"] = f"8|echelon:{sweep.sweep_id}-*/2\n"
+    queue.number = 8
+    assert submit_sweep(sweep, cluster(queue.shell), {}, again=True) == ["7", "8", "9"]
+    assert queue.submitted()[1:] == [["--array=0-97", "2002"]]
+    assert [array.job_id for array in sweep.arrays()] == ["7", "8", "9"]
+
+
+def test_it_is_not_submitted_again_if_it_may_have_run(tmp_path):
+    sweep, queue = make_sweep(tmp_path, 3), Queue()
+    queue.shell.answers["squeue"] = ""
+    make_run(sweep, 0)
+    with pytest.raises(ConflictError, match="not known whether"):
+        submit_sweep(sweep, cluster(queue.shell), {}, again=True)
+    assert not queue.submitted()
+
+
+def test_if_a_later_array_is_refused_the_first_is_named(tmp_path):
+    sweep, queue = make_sweep(tmp_path, 2100), Queue()
+
+    def refuse(argv):
+        return Result(argv=argv, code=1, stderr="sbatch: error: too many jobs")
+
+    queue.shell.answers["sbatch"] = lambda argv: (
+        refuse(argv) if argv[-1] != "0" else queue.queue(argv)
+    )
+    with pytest.raises(UsageError, match=r"in part, as job array 7: .*too many jobs") as caught:
+        submit_sweep(sweep, cluster(queue.shell), {})
+    assert f"echelon sweep resume {sweep.sweep_id}" in caught.value.hint
+    assert sweep.path.exists()
+
+
+def test_a_task_that_was_cancelled_before_its_start_says_so(tmp_path):
+    sweep = make_sweep(tmp_path, 2)
+    queue = Queue(sweep)
+    submit_sweep(sweep, cluster(queue.shell), {})
+    queue.lines = [("7_0", "RUNNING|None|n")]
+    assert find_waiting(sweep.path.parent, f"{sweep.sweep_id}-1")[1] == 1
+    assert find_waiting(sweep.path.parent, f"{sweep.sweep_id}-2") is None
+    sweep.cancelled(1).touch()
+    one = read_tasks(sweep, cluster(queue.shell))[1]
+    assert (one.state, one.job.reason) == ("CANCELLED", "it was never started")
+    make_run(sweep, 1)
+    assert find_waiting(sweep.path.parent, f"{sweep.sweep_id}-1") is None
+
+
+def test_one_process_at_a_time_decides_what_to_submit(tmp_path):
+    sweep = make_sweep(tmp_path)
+    with sweep.locked(), pytest.raises(ConflictError, match="another process"), sweep.locked():
+        pass
+    with sweep.locked():
+        pass
 
 
 def test_a_sweep_that_was_moved_is_not_resumed(tmp_path):
@@ -325,7 +391,7 @@ class Machine(LocalCluster):
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
-    monkeypatch.setattr(sweeps, "_LOOK_S", 0)
+    monkeypatch.setattr(sweep_carrier, "_LOOK_S", 0)
 
 
 def test_tasks_on_this_machine_run_some_at_a_time(tmp_path):

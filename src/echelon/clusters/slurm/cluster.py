@@ -40,14 +40,26 @@ class SlurmCluster(Slurm):
             )
         return size
 
-    def end_tasks(self, arrays: Sequence[str]) -> None:
-        """End the waiting tasks of job arrays, and ask those that run to stop."""
-        for options in (["--state=PENDING"], ["--batch", "--signal=TERM", "--state=RUNNING"]):
-            try:
-                self.ask(["scancel", *options, *arrays])
-            except CommandError as error:
-                if "Invalid job id" not in error.stderr:
-                    raise
+    def end_waiting(self, arrays: Sequence[str]) -> None:
+        """End the waiting tasks of job arrays."""
+        self._scancel(["--state=PENDING"], arrays)
+
+    def stop_tasks(self, jobs: Sequence[str]) -> None:
+        """Ask running tasks to stop."""
+        self._scancel(["--batch", "--signal=TERM"], jobs)
+
+    def end_tasks(self, jobs: Sequence[str]) -> None:
+        """End tasks immediately."""
+        self._scancel([], jobs)
+
+    def _scancel(self, options: Sequence[str], jobs: Sequence[str]) -> None:
+        if not jobs:
+            return
+        try:
+            self.ask(["scancel", *options, *jobs])
+        except CommandError as error:
+            if "Invalid job id" not in error.stderr and "already completing" not in error.stderr:
+                raise
 
     def exclusions(self, request: JobSpec) -> str:
         return exclusions(

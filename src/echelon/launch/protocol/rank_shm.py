@@ -4,16 +4,14 @@ Both map the file, so neither needs a system call. Each number has eight aligned
 writer, so no reader ever sees a partial write.
 """
 
-import contextlib
 import mmap
 import os
-import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_NUMBER = struct.Struct("=q")
+_BYTES = 8
 _SIZE = 160
 VARIABLE = "ECHELON_BEACON"
 
@@ -22,18 +20,19 @@ class _Field:
     """One of the numbers; -1 until it is written."""
 
     def __init__(self, place: int) -> None:
-        self._offset = place * _NUMBER.size
+        self._place = place
 
     def __get__(self, beacon: "RankShm", kind: Any = None) -> int:
         try:
-            (value,) = _NUMBER.unpack_from(beacon.memory, self._offset)
-        except struct.error:  # the other side is an older version without this number
+            return beacon.numbers[self._place]
+        except IndexError:  # the other side is an older version without this number
             return -1
-        return int(value)
 
     def __set__(self, beacon: "RankShm", value: int) -> None:
-        with contextlib.suppress(struct.error):
-            _NUMBER.pack_into(beacon.memory, self._offset, value)
+        try:  # noqa: SIM105  every step does this, and suppress() is slower
+            beacon.numbers[self._place] = value
+        except IndexError:
+            pass
 
 
 class RankShm:
@@ -76,13 +75,14 @@ class RankShm:
     """By the rank: time that it has waited for other ranks."""
 
     def __init__(self, memory: mmap.mmap) -> None:
-        self.memory = memory
+        self._memory = memory
+        self.numbers = memoryview(memory)[: len(memory) // _BYTES * _BYTES].cast("q")
 
     @classmethod
     def create(cls, path: Path) -> "RankShm":
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         try:
-            os.write(handle, _NUMBER.pack(-1) * (_SIZE // _NUMBER.size))
+            os.write(handle, b"\xff" * _SIZE)  # -1 everywhere
             beacon = cls(mmap.mmap(handle, _SIZE))
             beacon.started_us = _now_us()
             return beacon
@@ -100,7 +100,8 @@ class RankShm:
         return max(1, _now_us() - self.started_us)
 
     def close(self) -> None:
-        self.memory.close()
+        self.numbers.release()
+        self._memory.close()
 
 
 def find_rank_shm(environ: Mapping[str, str]) -> RankShm | None:
