@@ -22,8 +22,9 @@ ABOUT = {
     "compared with Ray Train.",
     "restart": "One of 4 ranks is killed with SIGKILL. Time until all ranks step again.",
     "restart-nccl": "The same with 2 ranks and NCCL. They share one GPU.",
-    "gpt": "A GPT-2-small class model (124 million parameters, 1,024 tokens, batch 16, bf16, AdamW) "
-    "on one GPU. Each way trains on the same random tokens; compilation is in the first epoch.",
+    "gpt": "A GPT-2-small class model (124 million parameters, 1,024 tokens, batch 16, bf16, "
+    "AdamW) on one GPU. Each way trains on the same random tokens; compilation is in the first "
+    "epoch.",
     "nodeloss": "One of 3 nodes of a sandbox is lost. Time until the others step again.",
     "strangers": "4 nodes join a run on this machine while another user floods its controller.",
     "rendezvous": "4,096 simulated agents join one controller.",
