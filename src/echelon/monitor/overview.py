@@ -78,18 +78,23 @@ class _Line:
 
 def newest_metrics(path: Path) -> dict[str, float]:
     """Return the newest value of each metric, from the end of the file: it may be large."""
-    try:
-        with open_regular(path) as file:
-            _, content = read_last_lines(file, _LAST_LINES)
-    except OSError:
-        return {}
     found: dict[str, float] = {}
-    for line in content.decode(errors="replace").split("\n"):
-        record = parse_event(line, MetricEvent)
+    for line in newest_lines(path):
+        record = parse_event(line.decode(errors="replace"), MetricEvent)
         if record and isinstance(record.event, StepLogged | ValidationLogged):
             prefix = "" if isinstance(record.event, StepLogged) else "validation/"
             found |= {f"{prefix}{name}": value for name, value in record.event.metrics.items()}
     return found
+
+
+def newest_lines(path: Path) -> list[bytes]:
+    """Return the last lines of a file of metrics; none if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            _, content = read_last_lines(file, _LAST_LINES)
+    except OSError:
+        return []
+    return content.split(b"\n")
 
 
 class Overview:

@@ -1,14 +1,17 @@
 """The table of a sweep: parameters, state, and a metric of each task."""
 
+import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
-from echelon.monitor.overview import newest_metrics
+from echelon.core.atomic_file import encode
+from echelon.core.records import open_regular, parse_json
+from echelon.monitor.overview import newest_lines, newest_metrics
 from echelon.run.attempts import attempts, outcome
 from echelon.run.directory import RunDir
-from echelon.run.event_log import EventReader
-from echelon.run.metrics import MetricEvent, StepLogged, ValidationLogged
+from echelon.run.metrics import StepLogged, ValidationLogged
 from echelon.run.sweep import SweepDir, read_table
 
 MOST_CURVES = 100
@@ -29,8 +32,9 @@ def find_metric(runs: Iterable[RunDir]) -> str:
 
 
 def read_last(run: RunDir, metric: str) -> float | None:
-    """Return the newest value of a metric."""
-    return newest_metrics(run.metrics).get(metric)
+    """Return the newest value of a metric; None if it is not near the end of the file."""
+    found = (_read_line(line, metric) for line in reversed(newest_lines(run.metrics)))
+    return next((point[1] for point in found if point), None)
 
 
 def read_best(run: RunDir, metric: str, *, largest: bool) -> float | None:
@@ -41,18 +45,40 @@ def read_best(run: RunDir, metric: str, *, largest: bool) -> float | None:
 
 def read_curve(run: RunDir, metric: str) -> list[tuple[int, float]]:
     """Return all values of a metric, each with its step; a step that was repeated counts once."""
-    reader, found = EventReader(run.metrics, MetricEvent), dict[int, float]()
-    while records := reader.read():
-        for record in records:
-            event = record.event
-            if not isinstance(event, StepLogged | ValidationLogged):
-                continue
-            name = metric.removeprefix("validation/")
-            if isinstance(event, ValidationLogged) != (name != metric):
-                continue
-            if name in event.metrics:
-                found[event.step] = event.metrics[name]
-    return sorted(found.items())
+    try:
+        with open_regular(run.metrics) as file:
+            points = [point for line in file if (point := _read_line(line, metric))]
+    except OSError:
+        return []
+    return sorted(dict(points).items())
+
+
+def _read_line(line: bytes, metric: str) -> tuple[int, float] | None:
+    """Return the step and the value of a metric in a line of metrics; None if it has none.
+
+    A sweep may have a million lines: those without the metric are not parsed.
+    """
+    name, mark, kind = _describe(metric)
+    if mark not in line:
+        return None
+    try:
+        record = parse_json(line)
+        if record["kind"] == kind and name in record["metrics"]:
+            return int(record["step"]), float(record["metrics"][name])
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+        pass  # damaged, or still being written
+    return None
+
+
+@lru_cache
+def _describe(metric: str) -> tuple[str, bytes, str]:
+    """Return the name of a metric in lines of metrics, as their bytes have it, and their kind."""
+    name = metric.removeprefix("validation/")
+    return (
+        name,
+        encode(json.dumps(name)),
+        (StepLogged if name == metric else ValidationLogged).kind,
+    )
 
 
 def describe_sweep(sweep: SweepDir, metric: str) -> dict[str, Any]:
