@@ -13,7 +13,7 @@ from echelon._version import __version__
 if TYPE_CHECKING:
     from echelon.api.job_request import Request, request
     from echelon.api.run_view import Run, as_completed, runs
-    from echelon.errors import EchelonError, RunFailedError
+    from echelon.errors import EchelonError, RunFailedError, TimedOutError
     from echelon.integrations.loop import loop
     from echelon.run.saved import last_saved, saved
     from echelon.train.checkpoint import Checkpointer
@@ -41,6 +41,7 @@ __all__ = [
     "Run",
     "RunFailedError",
     "StopBarrier",
+    "TimedOutError",
     "Trainer",
     "World",
     "__version__",
@@ -69,6 +70,7 @@ _HOME = {
     "Run": "echelon.api.run_view",
     "RunFailedError": "echelon.errors",
     "StopBarrier": "echelon.train.stopping",
+    "TimedOutError": "echelon.errors",
     "Trainer": "echelon.train.trainer",
     "World": "echelon.world",
     "as_completed": "echelon.api.run_view",

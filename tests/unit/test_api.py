@@ -11,7 +11,8 @@ def test_the_public_api_is_frozen():
     assert sorted(dir(echelon)) == [
         *("Checkpoint", "Checkpointer", "EchelonError", "ElasticIndexSampler", "ElasticSampler"),
         *("Group", "ImageTransform", "Request", "Result", "ResumableLoader", "Run"),
-        *("RunFailedError", "StopBarrier", "Trainer", "World", "__version__", "as_completed"),
+        *("RunFailedError", "StopBarrier", "TimedOutError", "Trainer", "World"),
+        *("__version__", "as_completed"),
         *("detect", "init", "last_saved", "loop", "request", "runs", "saved", "top_k"),
     ]
     assert sorted(echelon.__all__) == sorted(dir(echelon))

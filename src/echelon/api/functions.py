@@ -27,6 +27,7 @@ _OPEN_CHECKPOINT = b"cechelon.train.checkpoint\nopen_in_run\n."
 """Pickles of two functions: the program names no import, and here torch is not needed."""
 _LIBRARIES = ("torch", "echelon")
 """What matters before the ranks start: whether to import torch, and whether it may resume."""
+_CHECKPOINTER = "Checkpointer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,13 +93,26 @@ def find_checkpoint(function: Callable[..., Any]) -> str:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return ""
-    for one in parameters:
-        kind = one.annotation
-        named = kind if isinstance(kind, str) else getattr(kind, "__qualname__", "")
-        module = getattr(kind, "__module__", "echelon")
-        if named.rpartition(".")[2] == "Checkpointer" and module.startswith("echelon"):
-            return one.name
-    return ""
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return next((one.name for one in parameters if _is_ours(one.annotation, names)), "")
+
+
+def _is_ours(kind: Any, names: Mapping[str, Any]) -> bool:
+    """Tell whether an annotation is our Checkpointer, without importing that: it needs torch.
+
+    Args:
+        kind: the annotation, which may be text.
+        names: what names in the text stand for; unknown ones are imported for type checkers only.
+    """
+    if isinstance(kind, str):
+        first, _, rest = kind.partition(".")
+        if first not in names:
+            return kind.rpartition(".")[2] == _CHECKPOINTER
+        if rest:
+            return rest == _CHECKPOINTER and getattr(names[first], "__name__", "") == "echelon"
+        kind = names[first]
+    own = str(getattr(kind, "__module__", "")).partition(".")[0] == "echelon"
+    return own and getattr(kind, "__qualname__", "") == _CHECKPOINTER
 
 
 def _check_arguments(

@@ -21,6 +21,7 @@ from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
+from echelon.core.units import format_bytes
 from echelon.core.userstate import state_folder
 from echelon.errors import (
     ConflictError,
@@ -36,6 +37,8 @@ from echelon.spec.merging import Merged
 _TRIES = 6
 """How often a submission is tried whose connection breaks."""
 _PAUSE_S = 2.0
+_MOST_ADDED = 40 << 20
+"""Bytes of a function: its text takes a third more, and is part of one message."""
 
 
 def send_run(
@@ -61,6 +64,12 @@ def send_run(
     script = None if spec.module or added else folder / spec.script
     if not added:
         check_here(spec, folder)
+    elif (size := sum(map(len, added.values()))) > _MOST_ADDED:
+        raise UsageError(
+            f"the function and what it refers to are {format_bytes(size)}; at most "
+            f"{format_bytes(_MOST_ADDED)} can be sent to a host",
+            hint="have the function read large data from a file there",
+        )
     site = make_site(request, folder, script)
     assert site is not None, "the caller knows that it has a host"
     root, _ = find_root(folder, script, LocalShell())

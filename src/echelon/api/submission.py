@@ -159,8 +159,20 @@ def check_request(spec: JobSpec, cluster: Cluster, command: str, *, lints: bool 
         )
 
 
-def check_function(spec: JobSpec, folder: Path, cluster: Cluster, shell: Shell) -> None:
-    """Report what is wrong with a request for a function, before anything is started."""
+def check_function(
+    spec: JobSpec, folder: Path, cluster: Cluster, shell: Shell, *, version: str = ""
+) -> None:
+    """Report what is wrong with a request for a function, before anything is started.
+
+    Args:
+        spec: the request.
+        folder: its working directory.
+        cluster: where it will run.
+        shell: runs the request's Python.
+        version: the Python version of the function, such as 3.11; by default the one of this
+            process.
+    """
+    own = "{}.{}".format(*sys.version_info)
     problems = [
         *check_files(replace(spec, module=True), folder),
         *check_array(spec),
@@ -168,19 +180,21 @@ def check_function(spec: JobSpec, folder: Path, cluster: Cluster, shell: Shell) 
     ]
     if spec.style != "echelon":
         problems.append(f"a function needs the style 'echelon', not '{spec.style}'")
-    if spec.python and spec.python != sys.executable and not (spec.conda or spec.modules):
-        problems += _check_version(spec.python, shell)
+    if not (spec.conda or spec.modules) and (
+        (spec.python and spec.python != sys.executable) or version not in ("", own)
+    ):
+        problems += _check_version(spec.python or sys.executable, version or own, shell)
     if problems:
         raise UsageError("; ".join(problems), hint="nothing was started; change the request")
 
 
-def _check_version(python: str, shell: Shell) -> list[str]:
+def _check_version(python: str, wanted: str, shell: Shell) -> list[str]:
     look = "import sys; print('{}.{}'.format(*sys.version_info))"
     try:
         done = shell.run([python, "-c", look], timeout_s=60)
     except MissingProgramError:
         return [f"Python not found: '{python}'"]
-    own = "{}.{}".format(*sys.version_info)
-    if done.code or done.stdout.strip() == own:
+    found = done.stdout.strip()
+    if done.code or found == wanted:
         return []
-    return [f"{python} is Python {done.stdout.strip()}, and cannot read a function of Python {own}"]
+    return [f"{python} is Python {found}, and cannot read a function of Python {wanted}"]

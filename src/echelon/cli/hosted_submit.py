@@ -6,6 +6,7 @@ submission of a project go on at a time, and the run has the name that the other
 
 import contextlib
 import io
+import json
 import os
 from base64 import b64decode
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ from echelon.core.atomic_file import remove_tree
 from echelon.core.shell import LocalShell
 from echelon.core.stream import Stream
 from echelon.errors import ConflictError
+from echelon.launch.function_call import ABOUT, FOLDER
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
 from echelon.run.sweep import SweepDir, is_sweep
@@ -59,7 +61,8 @@ def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     spec = choose_snapshot(choose_spec(sent, "slurm", os.environ))
     added = {path: b64decode(data) for path, data in wanted.get("added", {}).items()}
     if added:
-        check_function(spec, folder, cluster, LocalShell())
+        about = json.loads(added[f"{FOLDER}/{ABOUT}"])
+        check_function(spec, folder, cluster, LocalShell(), version=str(about["python"]))
     else:
         check_request(spec, cluster, "submit", lints=False)
     if "sweep" in wanted:

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.api.functions import MOST_BYTES, find_checkpoint, find_libraries, pack_function
 from echelon.api.submission import check_function
-from echelon.core.shell import LocalShell
+from echelon.core.shell import FakeShell, LocalShell
 from echelon.errors import UsageError
 from echelon.launch.protocol.program import Program
 from echelon.launch.protocol.program_text import may_import_torch, read_imports
@@ -136,6 +136,28 @@ def test_a_path_with_the_name_of_a_library_is_not_that_library():
 class _Cluster:
     def problems(self, _spec):
         return []
+
+
+def test_annotations_as_text_are_looked_up():
+    """As `from __future__ import annotations` has them."""
+    text = "def train(saver: {}): ..."
+    for annotation, names, expected in [
+        ("Checkpointer", {}, "saver"),  # imported for type checkers only
+        ("Checkpointer", {"Checkpointer": int}, ""),
+        ("echelon.Checkpointer", {"echelon": sys.modules["echelon"]}, "saver"),
+        ("other.Checkpointer", {"other": json}, ""),
+        ("Checkpoint", {}, ""),
+    ]:
+        exec(text.format(f'"{annotation}"'), names)  # noqa: S102
+        assert find_checkpoint(names["train"]) == expected, annotation
+
+
+def test_the_function_counts_not_the_process_that_checks(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot read a function of Python 3\.9"):
+        check_function(JobSpec(), tmp_path, _Cluster(), LocalShell(), version="3.9")
+    shell = FakeShell(answers={"/opt/python -c": "3.9\n"})
+    request = JobSpec(python="/opt/python")
+    check_function(request, tmp_path, _Cluster(), shell, version="3.9")
 
 
 @pytest.mark.parametrize(
