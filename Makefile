@@ -54,7 +54,8 @@ test: system  ## everything that CI runs: unit, local, real Slurm, browser
 peers:  ## install Lightning, Accelerate and Transformers into .venv-peers, for test-all and bench
 	@tools/setup.sh peers
 
-test-all: peers system  ## the full matrices too
+test-all: peers  ## the full matrices too
+	@tools/setup.sh system full
 	@tools/setup.sh user docs test
 	@$(if $(ARGS),$(BIN)/pytest $(THOROUGH) $(ARGS),$(BIN)/pytest $(THOROUGH) $(PARALLEL) -m "not alone" --durations=25 && \
 	    $(BIN)/pytest $(THOROUGH) -m alone --durations=10)

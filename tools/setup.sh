@@ -4,7 +4,7 @@
 #   tools/setup.sh user               .venv with Echelon and PyTorch
 #   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (packages for tests)
 #   tools/setup.sh peers              .venv-peers with Lightning, Accelerate and Transformers, for tests
-#   tools/setup.sh system             the distribution's Slurm, MariaDB, OpenSSH and Chromium
+#   tools/setup.sh system [full]      the distribution's Slurm, MariaDB, OpenSSH and Chromium; full: Prometheus too
 #
 # Steps that are up to date are skipped silently.
 set -euo pipefail
@@ -199,30 +199,32 @@ missing_packages() {
     done
 }
 
-# The sandbox starts its own sshd. The package's service would open this machine to logins: it is neither started nor
-# enabled, unless the package was there before.
+# Tests start their own sshd and Prometheus. The packages' services would open this machine to others: they are neither
+# started nor enabled, unless the package was there before.
 POLICY=/usr/sbin/policy-rc.d
 
-deny_sshd() {
+deny_services() {
     [ ! -e "$POLICY" ] || return 0 # the machine has its own policy
-    printf '%s\n' '#!/bin/sh' 'case $1 in ssh | ssh.* | sshd | sshd.*) exit 101 ;; esac' | as_root tee "$POLICY" >/dev/null
+    printf '%s\n' '#!/bin/sh' 'case $1 in ssh* | prometheus*) exit 101 ;; esac' | as_root tee "$POLICY" >/dev/null
     as_root chmod 755 "$POLICY"
     trap 'as_root rm -f "$POLICY"' EXIT
 }
 
-disable_sshd() {
-    [ ! -d /run/systemd/system ] || as_root systemctl disable --now --quiet ssh.service ssh.socket || true
+disable_services() {
+    [ ! -d /run/systemd/system ] || as_root systemctl disable --now --quiet "$@" || true
 }
 
 setup_system() {
     local missing
+    [ "${1:-}" != full ] || SYSTEM+=' prometheus:prometheus'
     mapfile -t missing < <(missing_packages)
     [ ${#missing[@]} -gt 0 ] || return 0
     if may_install; then
         # If one package is unavailable under this name, still install the others.
-        [[ " ${missing[*]} " != *" openssh-server "* ]] || deny_sshd
+        deny_services
         apt_install "${missing[@]}" || for package in "${missing[@]}"; do apt_install "$package" || true; done
-        [[ " ${missing[*]} " != *" openssh-server "* ]] || disable_sshd
+        [[ " ${missing[*]} " != *" openssh-server "* ]] || disable_services ssh.service ssh.socket
+        [[ " ${missing[*]} " != *" prometheus "* ]] || disable_services prometheus.service
         mapfile -t missing < <(missing_packages)
         [ ${#missing[@]} -gt 0 ] || return 0
     fi
@@ -231,7 +233,7 @@ setup_system() {
     [ "${CI:-}" != true ] || fail "CI=true: nothing may be missing" "install the packages above"
 }
 
-fail_part() { fail "unknown part '$1'" "tools/setup.sh user [check] [docs] [test] | peers | system"; }
+fail_part() { fail "unknown part '$1'" "tools/setup.sh user [check] [docs] [test] | peers | system [full]"; }
 
 case "${1:-}" in
     user) install_layers .venv "$@" ;;
@@ -239,6 +241,6 @@ case "${1:-}" in
         install_layers .venv-peers peers
         install_year_old
         ;;
-    system) setup_system ;;
+    system) setup_system "${2:-}" ;;
     *) fail_part "${1:-}" ;;
 esac

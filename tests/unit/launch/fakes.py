@@ -43,6 +43,7 @@ class FakePool:
         self.unfit, self.known, self.started = {}, {}, []
         self.script, self.clock = list(script), clock
         self.restarts, self.ended, self.woken = 0, 0, 0
+        self.signalled = None
         self.overlapped = False
         """Whether a restart began before a hanging one had ended."""
         self._results, self._fails = list(restarts), fails

@@ -128,6 +128,15 @@ def test_where_agents_cannot_be_started_the_verdict_says_why(make):
     assert "Unable to contact" in verdict["failure"]["message"]
 
 
+def test_a_command_that_our_own_signal_has_ended_is_no_failed_start(make):
+    """scancel signals all processes of a batch script."""
+    pool = FakePool(fails=CommandError(("scontrol",), -15, ""))
+    pool.signalled = Stop("cancelled", "the controller received SIGTERM", 143)
+    code, outcome, verdict = carry(*make(pool=pool))
+    assert (code, outcome["state"], outcome["next"]) == (143, "CANCELLED", "")
+    assert verdict["failure"]["cause"] == "cancelled"
+
+
 def test_a_signal_that_slurm_explains_late_is_understood_in_the_end(make):
     class Late(LocalAllocation):
         async def explain(self, stop):
