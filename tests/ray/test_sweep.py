@@ -32,3 +32,40 @@ def test_tasks_are_jobs_of_ray(cluster, folder):
         *(("1", "COMPLETED"), ("2", "FAILED"), ("3", "COMPLETED")),
     ]
     assert "task 3" in echelon(cluster, folder, "logs", rows[2]["run"]).stdout
+
+
+FUNCTIONS = """\
+import echelon, os
+
+def rank(word):
+    return word, int(os.environ["RANK"])
+
+job = echelon.request(on="ray", address=ADDRESS, preload=(), restarts=0)
+print(job.replace(nodes=2).submit(rank, "a").results(timeout=120))
+runs = job.map(rank, ["b", "c"])
+print(sorted(run.result(timeout=120) for run in echelon.as_completed(runs)))
+try:
+    job.submit(lambda: 1 / 0).result(timeout=120)
+except echelon.RunFailedError as error:
+    print(error)
+"""
+
+
+@pytest.mark.ray
+def test_functions_return_from_ray(cluster, folder):
+    address = cluster.here[-1].partition("=")[2]
+    (folder / "main.py").write_text(FUNCTIONS.replace("ADDRESS", repr(address)))
+    done = subprocess.run(
+        [sys.executable, "main.py"],
+        cwd=folder,
+        env=cluster.environ,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results, mapped, error = done.stdout.splitlines()
+    assert results == "[('a', 0), ('a', 1)]"
+    assert mapped == "[('b', 0), ('c', 0)]"
+    assert error.startswith("ZeroDivisionError: division by zero on rank 0")

@@ -418,6 +418,13 @@ def test_a_sweep_from_a_laptop(laptop, remote):
     assert wait_until(lambda: "number 3" in laptop("logs", f"{sweep}-0").stdout, timeout_s=60)
     laptop("sweep", "stop", "last")
     assert wait_until(lambda: state()["going"] == 0, timeout_s=60)
+    laptop.write("job.sbatch", "#!/bin/bash\n#SBATCH --array=1,3\n#SBATCH --time=5\n")
+    done = laptop("submit", "--json", "--wait", "--from=job.sbatch", "train.py", "1", "0")
+    rows = json.loads(laptop("sweep", "table", "--json").stdout)
+    sweep = json.loads(done.stdout)["sweep"]
+    assert [(row["run"], row["state"]) for row in rows] == [
+        (f"{sweep}-{index}", "COMPLETED") for index in (1, 3)
+    ]
     missing = laptop("sweep", "table", "no-such", check=False)
     assert "no sweep 'no-such'" in missing.stderr
 

@@ -10,6 +10,7 @@ from echelon.api.host_files import fetched
 from echelon.api.hosts import Retries, ask, follow_there, run_there
 from echelon.api.local_run import is_function, read_metrics
 from echelon.api.results import read_results
+from echelon.api.sweeps import NEVER_STARTED
 from echelon.clusters.ssh.site import Site
 from echelon.core.codec import decode
 from echelon.core.jobs import Job
@@ -17,7 +18,7 @@ from echelon.core.slurm import forgotten
 from echelon.errors import EchelonError, NotFoundError, TimedOutError
 from echelon.launch.function_call import RESULTS, name_result
 from echelon.run.listing import find_run
-from echelon.run.verdict import Verdict
+from echelon.run.verdict import Failure, Verdict, judge
 
 _ASK_S = 3.0
 """Seconds between two questions about a run that is waited for."""
@@ -165,6 +166,12 @@ class HostedTask(HostedRun):
     def job(self) -> Job:
         """Return the task's job."""
         return self._tasks.job(self.run_id)
+
+    def verdict(self, job: Job) -> Verdict | None:
+        """Return why the task failed."""
+        if job.reason == NEVER_STARTED:  # it has no directory
+            return judge([Failure(cause="cancelled", message=job.reason, exit_code=143)])
+        return super().verdict(job)
 
     def stop(self) -> None:
         super().stop()

@@ -46,7 +46,8 @@ def start_mapped(
     """Start a sweep, and return its runs."""
     sweep = create_sweep(spec, rows, place.runs, added=added, max_running=max_running)
     if isinstance(cluster, SlurmCluster):
-        submit_sweep(sweep, cluster, os.environ)
+        with sweep.locked():
+            submit_sweep(sweep, cluster, os.environ)
     else:
         count = max_running or (1 if place.on == "local" else len(rows))
         argv = [sys.executable, "-P", "-m", __name__, str(sweep.path), place.on, place.address]

@@ -128,7 +128,7 @@ def check_array(spec: JobSpec) -> list[str]:
     """Report a job array, where all its tasks would be one run."""
     if take_array(spec) is None:
         return []
-    what = "only echelon submit accepts job arrays (--array), on the cluster itself"
+    what = "only echelon submit accepts job arrays (--array)"
     return [f"{what}: start a sweep with echelon sweep, or use --style srun"]
 
 

@@ -69,7 +69,7 @@ def carry_out(
                     else:
                         running[waiting[0]] = start_task(sweep, waiting[0], cluster, environ)
                     del waiting[0]
-                failed += _drop_ended(running, cluster)
+                failed += _drop_ended(sweep, running, cluster)
                 time.sleep(_LOOK_S)
             except KeyboardInterrupt:
                 note("stopping" + ("" if interrupted else "; press Ctrl-C again to end at once"))
@@ -84,15 +84,17 @@ def carry_out(
     return failed
 
 
-def _drop_ended(running: dict[int, RunDir], cluster: Cluster) -> list[int]:
+def _drop_ended(sweep: SweepDir, running: dict[int, RunDir], cluster: Cluster) -> list[int]:
     """Remove tasks that have ended, and return those of them that are not complete."""
     failed = []
     for index, run in list(running.items()):
+        stopped = sweep.stopped.exists() or sweep.cancelled(index).exists()
         try:
             job = current_job(run, cluster)
+            continues = job.over and not stopped and submit_next(run, cluster)
         except UnavailableError:  # the task may be fine
             continue
-        if job.over and not submit_next(run, cluster):
+        if job.over and not continues:
             del running[index]
             note(f"{run.run_id}: {job.state}{f' ({job.reason})' if job.reason else ''}")
             failed += [index] if job.state != "COMPLETED" else []

@@ -16,7 +16,7 @@ from echelon.clusters.base import Cluster
 from echelon.clusters.local import PREFIX
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.atomic_file import remove_tree
-from echelon.core.jobs import Job, is_job_id
+from echelon.core.jobs import WAITING, Job, is_job_id
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError, UsageError
 from echelon.run.attempts import Attempt, attempts, outcome
@@ -109,7 +109,8 @@ def submit_sweep(
 
     Raises:
         UsageError: the cluster refuses the request.
-        ConflictError: it is not known whether an earlier call has submitted an array.
+        UnavailableError: it refuses a part of it, or it is not known whether an earlier call has
+            submitted an array.
     """
     table, arrays = read_table(sweep), sweep.arrays()
     known = 0 if again else len(arrays)
@@ -144,7 +145,7 @@ def submit_sweep(
             remove_tree(sweep.path)
             raise
         what = f"{sweep.sweep_id} is queued in part, as job array {', '.join(found)}"
-        raise UsageError(
+        raise UnavailableError(
             f"{what if found else f'nothing was queued for {sweep.sweep_id}'}: {error.message}",
             hint=f"queue the rest later: echelon sweep resume {sweep.sweep_id}",
         ) from error
@@ -160,7 +161,7 @@ def _find_array(
     # Its answer may have been lost between sbatch and us.
     found = cluster.find_submitted(mark_tasks(sweep.sweep_id), number)
     if not found and any(sweep.run(task).path.exists() for task in tasks):
-        raise ConflictError(
+        raise UnavailableError(
             f"it is not known whether all of {sweep.sweep_id} was queued",
             hint=f"show its tasks: echelon sweep table {sweep.sweep_id}",
         )
@@ -203,6 +204,12 @@ class Task:
         return self.job.state
 
     @property
+    def has_begun(self) -> bool:
+        """Whether its current job has recorded itself in the run's directory."""
+        known = (attempt.job_id for attempt in attempts(self.run))
+        return self.state not in WAITING and self.job.id in known
+
+    @property
     def is_left(self) -> bool:
         """Whether the task has ended, or never began, and is not complete."""
         return self.job.over and self.state != "COMPLETED"
@@ -234,7 +241,7 @@ def read_tasks(sweep: SweepDir, slurm: Slurm, *, strict: bool = False) -> list[T
         # Slurm keeps no record of a waiting task that was cancelled.
         gone = job.state in ("UNKNOWN", "UNSUBMITTED") and not one.last and not reason
         if gone and sweep.cancelled(index).exists():
-            job = replace(job, state="CANCELLED", reason="it was never started")
+            job = replace(job, state="CANCELLED", reason=NEVER_STARTED)
         failed = job.over and job.state not in ("COMPLETED", "UNSUBMITTED", "UNKNOWN")
         verdict = find_verdict(one.run, job) if failed else None
         parameters = table.parameters(index)
@@ -288,6 +295,7 @@ class _Open:
         return _Answers(jobs, away).job(self.wanted, run_id=self.run.run_id)
 
 
+NEVER_STARTED = "it was never started"
 _UNSUBMITTED = Job(id="", state="UNSUBMITTED", reason="never submitted")
 
 
@@ -335,9 +343,7 @@ def stop_sweep(sweep: SweepDir, cluster: SlurmCluster) -> int:
         # Only now it is certain that no further task starts.
         left = [task for task in read_tasks(sweep, cluster, strict=True) if not task.job.over]
         queued = {
-            task.job.id: bool(attempts(task.run))
-            for task in left
-            if task.job.id.partition("_")[0] in known
+            task.job.id: task.has_begun for task in left if task.job.id.partition("_")[0] in known
         }
         cluster.stop_tasks([job for job, has_begun in queued.items() if has_begun])
         # The others have nothing to save, and do not react to signals yet.

@@ -25,8 +25,9 @@ from echelon.api.submission import (
 )
 from echelon.core.atomic_file import remove_tree
 from echelon.core.shell import LocalShell
+from echelon.core.slurm import mark_tasks
 from echelon.core.stream import Stream
-from echelon.errors import ConflictError
+from echelon.errors import UnavailableError
 from echelon.launch.function_call import ABOUT, FOLDER
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
@@ -84,7 +85,7 @@ def _submit_tasks(
     from echelon.api.sweeps import create_sweep, submit_sweep  # noqa: PLC0415
 
     path, asked = runs / wanted["run"], wanted["sweep"]
-    again = is_sweep(path)
+    again = is_sweep(path) and _is_queued(SweepDir.open(path), cluster)
     if again:
         sweep = SweepDir.open(path)
     else:
@@ -97,7 +98,8 @@ def _submit_tasks(
             max_running=int(asked["max_running"]),
             sweep_id=wanted["run"],
         )
-    submit_sweep(sweep, cluster, os.environ, again=again)
+    with sweep.locked():
+        submit_sweep(sweep, cluster, os.environ, again=again)
     arrays = [array.job_id for array in sweep.arrays()]
     return {
         "run": sweep.sweep_id,
@@ -105,6 +107,15 @@ def _submit_tasks(
         "arrays": arrays,
         "directory": str(sweep.path),
     }
+
+
+def _is_queued(sweep: SweepDir, cluster: Any) -> bool:
+    """Tell whether an earlier call has created a sweep as a whole, and may have submitted it."""
+    return bool(
+        sweep.arrays()
+        or cluster.find_submitted(mark_tasks(sweep.sweep_id), 1)
+        or any(sweep.path.parent.glob(f"{sweep.sweep_id}-*"))
+    )
 
 
 def _find_submitted(path: Path) -> dict[str, str] | None:
@@ -122,7 +133,7 @@ def _find_submitted(path: Path) -> dict[str, str] | None:
     if job_id:
         return {"run": run.run_id, "job_id": job_id, "directory": str(path)}
     if run.attempt_numbers():
-        raise ConflictError(
+        raise UnavailableError(
             f"it is not known whether {run.run_id} was queued: its job is not in the queue",
             hint="look for it (sacct --name), then submit again",
         )

@@ -28,6 +28,7 @@ from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
     from echelon.clusters.ssh.site import Site
+    from echelon.spec.job_spec import JobSpec
     from echelon.spec.merging import Merged
 
 _POLL_S = 5.0
@@ -276,9 +277,29 @@ def submit_there(request: "Merged", *, wait: bool, show: bool, dry_run: bool, as
     return 0
 
 
+def submit_array_there(
+    request: "Merged",
+    spec: "JobSpec",
+    indices: Sequence[int],
+    max_running: int,
+    *,
+    wait: bool,
+    as_json: bool,
+) -> int:
+    """Submit the script of a job array to a host; see `submit_array`."""
+    from dataclasses import replace  # noqa: PLC0415
+
+    from echelon.run.sweep import escape  # noqa: PLC0415
+
+    literal = replace(spec, args=tuple(map(escape, spec.args)))
+    tasks = {index: dict[str, str]() for index in indices}
+    asked = replace(request, spec=literal)
+    return sweep_there(asked, tasks, max_running, wait=wait, as_json=as_json)
+
+
 def sweep_there(
     request: "Merged",
-    rows: Sequence[Mapping[str, str]],
+    tasks: Mapping[int, Mapping[str, str]],
     max_running: int,
     *,
     wait: bool,
@@ -287,14 +308,14 @@ def sweep_there(
     """Submit a sweep to the host of its request, and return the exit code."""
     from echelon.api.host_submission import send_run  # noqa: PLC0415
 
-    site, found = send_run(request, tasks=dict(enumerate(rows)), max_running=max_running)
+    site, found = send_run(request, tasks=tasks, max_running=max_running)
     sweep, arrays = found.pop("run"), ", ".join(found["arrays"])
     if as_json:
-        facts = {"sweep": sweep, "tasks": len(rows), "arrays": found["arrays"]}
+        facts = {"sweep": sweep, "tasks": len(tasks), "arrays": found["arrays"]}
         console.print_json({**facts, "directory": found["directory"], "host": site.host})
     else:
         console.print_result(sweep)
-        queued = f"queued {counted(len(rows), 'task')} as job array {arrays} on {site.host}"
+        queued = f"queued {counted(len(tasks), 'task')} as job array {arrays} on {site.host}"
         console.note(f"{queued}; show them: echelon sweep status {sweep}")
     return _wait_for_sweep(site, sweep) if wait else 0
 
@@ -307,9 +328,16 @@ def resume_sweep_there(there: There) -> int:
 
 def _wait_for_sweep(site: "Site", sweep: str) -> int:
     """Wait for all tasks of a sweep; return 1 if one is not complete."""
+    from echelon.core.slurm import forgotten  # noqa: PLC0415
+
     while True:
         found = keep_trying(lambda: ask(site, ["sweep", "status", "--json", "--", sweep]))
-        if not found["going"]:
+        away = [
+            one
+            for one in found["runs"].values()
+            if one["state"] == "UNKNOWN" and one["reason"] != forgotten("").reason
+        ]
+        if not found["going"] and not away:
             states = found["states"]
             told = ", ".join(f"{number} {state}" for state, number in states.items())
             console.note(f"{sweep}: {told}")

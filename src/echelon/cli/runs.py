@@ -114,8 +114,10 @@ def submit(
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if request.host and on == "slurm":
-        from echelon.cli.remote import submit_there  # noqa: PLC0415
+        from echelon.cli.remote import submit_array_there, submit_there  # noqa: PLC0415
 
+        if not dry_run and (tasks := take_array(request.spec)):
+            raise typer.Exit(submit_array_there(request, *tasks, wait=wait, as_json=as_json))
         raise typer.Exit(
             submit_there(request, wait=wait, show=follow, dry_run=dry_run, as_json=as_json)
         )
@@ -406,7 +408,12 @@ def resume(
 
 def _cancel_waiting(runs_dir: Path, name: str) -> bool:
     """Cancel a task of a sweep that has not started yet; return whether the name is one."""
-    from echelon.api.sweeps import cancel_waiting, find_waiting, read_tasks  # noqa: PLC0415
+    from echelon.api.sweeps import (  # noqa: PLC0415
+        cancel_waiting,
+        check_home,
+        find_waiting,
+        read_tasks,
+    )
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
@@ -414,6 +421,7 @@ def _cancel_waiting(runs_dir: Path, name: str) -> bool:
     if found is None:
         return False
     sweep, index = found
+    check_home(sweep)
     slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
     tasks = read_tasks(sweep, slurm, strict=True)
     job = next(task.job for task in tasks if task.index == index)

@@ -136,7 +136,8 @@ def sweep(
     if request.host and on == "slurm":
         check_sweep(request.spec, list(rows[0]))
         if not dry_run:
-            raise typer.Exit(sweep_there(request, rows, max_running, wait=wait, as_json=as_json))
+            tasks = dict(enumerate(rows))
+            raise typer.Exit(sweep_there(request, tasks, max_running, wait=wait, as_json=as_json))
         _print_rows([{"index": str(number), **row} for number, row in enumerate(rows)], as_json)
         console.note(f"not checked on {request.host}, because nothing was sent there")
         return

@@ -46,7 +46,8 @@ def submit_tasks(
     """Start tasks of a sweep; return the command's exit code."""
     from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
 
-    code = start_tasks(sweep, cluster, indices, as_json=as_json)
+    with sweep.locked():
+        code = start_tasks(sweep, cluster, indices, as_json=as_json)
     return wait_for_tasks(sweep, cluster) if wait and isinstance(cluster, SlurmCluster) else code
 
 

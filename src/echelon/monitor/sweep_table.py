@@ -18,6 +18,8 @@ MOST_CURVES = 100
 """How many tasks of a sweep the page shows as curves."""
 _POINTS = 200
 """How many points a curve has on the page."""
+_MOST_BYTES = 1 << 20
+"""The longest line that is read."""
 _SPEEDS = ("rate", "data_wait")
 """Logged with every step, but not what a sweep compares."""
 
@@ -47,7 +49,8 @@ def read_curve(run: RunDir, metric: str) -> list[tuple[int, float]]:
     """Return all values of a metric, each with its step; a step that was repeated counts once."""
     try:
         with open_regular(run.metrics) as file:
-            points = [point for line in file if (point := _read_line(line, metric))]
+            lines = iter(lambda: file.readline(_MOST_BYTES), b"")
+            points = [point for line in lines if (point := _read_line(line, metric))]
     except OSError:
         return []
     return sorted(dict(points).items())
@@ -63,8 +66,10 @@ def _read_line(line: bytes, metric: str) -> tuple[int, float] | None:
         return None
     try:
         record = parse_json(line)
-        if record["kind"] == kind and name in record["metrics"]:
-            return int(record["step"]), float(record["metrics"][name])
+        value = record["metrics"][name]
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if record["kind"] == kind and is_number:
+            return int(record["step"]), float(value)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         pass  # damaged, or still being written
     return None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from echelon.train.agreement import least_over_ranks
+from echelon.train.agreement import is_alone, least_over_ranks
 from echelon.train.batches import map_others, map_tensors
 from echelon.train.loading import Portion, Rows
 from echelon.train.metrics import Tally
@@ -58,6 +58,7 @@ class CapturedStep:
         stream: Any,
         begun: bool,
         compiled: bool,
+        by_default: bool = False,
         tell: Callable[[str], None],
     ) -> None:
         """Create the step.
@@ -68,10 +69,14 @@ class CapturedStep:
             stream: the stream to record on; DDP must have been created on it.
             begun: whether steps were taken before, in this process or another.
             compiled: whether to use torch.compile for the step of full batches.
+            by_default: whether the user did not ask for it.
             tell: reports why steps are not captured.
         """
         self._eager, self._device, self._begun = eager, device, begun
         self._compiled, self._tell = compiled, tell
+        # Ranks record at the same step only if shapes change at the same step. That is certain of
+        # rows of tensors, but not of batches that a user's code makes.
+        self._wants_rows = by_default and not is_alone()
         self._graphs: dict[Any, _Recording] = {}
         self._side = stream
         self._pool: Any = None
@@ -110,6 +115,10 @@ class CapturedStep:
 
     def take(self, portion: Portion, tally: Tally) -> None:
         """Take one step, and add its sums to the tally."""
+        if self._wants_rows and not self.why_not:
+            rows = isinstance(portion.batch, Rows)
+            self._give_up("" if rows else "batches may differ in shape between ranks")
+        self._wants_rows = False
         form = _form_of(portion)
         room = form in self._graphs or len(self._graphs) < FORMS
         if self._begun and not self.why_not and room:
@@ -147,16 +156,19 @@ class CapturedStep:
             keys=None if portion.keys is None else portion.keys.clone(),
         )
         graph, failure, count = torch.cuda.CUDAGraph(), "", 0.0
+        records = False
         # The first form is that of full batches; others are too rare to be worth compiling.
         way = self._eager.compiled() if self._compiled and not self._graphs else nullcontext()
         try:
             with way, undisturbed(self._device), self._put_back(tally):
                 self._warm_up(static, tally)
-                before = tally.samples
+                before, records = tally.samples, True
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
                     self._eager.take(static, tally)
                 count = tally.samples - before
-        except Exception as error:  # noqa: BLE001  capture can fail in any way a model's code can
+        except Exception as error:
+            if not records and not is_alone():
+                raise  # other ranks are in the collectives of the warm-up
             failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             _end_recording(self._device)
         self._eager.optimizer.zero_grad(set_to_none=True)

@@ -76,7 +76,8 @@ class Learner:
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
         # gloo's operations cannot be captured.
         able = world.device.type == "cuda" and (is_alone() or world.backend == "nccl")
-        captures = capture == "always" or (capture == "auto" and able)
+        self._by_default = capture == "auto"
+        captures = capture == "always" or (self._by_default and able)
         self._stream = _recording_stream(world.device) if captures else None
         self.model = self.module
         if not is_alone() if ddp is None else ddp:
@@ -134,6 +135,7 @@ class Learner:
                 stream=self._stream,
                 begun=self.steps > 0,
                 compiled=bool(self._compiled),
+                by_default=self._by_default,
                 tell=tell,
             )
 

@@ -1,5 +1,6 @@
 """How long steps take, and how much of that is waiting for data and for other ranks."""
 
+import contextlib
 import random
 import time
 from collections.abc import Callable
@@ -101,8 +102,7 @@ class StreamWait:
         self._clock = clock
         self._passes, self._due_s, self._skipped = 0, 0.0, 0
         self._random = random.Random(0)  # noqa: S311  not a secret
-        make_event: Any = torch.cuda.Event
-        self._ready, self._done = (make_event(enable_timing=True, external=True) for _ in range(2))
+        self._ready, self._done, self._in_graphs = _make_events()
         self._recorded = self._captured = False
         """Whether the events are of a step that was not read yet; whether replays record them."""
 
@@ -120,8 +120,9 @@ class StreamWait:
         self._passes += 1
 
     def backward(self, loss: torch.Tensor) -> None:
-        self._captured = torch.cuda.is_current_stream_capturing()
-        if not self._captured and not self._is_due():
+        capturing = torch.cuda.is_current_stream_capturing()
+        self._captured = capturing and self._in_graphs
+        if not self._captured and (capturing or not self._is_due()):
             loss.backward()  # type: ignore[no-untyped-call]
             return
         _call_when_ready(loss, self._ready.record)
@@ -134,6 +135,15 @@ class StreamWait:
             return False
         self._skipped -= 1
         return self._skipped < 0
+
+
+def _make_events() -> tuple[Any, Any, bool]:
+    """Return two events, and whether a CUDA graph can record them at each replay."""
+    make: Any = torch.cuda.Event
+    with contextlib.suppress(TypeError):  # an older torch
+        if torch.version.hip is None:
+            return *(make(enable_timing=True, external=True) for _ in range(2)), True
+    return *(make(enable_timing=True) for _ in range(2)), False
 
 
 def _call_when_ready(loss: torch.Tensor, call: Callable[[], None]) -> None:

@@ -96,7 +96,9 @@ class EagerStep:
             current: passes information about the batch to exact layers, if there are any.
         """
         self.model, self.optimizer, self._objective = model, optimizer, objective
-        self._parameters = list(model.parameters())  # including those without an optimizer
+        moved = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        self._fixed = [one for one in model.parameters() if id(one) not in moved]
+        """Parameters without an optimizer."""
         self._world_size, self._device = world_size, device
         self._transform = transform
         self._clip, self._accumulate = clip_norm, accumulate
@@ -112,8 +114,11 @@ class EagerStep:
 
     def take(self, portion: Portion, tally: Tally) -> None:
         """Take one step, and add its sums to the tally."""
-        for parameter in self._parameters:
+        for parameter in self._fixed:
             parameter.grad = None
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
         self._backward(portion, tally)
         if self._clip is not None:
             self.scaler.unscale_(self.optimizer)

@@ -111,7 +111,7 @@ class StopBarrier:
     def tell(self, step: int) -> None:
         """Report the number of steps taken."""
         if self._beacon is not None:
-            self._beacon.step = step
+            self._beacon.step = int(step)
 
     def pass_by(self) -> bool:
         """Former name of `arrive`, kept for one release."""

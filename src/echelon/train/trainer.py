@@ -143,7 +143,7 @@ class Trainer:
             precision: `fp32`, `bf16`, `fp16`, or `auto` for bf16 where the GPU supports it.
             accumulate: split a rank's batch into this many parts to save memory.
             capture: record the step as a CUDA graph: `always`, `never`, or `auto`, which does so
-                on a single GPU.
+                on a GPU, with several ranks only if the data are tensors that fit there.
             compiled: use torch.compile for the captured step; None does so if the remaining
                 training time makes it worthwhile.
             ddp: wrap the model in DDP; None does so if there are several ranks.
@@ -400,6 +400,8 @@ class Trainer:
         if source.order.cursor:
             share = source.order.cursor / source.order.usable
             steps = (self.epochs - self.epoch - share) * self.step / (self.epoch + share)
+            if self.max_steps is not None:
+                steps = min(steps, self.max_steps - self.step)
             self._learner.consider_compiling(steps * self.step_s)
         progress.update(
             step=self.step,

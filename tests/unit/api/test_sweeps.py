@@ -307,7 +307,7 @@ def test_it_is_not_submitted_again_if_it_may_have_run(tmp_path):
     sweep, queue = make_sweep(tmp_path, 3), Queue()
     queue.shell.answers["squeue"] = ""
     make_run(sweep, 0)
-    with pytest.raises(ConflictError, match="not known whether"):
+    with pytest.raises(UnavailableError, match="not known whether"):
         submit_sweep(sweep, cluster(queue.shell), {}, again=True)
     assert not queue.submitted()
 
@@ -321,7 +321,8 @@ def test_if_a_later_array_is_refused_the_first_is_named(tmp_path):
     queue.shell.answers["sbatch"] = lambda argv: (
         refuse(argv) if argv[-1] != "0" else queue.queue(argv)
     )
-    with pytest.raises(UsageError, match=r"in part, as job array 7: .*too many jobs") as caught:
+    part = r"in part, as job array 7: .*too many jobs"
+    with pytest.raises(UnavailableError, match=part) as caught:
         submit_sweep(sweep, cluster(queue.shell), {})
     assert f"echelon sweep resume {sweep.sweep_id}" in caught.value.hint
     assert sweep.path.exists()
