@@ -1,6 +1,6 @@
 // Requests to the server, with the token. The token comes in the URL's fragment, which browsers do not
 // send, and is kept in this tab's session storage. That is separated by port, unlike cookies.
-const KEY = "token", WAIT_MS = 400, FIRST_MS = 500, LAST_MS = 10000;
+const KEY = "token", WAIT_MS = 400, FIRST_MS = 500, LAST_MS = 10000, ANSWER_MS = 15000;
 const others = new BroadcastChannel("token"); // only tabs of this origin
 
 export const known = () => Boolean(sessionStorage.getItem(KEY));
@@ -49,7 +49,10 @@ export function follow(path, {hear, lose, fail}) {
   const stop = new AbortController(), {signal} = stop;
   let wait = FIRST_MS;
   const once = async () => {
-    const answer = await get(path, {signal});
+    // A forwarded connection that is half open answers nothing, without an error.
+    const patience = new AbortController(), timer = setTimeout(() => patience.abort(), ANSWER_MS);
+    const answer = await get(path, {signal: AbortSignal.any([signal, patience.signal])});
+    clearTimeout(timer);
     if (answer.status >= 400 && answer.status < 500) { stop.abort(); fail(answer.status); return; }
     if (!answer.ok) throw new Error(answer.status);
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
