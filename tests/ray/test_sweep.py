@@ -7,16 +7,20 @@ import sys
 import pytest
 
 
-def echelon(cluster, folder, *words):
+def python(cluster, folder, *words):
     return subprocess.run(
-        [sys.executable, "-m", "echelon", *words],
+        [sys.executable, *words],
         cwd=folder,
         env=cluster.environ,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
         check=False,
     )
+
+
+def echelon(cluster, folder, *words):
+    return python(cluster, folder, "-m", "echelon", *words)
 
 
 @pytest.mark.ray
@@ -55,15 +59,7 @@ except echelon.RunFailedError as error:
 def test_functions_return_from_ray(cluster, folder):
     address = cluster.here[-1].partition("=")[2]
     (folder / "main.py").write_text(FUNCTIONS.replace("ADDRESS", repr(address)))
-    done = subprocess.run(
-        [sys.executable, "main.py"],
-        cwd=folder,
-        env=cluster.environ,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = python(cluster, folder, "main.py")
     assert done.returncode == 0, done.stderr
     results, mapped, error = done.stdout.splitlines()
     assert results == "[('a', 0), ('a', 1)]"

@@ -180,10 +180,11 @@ def check_function(
     ]
     if spec.style != "echelon":
         problems.append(f"a function needs the style 'echelon', not '{spec.style}'")
-    if not (spec.conda or spec.modules) and (
-        (spec.python and spec.python != sys.executable) or version not in ("", own)
-    ):
-        problems += _check_version(spec.python or sys.executable, version or own, shell)
+    # Another environment has its own Python, which is not asked here.
+    python = spec.python or ("" if spec.venv or spec.prologue else sys.executable)
+    differs = python != sys.executable or version not in ("", own)
+    if python and differs and not (spec.conda or spec.modules):
+        problems += _check_version(python, version or own, shell)
     if problems:
         raise UsageError("; ".join(problems), hint="nothing was started; change the request")
 

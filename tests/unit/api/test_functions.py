@@ -158,6 +158,8 @@ def test_the_function_counts_not_the_process_that_checks(tmp_path):
     shell = FakeShell(answers={"/opt/python -c": "3.9\n"})
     request = JobSpec(python="/opt/python")
     check_function(request, tmp_path, _Cluster(), shell, version="3.9")
+    activated = JobSpec(prologue=("source /opt/env/activate",))  # its Python is not known here
+    check_function(activated, tmp_path, _Cluster(), shell, version="3.9")
 
 
 @pytest.mark.parametrize(
