@@ -1,11 +1,12 @@
 """How often a hang of ranks with NCCL is named right, and how soon; and whether healthy ones are.
 
-    python benchmarks/hangs.py [--trials N] [--side-by-side N] [--healthy MINUTES]
+    python benchmarks/hangs.py [--trials N] [--side-by-side N] [--healthy MINUTES] [--runs N]
 
-Tries each hang of tests/gpu/nccl_hangs.py several times, some of them at once, beside three healthy
+Tries each hang of tests/gpu/nccl_hangs.py several times, some of them at once, beside healthy
 runs that compute, compile and save between their collectives, for MINUTES together. Needs one GPU.
 NCCL lets ranks share it since 2.30; where torch has an older one, ECHELON_TEST_NCCL names a
-libnccl.so.2 to preload. Writes benchmarks/results/hangs.json.
+libnccl.so.2 to preload. Without a GPU only the healthy runs are made, with gloo. Writes
+benchmarks/results/hangs.json.
 """
 
 import argparse
@@ -26,8 +27,6 @@ import torch  # noqa: E402
 from nccl_hangs import HANGS, TIMEOUT_S, share_gpu, try_hang  # noqa: E402
 
 RESULTS = HERE / "results" / "hangs.json"
-HEALTHY = 3
-"""Number of healthy runs at the same time."""
 
 
 def try_once(hang):
@@ -64,26 +63,40 @@ def main():
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--side-by-side", type=int, default=4)
     parser.add_argument("--healthy", type=float, default=20.0, metavar="MINUTES")
+    parser.add_argument("--runs", type=int, default=3, help="number of healthy runs")
     asked = parser.parse_args()
-    rows = {hang.name: {"hits": 0, "misses": [], "delays_s": []} for hang in HANGS}
-    with (
-        ThreadPoolExecutor(asked.side_by_side) as pool,
-        ThreadPoolExecutor(HEALTHY) as beside,
-    ):
-        count = HEALTHY if asked.healthy else 0
+    with ThreadPoolExecutor(asked.runs) as beside:
+        count = asked.runs if asked.healthy else 0
         healthy = [beside.submit(run_healthy, asked.healthy / count) for _ in range(count)]
-        todo = [hang for _ in range(asked.trials) for hang in HANGS]
-        began = time.monotonic()
+        result = try_all(asked) if torch.cuda.is_available() else None
+        ends = [one.result() for one in healthy]
+    well = {
+        "date": datetime.now(tz=UTC).date().isoformat(),
+        "torch": torch.__version__,
+        "minutes": asked.healthy,
+        "false_alarms": sum(alarms for alarms, _, _ in ends),
+        "exit_codes": [code for _, code, _ in ends],
+        "steps": [steps for _, _, steps in ends],
+    }
+    old = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    new = {**old, "healthy_gloo": well} if result is None else {**old, **result, "healthy": well}
+    RESULTS.write_text(json.dumps(new, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in new.items() if name != "rows"}, indent=1))
+
+
+def try_all(asked):
+    rows = {hang.name: {"hits": 0, "misses": [], "delays_s": []} for hang in HANGS}
+    todo = [hang for _ in range(asked.trials) for hang in HANGS]
+    began = time.monotonic()
+    with ThreadPoolExecutor(asked.side_by_side) as pool:
         for hang, (wrong, delay_s) in zip(todo, pool.map(try_once, todo), strict=True):
             row = rows[hang.name]
             row["hits"] += not wrong
             row["misses"] += wrong
             if delay_s is not None:
                 row["delays_s"].append(round(delay_s, 1))
-        took_s = time.monotonic() - began
-        ends = [one.result() for one in healthy]
     delays = [delay for row in rows.values() for delay in row["delays_s"]]
-    result = {
+    return {
         "date": datetime.now(tz=UTC).date().isoformat(),
         "machine": f"{torch.cuda.get_device_name()}, shared by the ranks",
         "torch": torch.__version__,
@@ -93,17 +106,9 @@ def main():
         "hit_percent": round(100 * sum(row["hits"] for row in rows.values()) / len(todo), 1),
         "median_delay_s": statistics.median(delays) if delays else None,
         "longest_delay_s": max(delays, default=None),
-        "took_s": round(took_s),
-        "healthy": {
-            "minutes": asked.healthy,
-            "false_alarms": sum(alarms for alarms, _, _ in ends),
-            "exit_codes": [code for _, code, _ in ends],
-            "steps": [steps for _, _, steps in ends],
-        },
+        "took_s": round(time.monotonic() - began),
         "rows": rows,
     }
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1))
 
 
 if __name__ == "__main__":
