@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 
 from echelon.errors import UsageError
 
+SHARE_GPU = "ECHELON_SHARE_GPU"
+"""`1`: ranks may share a GPU with NCCL 2.30 or newer. For tests: it is slower than one rank."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:

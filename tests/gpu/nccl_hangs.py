@@ -110,7 +110,7 @@ if rank == 1:
     ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 reduce()
 """,
-        says="does not answer: a thread may hold the interpreter lock",
+        says="a thread may hold the interpreter lock",
     ),
     Hang(
         name="a rank was stopped",

@@ -122,7 +122,7 @@ def reduce_all(order: Order, local_rank: int, handle: int) -> dict[str, Any]:
     world, timeout = order["world"], timedelta(seconds=order["limit_s"])
     device = torch.device("cpu")
     if order["backend"] == "nccl":
-        device = torch.device("cuda", local_rank)
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         order["address"],

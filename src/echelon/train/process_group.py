@@ -20,14 +20,12 @@ import torch.distributed as dist
 
 from echelon.errors import TimedOutError, UnavailableError, UsageError
 from echelon.launch.protocol.rank_shm import find_rank_shm
-from echelon.world import World, detect
+from echelon.world import SHARE_GPU, World, detect
 
 JOIN_S = 300.0
 """How long ranks wait for each other to register."""
 COLLECTIVE_S = 600.0
 """How long a collective may take before it fails."""
-SHARE_GPU = "ECHELON_SHARE_GPU"
-"""`1`: ranks may share a GPU with NCCL 2.30 or newer. For tests: it is slower than one rank."""
 _PREFIX = "echelon/here"
 _NO_GPU = "-"
 

@@ -5,6 +5,7 @@ It handles the controller's orders and the zygote's reports, and tells the contr
 
 import asyncio
 import contextlib
+import json
 import shutil
 import signal
 import time
@@ -20,7 +21,7 @@ from echelon.core.proc import OomWatch, fit, sample_process
 from echelon.launch.agent.files import AgentFiles, Dumper
 from echelon.launch.agent.guard import Guard
 from echelon.launch.agent.rendezvous_sockets import RendezvousSockets
-from echelon.launch.agent.traces import read_record, reduce_record
+from echelon.launch.agent.traces import ask_nccl, read_record, reduce_record
 from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.protocol.collective_trace import encode_traces
 from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, end_groups, remove_files
@@ -49,6 +50,7 @@ from echelon.launch.protocol.messages import (
     ZygoteLost,
     ZygoteReady,
 )
+from echelon.launch.protocol.nccl_counts import encode_counts
 from echelon.launch.protocol.rank_environment import RankFiles, rank_environment, rank_files
 from echelon.launch.protocol.rank_shm import RankShm
 from echelon.launch.protocol.time_accounting import Motion, read_pace, read_spent
@@ -57,6 +59,7 @@ from echelon.run.directory import RunDir
 from echelon.run.tracker import find_mlflow
 
 _PLACE_POLL_S = 0.005
+_ROOM = MAX_PAYLOAD - 1024
 
 
 @dataclass(slots=True)
@@ -239,16 +242,25 @@ class LocalWorkers:
         return [r.beacon for r in self._ranks.values() if r.generation == generation]
 
     async def read_traces(self, generation: int) -> None:
-        """Send what the ranks have recorded about their collectives."""
-        here = [r for r in self._ranks.values() if r.generation == generation and r.warm]
-        answers = await asyncio.gather(*(read_record(r.files.trace) for r in here))
+        """Send what the ranks have recorded about their collectives.
+
+        The agent of rank 0 also asks NCCL, which answers for all ranks.
+        """
+        here = [r for r in self._ranks.values() if r.generation == generation]
+        warm = [r for r in here if r.warm]
+        pids = {r.rank: r.pid for r in here}
+        counts, answers = await asyncio.gather(
+            ask_nccl(self._environ, pids if 0 in pids else {}),
+            asyncio.gather(*(read_record(r.files.trace) for r in warm)),
+        )
         found = {}
-        for rank, answer in zip(here, answers, strict=True):
+        for rank, answer in zip(warm, answers, strict=True):
             if answer is not None:
                 rank.record = answer
                 found[rank.rank] = reduce_record(answer, now_s=time.time())
-        ranks = encode_traces(found, MAX_PAYLOAD - 1024)
-        self._say(Traces(generation=generation, ranks=ranks))
+        told = encode_counts(counts, _ROOM // 2)
+        ranks = encode_traces(found, _ROOM - len(json.dumps(told)))
+        self._say(Traces(generation=generation, ranks=ranks, counts=told))
 
     async def dump(self, generation: int) -> None:
         """Have every rank write its stacks, and send what they wrote.
@@ -261,7 +273,7 @@ class LocalWorkers:
             if rank.record:
                 self._files.write(rank.files.collectives, rank.record)
         found = await self._files.dump(asked)
-        self._say(Stacks(generation=generation, ranks=fit(found, MAX_PAYLOAD - 1024)))
+        self._say(Stacks(generation=generation, ranks=fit(found, _ROOM)))
 
     # --- for the agent --------------------------------------------------------------------------
 

@@ -440,7 +440,8 @@ class Generation:
         if (active_s := self._refute(hang, traces)) is not None:
             self._watch.resume(hang, active_s)
             return
-        if cause := find_cause(traces, self._ranks.keys(), self._world_size):
+        counts = {int(r): one for answer in known for r, one in answer.counts.items()}
+        if cause := find_cause(traces, self._ranks.keys(), self._world_size, counts):
             hang = hang.with_cause(cause)
         told = await self._ask(Dump(generation=self.number), StacksOfNode)
         if self.stop or self.failures:

@@ -6,7 +6,7 @@ fast as the others; a bad one never is. With three rounds this holds for any two
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
@@ -125,6 +125,8 @@ class AllReduce:
     backend: str
     addresses: Callable[[Sequence[int]], list[str]]
     """Returns the addresses of a group's first node."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Additional variables of the ranks."""
 
     async def measure(self, groups: Sequence[tuple[int, ...]]) -> list[Group]:
         """Return one result per group; groups must not share nodes."""
@@ -161,6 +163,7 @@ class AllReduce:
             order = {
                 "what": "reduce",
                 "backend": self.backend,
+                "env": dict(self.env),
                 "address": address,
                 "port": port,
                 "first_rank": first,

@@ -37,6 +37,7 @@ from echelon.launch.doctor.results import (
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.messages import Hello
+from echelon.world import SHARE_GPU
 
 JOIN_S = 60.0
 """How long a probe may take to connect; one that does not is started once more."""
@@ -252,11 +253,14 @@ class Examination:
         torches = {node: self._nodes[node].torch for node in able}
         devices = {node: torch.devices if torch else 0 for node, torch in torches.items()}
         with_gpus = bool(able) and all(devices.values())
+        if shared := with_gpus and self._environ.get(SHARE_GPU) == "1":
+            devices = {node: 2 * count for node, count in devices.items()}
         all_reduce = AllReduce(
             probes=self._probes,
             names={node: self._nodes[node].name for node in able},
             counts={node: devices[node] if with_gpus else 1 for node in able},
             backend="nccl" if with_gpus else "gloo",
+            env={"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if shared else {},
             addresses=self._common_addresses,
         )
         await self._reduce_pairs(all_reduce, {self._nodes[node].name: node for node in able})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from echelon.launch.protocol.collective_trace import DEFAULT, Call, Group, Trace
+from echelon.launch.protocol.nccl_counts import Counts
 
 _PEER = re.compile(r"(send|recv) (\d+)\s*(?:->|<-)\s*(\d+)")
 _UNEVEN = ("all_to_all", "alltoall", "gather", "scatter")
@@ -36,7 +37,7 @@ def idle_s(traces: Mapping[int, Trace]) -> float:
 
 
 def find_cause(
-    traces: Mapping[int, Trace], alive: Collection[int], world_size: int
+    traces: Mapping[int, Trace], alive: Collection[int], world_size: int, counts: Counts
 ) -> Cause | None:
     """Return the rank that others wait for, and why; None if no rank waits in a collective.
 
@@ -44,17 +45,23 @@ def find_cause(
         traces: what the ranks have recorded; ranks that cannot record are not in it.
         alive: all ranks that have not exited.
         world_size: number of all ranks.
+        counts: NCCL's own counts of the ranks' calls, where it has answered.
     """
     found = (_find_front(name, traces, alive, world_size) for name in _names(traces))
     fronts = [front for front in found if front]
     # The fewer ranks are missing, the more it says about them.
     for front in sorted(fronts, key=lambda front: len(front.missing)):
-        if cause := _blame_missing(front, traces, alive):
+        if cause := _blame_missing(front, traces, alive, counts):
             return cause
     for front in fronts:
         if cause := _blame_order(front, traces) or _blame_difference(front):
             return cause
-    return _blame_peer(traces, alive) or (_blame_all(fronts[0]) if fronts else None)
+    if cause := _blame_peer(traces, alive):
+        return cause
+    recorded = bool(fronts) and all(rank in traces for rank in alive)
+    if not recorded and (cause := _blame_count(counts, alive)):
+        return cause
+    return _blame_all(fronts[0]) if fronts else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +120,7 @@ def _find_front(
 
 
 def _blame_missing(
-    front: _Front, traces: Mapping[int, Trace], alive: Collection[int]
+    front: _Front, traces: Mapping[int, Trace], alive: Collection[int], counts: Counts
 ) -> Cause | None:
     """Blame a rank that has not called a collective, and does not wait in another one."""
     gone = [rank for rank in front.missing if rank not in alive]
@@ -130,9 +137,30 @@ def _blame_missing(
         message = f"has not called {front.where}, in which {front.waiting}{others}"
         return Cause(rank=known[0], message=message)
     if silent:
-        why = "a thread may hold the interpreter lock, or the process may be stopped"
-        return Cause(rank=silent[0], message=f"does not answer: {why}; {waiting}")
+        return Cause(rank=silent[0], message=f"{_explain(silent[0], counts)}; {waiting}")
     return None
+
+
+def _explain(silent: int, counts: Counts) -> str:
+    """Return why a rank may not answer: NCCL's thread does not need the interpreter lock."""
+    held, stopped = "a thread may hold the interpreter lock", "the process may be stopped"
+    if not counts:
+        return f"does not answer: {held}, or {stopped}"
+    if silent in counts:
+        return f"does not answer, but NCCL in its process does: {held}"
+    return f"does not answer, nor does NCCL in its process: {stopped}"
+
+
+def _blame_count(counts: Counts, alive: Collection[int]) -> Cause | None:
+    """Blame the rank that has launched fewer collectives than the others, by NCCL's count."""
+    calls = {rank: sum(counts[rank].values()) for rank in sorted(counts) if rank in alive}
+    if len(set(calls.values())) < 2:
+        return None
+    last, first = min(calls, key=lambda rank: calls[rank]), max(calls, key=lambda rank: calls[rank])
+    name = max(counts[first], key=lambda name: counts[first][name] - counts[last].get(name, 0))
+    own, others = counts[last].get(name, 0), counts[first][name]
+    message = f"has launched {own} {name} by NCCL's own count, and rank {first} {others}"
+    return Cause(rank=last, message=message)
 
 
 def _blame_order(front: _Front, traces: Mapping[int, Trace]) -> Cause | None:

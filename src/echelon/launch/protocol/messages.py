@@ -158,6 +158,8 @@ class Traces(Message):
     generation: int
     ranks: dict[str, dict[str, Any]]
     """Without ranks that have no process group, or cannot record."""
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    """NCCL's own counts, see `nccl_counts.py`: of all nodes' ranks, from one node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

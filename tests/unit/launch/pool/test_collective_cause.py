@@ -71,7 +71,7 @@ def recorded(name, *, world=2, silent=()):
 )
 def test_a_rank_that_others_wait_for(name, rank, message):
     traces = recorded(name)
-    cause = find_cause(traces, traces.keys(), len(traces))
+    cause = find_cause(traces, traces.keys(), len(traces), {})
     assert (cause.rank, cause.message) == (rank, message)
     assert is_waiting(traces)
     assert idle_s(traces) > 100
@@ -80,21 +80,47 @@ def test_a_rank_that_others_wait_for(name, rank, message):
 @pytest.mark.parametrize("name", ["gil", "stop"])
 def test_a_rank_that_does_not_answer(name):
     traces = recorded(name, silent=[1])
-    cause = find_cause(traces, {0, 1}, 2)
+    cause = find_cause(traces, {0, 1}, 2, {})
     assert cause.rank == 1
     assert cause.message.startswith("does not answer: a thread may hold the interpreter lock")
     assert cause.message.endswith("rank 0 waits in all_reduce no. 4 of the default group")
+
+
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ({0: {"AllReduce": 4}, 1: {"AllReduce": 3}}, "a thread may hold the interpreter lock"),
+        ({0: {"AllReduce": 4}}, "the process may be stopped"),
+    ],
+)
+def test_nccl_tells_more_of_a_rank_that_does_not_answer(counts, message):
+    cause = find_cause(recorded("gil", silent=[1]), {0, 1}, 2, counts)
+    assert cause.rank == 1
+    assert f"NCCL in its process{' does' if 1 in counts else ''}: {message}; " in cause.message
+
+
+def test_nccl_counts_the_calls_of_a_rank_that_cannot_record():
+    counts = {0: {"AllReduce": 4, "Broadcast": 1}, 1: {"AllReduce": 3, "Broadcast": 1}}
+    traces = recorded("sleep")
+    assert "has not called all_reduce no. 4" in find_cause(traces, {0, 1}, 2, counts).message
+    del traces[1]
+    for known in (traces, {}):
+        cause = find_cause(known, {0, 1}, 2, counts)
+        assert cause.rank == 1
+        assert cause.message == "has launched 3 AllReduce by NCCL's own count, and rank 0 4"
+    assert find_cause({}, {0, 1}, 2, {0: {"AllReduce": 4}, 1: {"AllReduce": 4}}) is None
+    assert find_cause({}, {1}, 2, counts) is None
 
 
 def test_a_rank_that_is_known_to_be_missing_comes_before_one_that_does_not_answer():
     waits, free = group((7, "all_reduce"), called=7), group(called=6)
     traces = {rank: Trace(groups={"g": waits}) for rank in (0, 3)}
     traces |= {1: Trace(silent=True), 2: Trace(groups={"g": free})}
-    assert find_cause(traces, range(4), 4).rank == 2
+    assert find_cause(traces, range(4), 4, {}).rank == 2
 
 
 def test_a_rank_that_has_exited():
-    cause = find_cause(recorded("exit"), {0}, 2)
+    cause = find_cause(recorded("exit"), {0}, 2, {})
     assert cause.rank == 1
     assert cause.message == "has exited; rank 0 waits in all_reduce no. 4 of the default group"
 
@@ -102,7 +128,7 @@ def test_a_rank_that_has_exited():
 def test_a_call_that_was_paired_with_another_and_is_finished():
     done = Group(ranks=[0, 1], called=7, recent=[Call(number=7, name="all_reduce_barrier")])
     waits = Group(ranks=[0, 1], called=8, pending=[Call(number=7, name="all_reduce")])
-    cause = find_cause({0: Trace(groups={"g": waits}), 1: Trace(groups={"g": done})}, {0, 1}, 2)
+    cause = find_cause({0: Trace(groups={"g": waits}), 1: Trace(groups={"g": done})}, {0, 1}, 2, {})
     assert cause.rank == 1
     assert cause.message == "calls all_reduce_barrier as no. 7 of g, where rank 0 calls all_reduce"
 
@@ -110,7 +136,7 @@ def test_a_call_that_was_paired_with_another_and_is_finished():
 def test_a_rank_that_cannot_record_is_not_blamed():
     traces = recorded("sleep")
     del traces[1]
-    cause = find_cause(traces, {0, 1}, 2)
+    cause = find_cause(traces, {0, 1}, 2, {})
     assert cause.rank == 0
     assert "makes no progress" in cause.message
 
@@ -119,7 +145,7 @@ def test_a_rank_that_cannot_record_is_not_blamed():
 def test_ranks_of_which_none_is_known_to_wait(name):
     """Replayed graphs are not recorded; the first receive waits for its communicator."""
     traces = recorded(name)
-    assert find_cause(traces, traces.keys(), len(traces)) is None
+    assert find_cause(traces, traces.keys(), len(traces), {}) is None
     assert not is_waiting(traces)
 
 
@@ -132,7 +158,7 @@ def test_groups_that_are_called_in_another_order():
     a = {"group 1": group((5, "all_reduce"), called=5), "group 2": group(called=4)}
     b = {"group 1": group(called=4), "group 2": group((5, "broadcast"), called=5)}
     traces = {rank: Trace(groups=b if rank == 2 else a) for rank in range(4)}
-    cause = find_cause(traces, range(4), 4)
+    cause = find_cause(traces, range(4), 4, {})
     assert cause.rank == 2
     assert cause.message == (
         "waits in broadcast no. 5 of group 2, but ranks 0, 1, 3 wait in all_reduce no. 5 of "
@@ -150,13 +176,13 @@ def test_groups_that_are_called_in_another_order():
 def test_a_peer_that_others_wait_for(name, message):
     waits = Trace(groups={"group 1": group(waits=[Call(number=1, name=name)])})
     traces = {0: waits, **{rank: Trace(groups={"group 1": group()}) for rank in (1, 2, 3)}}
-    cause = find_cause(traces, range(4), 4)
+    cause = find_cause(traces, range(4), 4, {})
     assert (cause.rank, cause.message) == (3, message)
 
 
 def test_a_collective_that_all_call_alike():
     traces = {rank: Trace(groups={"g": group((7, "all_reduce"), called=7)}) for rank in range(4)}
-    cause = find_cause(traces, range(4), 4)
+    cause = find_cause(traces, range(4), 4, {})
     assert cause.message == (
         "ranks 0, 1, 2, 3 wait in all_reduce no. 7 of g, called alike by all: "
         "a GPU or the network makes no progress"
@@ -168,7 +194,7 @@ def test_sizes_that_may_differ():
         call = Call(number=7, name="alltoall", sizes=[[rank + 1]], types=["Float"])
         return Trace(groups={"g": Group(ranks=[0, 1], called=7, pending=[call])})
 
-    assert "called alike" in find_cause({0: trace(0), 1: trace(1)}, {0, 1}, 2).message
+    assert "called alike" in find_cause({0: trace(0), 1: trace(1)}, {0, 1}, 2, {}).message
 
 
 def test_ranks_that_have_called_nothing_do_not_show_progress():
@@ -183,7 +209,7 @@ def test_many_ranks_that_wait():
     free = Group(ranks=list(range(8)), called=6)
     traces |= {rank: Trace(groups={"g": free}) for rank in (6, 7)}
     traces[0] = Trace(groups={"g": Group(ranks=list(range(8)), called=7, pending=waits.pending)})
-    cause = find_cause(traces, range(8), 8)
+    cause = find_cause(traces, range(8), 8, {})
     assert cause.rank == 6
     assert cause.message == (
         "has not called all_reduce no. 7 of g, in which 6 ranks wait, nor has rank 7"

@@ -38,6 +38,9 @@ VALUES = {
     list[list[Any]]: st.lists(st.lists(anything)),
     dict[str, int]: st.dictionaries(st.text(), st.integers()),
     dict[str, str]: st.dictionaries(st.text(), st.text()),
+    dict[str, dict[str, int]]: st.dictionaries(
+        st.text(), st.dictionaries(st.text(), st.integers())
+    ),
     dict[str, Any]: st.dictionaries(st.text(), anything),
     dict[str, dict[str, Any]]: st.dictionaries(st.text(), st.dictionaries(st.text(), anything)),
 }
