@@ -114,8 +114,8 @@ def main():
     rows, slower = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         gpu.make_pictures(Path(folder))
-        for name in ("mnist", "resnet18"):
-            for ranks in (2, 4):
+        for ranks in (2, 4):
+            for name in ("mnist", "resnet18"):
                 for way in (*PEERS, *OURS):
                     if found := start(way, name, ranks, folder):
                         rows[f"{name} on {ranks} ranks, {way}"] = found

@@ -6,6 +6,7 @@ Without a GPU the ranks use gloo, to try the scripts themselves.
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ if rank == 1:
     ctypes.PyDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)
 reduce()
 """,
-        says="a thread may hold the interpreter lock",
+        says="but NCCL in its process does: a thread may hold the interpreter lock",
     ),
     Hang(
         name="a rank was stopped",
@@ -195,6 +196,12 @@ def share_gpu():
     return {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", **own}
 
 
+def _free_port():
+    """Return a port for NCCL's own answers: of runs side by side, only one gets the usual one."""
+    with socket.create_server(("localhost", 0)) as server:
+        return server.getsockname()[1]
+
+
 def try_hang(hang, folder):
     """Return what is wrong with the verdict, and the seconds from the hang to its detection."""
     (folder / "train.py").write_text(PREAMBLE + hang.script)
@@ -202,7 +209,7 @@ def try_hang(hang, folder):
     done = subprocess.run(
         [sys.executable, "-m", "echelon", "run", *options, "--restarts=0", "train.py"],
         cwd=folder,
-        env=share_gpu(),
+        env={**share_gpu(), "NCCL_RAS_ADDR": f"localhost:{_free_port()}"},
         capture_output=True,
         text=True,
         timeout=150,

@@ -187,7 +187,7 @@ class Probe:
         limit_s = float(order["limit_s"]) + _SLACK_S
         listener = None
         if order["what"] == "reduce":
-            order["env"] = self._interface(order["address"])
+            order["env"] = {**order.get("env", {}), **self._interface(order["address"])}
             listener = self._sockets.take(order["address"]) if order["first_rank"] == 0 else None
         try:
             return await self._worker.order(order, limit_s=limit_s, listener=listener)
