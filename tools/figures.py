@@ -25,6 +25,10 @@ ABOUT = {
     "gpt": "A GPT-2-small class model (124 million parameters, 1,024 tokens, batch 16, bf16, "
     "AdamW) on one GPU. Each way trains on the same random tokens; compilation is in the first "
     "epoch.",
+    "gpuranks": "Training speed of 2 and 4 ranks that share one GPU, at a batch of 64 each. It "
+    "compares the loops, and says nothing about ranks with a GPU each.",
+    "recording": "What torch's record of collectives, from which hangs are explained, adds to a "
+    "step with DDP and NCCL.",
     "nodeloss": "One of 3 nodes of a sandbox is lost. Time until the others step again.",
     "strangers": "4 nodes join a run on this machine while another user floods its controller.",
     "rendezvous": "4,096 simulated agents join one controller.",
@@ -219,7 +223,7 @@ def _faults(results: Mapping[str, Any]) -> str:
 
 
 def _hangs(hangs: Mapping[str, Any]) -> str:
-    rows, healthy = hangs["rows"].values(), hangs["healthy"]
+    rows, healthy, gloo = hangs["rows"].values(), hangs["healthy"], hangs["healthy_gloo"]
     hits = sum(row["hits"] for row in rows)
     trials = hangs["hangs"] * hangs["trials_of_each"]
     about = (
@@ -227,7 +231,9 @@ def _hangs(hangs: Mapping[str, Any]) -> str:
         f"{hangs['hang_timeout_s']}`. Rank and reason were correct {hits} of {trials} times, "
         f"{_number(hangs['median_delay_s'])} s after the hang began (median; longest "
         f"{_number(hangs['longest_delay_s'])} s). Beside them, healthy ranks ran for "
-        f"{_number(healthy['minutes'])} minutes with {healthy['false_alarms']} false alarms."
+        f"{_number(healthy['minutes'])} minutes with {healthy['false_alarms']} false alarms; "
+        f"without a GPU, {_number(gloo['minutes'])} minutes with {gloo['false_alarms']}, on 2 cores "
+        f"that had other work."
     )
     return f"## hangs\n{_wrap(about)}\n\n{_measured('hangs', hangs)}\n"
 
