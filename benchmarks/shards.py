@@ -1,12 +1,16 @@
 """Cost of a checkpoint of an FSDP2 model on several ranks, compared with torch's own.
 
     .venv/bin/python benchmarks/shards.py [--saves N] [--layers N] [--ranks N]
+    PYTHONPATH=src python benchmarks/shards.py --gpu
 
 Saves the state of a model and its Adam (1 GB with the default of 20 layers) from 4 ranks with gloo,
 in turns with Echelon's Checkpointer and torch.distributed.checkpoint's async_save: how long the
 loop is blocked, how long until the checkpoint is durable, and how long a load takes. Then counts
 which bytes other numbers of ranks read, and times what one of 4,096 simulated ranks does to plan a
 save and a load. Writes benchmarks/results/shards.json.
+
+With --gpu, 2 and 4 ranks with NCCL share one GPU and save 2 GB; a stall lasts until the GPU can
+change the weights again. See benchmarks/hangs.py about NCCL. Writes shards-gpu.json.
 """
 
 import argparse
@@ -49,11 +53,11 @@ TENSORS = 3000
 
 def make(layers, mesh):
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers))).to(mesh.device_type)
     for layer in (*model, model):
         fully_shard(layer, mesh=mesh)
     optimizer = torch.optim.Adam(model.parameters())
-    model(torch.randn(4, WIDTH)).sum().backward()
+    model(torch.randn(4, WIDTH, device=mesh.device_type)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
     return model, optimizer
@@ -137,8 +141,12 @@ def run_rank(rank, options, folder, answers):
     warnings.simplefilter("ignore")
     torch.set_num_threads(max(1, os.cpu_count() // count))
     store = dist.FileStore(str(folder / "store"), count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    model, optimizer = make(layers, init_device_mesh("cpu", (count,)))
+    if options.gpu:
+        torch.cuda.set_device(0)
+    backend = "cpu:gloo,cuda:nccl" if options.gpu else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=count)
+    model, optimizer = make(layers, init_device_mesh("cuda" if options.gpu else "cpu", (count,)))
+    own = next(model.parameters()).to_local()
     kinds = {OURS: Ours, DCP: Theirs, COPY: Copy}
     ways = {
         name: make_way(folder / f"way-{number}", model, optimizer)
@@ -151,6 +159,9 @@ def run_rank(rank, options, folder, answers):
             dist.barrier()
             began = time.perf_counter()
             way.save(state)
+            if options.gpu:
+                own.data.mul_(1)
+                torch.cuda.current_stream().synchronize()
             found[name]["stall"].append(time.perf_counter() - began)
             way.wait()
             dist.barrier()
@@ -284,28 +295,60 @@ def measure_planning(folder):
     return rows
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--saves", type=int, default=5)
-    parser.add_argument("--layers", type=int, default=20)
-    parser.add_argument("--ranks", type=int, default=4)
-    options = parser.parse_args()
-    warnings.simplefilter("ignore")
-    with workshop() as folder:
-        rows = measure_ranks(options, folder)
-        rows |= measure_bytes(checkpoint_path(folder / "way-0", options.saves + 1))
-        rows |= measure_planning(folder)
+def judge(rows):
+    """Return the ratios to torch's figures, and the goals."""
     figures = {"stall": "median_ms", "durable": "median_s", "load": "median_s"}
     ratios = {
         name: ratio(rows[f"{name}, {OURS}"], rows[f"{name}, {DCP}"], figure)
         for name, figure in figures.items()
     }
-    planning = [rows[name]["max_s"] for name in rows if name.startswith(("plan", "complete"))]
-    reading = [rows[f"bytes read by {count} of those needed"]["ratio"] for count in (2, 3, 8)]
-    goals = {
+    return ratios, {
         "stall, of torch's": (ratios["stall"], 0.2),
         "time to durable, of torch's": (ratios["durable"], 0.5),
         "time to load, of torch's": (ratios["load"], 0.5),
+    }
+
+
+def measure_gpu(options):
+    """Measure 2 and 4 ranks that share a GPU."""
+    os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+    if preload := os.environ.get("ECHELON_TEST_NCCL"):
+        os.environ["LD_PRELOAD"] = preload
+    rows, goals = {}, {}
+    for options.ranks in (2, 4):
+        with workshop() as folder:
+            found = measure_ranks(options, folder)
+        rows |= {f"{options.ranks} ranks: {what}": figures for what, figures in found.items()}
+        goals |= {f"{options.ranks} ranks: {what}": one for what, one in judge(found)[1].items()}
+    measuring.write_results(
+        "shards-gpu",
+        rows,
+        goals,
+        gpu=f"{torch.cuda.get_device_name()}, shared by the ranks",
+        state={"mb": round(options.layers * (WIDTH + 1) * WIDTH * 12 / 1e6)},
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--layers", type=int)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--gpu", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    options.layers = options.layers or (40 if options.gpu else 20)
+    if options.gpu:
+        measure_gpu(options)
+        return
+    with workshop() as folder:
+        rows = measure_ranks(options, folder)
+        rows |= measure_bytes(checkpoint_path(folder / "way-0", options.saves + 1))
+        rows |= measure_planning(folder)
+    ratios, goals = judge(rows)
+    planning = [rows[name]["max_s"] for name in rows if name.startswith(("plan", "complete"))]
+    reading = [rows[f"bytes read by {count} of those needed"]["ratio"] for count in (2, 3, 8)]
+    goals |= {
         "bytes read on other numbers of ranks, of those needed": (max(reading), 1.1),
         "planning at 4,096 ranks, s": (max(planning), 1.0),
     }
