@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from echelon.train.loading import ResumableLoader
     from echelon.train.metrics import top_k
     from echelon.train.process_group import Group, init
+    from echelon.train.result import Result
     from echelon.train.sampler import ElasticIndexSampler, ElasticSampler
     from echelon.train.stopping import StopBarrier
-    from echelon.train.trainer import Result, Trainer
+    from echelon.train.trainer import Trainer
     from echelon.world import World, detect
 
 __all__ = [
@@ -66,7 +67,7 @@ _HOME = {
     "ImageTransform": "echelon.train.images.transform",
     "Request": "echelon.api.job_request",
     "ResumableLoader": "echelon.train.loading",
-    "Result": "echelon.train.trainer",
+    "Result": "echelon.train.result",
     "Run": "echelon.api.run_view",
     "RunFailedError": "echelon.errors",
     "StopBarrier": "echelon.train.stopping",

@@ -1,6 +1,6 @@
 """A model on its device, with its optimizer and schedule: the state that a checkpoint holds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from textwrap import shorten
@@ -28,7 +28,14 @@ from echelon.train.randomness import (
     sample_keys,
     seed_generators,
 )
-from echelon.train.step import EagerStep, Objective, Transform
+from echelon.train.sharded_model import (
+    SHARD,
+    change_layers,
+    find_layers,
+    shard_model,
+    take_parts,
+)
+from echelon.train.step import EagerStep, Objective, Transform, choose_precision
 
 CAPTURE = ("auto", "always", "never")
 _RANKS = 1 << 40
@@ -57,6 +64,10 @@ class Learner:
         capture: str,
         compiled: bool | None,
         ddp: bool | None,
+        shard: str,
+        shard_size: int | None,
+        shard_layers: Sequence[str | type] | None,
+        recompute: bool,
         exact_layers: bool,
         seed: int,
     ) -> None:
@@ -69,18 +80,36 @@ class Learner:
                 f"capture='always' needs a GPU; the device is {world.device}",
                 hint="use capture='auto'",
             )
+        _check_shard(shard, ddp=ddp, precision=precision)
         self._world, self._seed = world, seed
         self._compiled = compiled
         self._seed_rank(seed)
-        self.module = _place(model, world.device)
         self._current = make_exact(model, accumulate=accumulate) if exact_layers else None
+        self.sharded = shard != "none" and not is_alone()
+        """Whether ranks hold parts of the model; all of them must take part in a forward pass."""
+        layers: Sequence[nn.Module] = []
+        if shard != "none" or recompute:
+            layers = find_layers(model, shard_layers)
+            compiles = self.sharded and bool(compiled)
+            units = layers or ([model] if compiles else [])
+            change_layers(units, recompute=recompute, compiled=compiles)
+        if self.sharded:
+            mesh = world.mesh(shard, shard_size=shard_size)
+            dtype = choose_precision(precision, world.device)
+            shard_model(model, layers, mesh, device=world.device, dtype=dtype)
+        self.module = model if self.sharded else _place(model, world.device)
+        self._by_default = capture == "auto"
         # gloo's operations cannot be captured.
         able = world.device.type == "cuda" and (is_alone() or world.backend == "nccl")
-        self._by_default = capture == "auto"
+        self._why_eager = self._why_whole = ""
+        if self.sharded and not layers:
+            self._why_whole = "the model has no repeated layers; name them with shard_layers="
         captures = capture == "always" or (self._by_default and able)
+        if captures and self.sharded:
+            self._why_eager, captures = f"the model is sharded (shard='{shard}')", False
         self._stream = _recording_stream(world.device) if captures else None
         self.model = self.module
-        if not is_alone() if ddp is None else ddp:
+        if not self.sharded and (not is_alone() if ddp is None else ddp):
             with torch.cuda.stream(self._stream):
                 self.model = DistributedDataParallel(self.module)
         self.optimizer = optimizer(self.module.parameters())
@@ -128,6 +157,10 @@ class Learner:
 
     def begin(self, tell: Callable[[str], None]) -> None:
         """Choose how steps are taken: the same way on every rank and after every restart."""
+        if self._why_whole:
+            tell(f"the model is gathered as a whole in each step: {self._why_whole}")
+        if self._why_eager:
+            tell(f"steps are not captured as CUDA graphs: {self._why_eager}")
         if self._stream is not None:
             self._step = CapturedStep(
                 self._eager,
@@ -147,7 +180,7 @@ class Learner:
     @property
     def why_not_captured(self) -> str:
         """Why steps are not captured although they should be, or ''."""
-        return self._step.why_not if isinstance(self._step, CapturedStep) else ""
+        return self._step.why_not if isinstance(self._step, CapturedStep) else self._why_eager
 
     @property
     def draws_by_sample(self) -> bool:
@@ -231,8 +264,9 @@ class Learner:
             UsageError: it belongs to another model or optimizer.
         """
         try:
-            self.module.load_state_dict(found.state["model"])
-            load_optimizer(self.optimizer, found.state["optimizer"])
+            weights, moments = take_parts(found.state, self.module, self.optimizer)
+            self.module.load_state_dict(weights)
+            load_optimizer(self.optimizer, moments)
         except (RuntimeError, ValueError) as error:
             raise UsageError(
                 f"{found.path} does not match the model or optimizer: {shorten(str(error), 200)}",
@@ -248,6 +282,27 @@ class Learner:
             self.tally.load_state_dict(found.own["tally"])
         else:  # saved with a different number of ranks: do not repeat the initial random numbers
             self._seed_rank(self._seed + found.step)
+
+
+def _check_shard(shard: str, *, ddp: bool | None, precision: str) -> None:
+    """Check the options of sharding, which need no model.
+
+    Raises:
+        UsageError: one is invalid, or two contradict each other.
+    """
+    if shard not in SHARD:
+        raise UsageError(
+            f"invalid value for shard: '{shard}'", hint=f"use one of: {', '.join(SHARD)}"
+        )
+    if shard != "none" and ddp:
+        raise UsageError(
+            f"shard='{shard}' and ddp=True: a model is either sharded or replicated",
+            hint="omit one of them",
+        )
+    if shard != "none" and precision == "fp16":
+        raise UsageError(
+            f"precision='fp16' is not supported with shard='{shard}'", hint="use bf16 or fp32"
+        )
 
 
 def _recording_stream(device: torch.device) -> Any:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from echelon.errors import TimedOutError, UnavailableError, UsageError
 from echelon.launch.protocol.rank_shm import find_rank_shm
+from echelon.train.mesh import forget_meshes, make_mesh
 from echelon.world import SHARE_GPU, World, detect
 
 JOIN_S = 300.0
@@ -63,8 +64,22 @@ class Group(World):
         """Whether this is rank 0, which prints and writes for all ranks."""
         return self.rank == 0
 
+    def mesh(self, kind: str = "fsdp", *, shard_size: int | None = None) -> Any:
+        """Return the device mesh for `fully_shard`. Every rank calls it.
+
+        Args:
+            kind: `fsdp` shards over all ranks. `hsdp` has several copies of the model, each sharded
+                over `shard_size` ranks; the dimensions are `replicate` and `shard`.
+            shard_size: ranks that share one copy; None takes the ranks of a node.
+
+        Raises:
+            UsageError: the ranks cannot be divided so.
+        """
+        return make_mesh(self, self.device.type, kind, shard_size)
+
     def close(self) -> None:
         """Leave the process group."""
+        forget_meshes()
         for step in _RECORDED:
             step.release()
         if dist.is_initialized():

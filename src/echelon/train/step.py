@@ -1,11 +1,12 @@
 """One training step: the gradient of the mean over the global batch, and the optimizer's update.
 
-DDP averages over ranks, so a rank's loss is weighted by n·W/N for its n of N samples on W ranks. A
-stand-in has weight 0 and yields zeros, not NaN.
+DDP and FSDP average over ranks, so a rank's loss is weighted by n·W/N for its n of N samples on W
+ranks. A stand-in has weight 0 and yields zeros, not NaN.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from echelon.train.metrics import Metrics, Step, Sums, Tally
 from echelon.train.optimizers import make_capturable
 from echelon.train.pace import PeerWait, StreamWait
 from echelon.train.randomness import undisturbed
+from echelon.train.sharded_model import hold_all_reduce, is_sharded_model
 
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 
@@ -84,7 +86,7 @@ class EagerStep:
         """Create the step.
 
         Args:
-            model: the model, wrapped in DDP if there are several ranks.
+            model: the model, wrapped in DDP or sharded if there are several ranks.
             optimizer: the optimizer of its parameters.
             objective: computes the loss.
             world_size: number of ranks.
@@ -103,7 +105,7 @@ class EagerStep:
         self._transform = transform
         self._clip, self._accumulate = clip_norm, accumulate
         self._current = current
-        self._cast = _choose_precision(precision, device)
+        self._cast = choose_precision(precision, device)
         self._judge, self._move = self._judge_plainly, optimizer.step
         self.peer_wait: PeerWait | StreamWait | None = None
         if isinstance(model, DistributedDataParallel):
@@ -132,6 +134,12 @@ class EagerStep:
 
     def _backward(self, portion: Portion, tally: Tally | None) -> None:
         *early, last = self._divide(portion)
+        if is_sharded_model(self.model):
+            # All ranks take part in every pass, so a rank with fewer parts repeats one for nothing.
+            unused = replace(portion, size=0)
+            for _ in range(self._accumulate - len(early) - 1):
+                with self._hold_reduction():
+                    self._add_gradient(last, unused, len(early) + 1, tally, syncs=False)
         for part in early:
             with self._hold_reduction():
                 self._add_gradient(part, portion, len(early) + 1, tally, syncs=False)
@@ -205,7 +213,7 @@ class EagerStep:
     def _hold_reduction(self) -> AbstractContextManager[Any]:
         if isinstance(self.model, DistributedDataParallel):
             return self.model.no_sync()
-        return nullcontext()
+        return hold_all_reduce(self.model)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that computes in the chosen precision."""
@@ -258,7 +266,7 @@ class EagerStep:
             value.copy_(buffers[name])
 
 
-def _choose_precision(name: str, device: torch.device) -> torch.dtype | None:
+def choose_precision(name: str, device: torch.device) -> torch.dtype | None:
     """Return the type to compute in; None for the weights' own type.
 
     Raises:

@@ -6,13 +6,11 @@ each sample exactly once. examples/plain_loop does the same without the Trainer.
 """
 
 import os
-import resource
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from echelon.core.units import render_time
 from echelon.errors import UsageError
+from echelon.train.callbacks import Callback, collect_calls
 from echelon.train.checkpoint import Checkpointer
 from echelon.train.checkpoint_files import Checkpoint
 from echelon.train.learner import Learner
@@ -29,37 +28,12 @@ from echelon.train.pace import Pace
 from echelon.train.process_group import Group
 from echelon.train.progress import Progress
 from echelon.train.randomness import be_deterministic
+from echelon.train.result import Result, peak_memory_mib
 from echelon.train.sources import open_source
 from echelon.train.step import Objective, Transform, objective_of_loss, objective_of_step
 from echelon.train.stopping import StopBarrier, StoppedRun
 from echelon.train.trackers import TENSORBOARD, check_loggers
 from echelon.train.validation import evaluate, measure_of_loss
-
-
-class Callback(Protocol):
-    """Your own object, called during training; every method is optional."""
-
-    def step_ended(self, trainer: "Trainer") -> None: ...
-
-    def logged(self, trainer: "Trainer", means: Mapping[str, float]) -> None: ...
-
-    def epoch_ended(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None: ...
-
-
-@dataclass(slots=True)
-class Result:
-    """How a training ended."""
-
-    step: int
-    epoch: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """From the last validation, or without one from the last progress line."""
-    samples: int = 0
-    """Samples trained on since this start; 0 with your own loader."""
-    train_s: float = 0.0
-    peak_memory_mib: int = 0
-    """Peak memory of the GPU, or of the process without a GPU."""
-
 
 _OLD_STEPS = {"auto": "auto", "captured": "always", "eager": "never"}
 """Values of `step`, the former name of `capture`."""
@@ -100,6 +74,10 @@ class Trainer:
         capture: str = "auto",
         compiled: bool | None = None,
         ddp: bool | None = None,
+        shard: str = "none",
+        shard_size: int | None = None,
+        shard_layers: Sequence[str | type] | None = None,
+        recompute: bool = False,
         deterministic: bool = False,
         exact_layers: bool = False,
         # checkpoints
@@ -118,7 +96,7 @@ class Trainer:
 
         Training:
             world: the result of `echelon.init()`.
-            model: moved to the rank's device, and wrapped in DDP if there are several ranks.
+            model: moved to the rank's device, and with several ranks wrapped in DDP or sharded.
             optimizer: creates the optimizer from the model's parameters.
             scheduler: creates the scheduler from the optimizer; stepped after every epoch.
             schedule_steps: step the scheduler after every step instead.
@@ -144,9 +122,15 @@ class Trainer:
             accumulate: split a rank's batch into this many parts to save memory.
             capture: record the step as a CUDA graph: `always`, `never`, or `auto`, which does so
                 on a GPU, with several ranks only if the data are tensors that fit there.
-            compiled: use torch.compile for the captured step; None does so if the remaining
-                training time makes it worthwhile.
+            compiled: use torch.compile for the captured step, or the layers of a sharded model;
+                None does so for a captured step if the remaining time makes it worthwhile.
             ddp: wrap the model in DDP; None does so if there are several ranks.
+            shard: `fsdp` shards the model over all ranks, `hsdp` over the ranks of each node; see
+                docs/training.md.
+            shard_size: with hsdp, ranks that share one copy of the model instead.
+            shard_layers: layers to shard and recompute one by one, by class or name; None finds the
+                model's repeated blocks.
+            recompute: compute these layers again in the backward pass, to save memory.
             deterministic: use algorithms with bitwise reproducible results, also on a GPU.
             exact_layers: compute BatchNorm over the global batch and dropout per sample, so that
                 results do not depend on the number of ranks (docs/exactness.md).
@@ -194,6 +178,10 @@ class Trainer:
             capture=capture,
             compiled=False if deterministic and compiled is None else compiled,
             ddp=ddp,
+            shard=shard,
+            shard_size=shard_size,
+            shard_layers=shard_layers,
+            recompute=recompute,
             exact_layers=exact_layers,
             seed=seed,
         )
@@ -205,7 +193,7 @@ class Trainer:
         self._global_batch, self._eval_batch, self._drop_last = global_batch, eval_batch, drop_last
         self._seed, self._workers, self._save_every = seed, workers, save_every
         self._log_every, self._loggers, self._quiet = log_every, loggers, quiet
-        self._calls = _collect_calls(callbacks)
+        self._calls = collect_calls(callbacks)
         run = os.environ.get("ECHELON_RUN_DIR")
         self._log_dir = log_dir or (Path(run) if run else None)
         if checkpoints is None and run:
@@ -490,18 +478,3 @@ class Trainer:
         self.epoch = int(found.state["epoch"])
         self._told = dict(found.metrics)
         return True
-
-
-def _collect_calls(callbacks: Sequence[Callback]) -> dict[str, list[Callable[..., Any]]]:
-    """Return the methods to call for each event, from the callbacks that define it."""
-    return {
-        name: [getattr(callback, name) for callback in callbacks if hasattr(callback, name)]
-        for name in ("step_ended", "logged", "epoch_ended")
-    }
-
-
-def peak_memory_mib(device: torch.device) -> int:
-    """Return the peak memory usage so far."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) // 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 2**10

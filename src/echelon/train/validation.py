@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from echelon.errors import UsageError
+from echelon.train.agreement import least_over_ranks
 from echelon.train.batches import to_device
 from echelon.train.learner import Learner
 from echelon.train.loading import Fetch, fetch_all, length_of
@@ -30,6 +32,8 @@ def evaluate(
     `passed` is called after each batch of a data set; there, all ranks may stop together. It is not
     called with loaders, because ranks may have different numbers of batches.
     """
+    if learner.sharded and isinstance(data, DataLoader):
+        _check_equal_lengths(data)
     learner.share_buffers()
     modes = [(module, module.training) for module in learner.module.modules()]
     learner.module.eval()
@@ -47,6 +51,26 @@ def evaluate(
     for module, training in modes:  # restore each mode: some modules may be frozen
         module.training = training
     return tally.means()
+
+
+def _check_equal_lengths(loader: DataLoader[Any]) -> None:
+    """Check that all ranks have as many batches: each one needs all ranks of a sharded model.
+
+    Raises:
+        UsageError: they have not, or it is unknown.
+    """
+    try:
+        count = len(loader)
+    except TypeError:  # of an IterableDataset
+        count = -1
+    least, most = least_over_ranks(count), -least_over_ranks(-count)
+    if least == most != -1:
+        return
+    numbers = "of unknown length" if least == -1 else f"of {least} to {most} batches"
+    raise UsageError(
+        f"validation loaders {numbers}: a sharded model needs as many batches on every rank",
+        hint="pass the data set itself to fit(), which is divided evenly",
+    )
 
 
 def rank_parts(
