@@ -232,8 +232,8 @@ def _hangs(hangs: Mapping[str, Any]) -> str:
         f"{_number(hangs['median_delay_s'])} s after the hang began (median; longest "
         f"{_number(hangs['longest_delay_s'])} s). Beside them, healthy ranks ran for "
         f"{_number(healthy['minutes'])} minutes with {healthy['false_alarms']} false alarms; "
-        f"without a GPU, {_number(gloo['minutes'])} minutes with {gloo['false_alarms']}, on 2 cores "
-        f"that had other work."
+        f"without a GPU, {_number(gloo['minutes'])} minutes with {gloo['false_alarms']}, on 2 "
+        "cores that had other work."
     )
     return f"## hangs\n{_wrap(about)}\n\n{_measured('hangs', hangs)}\n"
 
