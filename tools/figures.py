@@ -25,10 +25,8 @@ ABOUT = {
     "gpt": "A GPT-2-small class model (124 million parameters, 1,024 tokens, batch 16, bf16, "
     "AdamW) on one GPU. Each way trains on the same random tokens; compilation is in the first "
     "epoch.",
-    "gpuranks": "Training speed of 2 and 4 ranks that share one GPU, at a batch of 64 each. It "
-    "compares the loops, and says nothing about ranks with a GPU each.",
-    "recording": "What torch's record of collectives, from which hangs are explained, adds to a "
-    "step with DDP and NCCL.",
+    "gpuranks": "Training speed of ranks that share one GPU, at a batch of 64 each. It compares "
+    "the loops, and says nothing about ranks with a GPU each.",
     "nodeloss": "One of 3 nodes of a sandbox is lost. Time until the others step again.",
     "strangers": "4 nodes join a run on this machine while another user floods its controller.",
     "rendezvous": "4,096 simulated agents join one controller.",
