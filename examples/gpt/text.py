@@ -43,12 +43,12 @@ def list_files(root: Path) -> list[Path]:
 class Windows(Dataset):
     """Windows of `length` bytes, each with the byte that follows every byte of it."""
 
-    def __init__(self, packed: Path, length: int, *, train: bool) -> None:
+    def __init__(self, packed: Path, length: int, *, train: bool, limit: int | None) -> None:
         size = packed.stat().st_size
         self.bytes = torch.from_file(str(packed), size=size, dtype=torch.uint8)
         self.length = length
         count = (size - 1) // length
-        self.starts = [n * length for n in range(count) if (n % HELD_OUT == 0) != train]
+        self.starts = [n * length for n in range(count) if (n % HELD_OUT == 0) != train][:limit]
         if not self.starts:
             raise SystemExit(f"error: {packed} has only {size} bytes, too few for {length} a time")
 

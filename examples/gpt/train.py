@@ -77,9 +77,10 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
         torch.manual_seed(wanted.seed)
         model = Gpt(size)
         rate = partial(rate_at, warm_up=wanted.warm_up, steps=wanted.steps)
-        data, test_data = (Windows(wanted.packed, size.length, train=t) for t in (True, False))
-        del data.starts[wanted.max_windows :]
-        del test_data.starts[wanted.max_windows :]
+        data, test_data = (
+            Windows(wanted.packed, size.length, train=train, limit=wanted.max_windows)
+            for train in (True, False)
+        )
         trainer = echelon.Trainer(
             world,
             model,
@@ -89,7 +90,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
             schedule_steps=True,
             global_batch=wanted.batch_size,
             drop_last=True,
-            epochs=-(-wanted.steps * wanted.batch_size // len(data)) + 1,
+            epochs=-(-wanted.steps // max(1, len(data) // wanted.batch_size)),
             max_steps=wanted.steps,
             clip_norm=1.0,
             accumulate=wanted.accumulate,
@@ -106,7 +107,7 @@ def train(local_rank: int | None, wanted: argparse.Namespace) -> None:
         if world.is_main:
             millions = sum(one.numel() for one in model.parameters()) / 1e6
             print(
-                f"{millions:.1f} million parameters, {wanted.shard}, {world.world_size} ranks: "
+                f"{millions:.2f} million parameters, {wanted.shard}, {world.world_size} ranks: "
                 f"validation loss {found['loss']:.4f} after {result.step} steps, "
                 f"at most {result.peak_memory_mib} MiB of memory"
             )

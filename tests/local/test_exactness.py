@@ -15,8 +15,8 @@ from echelon.train.process_group import Group
 from echelon.train.sampler import epoch_order
 from local.training import Plan, train, words
 
-PRELOAD = "torch,torch._dynamo"
-"""The second is what an optimiser imports when it is first used, which takes seconds."""
+PRELOAD = "torch,torch._dynamo,torch.distributed.fsdp"
+"""The others are what an optimizer and `fully_shard` import when first used, in seconds."""
 
 
 def run(folder, ranks, plan, *options):
@@ -92,6 +92,8 @@ def assert_each_sample_once(folder, plan):
 
 NOISY = Plan(model="noisy", log_every=4, save_every=3)
 EXACT = replace(NOISY, exact_layers=True)
+SHARDED = replace(NOISY, shard="fsdp")
+HYBRID = replace(NOISY, shard="hsdp", shard_size=2)
 LOADED = Plan(model="noisy", log_every=4, save_every=3, epochs=3, augment=True, workers=2)
 
 
@@ -103,6 +105,9 @@ def full(*values):
     ("ranks", "plan", "seed"),
     [
         (3, NOISY, 0),
+        (3, SHARDED, 9),
+        *(full(ranks, SHARDED, seed) for ranks in (2, 3, 4) for seed in (10, 11)),
+        *(full(4, plan, 12) for plan in (HYBRID, replace(SHARDED, exact_layers=True))),
         full(2, LOADED, 1),
         *(full(ranks, NOISY, seed) for ranks in (2, 4) for seed in (2, 3, 4)),
         *(full(ranks, EXACT, seed) for ranks in (2, 3, 4) for seed in (5, 6)),
@@ -164,3 +169,42 @@ def test_on_other_numbers_of_ranks_only_float_noise_differs(tmp_path, legs, plan
     assert expected.keys() == found.keys()
     for place, metrics in expected.items():
         torch.testing.assert_close(found[place], metrics, **noise)
+
+
+# --- another mesh -----------------------------------------------------------------------------
+
+LONG = Plan(samples=45, global_batch=7, epochs=29, log_every=10, save_every=10)
+"""203 steps."""
+DDP, FSDP, HSDP = (
+    {"shard": "none"},
+    {"shard": "fsdp"},
+    {"shard": "hsdp", "shard_size": 2},
+)
+MESHES = [((2, FSDP), (3, FSDP), (4, HSDP), (2, DDP)), ((4, DDP), (4, HSDP), (3, FSDP), (1, DDP))]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("legs", MESHES, ids=["from FSDP", "from DDP"])
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+def test_on_other_meshes_only_float_noise_differs_over_200_steps(tmp_path, legs, double):
+    plan = replace(LONG, double=double)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run_well(whole, 2, replace(plan, shard="fsdp"))
+    for leg, (ranks, mesh) in enumerate(legs):
+        leg_plan = replace(plan, leg=leg, **mesh)
+        if leg + 1 == len(legs):
+            run_well(broken, ranks, leg_plan)
+            continue
+        kill = plan.steps * (leg + 1) // len(legs) + 3
+        done = run(broken, ranks, replace(leg_plan, kills=(kill,)), "--restarts=0")
+        assert "killed by SIGKILL" in done.stderr, done.stdout + done.stderr
+    assert_each_sample_once(broken, plan)
+    noise = {"rtol": 1e-9, "atol": 1e-11} if double else {"rtol": 1e-3, "atol": 1e-4}
+    torch.testing.assert_close(weights(broken), weights(whole), **noise)
+    expected, found = told(whole), told(broken)
+    assert expected.keys() == found.keys()
+    for place in expected:
+        if (
+            place[0] == "validation"
+        ):  # on other ranks, the first line after a resume has fewer steps
+            torch.testing.assert_close(found[place], expected[place], **noise)

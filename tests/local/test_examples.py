@@ -3,6 +3,7 @@
 tests/slurm/test_examples.py has every way of starting them.
 """
 
+import importlib
 import importlib.util
 import json
 import re
@@ -18,6 +19,7 @@ from started_programs import clean_environment
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RESUME = (str(EXAMPLES / "resume" / "main.py"), "-a=linear", "-j0", "-b32", "-p4")
 MNIST = str(EXAMPLES / "mnist" / "train.py")
+GPT = str(EXAMPLES / "gpt" / "train.py")
 PLAIN = str(EXAMPLES / "plain_loop" / "train.py")
 
 
@@ -271,3 +273,66 @@ def test_a_dry_run_of_mnist_claims_no_accuracy(tmp_path, data):
     done = run(tmp_path, MNIST, data, "--dry-run", "--no-cuda", "--batch-size=32")
     assert "trained to step 1" in done.stderr
     assert "accuracy" not in done.stdout + done.stderr
+
+
+# --- gpt ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Some text that is easy to learn, in two files, and one that is no text."""
+    folder = tmp_path / "text"
+    (folder / "deeper").mkdir(parents=True)
+    (folder / "a.py").write_text("print('hello world')\n" * 250)
+    (folder / "deeper" / "b.txt").write_text("print('hello moon')\n" * 250)
+    (folder / "c.bin").write_bytes(bytes(10_000))
+    return folder
+
+
+def test_a_gpt_learns_the_same_on_one_rank_and_sharded_over_two(tmp_path, text):
+    tiny = ("--size=tiny", "--steps=24", "--batch-size=8", "--lr=0.02", "--warm-up=5", "--sample=9")
+    argv = [GPT, *tiny, f"--text={text}", "--begin=print('hel"]
+    losses = []
+    for name, launcher, flags in [
+        ("one", [], ["--recompute"]),
+        ("two", ["-m", "echelon", "run", "--procs=2"], ["--shard=fsdp", "--accumulate=2"]),
+    ]:
+        (tmp_path / name).mkdir()
+        said = run(tmp_path / name, *launcher, *argv, *flags).stdout
+        found = re.search(
+            r"0\.04 million parameters, .* validation loss (\S+) after 24 steps", said
+        )
+        losses.append(float(found[1]))
+        assert re.search(r"^(0: )?print\('hel.", said, re.MULTILINE)
+        assert (tmp_path / name / "text.packed").stat().st_size == sum(
+            path.stat().st_size + 1 for path in (text / "a.py", text / "deeper" / "b.txt")
+        )
+    assert losses[0] < 3.5  # 5.5 at first
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+
+
+def test_a_gpt_packs_its_text_once_and_has_124_million_parameters(tmp_path, text, monkeypatch):
+    import torch
+
+    monkeypatch.syspath_prepend(str(EXAMPLES / "gpt"))
+    model, reader = (importlib.import_module(name) for name in ("model", "text"))
+    with torch.device("meta"):
+        net = model.Gpt(model.SIZES["124m"])
+    assert round(sum(one.numel() for one in net.parameters()) / 1e6) == 124
+    packed = tmp_path / "packed"
+    with pytest.raises(SystemExit, match="nowhere is not a folder"):
+        reader.pack_text(tmp_path / "nowhere", packed)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit, match="has no files ending in"):
+        reader.pack_text(tmp_path / "empty", packed)
+    assert not list(tmp_path.glob("*packed*"))
+    reader.pack_text(text, packed)
+    content = packed.read_bytes()
+    (text / "a.py").unlink()
+    reader.pack_text(text, packed)
+    assert packed.read_bytes() == content
+    parts = [reader.Windows(packed, 64, train=train, limit=None) for train in (True, False)]
+    assert sum(map(len, parts)) == (len(content) - 1) // 64
+    inputs, targets = parts[1].batch([0, 1])
+    assert bytes(inputs[1].tolist()) == content[20 * 64 : 21 * 64]
+    assert bytes(targets[1].tolist()) == content[20 * 64 + 1 : 21 * 64 + 1]

@@ -25,6 +25,8 @@ class Plan:
 
     model: str = "plain"
     exact_layers: bool = False
+    shard: str = "none"
+    shard_size: int | None = None
     double: bool = False
     """Whether in double precision, in which float noise is far below any mistake."""
     samples: int = 56
@@ -129,6 +131,8 @@ def train(world, plan, folder):
         max_steps=plan.stop,
         workers=plan.workers,
         exact_layers=plan.exact_layers,
+        shard=plan.shard,
+        shard_size=plan.shard_size,
         save_every=plan.save_every,
         log_every=plan.log_every,
         log_dir=folder,
@@ -136,8 +140,14 @@ def train(world, plan, folder):
         callbacks=[consumption, watch],
     )
     trainer.fit(Data(plan, augment=plan.augment), Data(plan, augment=False))
+    weights = {name: whole(value) for name, value in trainer.module.state_dict().items()}
     if world.is_main:
-        torch.save(trainer.module.state_dict(), folder / "weights.pt")
+        torch.save(weights, folder / "weights.pt")
+
+
+def whole(value):
+    """Return a tensor of which each rank may have a part."""
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 
 def words(plan):

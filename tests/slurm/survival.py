@@ -130,11 +130,15 @@ def check_samples(records, steps, samples=SAMPLES):
     assert len(seen) == steps * BATCH, f"{len(seen)} samples were consumed of {steps * BATCH}"
 
 
-def train_undisturbed(folder, *options, steps):
+def train_undisturbed(folder, *options, steps, arguments=(), leaves="weights"):
     """Return what the weights are in the end when nothing happens."""
     folder.mkdir()
     argv = [sys.executable, "-m", "echelon", "run", "--on", "local", *options, str(SURVIVOR)]
     subprocess.run(
-        [*argv, str(steps), "0"], cwd=folder, check=True, capture_output=True, timeout=120
+        [*argv, str(steps), "0", *arguments],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        timeout=120,
     )
-    return (folder / "weights").read_text()
+    return (folder / leaves).read_text()

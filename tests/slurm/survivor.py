@@ -25,6 +25,7 @@ def parse_arguments():
     parser.add_argument("pace_s", type=float)
     parser.add_argument("--samples", type=int, default=60)
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--shard", default="none", help="also leave the weights, without dropout")
     return parser.parse_args()
 
 
@@ -61,7 +62,8 @@ def main():
     asked = parse_arguments()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 3))
+    dropout = nn.Dropout(0.2 if asked.shard == "none" else 0.0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), dropout, nn.Linear(32, 3))
     with echelon.init() as world:
         turn = f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
         trainer = echelon.Trainer(
@@ -73,12 +75,17 @@ def main():
             epochs=-(-asked.steps * BATCH // asked.samples),
             max_steps=asked.steps,
             save_every=asked.save_every,
+            shard=asked.shard,
             callbacks=[Consumption(Path(f"consumed-{world.rank}"), turn, asked.pace_s)],
         )
         where = {"turn": turn, "host": os.uname().nodename, "pid": os.getpid()}
         Path(f"where-{world.rank}").write_text(json.dumps(where))
         trainer.fit(Points(asked.samples))
-        if world.is_main:
+        if asked.shard != "none":
+            values = [p.full_tensor().flatten().tolist() for p in model.parameters()]
+            if world.is_main:
+                Path("values").write_text(json.dumps(values))
+        elif world.is_main:
             weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
             Path("weights").write_text(hashlib.sha256(weights).hexdigest())
 

@@ -43,6 +43,17 @@ TABLE = {
             r"0.004 MB per rank in .* GB/s \(gloo\)",
         ],
     ),
+    "gpt": Example(
+        script="gpt/train.py",
+        arguments=[
+            *(f"--text={EXAMPLES}", "--size=tiny", "--steps=8", "--batch-size=8"),
+            *("--max-windows=128", "--sample=5", "--shard=hsdp", "--begin=import"),
+        ],
+        says=[
+            rf"million parameters, hsdp, {RANKS} ranks: validation loss \d\.\d+ after 8 steps",
+            r"(?m)^(?:0: )?import",
+        ],
+    ),
     "mnist": Example(
         script="mnist/train.py",
         arguments=[f"--data-dir={DATA}", "--epochs=1", "--batch-size=16"],

@@ -36,10 +36,11 @@ def chain(full, tmp_path):
     environ = {**full.environ, "SLURM_CONF": str(full.box.layout.slurm_conf)}
     started = []
 
-    def start(*options, steps=STEPS, pace_s=0.1, **variables):
+    def start(*options, steps=STEPS, pace_s=0.1, arguments=(), **variables):
         env = {**environ, **variables}
-        started.append(start_chain(tmp_path, env, *options, steps=steps, pace_s=pace_s))
-        return started[-1]
+        one = start_chain(tmp_path, env, *options, steps=steps, pace_s=pace_s, arguments=arguments)
+        started.append(one)
+        return one
 
     yield start
     for one in started:
@@ -92,6 +93,39 @@ def test_a_time_limit_is_outlived(full, chain, short, undisturbed):
     first = run.outcomes()[0]
     assert (first["state"], first["exit_code"], first["next"]) == ("TIMEOUT", 75, "standby")
     assert first["why"].startswith("the job reaches its time limit in ")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_sharded_training_outlives_a_time_limit_on_two_nodes_and_goes_on_on_three(
+    full, chain, short, tmp_path
+):
+    """Others have the third node while the first job runs."""
+    sharded = ("--shard=fsdp",)
+    undisturbed = train_undisturbed(
+        tmp_path / "plain", *SHAPE, steps=STEPS, arguments=sharded, leaves="values"
+    )
+    script = f"#!/bin/bash\nuntil [ -e {tmp_path}/enough ]; do sleep 0.2; done\n"
+    other = full.sbatch(tmp_path, script, "--nodelist=node[3-4]", "--exclusive")
+    full.await_job(other, "RUNNING")
+    options, pace_s = short
+    run = chain("--nodes=2:3", "--procs=1", *options, pace_s=pace_s, arguments=sharded)
+    run.await_step(20)
+    (tmp_path / "enough").touch()
+    code, said = run.wait(timeout_s=500)
+    assert code == 0, said
+    states = [one["state"] for one in run.outcomes()]
+    assert (states[0], states[-1]) == ("TIMEOUT", "COMPLETED"), said
+    ranks = {turn: 0 for turn, _, _ in run.records()}
+    for path in run.folder.glob("consumed-*"):
+        for turn in {json.loads(line)[1] for line in path.read_text().splitlines()}:
+            ranks[turn] += 1
+    assert list(ranks.values()) == [2, 3], ranks
+    check_samples(run.records(), STEPS)
+    for one, other in zip(
+        json.loads((run.folder / "values").read_text()), json.loads(undisturbed), strict=True
+    ):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
 
 
 def test_a_signal_that_a_script_asks_for_before_the_limit_is_no_request_to_stop(full, tmp_path):

@@ -264,7 +264,9 @@ class Learner:
             UsageError: it belongs to another model or optimizer.
         """
         try:
-            weights, moments = take_parts(found.state, self.module, self.optimizer)
+            weights, moments = found.state["model"], found.state["optimizer"]
+            if self.sharded:
+                weights, moments = take_parts(weights, moments, self.module, self.optimizer)
             self.module.load_state_dict(weights)
             load_optimizer(self.optimizer, moments)
         except (RuntimeError, ValueError) as error:

@@ -214,27 +214,23 @@ def _hold_all_reduce(model: Any) -> Iterator[None]:
 
 
 def take_parts(
-    state: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    weights: Mapping[str, Any],
+    moments: Mapping[str, Any],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the states of model and optimizer, of whole tensors only this rank's parts.
 
     A checkpoint that was loaded for a sharded model has these already.
     """
     own = model.state_dict()
-    weights = {name: _part_of(one, own.get(name)) for name, one in state["model"].items()}
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    moments = {
-        number: {name: _part_of(one, like) for name, one in entries.items()}
-        for (number, entries), like in _pair(state["optimizer"]["state"], parameters)
+    parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
+    states = {
+        number: {name: _part_of(one, parameters.get(number)) for name, one in entries.items()}
+        for number, entries in moments["state"].items()
     }
-    return weights, {**state["optimizer"], "state": moments}
-
-
-def _pair(
-    state: Mapping[int, Any], parameters: Sequence[nn.Parameter]
-) -> Iterator[tuple[tuple[int, Any], nn.Parameter | None]]:
-    for number, entries in state.items():
-        yield (number, entries), parameters[number] if number < len(parameters) else None
+    parts = {name: _part_of(one, own.get(name)) for name, one in weights.items()}
+    return parts, {**moments, "state": states}
 
 
 def _part_of(value: Any, like: Any) -> Any:

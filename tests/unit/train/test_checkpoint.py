@@ -205,11 +205,23 @@ def full_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("kills", [25, pytest.param(500, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("ranks", "sharded", "kills"),
+    [
+        *((ranks, False, 25) for ranks in (1, 2)),
+        (2, True, 50),
+        *(pytest.param(ranks, False, 500, marks=pytest.mark.full) for ranks in (1, 2)),
+        pytest.param(3, True, 1000, marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.timeout(3600)
-def test_writers_killed_at_any_moment_leave_a_whole_one(tmp_path, kills, ranks):
+def test_writers_killed_at_any_moment_leave_a_whole_one(tmp_path, ranks, sharded, kills):
     """Writers are forked from one process, so that none has to import torch again."""
+    if sharded:  # what a DTensor imports: once here, instead of in every writer
+        import torch._dynamo
+        import torch.distributed.tensor
+        import torch.testing._internal.distributed.fake_pg  # noqa: F401
+
     folder = tmp_path / "checkpoints"
     began_s = time.monotonic()
     for newest in (1, 2, 3):
@@ -217,7 +229,10 @@ def test_writers_killed_at_any_moment_leave_a_whole_one(tmp_path, kills, ranks):
     span_s = time.monotonic() - began_s  # so that a kill may come in a first, second or third one
     moments = random.Random(7)  # noqa: S311
     for number in range(kills):
-        writers = [_fork_writer(folder, newest, rank, ranks, f"t{number}") for rank in range(ranks)]
+        writers = [
+            _fork_writer(folder, newest, rank, ranks, f"t{number}", sharded=sharded)
+            for rank in range(ranks)
+        ]
         time.sleep(moments.random() * span_s)  # the moment of a kill is what is tried here
         moments.shuffle(writers)
         for pid in writers:
@@ -235,7 +250,26 @@ def numbered(step):
     return {"a": torch.full((25_000,), float(step)), "b": torch.full((25_000,), float(step))}
 
 
-def _fork_writer(folder, step, rank, ranks, token):
+def _sharded(state, mesh):
+    """The same state, of whose first tensor each rank has a part."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = state["a"]
+    part = whole.chunk(mesh.size())[mesh.get_rank()]
+    layout = {"shape": whole.shape, "stride": whole.stride(), "run_check": False}
+    return {**state, "a": DTensor.from_local(part, mesh, [Shard(0)], **layout)}
+
+
+def _make_mesh(rank, ranks):
+    """A mesh of ranks that never communicate."""
+    from torch.distributed import init_device_mesh, init_process_group
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    return init_device_mesh("cpu", (ranks,))
+
+
+def _fork_writer(folder, step, rank, ranks, token, *, sharded):
     """Start a rank that saves one step after another; return its pid once it has begun."""
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -243,10 +277,12 @@ def _fork_writer(folder, step, rank, ranks, token):
         try:
             torch.set_num_threads(1)
             checkpointer = Checkpointer(folder, keep=2, rank=rank, world_size=ranks, token=token)
+            mesh = _make_mesh(rank, ranks) if sharded else None
             os.write(write_end, b"!")
             while True:
                 step += 1
-                checkpointer.save(numbered(step), step=step, wait=True)
+                state = _sharded(numbered(step), mesh) if sharded else numbered(step)
+                checkpointer.save(state, step=step, wait=True)
         finally:
             os._exit(1)
     os.close(write_end)
