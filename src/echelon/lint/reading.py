@@ -364,7 +364,7 @@ class _Reader:
             texts = [word.text for word in command.arguments]
             if texts[:1] == ["--"]:
                 self._scope.positional = command.arguments[1:]
-            letters = "".join(t[1:] for t in texts if re.fullmatch(r"-[a-z]+", t))
+            letters = "".join(t[1:] for t in texts if re.fullmatch(r"-[A-Za-z]+", t))
             for letter, setting in {"e": "errexit", "a": "allexport", "u": "nounset"}.items():
                 if letter in letters:
                     self._settings.add(setting)

@@ -262,3 +262,77 @@ def test_threads_without_cpus():
     body = "export OMP_NUM_THREADS=8\nsrun python a.py\n"
     assert ("E403", "advice") in codes(body)
     assert "E403" not in dict(codes(body, f"{JOB}#SBATCH --exclusive\n"))
+
+
+@pytest.mark.parametrize(
+    ("more", "severity"), [("", "advice"), ("#SBATCH --gres=gpu:2\n", "error")]
+)
+def test_gpus_of_the_command_line_of_sbatch(more, severity):
+    head = f"#!/bin/bash\n#SBATCH --ntasks-per-node=1\n{more}"
+    body = "srun python a.py --devices $SLURM_GPUS_PER_NODE\n"
+    assert ("E407", severity) in codes(body, head)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ("--num_nodes=2 --num_gpus=4", "E205"),
+        ("--nnodes=2", "E205"),
+        ("--nodes 2", "E205"),
+        ("--hostfile=hosts", "E202"),
+        ("--hostfile=hosts --no_ssh --node_rank=$RANK", ""),
+        ("$OPTIONS", ""),
+    ],
+)
+def test_deepspeed_under_srun_on_several_nodes(options, code):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --exclusive\n"
+    found = codes(f"srun deepspeed {options} a.py --x\n", head)
+    assert [c for c, severity in found if severity == "error"] == [code] * bool(code)
+
+
+def test_deepspeed_has_as_many_ranks_as_gpus():
+    head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gpus-per-node=4\n#SBATCH --cpus-per-task=2\n"
+    assert ("E403", "warning") in codes("deepspeed a.py\n", head)
+    assert "E403" not in dict(codes("deepspeed --include localhost:0 a.py\n", head))
+    assert ("E204", "error") in codes("deepspeed --num_gpus=8 a.py\n", head)
+
+
+def test_accelerate_counts_the_processes_of_all_machines():
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n"
+    options = "--num_processes=8 --num_machines=2 --machine_rank=$R --main_process_port=29501"
+    assert ("E202", "error") in codes(f"srun accelerate launch {options} a.py\n", head)
+    assert "E204" not in dict(codes(f"srun -n 2 accelerate launch {options} a.py\n", head))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("ray start --head\npython a.py\n", True),
+        ("srun -N 1 -n 1 ray start --head --block &\npython a.py\n", True),
+        ("ray start --head\nsrun -N 1 ray start --address=$H:6379 --block &\npython a.py\n", False),
+        ("ray symmetric-run --address $H:6379 -- python a.py\n", False),
+        ("ray start --head\nbash start_worker.sh\n", False),
+    ],
+)
+def test_a_cluster_of_ray_has_all_nodes(body, found):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    assert (("E201", "error") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize("name", ["soruce", "exprot", "pyhton", "tochrrun"])
+def test_a_program_with_its_letters_in_another_order(name):
+    assert ("E212", "warning") in codes(f"{name} a.sh\n")
+    assert "E212" not in dict(codes(f"{name}() {{ :; }}\n{name} a.sh\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cd /path/to/code", True),
+        ("srun fit --data=/path/to/data", True),
+        ("echo 'usage: fit /path/to/data'", False),
+        ("cd /scratch/path/to/code", False),
+    ],
+)
+def test_placeholders_in_commands(line, found):
+    assert ("E116" in dict(codes(f"{line}\n"))) == found

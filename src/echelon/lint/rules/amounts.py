@@ -30,6 +30,7 @@ _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
     r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME)"""
 )
+_PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
 _TEMPLATE = pattern(r"=(#\w+#)")
 """A value that another program fills in; for Slurm, it is a comment."""
 _MANY = 3
@@ -234,6 +235,12 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     for assignment in subject.assignments:
         if match := _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment)):
             yield _unfilled(assignment, match[1], None)
+    for command in (c for c in subject.commands if c.name not in ("echo", "printf", "cat")):
+        for word in command.words:
+            match = _PLACEHOLDER_PATH.search(word.text)
+            at = Place(command.path, word.line)
+            if match and match[0] in subject.line_at(at):
+                yield _unfilled(at, match[0], None)
 
 
 def _unfilled(at: Located, value: str, severity: Severity | None) -> Hit:

@@ -97,7 +97,10 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
             typed = given is not None and "GPUS" in use.name and ":" in given.value
             if given is not None and not typed:
                 continue
-            yield _unset(Place(path, use.line), use.name, given.value if given else "", option)
+            hit = _unset(Place(path, use.line), use.name, given.value if given else "", option)
+            # Then sbatch gets them on its command line, and maybe with this option.
+            elsewhere = "GPUS" in use.name and subject.job.gpus_per_node == 0
+            yield replace(hit, severity=ADVICE) if elsewhere else hit
 
 
 def _has_array(subject: Subject, assigned: set[str]) -> bool:
