@@ -23,6 +23,7 @@ _PLACEHOLDER = pattern(
     r"<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*",
     re.IGNORECASE,
 )
+_PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
 _PLACEHOLDER_IN_LINE = pattern(
     r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
@@ -118,6 +119,8 @@ def _given(subject: Subject, *options: str) -> list[Directive]:
 
 def is_placeholder(item: Directive) -> bool:
     """Tell whether a value is still to be filled in, such as <account> or {partition}."""
+    if item.option in ("account", "partition", "qos") and _PLACEHOLDER_NAME.fullmatch(item.value):
+        return True
     return item.option not in _FREE_TEXT and bool(
         _PLACEHOLDER.fullmatch(item.value) and "$" not in item.value
     )

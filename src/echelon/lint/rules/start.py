@@ -41,7 +41,7 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         return
     yield from _ray_on_one_node(subject)
     hosts = "hostfile" in subject.text.lower() or "deepspeed.json" in subject.text
-    for command in subject.commands:
+    for command in (c for c in subject.commands if not c.substituted):
         spreads = _SPREADERS & {word.text.rpartition("/")[2] for word in command.words}
         if spreads - {"deepspeed"} or (spreads and hosts):
             return

@@ -4,5 +4,6 @@
 #SBATCH --gres=gpu:1
 #SBATCH --cpus-per-task=32
 export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK  # expect: E403
-# expect on the next line: E204
-srun --cpus-per-task=32 bash -lc "torchrun --standalone --nproc_per_node=4 more_ranks_main.py"
+config=base.yaml
+srun --cpus-per-task=32 bash -lc \
+    "torchrun --standalone --nproc_per_node=4 more_ranks_main.py --config $config"  # expect: E204
