@@ -238,6 +238,11 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     for assignment in subject.assignments:
         if match := _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment)):
             yield _unfilled(assignment, match[1], None)
+    if any("path/to" in shell.text for shell in subject.shells):
+        yield from _placeholder_paths(subject)
+
+
+def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
     for command in (c for c in subject.commands if c.name not in ("echo", "printf", "cat")):
         for word in command.words:
             match = _PLACEHOLDER_PATH.search(word.text)

@@ -176,17 +176,17 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
             continue
         ranks = ranks_per_launch(launch)
-        if uses_several_gpus(one.python) or _has_alternative(subject, one):
+        tasks = tasks if launch.srun is not None else 1
+        if not ranks or not tasks or ranks * tasks >= gpus or _has_alternative(subject, one):
             continue
         if launch.launcher is None and (
             one.python is None
-            or may_use_all_gpus(one.python)
             or not one.python.is_distributed
             or spawns(one.python)
+            or may_use_all_gpus(one.python)
         ):
             continue
-        tasks = tasks if launch.srun is not None else 1
-        if ranks and tasks and ranks * tasks < gpus:
+        if not uses_several_gpus(one.python):
             yield Hit(
                 at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "

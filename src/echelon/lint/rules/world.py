@@ -159,7 +159,8 @@ def _set_in(python: PythonScript) -> set[str]:
     return {
         name
         for name in _NEEDED
-        if re.search(
+        if name in text
+        and re.search(
             rf"""environ\[['"]{name}['"]\]\s*=|setdefault\(\s*['"]{name}|['"]{name}['"]:|"""
             rf"""putenv\(\s*['"]{name}|update\([^)]*\b{name}\b""",
             text,
