@@ -11,9 +11,7 @@ from echelon.cli import main
 from echelon.lint.linting import RULES, THEMES
 
 ROOT = Path(__file__).parents[3]
-BAD = (
-    "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH --gpus=1 -N1\nexport MASTER_PORT=29500\npython x.py\n"
-)
+BAD = "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH --gpus=1 -N1 -t9\nexport MASTER_PORT=29500\npython x.py\n"
 
 
 @pytest.fixture
@@ -44,7 +42,7 @@ def test_a_script_without_problems_exits_with_0(script, capsys):
 
 
 def test_warnings_fail_only_if_strict(script, capsys):
-    text = "#!/bin/bash\n#SBATCH --gpus=1 -N1\nexport MASTER_PORT=29500\npython x.py\n"
+    text = "#!/bin/bash\n#SBATCH --gpus=1 -N1 -t9\nexport MASTER_PORT=29500\npython x.py\n"
     assert main.run(["lint", script(text)]) == 0
     assert main.run(["lint", "--strict", "job.sh"]) == 1
     assert "E301 warning" in capsys.readouterr().out
@@ -74,9 +72,7 @@ def test_a_comment_ignores_a_code(script, capsys, place):
         if place == "the line"
         else ("", "# echelon: ignore E301\n")
     )
-    text = (
-        f"#!/bin/bash\n#SBATCH --gpus=1 -N1\n{before}export MASTER_PORT=29500{own}\npython x.py\n"
-    )
+    text = f"#!/bin/bash\n#SBATCH --gpus=1 -N1 -t9\n{before}export MASTER_PORT=29500{own}\npython x.py\n"
     assert main.run(["lint", "--strict", script(text)]) == 0
     text = text.replace("ignore E301", "ignore E405, E302")
     assert main.run(["lint", "--strict", script(text)]) == 1

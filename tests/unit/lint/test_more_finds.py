@@ -336,3 +336,32 @@ def test_a_program_with_its_letters_in_another_order(name):
 )
 def test_placeholders_in_commands(line, found):
     assert ("E116" in dict(codes(f"{line}\n"))) == found
+
+
+@pytest.mark.parametrize(
+    ("launch", "found"),
+    [
+        ("torchrun --standalone --nproc_per_node=4 a.py --num_workers=4", False),
+        ("torchrun --standalone --nproc_per_node=4 a.py --num_workers=8", True),
+        ("srun -n 1 torchrun --standalone --nproc_per_node=4 a.py --num_workers=4", True),
+    ],
+)
+def test_without_srun_a_launcher_has_the_cpus_of_all_tasks(launch, found):
+    head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=4\n"
+    head += "#SBATCH --gpus-per-node=4\n"
+    assert ("E402" in dict(codes(f"{launch}\n", head))) == found
+
+
+@pytest.mark.parametrize(
+    ("last", "found"), [("wait", True), ("kill $(jobs -p)\nwait", False), ("kill %1\nwait", False)]
+)
+def test_a_wait_for_what_the_script_has_ended(last, found):
+    assert ("E503" in dict(codes(f"srun python a.py &\nsrun python b.py &\n{last}\n"))) == found
+
+
+def test_only_a_launcher_that_expects_other_nodes_waits_for_them():
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    for options, waits in (("--nnodes=2", True), ("--nproc_per_node=1", False)):
+        found = lint(f"{head}torchrun {options} a.py\n", path="job.sh", files=TextFiles({}))
+        (one,) = [f for f in found if f.code == "E201"]
+        assert ("times out" in one.what) == waits

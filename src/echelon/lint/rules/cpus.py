@@ -60,7 +60,7 @@ def _slurm_version(programs: Programs) -> tuple[int, int] | None:
 
 def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
-        cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+        cpus, processes = one.launch.cpus, processes_per_task(one)
         if not cpus or not processes or one.launch.mpi:
             continue
         path, line, workers = _workers(subject, one)
@@ -98,7 +98,7 @@ def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
 def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
     given = subject.directives.last("cpus-per-task")
     for one in subject.started:
-        cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+        cpus, processes = one.launch.cpus, processes_per_task(one)
         if given and cpus and processes and processes > cpus:
             yield Hit(
                 at=Place(subject.path, given.line),
@@ -132,7 +132,7 @@ def _too_many_threads(subject: Subject) -> Iterator[Hit]:
                 severity=ADVICE,  # some clusters allocate whole nodes
             )
         for one in subject.started:
-            cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+            cpus, processes = one.launch.cpus, processes_per_task(one)
             if cpus and processes and threads * processes > cpus and not one.launch.mpi:
                 each = f"{counted(processes, 'process')} with {threads} threads each"
                 yield Hit(
@@ -182,7 +182,7 @@ def _one_cpu(subject: Subject) -> Iterator[Hit]:
 
 def find_threads_of_spawned(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
-        processes, cpus = processes_per_task(one), one.launch.amounts.cpus_per_task
+        processes, cpus = processes_per_task(one), one.launch.cpus
         here = subject.exported | one.launch.variables
         if not spawns(one.python) or one.python is None or not processes or processes < 2:
             continue

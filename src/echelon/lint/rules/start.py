@@ -54,7 +54,7 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         if one.python is not None and one.python.mentions(*words):
             return
         count = subject.job.fewest_nodes or 2
-        waits = one.launch.launcher is not None
+        waits = _expects_others(one.launch)
         alone = one.launch.launcher is not None and one.launch.launcher.kind == "deepspeed"
         yield Hit(
             at=one.launch,
@@ -64,8 +64,14 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             + (" It waits for the other nodes until it times out." if waits else ""),
             fix=_started_by_srun(one),
             # A program that lint cannot read may contact the other nodes itself.
-            severity=None if waits or one.python is not None else WARNING,
+            severity=None if one.launch.launcher or one.python is not None else WARNING,
         )
+
+
+def _expects_others(launch: Launch) -> bool:
+    """Tell whether a launcher waits for other nodes."""
+    option = launch.launcher.option("nnodes", "num-machines") if launch.launcher else None
+    return option is not None and option.text not in ("1", "1:1")
 
 
 def _started_by_srun(one: Started) -> str:

@@ -282,6 +282,7 @@ RULES = (
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=1
  #SBATCH --exclusive
  export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
 -srun python train.py    # <- here
