@@ -63,7 +63,9 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
 
 
 def _undefined(python: PythonScript) -> dict[str, int]:
-    if re.search(r"import \*|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text):
+    if re.search(
+        r"import \*|\bbuiltins\b|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text
+    ):
         return {}
     try:
         top = symtable.symtable(python.text, python.path, "exec")
