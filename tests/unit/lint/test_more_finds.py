@@ -365,3 +365,40 @@ def test_only_a_launcher_that_expects_other_nodes_waits_for_them():
         found = lint(f"{head}torchrun {options} a.py\n", path="job.sh", files=TextFiles({}))
         (one,) = [f for f in found if f.code == "E201"]
         assert ("times out" in one.what) == waits
+
+
+@pytest.mark.parametrize(
+    ("port", "found"),
+    [
+        ("$((20000 + SLURM_JOB_ID % 50000))", True),
+        ("$(( 60000 + ($RANDOM % 10000) ))", True),
+        ("$((20000 + RANDOM % 50000))", False),
+        ("$((10000 + ${SLURM_JOB_ID} % 50000))", False),
+    ],
+)
+def test_ports_that_are_too_high(port, found):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    body = f"export MASTER_PORT={port}\nexport MASTER_ADDR=$(hostname)\nsrun python a.py\n"
+    assert (("E303", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("array", "found"), [('("$all")', True), ("($all)", False), ('("$other")', False)]
+)
+def test_host_names_in_one_element(array, found):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    body = f"all=$(scontrol show hostnames $SLURM_JOB_NODELIST)\nother=1\nnodes={array}\n"
+    assert (("E307", "error") in codes(f"{body}srun -w ${{nodes[0]}} python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("export CUDA_VISIBLE_DEVICES=0, 1", True),
+        ("export CUDA_VISIBLE_DEVICES=0,1", False),
+        ("export A=a, B", False),
+        ('export A="0, 1"', False),
+    ],
+)
+def test_a_value_that_is_cut_at_a_space(line, found):
+    assert (("E209", "error") in codes(f"{line}\npython a.py\n")) == found

@@ -16,6 +16,9 @@ _BLANK_BEHIND = pattern(r"^[^#]*\s\\[ \t]+(#.*)?$")
 _BLANK_AT_END = pattern(r"(?<=[ \t]\\)([ \t]+)$")
 _EXPORTED = pattern(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
 _EXPORTED_EMPTY = pattern(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]+)\s*(#.*)?$")
+_EXPORTED_PART = pattern(
+    r"\s*(export) +([A-Za-z_]\w*)=([^\s\"'$`;#&|()]*,)( +)(\d[\d,]*)\s*(?:#.*)?$"
+)
 _ONE_WORD = pattern(
     r"\s*(?:(?:export|declare|local|readonly) +)?[A-Za-z_]\w*(\s*=\s*)"
     r"(?:\"[^\"`$\\]*\"|'[^']*'|\$\([^()]*\)|[^\s;&|#<>()\"'`=\\]+)\s*(?:#.*)?$"
@@ -115,6 +118,14 @@ def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
                 fix = f"{match[1]} {match[2]}={match[3].strip()}"
                 said = f"{match[1]}: `=': not a valid identifier"
                 yield _blanks(subject, Place(path, number), match[2], fix, said)
+            elif match := _EXPORTED_PART.match(line):
+                yield Hit(
+                    at=Place(path, number),
+                    what=f"`{match[2]}` is '{match[3]}' because of the space after the comma: "
+                    f"'{match[5]}: not a valid identifier'.",
+                    fix=f"export {match[2]}={match[3]}{match[5]}",
+                    edits=(replace_group(number, match, "", 4),),
+                )
             elif match := _EXPORTED_EMPTY.match(line):
                 yield Hit(
                     at=Place(path, number),

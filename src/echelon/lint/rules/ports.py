@@ -9,6 +9,7 @@ from echelon.lint.bash import Assignment, Where, Word
 from echelon.lint.facts import ranks_per_launch
 from echelon.lint.files import Place
 from echelon.lint.launches import Launch, Launcher
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
     constant,
@@ -24,6 +25,11 @@ _PORT_OPTIONS = ("master-port", "main-process-port")
 _MANY_GPUS = 4
 _FIRST_FREE = 1024
 """Only root may use lower ports."""
+_LAST = 65535
+_SUM = pattern(
+    r"\$\(\(\s*(?P<base>\d{1,9})\s*\+\s*\(?\s*\$?\{?(?P<of>[A-Za-z_]\w*)\}?\s*%\s*(?P<part>\d{1,9})\s*\)?\s*\)\)"
+)
+"""A port such as $((20000 + SLURM_JOB_ID % 10000))."""
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
 _FRAMEWORKS = ("lightning", "Lightning", "init_process_group", "init_distributed", "Accelerator")
 _FREE_PORT = """\
@@ -255,8 +261,25 @@ def find_unsuitable_port(subject: Subject) -> Iterator[Hit]:
                 "job fails from time to time.",
                 fix="export MASTER_PORT=$((20000 + RANDOM % 10000))",
             )
+    yield from _ports_too_high(subject)
     if not _is_exclusive(subject):
         yield from _ports_of_job_id(subject)
+
+
+def _ports_too_high(subject: Subject) -> Iterator[Hit]:
+    for port in ports(subject):
+        found = _SUM.search(subject.line_at(port))
+        if found is None or port.where is not Where.BATCH:
+            continue
+        largest = int(found["part"]) - 1
+        highest = int(found["base"]) + (min(largest, 32767) if found["of"] == "RANDOM" else largest)
+        if highest > _LAST:
+            yield Hit(
+                at=port,
+                what=f"The port can be as high as {highest}, but the highest is {_LAST}. The job "
+                "fails from time to time.",
+                fix=f"$((20000 + {found['of']} % 40000))",
+            )
 
 
 def _lowest(value: Word) -> int | None:
