@@ -402,3 +402,28 @@ def test_host_names_in_one_element(array, found):
 )
 def test_a_value_that_is_cut_at_a_space(line, found):
     assert (("E209", "error") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('cat "$(readlink -f "$0")"', False),
+        ("cp $(realpath $0) logs/", False),
+        ('cd "$(dirname "$0")"', True),
+        ('DIR=$(dirname "$(readlink -f "$0")")', True),
+    ],
+)
+def test_a_script_may_read_its_own_copy(line, found):
+    assert ("E211" in dict(codes(f"{line}\npython a.py\n"))) == found
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [("--local_rank", [("E207", "warning")]), ("--local-rank", []), ("--x", [("E207", "error")])],
+)
+def test_the_option_of_the_old_launcher(option, found):
+    script = f"import argparse\np = argparse.ArgumentParser()\np.add_argument('{option}')\n"
+    script += "a = p.parse_args()\n"
+    head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gpus-per-node=2\n#SBATCH --exclusive\n"
+    line = "python -m torch.distributed.launch --nproc_per_node=2 a.py\n"
+    assert [one for one in codes(line, head, a=script) if one[0] == "E207"] == found

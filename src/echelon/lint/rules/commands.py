@@ -8,7 +8,7 @@ from echelon.lint.edits import Edit, replace_group
 from echelon.lint.expanding import NAME
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ERROR, Hit, Located, Rule
+from echelon.lint.rule import ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
@@ -33,12 +33,17 @@ def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
             continue
         if "use-env" in launcher.options or not python.calls("parse_args"):
             continue
-        if "--local-rank" in python.text or python.calls("parse_known_args"):
+        if python.mentions("--local-rank") or python.calls("parse_known_args"):
             continue
+        old = python.mentions("--local_rank")
         yield Hit(
             at=one.launch,
-            what="torch.distributed.launch passes `--local-rank`, which the script does not "
+            what="Since PyTorch 2.0, torch.distributed.launch passes `--local-rank`, but the "
+            "script defines `--local_rank`. It exits with 'unrecognized arguments'."
+            if old
+            else "torch.distributed.launch passes `--local-rank`, which the script does not "
             "define. It exits with 'unrecognized arguments'.",
+            severity=WARNING if old else None,
             fix="torchrun …  # instead of python -m torch.distributed.launch\n"
             'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
         )
