@@ -387,7 +387,8 @@ RULES = (
         severity=ERROR,
         check=find_launcher_per_task,
         why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
-        "too many ranks, or the rendezvous never completes.",
+        "too many ranks, or the rendezvous never completes. The same happens if torchrun starts a "
+        "script that calls `mp.spawn`, or srun starts deepspeed with a hostfile.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
@@ -433,7 +434,7 @@ RULES = (
         severity=ERROR,
         check=find_wrong_nnodes,
         why="The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` "
-        "is always the number of nodes of the job.",
+        "is always the number of nodes of the job. deepspeed reads the nodes from a hostfile.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2
