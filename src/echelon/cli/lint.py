@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,8 @@ from echelon.api.project_file import read_project, take_table
 from echelon.cli import console
 from echelon.cli.completion import complete_rule, offer
 from echelon.cli.help import CHECK
-from echelon.core.shell import LocalShell
-from echelon.errors import NotPermittedError, UnavailableError, UsageError
+from echelon.core.shell import LocalShell, Result
+from echelon.errors import MissingProgramError, NotPermittedError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from echelon.core.shell import Shell
@@ -141,8 +142,28 @@ def _lint_all(scripts: "list[_Script]") -> "list[Finding]":
 def _lint_group(scripts: "list[_Script]") -> "list[Finding]":
     from echelon.lint.files import DiskFiles  # noqa: PLC0415
 
-    files, programs = DiskFiles(), LocalShell()  # shared, so that each file is parsed once
+    files, programs = DiskFiles(), _Programs()  # shared, so that each file is parsed once
     return [one for script in scripts for one in script.lint(files, programs)]
+
+
+class _Programs(LocalShell):
+    """Asks for the version of Slurm once, not for each script."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._slurm: Result | MissingProgramError | None = None
+
+    def run(self, argv: Sequence[str], **options: Any) -> Result:
+        if list(argv) != ["sinfo", "--version"]:
+            return super().run(argv, **options)
+        if self._slurm is None:
+            try:
+                self._slurm = super().run(argv, **options)
+            except MissingProgramError as error:
+                self._slurm = error
+        if isinstance(self._slurm, MissingProgramError):
+            raise self._slurm
+        return self._slurm
 
 
 def _require_parser() -> None:

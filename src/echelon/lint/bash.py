@@ -60,12 +60,14 @@ class Word:
 
     def joined(self, other: "Word") -> "Word":
         fits = len(self.text) + len(other.text) <= _LONGEST
-        return replace(
-            self,
+        return Word(
             text=self.text + other.text if fits else self.text[:_LONGEST],
+            line=self.line,
             known=self.known and other.known and fits,
+            quoted=self.quoted,
             uses=_gather(self.uses, other.uses),
             commands=_gather(self.commands, other.commands),
+            text_line=self.text_line,
         )
 
     def split(self) -> "list[Word]":
@@ -77,6 +79,8 @@ class Word:
 
 def _gather(first: tuple[_T, ...], second: tuple[_T, ...]) -> tuple[_T, ...]:
     """Join without duplicates, so that repeated self-assignment stays small."""
+    if not first or not second:
+        return first or second
     together = {id(item): item for item in (*first, *second)}
     return tuple(together.values())[:_MOST]
 

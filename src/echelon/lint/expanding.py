@@ -76,7 +76,8 @@ class Expander:
         for child in expansions:
             whole = whole.joined(self._literal(start, child.start_byte, line, kind))
             piece = self._expansion(child)
-            if piece.text_line and len(expansions) == 1:
+            alone = not whole.text and not self._source.between(child.end_byte, end).strip()
+            if piece.text_line and alone:
                 whole = replace(whole, text_line=piece.text_line)
             whole = whole.joined(piece)
             start = child.end_byte

@@ -3,7 +3,7 @@
 import re
 from functools import lru_cache
 
-from echelon.lint.launches import Launch
+from echelon.lint.launches import Launch, Launcher
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
 from echelon.lint.subject import Started, Subject
@@ -24,20 +24,35 @@ _SEVERAL_DEVICES = pattern(
 )
 """Text that suggests that one process of a script uses several GPUs."""
 
+_USES_GPUS = pattern(r"\bcuda\b|\bAccelerator\(|\bTrainer\(|\bFabric\(")
+
 
 def ranks_per_launch(launch: Launch) -> int | None:
     """Return the number of processes that a launcher starts; 1 without a launcher."""
     if launch.launcher is None:
         return 1
-    option = launch.launcher.option("nproc-per-node", "nproc_per_node", "num-gpus")
-    if launch.launcher.kind == "accelerate":
-        return None
+    launcher, gpus = launch.launcher, launch.amounts.gpus_per_node
+    if launcher.kind == "accelerate":
+        return _ranks_of_accelerate(launcher)
+    option = launcher.option("nproc-per-node", "nproc_per_node", "num-gpus")
+    if option is None and launcher.kind == "deepspeed":  # it uses all GPUs that it sees
+        chosen = {"include", "exclude", "i", "e"} & set(launcher.options)
+        return gpus or None if launcher.complete and not chosen else None
     if option is None:
-        plain = launch.launcher.kind in ("torchrun", "launch") and launch.launcher.complete
+        plain = launcher.kind in ("torchrun", "launch") and launcher.complete
         return 1 if plain else None
     if option.text in ("gpu", "auto"):
-        return launch.amounts.gpus_per_node
+        return gpus
     return option.number
+
+
+def _ranks_of_accelerate(launcher: Launcher) -> int | None:
+    """Return the number of processes per machine; accelerate counts those of all machines."""
+    total, machines = launcher.option("num-processes"), launcher.option("num-machines")
+    count = 1 if machines is None else machines.number
+    if total is None or not total.number or not count or not launcher.complete:
+        return None
+    return total.number // count if total.number % count == 0 else None
 
 
 def spawns(python: PythonScript | None) -> bool:
@@ -56,6 +71,13 @@ def uses_several_gpus(python: PythonScript | None) -> bool:
     """Tell whether one rank of a script may use several GPUs, as in model parallelism."""
     return python is not None and bool(
         _SEVERAL_DEVICES.search(python.text) or _SEVERAL_DEVICES.search(python.neighbours)
+    )
+
+
+def uses_gpus(python: PythonScript) -> bool:
+    """Tell whether a script, or a module that it imports, says that its ranks use GPUs."""
+    return python.mentions("nccl") or bool(
+        _USES_GPUS.search(python.text + python.neighbours) and not python.mentions("gloo")
     )
 
 

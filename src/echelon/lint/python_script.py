@@ -212,6 +212,12 @@ def _imported(text: str) -> tuple[str, ...]:
 
 def unparse(node: ast.AST) -> str:
     """Return the text of a node; empty if it is too deeply nested."""
+    base, parts = node, list[str]()
+    while isinstance(base, ast.Attribute):
+        parts.append(base.attr)
+        base = base.value
+    if isinstance(base, ast.Name):  # most nodes are dotted names, for which ast.unparse is slow
+        return ".".join([base.id, *reversed(parts)])
     try:
         return ast.unparse(node)
     except RecursionError:

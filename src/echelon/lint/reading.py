@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
+from itertools import islice, zip_longest
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -141,10 +141,10 @@ class _Reader:
                 self._scope.assign(self._source.text(name), unknown, certain=False)
         elif node.type in _BRANCHES:
             context = replace(context, certain=False)
-        for child in node.children:
-            after = child.next_sibling
-            background = context.background or (after is not None and after.type == "&")
-            self.walk(child, replace(context, background=background))
+        children = node.children
+        for child, after in zip_longest(children, children[1:]):
+            behind = after is not None and after.type == "&" and not context.background
+            self.walk(child, replace(context, background=True) if behind else context)
 
     def _walk_comment(self, node: Node, _context: _Context) -> None:
         # The grammar includes the blank line before some comments.
@@ -364,7 +364,7 @@ class _Reader:
             texts = [word.text for word in command.arguments]
             if texts[:1] == ["--"]:
                 self._scope.positional = command.arguments[1:]
-            letters = "".join(t[1:] for t in texts if re.fullmatch(r"-[a-z]+", t))
+            letters = "".join(t[1:] for t in texts if re.fullmatch(r"-[A-Za-z]+", t))
             for letter, setting in {"e": "errexit", "a": "allexport", "u": "nounset"}.items():
                 if letter in letters:
                     self._settings.add(setting)
@@ -382,12 +382,14 @@ def _names_read(root: Node, source: Source) -> Iterator[str]:
     waiting = [(root, "")]
     while waiting:
         node, parent = waiting.pop()
-        named = node.type == "variable_name" and parent not in _SETTING
-        if named or (node.type == "word" and parent in _CALCULATING):
+        kind = node.type
+        named = kind == "variable_name" and parent not in _SETTING
+        if named or (kind == "word" and parent in _CALCULATING):
             yield source.text(node)
-        elif node.type == "raw_string":  # for eval, trap or another shell
+        elif kind == "raw_string":  # for eval, trap or another shell
             yield from re.findall(r"\$\{?(\w+)", source.text(node))
-        waiting += [(child, node.type) for child in node.children]
+        if node.named_child_count:  # names are named
+            waiting += [(child, kind) for child in node.named_children]
 
 
 def _redirects(node: Node) -> Iterator[Node]:

@@ -287,12 +287,9 @@ def _gpus_of_step(job: Amounts, options: Mapping[str, Word], nodes: int | None) 
 
 def known_variables(directives: Directives, job: Amounts) -> dict[str, str]:
     """Return the Slurm variables of the job script whose values follow from the request."""
-    values = {
-        "SLURM_NNODES": job.nodes,
-        "SLURM_JOB_NUM_NODES": job.nodes,
-        "SLURM_NTASKS": job.tasks,
-        "SLURM_NPROCS": job.tasks,
-    }
+    values = {"SLURM_NNODES": job.nodes, "SLURM_JOB_NUM_NODES": job.nodes}
+    if any(map(directives.last, COUNTING_TASKS)):
+        values |= dict.fromkeys(NUMBERS_OF_TASKS, job.tasks)
     found = {name: str(value) for name, value in values.items() if value}
     for variable, option in OF_OPTIONS.items():
         if (given := directives.last(option)) is not None and not directives.several:
@@ -310,3 +307,6 @@ OF_OPTIONS = {
     "SLURM_NTASKS_PER_NODE": "ntasks-per-node",
 }
 """Variables that Slurm sets only if the job uses their option."""
+NUMBERS_OF_TASKS = ("SLURM_NTASKS", "SLURM_NPROCS")
+COUNTING_TASKS = ("ntasks", "ntasks-per-node", "ntasks-per-gpu", "ntasks-per-socket")
+"""Options without which Slurm does not set the numbers of tasks in the job script."""

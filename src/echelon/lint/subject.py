@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from echelon.core.shell import Shell as Programs
 from echelon.lint.bash import Assignment, Command, Shell, Where, Word
-from echelon.lint.files import Files, beside
+from echelon.lint.files import Files, Place, beside
 from echelon.lint.launches import Launch, find_launches
 from echelon.lint.python_script import PythonScript, parse_python
 from echelon.lint.reading import read_shell
@@ -72,7 +72,7 @@ class Subject:
     def assigned(self, name: str) -> list[Assignment]:
         return [assignment for assignment in self.assignments if assignment.name == name]
 
-    def line_at(self, at: Assignment | Command) -> str:
+    def line_at(self, at: Assignment | Command | Place) -> str:
         """Return the line of a file, without its line end."""
         text = self.text if at.path == self.path else clean(self.files.read(at.path) or "")
         return "".join(text.split("\n")[at.line - 1 : at.line])

@@ -11,7 +11,9 @@ from echelon.cli import main
 from echelon.lint.linting import RULES, THEMES
 
 ROOT = Path(__file__).parents[3]
-BAD = "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH --nodes=1\nexport MASTER_PORT=29500\npython x.py\n"
+BAD = (
+    "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH -G1 -N1 -t9\nexport MASTER_PORT=29500\npython x.py\n"
+)
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def test_a_script_without_problems_exits_with_0(script, capsys):
 
 
 def test_warnings_fail_only_if_strict(script, capsys):
-    text = "#!/bin/bash\n#SBATCH --nodes=1\nexport MASTER_PORT=29500\npython x.py\n"
+    text = "#!/bin/bash\n#SBATCH --gpus=1 -N1 -t9\nexport MASTER_PORT=29500\npython x.py\n"
     assert main.run(["lint", script(text)]) == 0
     assert main.run(["lint", "--strict", "job.sh"]) == 1
     assert "E301 warning" in capsys.readouterr().out
@@ -72,7 +74,7 @@ def test_a_comment_ignores_a_code(script, capsys, place):
         if place == "the line"
         else ("", "# echelon: ignore E301\n")
     )
-    text = f"#!/bin/bash\n#SBATCH --nodes=1\n{before}export MASTER_PORT=29500{own}\npython x.py\n"
+    text = f"#!/bin/bash\n#SBATCH -G1 -N1 -t9\n{before}export MASTER_PORT=29500{own}\npython x.py\n"
     assert main.run(["lint", "--strict", script(text)]) == 0
     text = text.replace("ignore E301", "ignore E405, E302")
     assert main.run(["lint", "--strict", script(text)]) == 1
@@ -147,7 +149,7 @@ def test_an_unknown_format_is_an_error(script, capsys):
 def test_a_baseline_hides_known_findings(script, capsys):
     assert main.run(["lint", "--write-baseline", "known.json", script(BAD)]) == 0
     assert main.run(["lint", "--baseline", "known.json", "job.sh"]) == 0
-    script(BAD.replace("#SBATCH --nodes=1\n", "\n#SBATCH --nodes=1\nOMP_NUM_THREADS=1\n"))
+    script(BAD.replace("export ", "\nOMP_NUM_THREADS=1\nexport "))
     capsys.readouterr()
     assert main.run(["lint", "--baseline", "known.json", "--json", "job.sh"]) == 1
     assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E312"]

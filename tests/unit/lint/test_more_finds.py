@@ -262,3 +262,168 @@ def test_threads_without_cpus():
     body = "export OMP_NUM_THREADS=8\nsrun python a.py\n"
     assert ("E403", "advice") in codes(body)
     assert "E403" not in dict(codes(body, f"{JOB}#SBATCH --exclusive\n"))
+
+
+@pytest.mark.parametrize(
+    ("more", "severity"), [("", "advice"), ("#SBATCH --gres=gpu:2\n", "error")]
+)
+def test_gpus_of_the_command_line_of_sbatch(more, severity):
+    head = f"#!/bin/bash\n#SBATCH --ntasks-per-node=1\n{more}"
+    body = "srun python a.py --devices $SLURM_GPUS_PER_NODE\n"
+    assert ("E407", severity) in codes(body, head)
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ("--num_nodes=2 --num_gpus=4", "E205"),
+        ("--nnodes=2", "E205"),
+        ("--nodes 2", "E205"),
+        ("--hostfile=hosts", "E202"),
+        ("--hostfile=hosts --no_ssh --node_rank=$RANK", ""),
+        ("$OPTIONS", ""),
+    ],
+)
+def test_deepspeed_under_srun_on_several_nodes(options, code):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --exclusive\n"
+    found = codes(f"srun deepspeed {options} a.py --x\n", head)
+    assert [c for c, severity in found if severity == "error"] == [code] * bool(code)
+
+
+def test_deepspeed_has_as_many_ranks_as_gpus():
+    head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gpus-per-node=4\n#SBATCH --cpus-per-task=2\n"
+    assert ("E403", "warning") in codes("deepspeed a.py\n", head)
+    assert "E403" not in dict(codes("deepspeed --include localhost:0 a.py\n", head))
+    assert ("E204", "error") in codes("deepspeed --num_gpus=8 a.py\n", head)
+
+
+def test_accelerate_counts_the_processes_of_all_machines():
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --gpus-per-node=4\n#SBATCH --ntasks-per-node=4\n"
+    options = "--num_processes=8 --num_machines=2 --machine_rank=$R --main_process_port=29501"
+    assert ("E202", "error") in codes(f"srun accelerate launch {options} a.py\n", head)
+    assert "E204" not in dict(codes(f"srun -n 2 accelerate launch {options} a.py\n", head))
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("ray start --head\npython a.py\n", True),
+        ("srun -N 1 -n 1 ray start --head --block &\npython a.py\n", True),
+        ("ray start --head\nsrun -N 1 ray start --address=$H:6379 --block &\npython a.py\n", False),
+        ("ray symmetric-run --address $H:6379 -- python a.py\n", False),
+        ("ray start --head\nbash start_worker.sh\n", False),
+    ],
+)
+def test_a_cluster_of_ray_has_all_nodes(body, found):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    assert (("E201", "error") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize("name", ["soruce", "exprot", "pyhton", "tochrrun"])
+def test_a_program_with_its_letters_in_another_order(name):
+    assert ("E212", "warning") in codes(f"{name} a.sh\n")
+    assert "E212" not in dict(codes(f"{name}() {{ :; }}\n{name} a.sh\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cd /path/to/code", True),
+        ("srun fit --data=/path/to/data", True),
+        ("echo 'usage: fit /path/to/data'", False),
+        ("cd /scratch/path/to/code", False),
+    ],
+)
+def test_placeholders_in_commands(line, found):
+    assert ("E116" in dict(codes(f"{line}\n"))) == found
+
+
+@pytest.mark.parametrize(
+    ("launch", "found"),
+    [
+        ("torchrun --standalone --nproc_per_node=4 a.py --num_workers=4", False),
+        ("torchrun --standalone --nproc_per_node=4 a.py --num_workers=8", True),
+        ("srun -n 1 torchrun --standalone --nproc_per_node=4 a.py --num_workers=4", True),
+    ],
+)
+def test_without_srun_a_launcher_has_the_cpus_of_all_tasks(launch, found):
+    head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --ntasks-per-node=4\n#SBATCH --cpus-per-task=4\n"
+    head += "#SBATCH --gpus-per-node=4\n"
+    assert ("E402" in dict(codes(f"{launch}\n", head))) == found
+
+
+@pytest.mark.parametrize(
+    ("last", "found"), [("wait", True), ("kill $(jobs -p)\nwait", False), ("kill %1\nwait", False)]
+)
+def test_a_wait_for_what_the_script_has_ended(last, found):
+    assert ("E503" in dict(codes(f"srun python a.py &\nsrun python b.py &\n{last}\n"))) == found
+
+
+def test_only_a_launcher_that_expects_other_nodes_waits_for_them():
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    for options, waits in (("--nnodes=2", True), ("--nproc_per_node=1", False)):
+        found = lint(f"{head}torchrun {options} a.py\n", path="job.sh", files=TextFiles({}))
+        (one,) = [f for f in found if f.code == "E201"]
+        assert ("times out" in one.what) == waits
+
+
+@pytest.mark.parametrize(
+    ("port", "found"),
+    [
+        ("$((20000 + SLURM_JOB_ID % 50000))", True),
+        ("$(( 60000 + ($RANDOM % 10000) ))", True),
+        ("$((20000 + RANDOM % 50000))", False),
+        ("$((10000 + ${SLURM_JOB_ID} % 50000))", False),
+    ],
+)
+def test_ports_that_are_too_high(port, found):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    body = f"export MASTER_PORT={port}\nexport MASTER_ADDR=$(hostname)\nsrun python a.py\n"
+    assert (("E303", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("array", "found"), [('("$all")', True), ("($all)", False), ('("$other")', False)]
+)
+def test_host_names_in_one_element(array, found):
+    head = "#!/bin/bash\n#SBATCH -N 2\n#SBATCH --exclusive\n"
+    body = f"all=$(scontrol show hostnames $SLURM_JOB_NODELIST)\nother=1\nnodes={array}\n"
+    assert (("E307", "error") in codes(f"{body}srun -w ${{nodes[0]}} python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("export CUDA_VISIBLE_DEVICES=0, 1", True),
+        ("export CUDA_VISIBLE_DEVICES=0,1", False),
+        ("export A=a, B", False),
+        ('export A="0, 1"', False),
+    ],
+)
+def test_a_value_that_is_cut_at_a_space(line, found):
+    assert (("E209", "error") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('cat "$(readlink -f "$0")"', False),
+        ("cp $(realpath $0) logs/", False),
+        ('cd "$(dirname "$0")"', True),
+        ('DIR=$(dirname "$(readlink -f "$0")")', True),
+    ],
+)
+def test_a_script_may_read_its_own_copy(line, found):
+    assert ("E211" in dict(codes(f"{line}\npython a.py\n"))) == found
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [("--local_rank", [("E207", "warning")]), ("--local-rank", []), ("--x", [("E207", "error")])],
+)
+def test_the_option_of_the_old_launcher(option, found):
+    script = f"import argparse\np = argparse.ArgumentParser()\np.add_argument('{option}')\n"
+    script += "a = p.parse_args()\n"
+    head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gpus-per-node=2\n#SBATCH --exclusive\n"
+    line = "python -m torch.distributed.launch --nproc_per_node=2 a.py\n"
+    assert [one for one in codes(line, head, a=script) if one[0] == "E207"] == found

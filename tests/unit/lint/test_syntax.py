@@ -158,3 +158,17 @@ def test_what_an_editor_of_windows_adds_is_one_finding(change, code):
     findings = lint(HEAD + "srun ./w.sh\n", path="job.sh", files=files)
     assert [(f.code, f.path, f.line) for f in findings] == [(code, "w.sh", 1)]
     assert lint(change("print(1)\n"), path="train.py", files=files) == []
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="this Python accepts it")
+@pytest.mark.parametrize("string", ["f'a={b.replace('=', '')}'", 'f"{c} {a["b"]}"', "rf'{a['b']}'"])
+def test_quotes_in_a_string_of_python_3_12_are_advice(string):
+    text = f"x = print([\n    {string},\n])\n"
+    found = lint(text, path="train.py", files=TextFiles({}))
+    assert [(f.code, str(f.severity)) for f in found] == [("E627", "advice")]
+
+
+@pytest.mark.parametrize("string", ["f'{a} {b}'", "f'a'", "f\"{a['b']}\""])
+def test_an_error_beside_other_strings_stays_an_error(string):
+    found = lint(f"y = {string}\nx = [1\n", path="train.py", files=TextFiles({}))
+    assert [(f.code, str(f.severity)) for f in found] == [("E627", "error")]

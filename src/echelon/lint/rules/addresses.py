@@ -28,6 +28,10 @@ _RANK_NAMES = frozenset(
     {"RANK", "LOCAL_RANK", "NODE_RANK", "MACHINE_RANK", "GROUP_RANK", "NODEID", "PROC_ID"}
 )
 
+_ONE_ELEMENT = pattern(
+    r'=\(\s*"(?P<list>\$\{?(?P<name>\w+)\}?|\$\(scontrol show hostnames?[^()]*\))"\s*\)'
+)
+
 
 def find_picked_address(subject: Subject) -> Iterator[Hit]:
     commands = subject.commands
@@ -80,6 +84,7 @@ def _picked_field(following: list[Command]) -> int | None:
 def find_wrong_host(subject: Subject) -> Iterator[Hit]:
     if not subject.job.several_nodes:
         return
+    yield from _hosts_in_one_element(subject)
     blamed: set[str] = set()
     # The first element of an array of hosts is one host, also as plain $NAME.
     arrays = {assignment.name for assignment in subject.assignments if assignment.array}
@@ -102,6 +107,20 @@ def find_wrong_host(subject: Subject) -> Iterator[Hit]:
                     Place(one.launch.path, word.line or one.launch.line), reason, _FIRST_NODE
                 )
     yield from _wrong_in_python(subject)
+
+
+def _hosts_in_one_element(subject: Subject) -> Iterator[Hit]:
+    """Find arrays whose quotes make one element of all host names."""
+    for assignment in (one for one in subject.assignments if one.array):
+        found = _ONE_ELEMENT.search(subject.line_at(assignment))
+        lists = [a.value.text for a in subject.assignments if found and a.name == found["name"]]
+        if found and any("scontrol show hostname" in text for text in (*lists, found[0])):
+            yield Hit(
+                at=assignment,
+                what=f"The quotes make one element of all host names. `{assignment.name}[0]` is "
+                f"the whole list, and `{assignment.name}[1]` is empty.",
+                fix=f"{assignment.name}=({found['list']})",
+            )
 
 
 def _is_told_to_ranks(subject: Subject, assignment: Assignment) -> bool:

@@ -23,6 +23,7 @@ _PLACEHOLDER = pattern(
     r"<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*",
     re.IGNORECASE,
 )
+_PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
 _PLACEHOLDER_IN_LINE = pattern(
     r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
 )
@@ -30,6 +31,7 @@ _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
     r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME)"""
 )
+_PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
 _TEMPLATE = pattern(r"=(#\w+#)")
 """A value that another program fills in; for Slurm, it is a comment."""
 _MANY = 3
@@ -117,6 +119,8 @@ def _given(subject: Subject, *options: str) -> list[Directive]:
 
 def is_placeholder(item: Directive) -> bool:
     """Tell whether a value is still to be filled in, such as <account> or {partition}."""
+    if item.option in ("account", "partition", "qos") and _PLACEHOLDER_NAME.fullmatch(item.value):
+        return True
     return item.option not in _FREE_TEXT and bool(
         _PLACEHOLDER.fullmatch(item.value) and "$" not in item.value
     )
@@ -234,6 +238,17 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     for assignment in subject.assignments:
         if match := _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment)):
             yield _unfilled(assignment, match[1], None)
+    if any("path/to" in shell.text for shell in subject.shells):
+        yield from _placeholder_paths(subject)
+
+
+def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
+    for command in (c for c in subject.commands if c.name not in ("echo", "printf", "cat")):
+        for word in command.words:
+            match = _PLACEHOLDER_PATH.search(word.text)
+            at = Place(command.path, word.line)
+            if match and match[0] in subject.line_at(at):
+                yield _unfilled(at, match[0], None)
 
 
 def _unfilled(at: Located, value: str, severity: Severity | None) -> Hit:

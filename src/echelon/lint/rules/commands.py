@@ -8,7 +8,7 @@ from echelon.lint.edits import Edit, replace_group
 from echelon.lint.expanding import NAME
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ERROR, Hit, Located, Rule
+from echelon.lint.rule import ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
@@ -16,6 +16,9 @@ _BLANK_BEHIND = pattern(r"^[^#]*\s\\[ \t]+(#.*)?$")
 _BLANK_AT_END = pattern(r"(?<=[ \t]\\)([ \t]+)$")
 _EXPORTED = pattern(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
 _EXPORTED_EMPTY = pattern(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]+)\s*(#.*)?$")
+_EXPORTED_PART = pattern(
+    r"\s*(export) +([A-Za-z_]\w*)=([^\s\"'$`;#&|()]*,)( +)(\d[\d,]*)\s*(?:#.*)?$"
+)
 _ONE_WORD = pattern(
     r"\s*(?:(?:export|declare|local|readonly) +)?[A-Za-z_]\w*(\s*=\s*)"
     r"(?:\"[^\"`$\\]*\"|'[^']*'|\$\([^()]*\)|[^\s;&|#<>()\"'`=\\]+)\s*(?:#.*)?$"
@@ -30,12 +33,17 @@ def find_local_rank_argument(subject: Subject) -> Iterator[Hit]:
             continue
         if "use-env" in launcher.options or not python.calls("parse_args"):
             continue
-        if "--local-rank" in python.text or python.calls("parse_known_args"):
+        if python.mentions("--local-rank") or python.calls("parse_known_args"):
             continue
+        old = python.mentions("--local_rank")
         yield Hit(
             at=one.launch,
-            what="torch.distributed.launch passes `--local-rank`, which the script does not "
+            what="Since PyTorch 2.0, torch.distributed.launch passes `--local-rank`, but the "
+            "script defines `--local_rank`. It exits with 'unrecognized arguments'."
+            if old
+            else "torch.distributed.launch passes `--local-rank`, which the script does not "
             "define. It exits with 'unrecognized arguments'.",
+            severity=WARNING if old else None,
             fix="torchrun …  # instead of python -m torch.distributed.launch\n"
             'local_rank = int(os.environ["LOCAL_RANK"])  # in the Python script',
         )
@@ -115,6 +123,14 @@ def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
                 fix = f"{match[1]} {match[2]}={match[3].strip()}"
                 said = f"{match[1]}: `=': not a valid identifier"
                 yield _blanks(subject, Place(path, number), match[2], fix, said)
+            elif match := _EXPORTED_PART.match(line):
+                yield Hit(
+                    at=Place(path, number),
+                    what=f"`{match[2]}` is '{match[3]}' because of the space after the comma: "
+                    f"'{match[5]}: not a valid identifier'.",
+                    fix=f"export {match[2]}={match[3]}{match[5]}",
+                    edits=(replace_group(number, match, "", 4),),
+                )
             elif match := _EXPORTED_EMPTY.match(line):
                 yield Hit(
                     at=Place(path, number),

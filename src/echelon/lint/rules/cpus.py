@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from echelon.core.shell import Shell as Programs
 from echelon.core.units import counted
 from echelon.errors import MissingProgramError, TimedOutError
-from echelon.lint.bash import Where
+from echelon.lint.bash import Assignment, Where
 from echelon.lint.edits import insert_line
 from echelon.lint.facts import processes_per_task, ranks_per_launch, spawns
 from echelon.lint.files import Place
 from echelon.lint.python_script import constant, keyword
+from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
@@ -19,6 +20,7 @@ _FIRST_LOSING, _LAST_LOSING = (22, 5), (23, 2)
 _INHERIT = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
 _MANY = 4
 """Ranks that share one CPU noticeably."""
+_CPUS_OF_NODE = frozenset({"SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"})
 _TIMEOUT_S = 2.0
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
 
@@ -58,7 +60,7 @@ def _slurm_version(programs: Programs) -> tuple[int, int] | None:
 
 def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
-        cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+        cpus, processes = one.launch.cpus, processes_per_task(one)
         if not cpus or not processes or one.launch.mpi:
             continue
         path, line, workers = _workers(subject, one)
@@ -96,7 +98,7 @@ def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
 def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
     given = subject.directives.last("cpus-per-task")
     for one in subject.started:
-        cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+        cpus, processes = one.launch.cpus, processes_per_task(one)
         if given and cpus and processes and processes > cpus:
             yield Hit(
                 at=Place(subject.path, given.line),
@@ -112,6 +114,7 @@ def find_too_few_cpus(subject: Subject) -> Iterator[Hit]:
 def _too_many_threads(subject: Subject) -> Iterator[Hit]:
     """Find ranks whose threads are more than the CPUs of their task."""
     for assignment in subject.assigned("OMP_NUM_THREADS"):
+        yield from _threads_of_node(subject, assignment)
         threads, read = assignment.value.number, "OMP_NUM_THREADS" in subject.exported
         if not threads or threads < 2 or not read or not assignment.certain:
             continue
@@ -129,7 +132,7 @@ def _too_many_threads(subject: Subject) -> Iterator[Hit]:
                 severity=ADVICE,  # some clusters allocate whole nodes
             )
         for one in subject.started:
-            cpus, processes = one.launch.amounts.cpus_per_task, processes_per_task(one)
+            cpus, processes = one.launch.cpus, processes_per_task(one)
             if cpus and processes and threads * processes > cpus and not one.launch.mpi:
                 each = f"{counted(processes, 'process')} with {threads} threads each"
                 yield Hit(
@@ -138,6 +141,24 @@ def _too_many_threads(subject: Subject) -> Iterator[Hit]:
                     fix=f"export OMP_NUM_THREADS={max(1, cpus // processes)}",
                 )
                 break
+
+
+def _threads_of_node(subject: Subject, assignment: Assignment) -> Iterator[Hit]:
+    """Find as many threads in each rank as its node has CPUs for all of them."""
+    if not assignment.value.names & _CPUS_OF_NODE or not assignment.value.text.startswith("$"):
+        return
+    if "/" in assignment.value.text or "OMP_NUM_THREADS" not in subject.exported:
+        return
+    for _, options, _ in subject.sruns:
+        tasks = read_step(subject.job, options).tasks_per_node or 0
+        if tasks > 1:
+            yield Hit(
+                at=assignment,
+                what=f"Each of the {tasks} tasks of a node starts a thread for every CPU of the "
+                "job on the node. The tasks slow each other down.",
+                fix="export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}",
+            )
+            return
 
 
 def _one_cpu(subject: Subject) -> Iterator[Hit]:
@@ -161,7 +182,7 @@ def _one_cpu(subject: Subject) -> Iterator[Hit]:
 
 def find_threads_of_spawned(subject: Subject) -> Iterator[Hit]:
     for one in subject.started:
-        processes, cpus = processes_per_task(one), one.launch.amounts.cpus_per_task
+        processes, cpus = processes_per_task(one), one.launch.cpus
         here = subject.exported | one.launch.variables
         if not spawns(one.python) or one.python is None or not processes or processes < 2:
             continue

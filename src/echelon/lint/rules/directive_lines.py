@@ -157,15 +157,15 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
     for item in subject.directives.items:
         if item.option == "comment":
             continue
-        variable = re.search(r"\$\{?\w+", item.value)
+        variable = re.search(r"\$(\{\w+[^{}]*\}|\w+)", item.value)
         home = item.value.startswith("~/")
         if variable or home:
             shown = variable[0] if variable else "~"
             better = "%j" if "JOB" in shown else "the value, or pass it to sbatch as an option"
             yield Hit(
                 at=Place(subject.path, item.line),
-                what=f"Slurm uses '{shown}' literally. It does not expand variables here.",
-                fix=f"replace it with {better}",
+                what="Slurm does not expand variables in directives. It uses the text literally.",
+                fix=f"replace {shown} with {better}",
             )
 
 

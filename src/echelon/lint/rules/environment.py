@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from echelon.core.units import counted
-from echelon.lint.bash import Command
+from echelon.lint.bash import Command, Where
 from echelon.lint.edits import Edit, insert_line
 from echelon.lint.facts import is_training
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.request import OF_OPTIONS
+from echelon.lint.request import COUNTING_TASKS, NUMBERS_OF_TASKS, OF_OPTIONS
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Subject
 
@@ -74,6 +74,7 @@ def _secret(at: Located, name: str) -> Hit:
 def find_unset_variables(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or subject.directives.several:
         return
+    yield from _no_tasks(subject)
     assigned = {assignment.name for assignment in subject.assignments}
     words = [
         (one.launch.path, word)
@@ -97,7 +98,26 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
             typed = given is not None and "GPUS" in use.name and ":" in given.value
             if given is not None and not typed:
                 continue
-            yield _unset(Place(path, use.line), use.name, given.value if given else "", option)
+            hit = _unset(Place(path, use.line), use.name, given.value if given else "", option)
+            # Then sbatch gets them on its command line, and maybe with this option.
+            elsewhere = "GPUS" in use.name and subject.job.gpus_per_node == 0
+            yield replace(hit, severity=ADVICE) if elsewhere else hit
+
+
+def _no_tasks(subject: Subject) -> Iterator[Hit]:
+    """Find numbers of tasks in the job script of a job that does not say how many it has."""
+    if any(map(subject.directives.last, COUNTING_TASKS)):
+        return
+    batch = [shell for shell in subject.shells if shell.where is Where.BATCH]
+    set_here = {assignment.name for assignment in subject.assignments}
+    for assignment in (one for shell in batch for one in shell.assignments):
+        line = subject.line_at(assignment)
+        for name in (name for name in NUMBERS_OF_TASKS if name not in set_here):
+            if (
+                re.search(rf"\$\{{?{name}\b(?!:?[-=?+])", line)
+                and assignment.name in subject.exported
+            ):
+                yield replace(_unset(assignment, name, "", "ntasks"), severity=WARNING)
 
 
 def _has_array(subject: Subject, assigned: set[str]) -> bool:
@@ -112,6 +132,7 @@ def _unset(at: Located, name: str, value: str, option: str) -> Hit:
         what = f"`${name}` is empty. Slurm sets it only if the script uses `--{option}`."
         fix = f"#SBATCH --{option}=…"
         fix += "  # or use $SLURM_GPUS_ON_NODE" if name == "SLURM_GPUS_PER_NODE" else ""
+        fix += "  # or --ntasks-per-node" if option == "ntasks" else ""
     return Hit(at=at, what=what, fix=fix)
 
 

@@ -36,6 +36,11 @@ _MODULE_NAMES = frozenset(
     }
 )
 _HERE = "Python {}.{}".format(*sys.version_info)
+_NESTED_QUOTES = pattern(
+    r"\b[rR]?[fF](?:'[^'\n{}]*(?:\{[^{}'\n]*\}[^'\n{}]*)*\{[^{}'\n]*'"
+    r'|"[^"\n{}]*(?:\{[^{}"\n]*\}[^"\n{}]*)*\{[^{}"\n]*")'
+)
+"""A string in an f-string with the same quotes, which Python 3.12 accepts."""
 _NEWER = (
     ((3, 12), pattern(r"^\s*type\s+\w+\s*(\[.*\]\s*)?=")),
     ((3, 12), pattern(r"^\s*(async\s+)?(def|class)\s+\w+\s*\[")),
@@ -58,7 +63,9 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
 
 
 def _undefined(python: PythonScript) -> dict[str, int]:
-    if re.search(r"import \*|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text):
+    if re.search(
+        r"import \*|\bbuiltins\b|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text
+    ):
         return {}
     try:
         top = symtable.symtable(python.text, python.path, "exec")
@@ -140,6 +147,8 @@ def find_syntax_error(subject: Subject) -> Iterator[Hit]:
 def _refused(path: str, text: str, error: SyntaxError) -> Hit:
     line = error.lineno or 1
     newer = _newer_python(text.split("\n")[line - 1] if line <= text.count("\n") + 1 else "", error)
+    if not newer and _NESTED_QUOTES.search(text) and sys.version_info < (3, 12):
+        newer = "3.12"  # the error may be reported at a bracket before the string
     return Hit(
         at=Place(path, line),
         what=f"{_HERE} cannot parse the file: {error.msg}. Lint did not check it."

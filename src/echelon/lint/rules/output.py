@@ -118,7 +118,10 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     bare = [c for c in waits if len(c.words) == 1]
     if not background or len(bare) != len(waits):
         return
+    ended = [c.line for c in batch.commands if c.name in ("kill", "pkill", "scancel")]
     for wait in bare[-1:]:
+        if any(background[-1].line < line <= wait.line for line in ended):
+            continue  # the script has ended them itself
         if wait.line >= background[-1].line:
             yield Hit(
                 at=wait,

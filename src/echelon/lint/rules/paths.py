@@ -7,6 +7,7 @@ from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _OWN_PATH = pattern(r"\$\{?(0\b|BASH_SOURCE)")
+_READS_ITSELF = pattern(r"\b(?:cat|cp|head|tail|md5sum|sha256sum)\s+\"?\$\((?:readlink|realpath)\b")
 _HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|SLURM_JOB_ID:")
 """Scripts that look for their directory in another way, or that submit themselves."""
 
@@ -21,6 +22,8 @@ def find_own_directory(subject: Subject) -> Iterator[Hit]:
     for command in batch.commands:
         if command.name not in ("dirname", "realpath", "readlink") or not command.substituted:
             continue
+        if _READS_ITSELF.search(subject.line_at(command)):
+            continue  # the copy has the same text
         if any(_OWN_PATH.search(word.text) for word in command.arguments):
             yield Hit(
                 at=command,

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from echelon.lint.bash import Assignment, Where, Word
+from echelon.lint.facts import ranks_per_launch
 from echelon.lint.files import Place
-from echelon.lint.launches import Launch
+from echelon.lint.launches import Launch, Launcher
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
     constant,
@@ -23,6 +25,11 @@ _PORT_OPTIONS = ("master-port", "main-process-port")
 _MANY_GPUS = 4
 _FIRST_FREE = 1024
 """Only root may use lower ports."""
+_LAST = 65535
+_SUM = pattern(
+    r"\$\(\(\s*(?P<base>\d{1,9})\s*\+\s*\(?\s*\$?\{?(?P<of>[A-Za-z_]\w*)\}?\s*%\s*(?P<part>\d{1,9})\s*\)?\s*\)\)"
+)
+"""A port such as $((20000 + SLURM_JOB_ID % 10000))."""
 _JOB_ID = frozenset({"SLURM_JOB_ID", "SLURM_JOBID"})
 _FRAMEWORKS = ("lightning", "Lightning", "init_process_group", "init_distributed", "Accelerator")
 _FREE_PORT = """\
@@ -106,23 +113,23 @@ def _is_exclusive(subject: Subject) -> bool:
 
 def _shares(subject: Subject) -> bool:
     """Tell whether other jobs likely run on the node: the job has one, and few of its GPUs."""
-    job, one_node = subject.job, subject.job.nodes == 1 or not subject.is_job
-    return one_node and job.gpus_per_node is not None and job.gpus_per_node < _MANY_GPUS
+    return subject.job.nodes == 1 and 0 < (subject.job.gpus_per_node or 0) < _MANY_GPUS
 
 
 def find_fixed_port(subject: Subject) -> Iterator[Hit]:
     if _is_exclusive(subject):
         return
+    severity = None if _shares(subject) else ADVICE
     if subject.is_job:
         for port in ports(subject):
             number = _literal_port(port.value)
             if number:
-                severity = None if _shares(subject) else ADVICE
                 yield replace(_fixed(port, number, _FREE_PORT), severity=severity)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if isinstance(given := constant(value), str | int) and str(given) != "0":
-                yield _fixed(Place(python.path, line), str(given), _SET_IN_JOB)
+                hit = _fixed(Place(python.path, line), str(given), _SET_IN_JOB)
+                yield replace(hit, severity=severity)
 
 
 def _literal_port(value: Word) -> str:
@@ -165,7 +172,10 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
         return
     for one in subject.started:
         launcher = one.launch.launcher
-        if launcher is None or launcher.kind not in ("torchrun", "launch") or not launcher.complete:
+        # accelerate looks for a free port itself.
+        if launcher is None or launcher.kind == "accelerate" or not launcher.complete:
+            continue
+        if launcher.kind == "deepspeed" and (ranks_per_launch(one.launch) or 0) < 2:
             continue
         given = {"standalone", *_PORT_OPTIONS} & set(launcher.options)
         if given or (
@@ -182,11 +192,17 @@ def find_default_port(subject: Subject) -> Iterator[Hit]:
             at=one.launch.place_of(endpoint, subject.path),
             what=f"No port is given, so {launcher.name} uses its default, {port}. A second job on "
             "the node fails, or joins this one.",
-            fix="--standalone"
-            if subject.job.nodes == 1
-            else f"{_FREE_PORT}\n--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT",
+            fix=_port_option(launcher, one_node=subject.job.nodes == 1),
             severity=None if _shares(subject) else ADVICE,
         )
+
+
+def _port_option(launcher: Launcher, *, one_node: bool) -> str:
+    if launcher.kind == "deepspeed":
+        return f"{_FREE_PORT}\n--master_port=$MASTER_PORT"
+    return (
+        "--standalone" if one_node else f"{_FREE_PORT}\n--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT"
+    )
 
 
 def _has_no_port(subject: Subject, endpoint: Word) -> bool:
@@ -245,8 +261,25 @@ def find_unsuitable_port(subject: Subject) -> Iterator[Hit]:
                 "job fails from time to time.",
                 fix="export MASTER_PORT=$((20000 + RANDOM % 10000))",
             )
+    yield from _ports_too_high(subject)
     if not _is_exclusive(subject):
         yield from _ports_of_job_id(subject)
+
+
+def _ports_too_high(subject: Subject) -> Iterator[Hit]:
+    for port in ports(subject):
+        found = _SUM.search(subject.line_at(port))
+        if found is None or port.where is not Where.BATCH:
+            continue
+        largest = int(found["part"]) - 1
+        highest = int(found["base"]) + (min(largest, 32767) if found["of"] == "RANDOM" else largest)
+        if highest > _LAST:
+            yield Hit(
+                at=port,
+                what=f"The port can be as high as {highest}, but the highest is {_LAST}. The job "
+                "fails from time to time.",
+                fix=f"$((20000 + {found['of']} % 40000))",
+            )
 
 
 def _lowest(value: Word) -> int | None:
@@ -312,12 +345,13 @@ RULES = (
         severity=WARNING,
         check=find_fixed_port,
         why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
-        "`--exclusive`, the node runs only one job, and a fixed port is safe. For several nodes, "
-        "or four GPUs and more on a node, this is advice: such jobs often have whole nodes.",
+        "`--exclusive`, the node runs only one job, and a fixed port is safe. Unless the job has "
+        "one node and up to three of its GPUs, this is advice: other jobs often have whole nodes.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
  #SBATCH --ntasks-per-node=2
+ #SBATCH --gpus-per-node=2
 +#SBATCH --exclusive
  export MASTER_PORT=29500    # <- here
  export MASTER_ADDR=$(hostname)

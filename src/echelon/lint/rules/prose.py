@@ -47,6 +47,22 @@ _PROGRAMS = frozenset(
     }
 )
 
+_OFTEN_USED = (
+    *(
+        "source",
+        "export",
+        "module",
+        "python",
+        "python3",
+        "torchrun",
+        "conda",
+        "mkdir",
+        "accelerate",
+    ),
+    *("deepspeed", "mpirun", "activate", "singularity", "apptainer", "unset", "sleep"),
+)
+_SHORTEST = 5
+
 
 def find_prose(subject: Subject) -> Iterator[Hit]:
     for shell in subject.shells:
@@ -59,6 +75,19 @@ def find_prose(subject: Subject) -> Iterator[Hit]:
                     what=f"Bash runs this text as a command: '{command.name}: command not found'.",
                     fix=f"# {shown} …" if command.words[4:] else f"# {shown}",
                 )
+            elif command.name not in functions and (meant := _meant(command.name)):
+                yield Hit(
+                    at=command,
+                    what=f"`{command.name}` is not a command: '{command.name}: command not found'.",
+                    fix=f"{meant} …",
+                )
+
+
+def _meant(name: str) -> str:
+    """Return the program whose letters a name has in another order; empty if there is none."""
+    if len(name) < _SHORTEST or name in _OFTEN_USED:
+        return ""
+    return next((one for one in _OFTEN_USED if sorted(one) == sorted(name)), "")
 
 
 def _is_sentence(command: Command) -> bool:

@@ -204,7 +204,7 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
         if not wrapped or not _may_have_buffers(python):
             continue
         for call in (node for node in python.nodes if isinstance(node, ast.Call)):
-            used = _forwards(python, call) & wrapped
+            used = _forwards(python, call, wrapped) & wrapped
             tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
             if tests:
                 yield Hit(
@@ -236,9 +236,11 @@ def _may_have_buffers(python: PythonScript) -> bool:
     return not own and not layers
 
 
-def _forwards(python: PythonScript, call: ast.Call) -> set[str]:
+def _forwards(python: PythonScript, call: ast.Call, wrapped: set[str]) -> set[str]:
     """Return the models that a call runs, directly or through a function of the script."""
     direct = unparse(call.func)
+    if direct not in wrapped and direct not in python.functions:
+        return set()
     around = enclosing_function(python, call)
     # A parameter is reported where the caller passes the model.
     handed = {argument.arg for argument in around.args.args} if around else set()

@@ -10,10 +10,12 @@ from echelon.lint.facts import (
     ranks_per_launch,
     sets_visible_devices,
     spawns,
+    uses_gpus,
     uses_several_gpus,
 )
-from echelon.lint.launches import Launch
-from echelon.lint.python_script import constant, keyword, origin, values_of
+from echelon.lint.launches import Launch, Launcher
+from echelon.lint.patterns import pattern
+from echelon.lint.python_script import constant, is_conditional, keyword, origin, values_of
 from echelon.lint.rule import ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
 
@@ -25,6 +27,10 @@ _SPREADERS = frozenset(
 )
 ONCE_PER_NODE = "srun --ntasks=$SLURM_JOB_NUM_NODES --ntasks-per-node=1"
 """With both options, because srun otherwise keeps the number of tasks of the job."""
+_JOINS_RAY = pattern(r"--address\b|symmetric.run|ray up\b|RAY_ADDRESS|start_worker|ray_worker")
+"""Text of scripts that add nodes to a Ray cluster."""
+_OF_DEEPSPEED = {"nnodes": "--num_nodes", "nodes": "--num_nodes", "nproc-per-node": "--num_gpus"}
+"""Options of torchrun and Slurm, and what deepspeed calls them."""
 _NUMBERS_OF_TASKS = frozenset(
     {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
 )
@@ -33,8 +39,9 @@ _NUMBERS_OF_TASKS = frozenset(
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or not subject.job.several_nodes:
         return
+    yield from _ray_on_one_node(subject)
     hosts = "hostfile" in subject.text.lower() or "deepspeed.json" in subject.text
-    for command in subject.commands:
+    for command in (c for c in subject.commands if not c.substituted):
         spreads = _SPREADERS & {word.text.rpartition("/")[2] for word in command.words}
         if spreads - {"deepspeed"} or (spreads and hosts):
             return
@@ -47,21 +54,32 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         if one.python is not None and one.python.mentions(*words):
             return
         count = subject.job.fewest_nodes or 2
-        waits = one.launch.launcher is not None
+        waits = _expects_others(one.launch)
+        alone = one.launch.launcher is not None and one.launch.launcher.kind == "deepspeed"
         yield Hit(
             at=one.launch,
-            what=f"This runs only on the first of {count} nodes, because srun does not start it."
+            what=f"Without a hostfile, deepspeed uses only the first of {count} nodes."
+            if alone
+            else f"This runs only on the first of {count} nodes, because srun does not start it."
             + (" It waits for the other nodes until it times out." if waits else ""),
             fix=_started_by_srun(one),
             # A program that lint cannot read may contact the other nodes itself.
-            severity=None if waits or one.python is not None else WARNING,
+            severity=None if one.launch.launcher or one.python is not None else WARNING,
         )
+
+
+def _expects_others(launch: Launch) -> bool:
+    """Tell whether a launcher waits for other nodes."""
+    option = launch.launcher.option("nnodes", "num-machines") if launch.launcher else None
+    return option is not None and option.text not in ("1", "1:1")
 
 
 def _started_by_srun(one: Started) -> str:
     """Return a command that starts a launcher once per node, or Python once per task."""
     launch, tasks = one.launch, one.launch.amounts.tasks_per_node
     name = launch.command.name
+    if launch.launcher is not None and launch.launcher.kind == "deepspeed":
+        return _hostfile(launch)
     if launch.launcher is not None:
         return f"srun {name} …" if tasks == 1 else f"{ONCE_PER_NODE} {name} …"
     gpus = launch.amounts.gpus_per_node or 0
@@ -70,7 +88,36 @@ def _started_by_srun(one: Started) -> str:
     return f"srun {name} …"
 
 
+def _hostfile(launch: Launch) -> str:
+    """Return the lines that start deepspeed on all nodes, which it reaches with ssh."""
+    slots = launch.amounts.gpus_per_node or 1
+    return (
+        f"scontrol show hostnames | sed 's/$/ slots={slots}/' > hostfile.$SLURM_JOB_ID\n"
+        "deepspeed --hostfile=hostfile.$SLURM_JOB_ID …  # without srun"
+    )
+
+
+def _ray_on_one_node(subject: Subject) -> Iterator[Hit]:
+    """Find a Ray cluster of one node, in a job of several."""
+    text = "\n".join(shell.text for shell in subject.shells)
+    if _JOINS_RAY.search(text):
+        return
+    for command in subject.commands:
+        texts = [word.text for word in command.words]
+        if "ray" in texts and "start" in texts and "--head" in texts:
+            yield Hit(
+                at=command,
+                what=f"Ray runs only on the first of {subject.job.fewest_nodes} nodes, because no "
+                "`ray start --address` adds the others.",
+                fix="srun --nodes=$((SLURM_JOB_NUM_NODES - 1)) "
+                "--ntasks=$((SLURM_JOB_NUM_NODES - 1)) --exclude=$(hostname) "
+                'ray start --address="$(hostname):6379" --block &  # after the head has started',
+            )
+            return
+
+
 def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
+    yield from _starts_twice(subject)
     for one in subject.started:
         launch, tasks = one.launch, one.launch.amounts.tasks_per_node
         if launch.launcher is None or launch.srun is None or not tasks or tasks < 2:
@@ -86,6 +133,33 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 "instance starts all ranks of the node.",
                 fix=_once_per_node(subject, launch),
             )
+
+
+def _starts_twice(subject: Subject) -> Iterator[Hit]:
+    """Find two programs that both start all ranks: srun and deepspeed, or torchrun and mp.spawn."""
+    for one in subject.started:
+        launch, launcher = one.launch, one.launch.launcher
+        if launcher is None:
+            continue
+        ssh = launcher.kind == "deepspeed" and "hostfile" in launcher.options
+        if ssh and launch.srun is not None and launch.amounts.several_nodes:
+            if "no-ssh" not in launcher.options:
+                yield Hit(
+                    at=launch,
+                    what="srun starts deepspeed on each node, and each instance starts the ranks "
+                    "of all nodes in the hostfile.",
+                    fix="deepspeed …  # without srun",
+                )
+        elif (ranks_per_launch(launch) or 0) > 1 and one.python is not None:
+            calls = one.python.calls("spawn", "start_processes")
+            if calls and not any(is_conditional(one.python, call) for call in calls):
+                yield Hit(
+                    at=one.python.at(calls[0]),
+                    what=f"{launcher.name} starts one process per rank, and here each of them "
+                    "starts all ranks again.",
+                    fix=f"python {launch.program.text if launch.program else '…'}"
+                    f"  # without {launcher.name}",
+                )
 
 
 def _once_per_node(subject: Subject, launch: Launch) -> str:
@@ -108,17 +182,17 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
         if launch.mpi or launch.elsewhere or not is_alone(subject, launch) or not gpus:
             continue
         ranks = ranks_per_launch(launch)
-        if uses_several_gpus(one.python) or _has_alternative(subject, one):
+        tasks = tasks if launch.srun is not None else 1
+        if not ranks or not tasks or ranks * tasks >= gpus or _has_alternative(subject, one):
             continue
         if launch.launcher is None and (
             one.python is None
-            or may_use_all_gpus(one.python)
             or not one.python.is_distributed
             or spawns(one.python)
+            or may_use_all_gpus(one.python)
         ):
             continue
-        tasks = tasks if launch.srun is not None else 1
-        if ranks and tasks and ranks * tasks < gpus:
+        if not uses_several_gpus(one.python):
             yield Hit(
                 at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
@@ -146,7 +220,7 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
         gpus, tasks, ranks = amounts.gpus_per_node, amounts.tasks_per_node, ranks_per_launch(launch)
         if not gpus or not ranks or launch.mpi or launch.elsewhere:
             continue
-        gloo = one.python is not None and not one.python.mentions("nccl")
+        gloo = one.python is not None and not uses_gpus(one.python)
         if (
             not is_training(subject, one)
             or gloo
@@ -202,9 +276,11 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
 
 
 def _separate_machines(subject: Subject) -> Iterator[Hit]:
-    """Find accelerate on several nodes without the number or the rank of the machine."""
+    """Find launchers on several nodes that do not know of each other."""
     for one in subject.started:
         launch, launcher = one.launch, one.launch.launcher
+        if launcher is not None and launcher.kind == "deepspeed":
+            yield from _separate_deepspeed(subject, launch, launcher)
         if launcher is None or launcher.kind != "accelerate" or not launcher.complete:
             continue
         if launch.srun is None or not launch.amounts.several_nodes or launch.amounts.nodes is None:
@@ -232,6 +308,26 @@ def _separate_machines(subject: Subject) -> Iterator[Hit]:
                 "for each other until they time out.",
                 fix="--machine_rank=$SLURM_NODEID  # inside srun bash -c '…'",
             )
+
+
+def _separate_deepspeed(subject: Subject, launch: Launch, launcher: Launcher) -> Iterator[Hit]:
+    for name, right in _OF_DEEPSPEED.items():
+        if name in launcher.options:
+            yield Hit(
+                at=launch.place_of(launcher.options[name], subject.path),
+                what=f"deepspeed has no option `--{name.replace('-', '_')}`. It exits with "
+                "'unrecognized arguments'.",
+                fix=f"{right}={launcher.options[name].text}",
+            )
+            return
+    alone = launcher.complete and not {"hostfile", "H", "no-ssh"} & set(launcher.options)
+    if alone and launch.srun is not None and launch.amounts.several_nodes:
+        yield Hit(
+            at=launch,
+            what="Without a hostfile, deepspeed uses its own node alone. Each of the "
+            f"{launch.amounts.fewest_nodes} nodes trains its own model.",
+            fix=_hostfile(launch),
+        )
 
 
 def _nodes_of_job(launch: Launch) -> str:
@@ -291,7 +387,8 @@ RULES = (
         severity=ERROR,
         check=find_launcher_per_task,
         why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
-        "too many ranks, or the rendezvous never completes.",
+        "too many ranks, or the rendezvous never completes. The same happens if torchrun starts a "
+        "script that calls `mp.spawn`, or srun starts deepspeed with a hostfile.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
@@ -337,7 +434,7 @@ RULES = (
         severity=ERROR,
         check=find_wrong_nnodes,
         why="The launcher waits until the given number of nodes has joined. `SLURM_JOB_NUM_NODES` "
-        "is always the number of nodes of the job.",
+        "is always the number of nodes of the job. deepspeed reads the nodes from a hostfile.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2

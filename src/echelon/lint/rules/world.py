@@ -159,7 +159,8 @@ def _set_in(python: PythonScript) -> set[str]:
     return {
         name
         for name in _NEEDED
-        if re.search(
+        if name in text
+        and re.search(
             rf"""environ\[['"]{name}['"]\]\s*=|setdefault\(\s*['"]{name}|['"]{name}['"]:|"""
             rf"""putenv\(\s*['"]{name}|update\([^)]*\b{name}\b""",
             text,
@@ -281,6 +282,7 @@ RULES = (
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2
+ #SBATCH --ntasks-per-node=1
  #SBATCH --exclusive
  export MASTER_ADDR=$(hostname) MASTER_PORT=29500 WORLD_SIZE=$SLURM_NTASKS
 -srun python train.py    # <- here

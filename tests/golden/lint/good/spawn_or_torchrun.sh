@@ -1,0 +1,7 @@
+#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=2
+#SBATCH --cpus-per-task=8
+#SBATCH --exclusive
+export OMP_NUM_THREADS=4
+torchrun --standalone --nproc_per_node=2 spawn_or_torchrun.py
