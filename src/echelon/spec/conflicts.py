@@ -39,7 +39,7 @@ _EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail",
 
 def find_conflicts(spec: JobSpec) -> list[str]:
     """Return a message for each conflict in a request."""
-    return [*_judge_amounts(spec), *_judge_style(spec), *_judge_names(spec)]
+    return [*_judge_amounts(spec), *_judge_style(spec), *_judge_image(spec), *_judge_names(spec)]
 
 
 def _judge_amounts(spec: JobSpec) -> list[str]:
@@ -119,6 +119,35 @@ def _judge_style(spec: JobSpec) -> list[str]:
         found.append(
             f"style '{spec.style}' does not support preflight: use --style echelon, or run "
             "echelon doctor --nodes N first"
+        )
+    return found
+
+
+def _judge_image(spec: JobSpec) -> list[str]:
+    """Check what the image does not go together with."""
+    keys = ("runtime", "mounts", "env", "workdir", "python", "options", "cache")
+    if not spec.image:
+        # A profile may set these for all projects, with an image or without.
+        own = [key for key in keys[3:5] if getattr(spec, f"image_{key}")]
+        return [f"image_{key} requires image: add --image" for key in own]
+    found = [
+        f"image and {key} are mutually exclusive: the image has its own Python (image_python)"
+        for key in ("venv", "conda")
+        if getattr(spec, key)
+    ]
+    if spec.image_runtime == "pyxis" and spec.style == "echelon":
+        found.append(
+            "pyxis only starts tasks of srun: use --style srun, or --image-runtime apptainer or "
+            "podman"
+        )
+    if spec.image_runtime == "pyxis" and spec.image_options:
+        found.append("image_options are not for pyxis: use --slurm for options of sbatch")
+    if spec.style == "ray":
+        found.append("style 'ray' does not support image: use --style echelon or srun")
+    if spec.style != "echelon" and not spec.image_runtime:
+        found.append(
+            f"style '{spec.style}' needs to know the image_runtime: use --image-runtime "
+            "apptainer, podman or pyxis"
         )
     return found
 
