@@ -82,11 +82,13 @@ def _add_python(tar, version):
         _add(tar, library, f"usr/local/lib/{library.name}", leave="site-packages")
     else:
         said = f"the ranks' Python is {version}; Echelon needs 3.11 or newer"
-        text = f"#!/bin/sh\necho \"{said}\" >&2\nexit 1\n"
+        text = f'#!/bin/sh\necho "{said}" >&2\nexit 1\n'
         entry = tarfile.TarInfo("usr/local/bin/python3")
         entry.size, entry.mode = len(text), 0o755
         tar.addfile(entry, io.BytesIO(text.encode()))
-    modules = [str(path) for path in (base / "lib").rglob("*.so*") if "site-packages" not in str(path)]
+    modules = [
+        str(path) for path in (base / "lib").rglob("*.so*") if "site-packages" not in str(path)
+    ]
     programs = [str(Path("/usr/bin", name).resolve()) for name in PROGRAMS]
     torch = (Path(sysconfig.get_path("purelib")) / name for name in LIBRARIES)
     modules += [str(path) for folder in torch if folder.is_dir() for path in folder.rglob("*.so*")]

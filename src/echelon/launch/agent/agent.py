@@ -35,6 +35,8 @@ from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.code_path import VARIABLE, own_sites, search_path
 from echelon.launch.container.commands import LIBRARY
+from echelon.launch.container.machine import remember_variant
+from echelon.launch.container.store import cache_folder
 from echelon.launch.protocol.leftovers import await_trackers, make_scratch
 from echelon.launch.protocol.link import Link, connect, sleep_a_pulse
 from echelon.launch.protocol.messages import (
@@ -105,7 +107,7 @@ class Agent:
         self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
-        self._key = key
+        self._key, self._environ = key, environ
         self._controller = parse_candidates(environ[CONTROLLER])
         program = find_program(request, copy)
         allowed = request.allowed_restarts(uses_library=PACKAGE in read_imports(program))
@@ -223,9 +225,11 @@ class Agent:
         try:
             await self._zygote.start(self._ranks)
         except EchelonError as error:
-            return Fault(
-                reason=f"{error.message} (hint: {error.hint})" if error.hint else error.message
-            )
+            hint = f" (hint: {error.hint})" if error.hint else ""
+            return Fault(reason=f"{error.message}{hint}")
+        if container := self._zygote.container:
+            cache = cache_folder(self._request.image_cache, self._environ)
+            await asyncio.to_thread(remember_variant, container, cache)
         return None
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -2,7 +2,6 @@
 
 import importlib.machinery
 import os
-import resource
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,13 +9,12 @@ from pathlib import Path
 from echelon import _version
 from echelon.core.shell import Shell
 from echelon.launch.archive import find_archive
-from echelon.launch.container.commands import LIBRARY, Container, list_mounts, list_variants
+from echelon.launch.container.commands import LIBRARY, Container, list_mounts
+from echelon.launch.container.machine import variants_here
 from echelon.launch.container.reference import parse_reference
 from echelon.launch.container.store import ImageStore, cache_folder, choose_runtime
 from echelon.launch.protocol.program_text import PACKAGE
 from echelon.spec.job_spec import JobSpec
-
-_OCI_RUNTIMES = ("runc", "crun")
 
 
 def open_image(
@@ -55,12 +53,7 @@ def open_image(
         options=request.image_options,
         rootless=os.geteuid() != 0,
     )
-    return list_variants(
-        container,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
-        runtimes=[one for one in _OCI_RUNTIMES if shell.which(one)],
-    )
+    return variants_here(container, store.folder, shell)
 
 
 def list_folders(

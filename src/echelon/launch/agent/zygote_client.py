@@ -97,6 +97,7 @@ class ZygoteClient:
         self._variants: Sequence[Container] = ()
         """The ways to start the image; only the one that worked, once it did."""
         self._container: Container | None = None
+        """The one that was started, or is being started."""
         self._group = 0
         """Process group of a zygote inside an image, which is not our child."""
         self._began: asyncio.Future[ZygoteStarted | int] | None = None
@@ -108,6 +109,11 @@ class ZygoteClient:
         self._pid = 0
         self._status: int | None = None
         self._failed_starts = 0
+
+    @property
+    def container(self) -> Container | None:
+        """The container that it was started in; None without an image."""
+        return self._container
 
     async def start(self, listener: Listener) -> None:
         """Start the zygote, and pass its reports to the listener for as long as it lives.

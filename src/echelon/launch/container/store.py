@@ -34,8 +34,8 @@ class Stored:
     runtime: str
     size: int
     """In bytes."""
-    imported_s: float
-    """When, as seconds since 1970."""
+    used_s: float
+    """When it was last used, as seconds since 1970."""
 
     @property
     def digest(self) -> str:
@@ -215,7 +215,7 @@ def _describe(path: Path) -> Stored:
         path=path,
         runtime=str(record.get("runtime", "")) or _ENDINGS[path.suffix],
         size=status.st_size,
-        imported_s=status.st_mtime,
+        used_s=status.st_mtime,
     )
 
 
