@@ -31,24 +31,33 @@ NEEDLESS = re.compile(
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-def write_image(path, *, torch=True, architecture="", version="3.11", env=()):
-    """Write an OCI archive; return its digest."""
+def write_image(path, *, torch=True, bare=False, architecture="", version=""):
+    """Write an OCI archive; return its digest.
+
+    Args:
+        path: the file.
+        torch: with torch.
+        bare: without any program.
+        architecture: what it claims to be for; by default what it is for.
+        version: instead of this Python, a program that claims to be another.
+    """
     layer = path.with_suffix(".layer")
     with tarfile.open(layer, "w") as tar:
-        _add_root(tar)
-        _add_python(tar, version)
+        _add_root(tar, () if bare else PROGRAMS)
+        if not bare:
+            _add_python(tar, version, torch=torch)
         if torch:
             for folder in (Path(sysconfig.get_path("purelib")) / name for name in LIBRARIES):
                 if folder.exists():
                     _add(tar, folder, f"usr/local/lib/{_python()}/site-packages/{folder.name}")
-    return _write_archive(path, layer, architecture, env)
+    return _write_archive(path, layer, architecture)
 
 
 def _python():
     return f"python{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def _add_root(tar):
+def _add_root(tar, programs):
     for folder in FOLDERS:
         entry = tarfile.TarInfo(folder)
         entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder.endswith("tmp") else 0o755
@@ -68,15 +77,15 @@ def _add_root(tar):
         entry = tarfile.TarInfo(name)
         entry.size, entry.mode = len(text), 0o644
         tar.addfile(entry, io.BytesIO(text.encode()))
-    for name in PROGRAMS:
+    for name in programs:
         tar.add(Path("/usr/bin", name).resolve(), f"usr/bin/{name}")
 
 
-def _add_python(tar, version):
+def _add_python(tar, version, *, torch):
     """Add this Python; an older one is a script that answers as that would."""
     base = Path(sys.base_prefix)
     python = Path(os.path.realpath(sys.executable))
-    if version == "3.11":
+    if not version:
         tar.add(python, "usr/local/bin/python3")
         library = Path(sysconfig.get_path("stdlib"))
         _add(tar, library, f"usr/local/lib/{library.name}", leave="site-packages")
@@ -90,8 +99,9 @@ def _add_python(tar, version):
         str(path) for path in (base / "lib").rglob("*.so*") if "site-packages" not in str(path)
     ]
     programs = [str(Path("/usr/bin", name).resolve()) for name in PROGRAMS]
-    torch = (Path(sysconfig.get_path("purelib")) / name for name in LIBRARIES)
-    modules += [str(path) for folder in torch if folder.is_dir() for path in folder.rglob("*.so*")]
+    site = Path(sysconfig.get_path("purelib"))
+    for folder in (site / name for name in LIBRARIES if torch):
+        modules += [str(path) for path in folder.rglob("*.so*")]
     for path in sorted(_list_libraries([str(python), *programs, *modules])):
         real = Path(path).resolve()
         loader = path.startswith("/lib64")
@@ -117,7 +127,7 @@ def _add(tar, source, name, *, leave=""):
     tar.add(source, name, filter=choose)
 
 
-def _write_archive(path, layer, architecture, env):
+def _write_archive(path, layer, architecture):
     hashed = hashlib.sha256()
     with layer.open("rb") as file:
         while block := file.read(1 << 20):
@@ -125,7 +135,7 @@ def _write_archive(path, layer, architecture, env):
     config = {
         "architecture": architecture or ARCHITECTURES[platform.machine()],
         "os": "linux",
-        "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "FROM_IMAGE=yes", *env]},
+        "config": {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin", "FROM_IMAGE=yes"]},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashed.hexdigest()}"]},
     }
     blobs = {}
@@ -153,6 +163,10 @@ def _write_archive(path, layer, architecture, env):
         f"{kinds}.manifest.v1+json",
     )
     with tarfile.open(path, "w") as tar:
+        for folder in ("blobs", "blobs/sha256"):  # apptainer does not create them itself
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
         texts = {
             "oci-layout": b'{"imageLayoutVersion": "1.0.0"}',
             "index.json": json.dumps({"schemaVersion": 2, "manifests": [manifest]}).encode(),

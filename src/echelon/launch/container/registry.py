@@ -96,6 +96,7 @@ class _Registry:
             return self._read(f"{self._base}/{what}", self._authorization)
         except urllib.error.HTTPError as error:
             challenge = error.headers.get("WWW-Authenticate", "")
+            error.close()
             if error.code != 401 or not challenge.lower().startswith("bearer"):
                 raise self._explain(error) from error
         except (OSError, ValueError) as error:
@@ -126,6 +127,8 @@ class _Registry:
 
     def _explain(self, error: Exception) -> NotFoundError | UnavailableError:
         name = self._reference
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         if isinstance(error, urllib.error.HTTPError) and error.code in _MISSING:
             return NotFoundError(
                 f"the image {name} was not found: {name.registry} answered {error.code}",
