@@ -4,6 +4,7 @@ They are written as OCI archives, without compression: that takes seconds, and p
 registries read them like any other.
 """
 
+import fcntl
 import hashlib
 import io
 import json
@@ -15,6 +16,8 @@ import sys
 import sysconfig
 import tarfile
 from pathlib import Path
+
+from echelon.launch.container.store import read_image_id
 
 PROGRAMS = ("bash", "dash", "env", "cat", "id", "sleep", "ls", "grep")
 FOLDERS = ("dev", "proc", "sys", "run", "tmp", "etc", "root", "home", "var/tmp", "opt", "mnt")
@@ -179,3 +182,33 @@ def _write_archive(path, layer, architecture):
         tar.add(layer, f"blobs/sha256/{hashed.hexdigest()}")
     layer.unlink()
     return manifest["digest"]
+
+
+# --- fixtures ---------------------------------------------------------------------------------
+
+
+class Image:
+    """An image for podman, unpacked once for all tests; removed when nobody needs it."""
+
+    def __init__(self, folder, name, **options):
+        self.path = folder / f"{name}.tar"
+        with (folder / "images.lock").open("a") as lock:
+            # Workers of pytest share the folder.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not self.path.exists():
+                write_image(folder / f"draft-{name}.tar", **options)
+                (folder / f"draft-{name}.tar").rename(self.path)
+            self.id = read_image_id(self.path)
+            if self._podman("image", "exists", self.id).returncode:
+                assert self._podman("load", "--quiet", "--input", str(self.path)).returncode == 0
+
+    @staticmethod
+    def _podman(*arguments):
+        return subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False)
+
+    def containers(self):
+        """Return the ids of containers that use it, or did and were not removed."""
+        return self._podman("ps", "--all", "--quiet", f"--filter=ancestor={self.id}").stdout.split()
+
+    def remove(self):
+        self._podman("rmi", "--force", self.id)

@@ -125,11 +125,10 @@ def _judge_style(spec: JobSpec) -> list[str]:
 
 def _judge_image(spec: JobSpec) -> list[str]:
     """Check what the image does not go together with."""
-    keys = ("runtime", "mounts", "env", "workdir", "python", "options", "cache")
     if not spec.image:
-        # A profile may set these for all projects, with an image or without.
-        own = [key for key in keys[3:5] if getattr(spec, f"image_{key}")]
-        return [f"image_{key} requires image: add --image" for key in own]
+        # The other keys may be in a profile, for projects with an image and without.
+        own = [key for key in ("image_workdir", "image_python") if getattr(spec, key)]
+        return [f"{key} requires image: add --image" for key in own]
     found = [
         f"image and {key} are mutually exclusive: the image has its own Python (image_python)"
         for key in ("venv", "conda")
@@ -170,8 +169,9 @@ def _judge_names(spec: JobSpec) -> list[str]:
         if name in spec.slurm_extra
     ]
     found += [
-        f"'{name}' is not a valid variable name in env: use letters, digits and _"
-        for name in spec.env
+        f"'{name}' is not a valid variable name in {key}: use letters, digits and _"
+        for key in ("env", "image_env")
+        for name in getattr(spec, key)
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
     ]
     found += [

@@ -89,7 +89,7 @@ start_ranks() {
     srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * 1))" \
     --ntasks-per-node=1 --overlap --kill-on-bad-exit=1 \
     --container-image='nvcr.io#nvidia/pytorch:25.01-py3' \
-    --container-mounts="$HOME:$HOME,$PWD:$PWD,/tmp:/tmp,/data:/data,/scratch/it's:/mnt:ro" \
+    --container-mounts="$HOME:$HOME","$PWD:$PWD","/tmp:/tmp",/data:/data,'/scratch/it'"'"'s:/mnt:ro' \
     --container-workdir="$PWD" \
     --container-env=NAME \
     bash -c "$task" bash train.py --epochs 14 --note 'it'"'"'s a test'

@@ -27,6 +27,13 @@ def spec(**values):
         ({"time": "1m", "hand_over": "always", "grace": 30}, "40 s before it"),
         ({"time": "1m", "slurm.extra": {"signal": "B:TERM@60"}}, "leaves too little time to train"),
         ({"time": "1m", "grace": 50, "hand_over": "always"}, "told to stop 60 s before"),
+        ({"image": "x", "venv": "v"}, "image and venv are mutually exclusive"),
+        ({"image": "x", "conda": "c"}, "image and conda are mutually exclusive"),
+        ({"image": "x", "image_runtime": "pyxis"}, "pyxis only starts tasks of srun"),
+        ({"image": "x", "style": "srun"}, "needs to know the image_runtime"),
+        ({"image": "x", "style": "ray", "image_runtime": "podman"}, "does not support image"),
+        ({"image_python": "x"}, "image_python requires image"),
+        ({"image": "x", "image_env": {"A B": "1"}}, "'A B' is not a valid variable name in image"),
         ({"env": {"A B": "1"}}, "'A B' is not a valid variable name"),
         ({"slurm.extra": {"a b": "1"}}, "'a b' is not an sbatch option"),
         (

@@ -26,12 +26,11 @@ def render_srun_options(spec: JobSpec) -> list[str]:
         return []
     # The batch script learns from a file in /tmp that a port is taken.
     own = ("$HOME", "$PWD", "/tmp")  # noqa: S108  where the batch script has mktemp create it
-    mounts = [*(f"{path}:{path}" for path in own), *map(_join, spec.image_mounts)]
-    workdir = f'"{spec.image_workdir or "$PWD"}"'
+    mounts = [*(f'"{path}:{path}"' for path in own), *map(_quoted, spec.image_mounts)]
     found = [
         f"--container-image={shlex.quote(_pyxis_name(parse_reference(spec.image)))}",
-        f'--container-mounts="{",".join(mounts)}"',
-        f"--container-workdir={workdir}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={_workdir(spec)}",
     ]
     # By default the variables of the image win.
     return found + ([f"--container-env={','.join(spec.image_env)}"] if spec.image_env else [])
@@ -50,7 +49,7 @@ def _apptainer(spec: JobSpec) -> str:
     words = [spec.image_runtime, "exec", *map(shlex.quote, spec.image_options)]
     words += ["--nv"] if spec.gpus else []
     words += ['--bind "$HOME"', '--bind "$PWD"']
-    words += [f"--bind {shlex.quote(_join(mount))}" for mount in spec.image_mounts]
+    words += [f"--bind {_quoted(mount)}" for mount in spec.image_mounts]
     words += [f"--pwd {_workdir(spec)}", shlex.quote(name)]
     return f"""\
 unset {" ".join(_UNSET)}
@@ -72,7 +71,7 @@ def _podman(spec: JobSpec) -> str:
         *(["--device=nvidia.com/gpu=all"] if spec.gpus else []),
         '--volume "$HOME:$HOME"',
         '--volume "$PWD:$PWD"',
-        *(f"--volume {shlex.quote(_join(mount))}" for mount in spec.image_mounts),
+        *(f"--volume {_quoted(mount)}" for mount in spec.image_mounts),
         f"--workdir {_workdir(spec)}",
     ]
     return f"""\
@@ -92,8 +91,8 @@ def _workdir(spec: JobSpec) -> str:
     return shlex.quote(spec.image_workdir) if spec.image_workdir else '"$PWD"'
 
 
-def _join(mount: str) -> str:
-    return ":".join(split_mount(mount))
+def _quoted(mount: str) -> str:
+    return shlex.quote(":".join(split_mount(mount)))
 
 
 def _wrap(words: list[str]) -> str:
