@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from echelon.core.waiting import wait_until
+from procfs import all_pids, environ_of
 from slurm.survival import check_samples, start_chain, train_undisturbed
 
 STEPS = 150
@@ -33,12 +35,23 @@ def start(full, torch_image, tmp_path):
     full.calm()
 
 
+def find_inside(pid, run):
+    """Return the processes inside an image that have a pid in the process table of their node."""
+    own = os.fsencode(f"ECHELON_RUN_DIR={run}")
+    return [
+        one
+        for one in all_pids()
+        if {own, b"FROM_IMAGE=yes"} <= set(environ_of(one).split(b"\0"))
+        and f"\t{pid}\n" in Path(f"/proc/{one}/status").read_text()
+    ]
+
+
 def test_a_kill_and_a_hand_over_inside_an_image(full, start, torch_image, tmp_path):
     undisturbed = train_undisturbed(tmp_path / "plain", *SHAPE, steps=STEPS)
     run = start(*SHAPE, "--nodelist=node[1-2]")
     run.await_step(10)
-    where = json.loads((tmp_path / "where-1").read_text())
-    os.kill(where["pid"], signal.SIGKILL)  # the process table is the machine's own
+    (rank,) = find_inside(json.loads((tmp_path / "where-1").read_text())["pid"], run.run)
+    os.kill(rank, signal.SIGKILL)
     run.await_turns(2)
     script = f"#!/bin/bash\nuntil [ -e {tmp_path}/enough ]; do sleep 0.2; done\n"
     high = full.sbatch(tmp_path, script, "--partition=high", "--nodelist=node[1-2]", "--exclusive")

@@ -141,6 +141,8 @@ def _judge_image(spec: JobSpec) -> list[str]:
         )
     if spec.image_runtime == "pyxis" and spec.image_options:
         found.append("image_options are not for pyxis: use --slurm for options of sbatch")
+    if spec.preflight:
+        found.append("preflight examines the nodes' own Python: remove it, or image")
     if spec.style == "ray":
         found.append("style 'ray' does not support image: use --style echelon or srun")
     if spec.style != "echelon" and not spec.image_runtime:

@@ -32,6 +32,7 @@ def spec(**values):
         ({"image": "x", "image_runtime": "pyxis"}, "pyxis only starts tasks of srun"),
         ({"image": "x", "style": "srun"}, "needs to know the image_runtime"),
         ({"image": "x", "style": "ray", "image_runtime": "podman"}, "does not support image"),
+        ({"image": "x", "preflight": True}, "preflight examines the nodes' own Python"),
         ({"image_python": "x"}, "image_python requires image"),
         ({"image": "x", "image_env": {"A B": "1"}}, "'A B' is not a valid variable name in image"),
         ({"env": {"A B": "1"}}, "'A B' is not a valid variable name"),

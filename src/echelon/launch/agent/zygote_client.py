@@ -98,8 +98,8 @@ class ZygoteClient:
         """The ways to start the image; only the one that worked, once it did."""
         self._container: Container | None = None
         """The one that was started, or is being started."""
-        self._group = 0
-        """Process group of a zygote inside an image, which is not our child."""
+        self._inner = 0
+        """Pid of a zygote inside an image, which is not our child."""
         self._began: asyncio.Future[ZygoteStarted | int] | None = None
         """What a zygote inside an image says first, or its exit status."""
         self._program, self._preload, self._log = program, preload, log
@@ -137,6 +137,7 @@ class ZygoteClient:
                 return
             if not is_refusal(container, began):
                 break  # the runtime is not to blame
+            self._failed_starts = 0  # nor are the modules to preload
         said = await self._files.ask(lambda: tail(self._log))
         reason, hint = explain_failure(container.runtime, container.image, said)
         raise UnavailableError(reason, hint=hint)
@@ -162,7 +163,7 @@ class ZygoteClient:
             inner = inner_handle(self._container, handle)
             argv = role_command("zygote", inner, *program, python=self._python)
             argv, env = render_command(self._container, argv, env, handle=handle)
-        self._pid, self._status, self._group = 0, None, 0
+        self._pid, self._status, self._inner = 0, None, 0
         self._pid = await self._files.insist(
             lambda: self._shell.start(argv, log=self._log, env=env, keep=[handle])
         )
@@ -192,9 +193,9 @@ class ZygoteClient:
     def close(self) -> None:
         """Kill the zygote, and with it its ranks."""
         self._forget()
-        if self._group:
-            signal_group(self._group)
-            remove_files([self._group])
+        if self._inner:
+            signal_group(self._inner)
+            remove_files([self._inner])
             self._await_runtime()
         if self._pid:
             signal_group(self._pid)
@@ -234,13 +235,14 @@ class ZygoteClient:
             self._socket.close()
             self._socket = None
             self._guard.forget(self._pid)
-            if self._group:
-                self._guard.forget(self._group)
+            if self._inner:
+                self._guard.forget(self._inner)
 
     def _begin(self, began: ZygoteStarted) -> None:
         if self._began is not None:
-            self._group = began.group
-            self._guard.watch(began.group)
+            self._inner = began.pid
+            self._guard.watch(began.pid)
+            self._guard.forget(self._pid)  # the runtime cleans up when the zygote has exited
             self._began.set_result(began)
 
     def _lose(self, listener: Listener, status: int) -> None:

@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from echelon.core.atomic_file import write_atomic
+from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.shell import Shell
 from echelon.launch.container.commands import Container, list_variants
 
@@ -35,6 +35,7 @@ def remember_variant(container: Container, cache: Path) -> None:
     with contextlib.suppress(OSError):  # a cache that only others may write to
         text = json.dumps(list(container.options))
         if not path.exists() or path.read_text() != text:
+            make_private(cache)
             write_atomic(path, text)
 
 

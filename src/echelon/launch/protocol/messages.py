@@ -343,8 +343,8 @@ class SignalRanks(Message):
 class ZygoteStarted(Message):
     """It runs, inside an image too: imports follow."""
 
-    group: int
-    """Its process group: inside an image it is not a child of the agent."""
+    pid: int
+    """Inside an image it is not a child of the agent."""
     python: str
     """Path and version of its Python."""
     torch: bool

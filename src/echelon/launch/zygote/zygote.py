@@ -224,10 +224,13 @@ class Zygote:
 
     def introduce(self) -> None:
         """Tell the agent that the program runs."""
+        if os.getpgrp() != os.getpid():
+            # Inside an image: the runtime is to clean up after us, not to be killed with us.
+            os.setsid()
         version = ".".join(map(str, sys.version_info[:3]))
         self._send(
             ZygoteStarted(
-                group=os.getpgrp(),
+                pid=os.getpid(),
                 python=f"{sys.executable} ({version})",
                 torch=importlib.util.find_spec("torch") is not None,
             )

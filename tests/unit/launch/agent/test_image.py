@@ -44,9 +44,10 @@ def test_a_file_is_opened_with_what_the_request_says(tmp_path):
 def test_what_worked_on_this_machine_is_tried_first(tmp_path):
     sif = tmp_path / "a.sif"
     sif.touch()
-    request = JobSpec(image=str(sif), image_cache=str(tmp_path))
+    cache = tmp_path / "cache"
+    request = JobSpec(image=str(sif), image_cache=str(cache))
     shell = FakeShell(programs=["apptainer"])
     usual = open_image(request, [], environ={}, shell=shell, gpus=False)
-    remember_variant(usual[1], tmp_path)
+    remember_variant(usual[1], cache)
     assert open_image(request, [], environ={}, shell=shell, gpus=False) == usual[::-1]
-    assert ImageStore(tmp_path, shell).list()[0].path == sif  # the record is not an image
+    assert ImageStore(cache, shell).list() == []  # the record is not an image
