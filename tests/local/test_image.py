@@ -13,6 +13,8 @@ from local.inside import INSIDE, Folder
 from procfs import cmdline
 from requirements import require
 
+pytestmark = pytest.mark.timeout(600)  # the image is made first
+
 HANGS = """\
 import os, time, torch, torch.distributed as dist
 

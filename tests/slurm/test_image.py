@@ -11,6 +11,8 @@ from echelon.core.waiting import wait_until
 from procfs import all_pids, environ_of
 from slurm.survival import check_samples, start_chain, train_undisturbed
 
+pytestmark = pytest.mark.timeout(900)  # the image is made first
+
 STEPS = 150
 SHAPE = ("--nodes=2", "--procs=1")
 
