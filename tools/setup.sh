@@ -190,7 +190,7 @@ install_year_old() {
 # starts automatically.
 SYSTEM='slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge slurmdbd:slurmdbd
 mariadbd:mariadb-server-core mariadb:mariadb-client-core ip:iproute2 nsenter:util-linux sshd:openssh-server ssh:openssh-client
-chromium:chromium podman:podman runc:runc skopeo:skopeo docker-registry:docker-registry'
+podman:podman runc:runc skopeo:skopeo docker-registry:docker-registry chromium:chromium'
 
 missing_packages() {
     local pair
