@@ -4,7 +4,7 @@
 #   tools/setup.sh user               .venv with Echelon and PyTorch
 #   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (packages for tests)
 #   tools/setup.sh peers              .venv-peers with Lightning, Accelerate and Transformers, for tests
-#   tools/setup.sh system [full]      the distribution's Slurm, MariaDB, OpenSSH, Chromium and podman; full: Prometheus too
+#   tools/setup.sh system [full]      the distribution's Slurm, MariaDB, OpenSSH, Chromium and podman; full: and more
 #
 # Steps that are up to date are skipped silently.
 set -euo pipefail
@@ -216,7 +216,7 @@ disable_services() {
 
 setup_system() {
     local missing
-    [ "${1:-}" != full ] || SYSTEM+=' prometheus:prometheus'
+    [ "${1:-}" != full ] || SYSTEM+=' prometheus:prometheus patchelf:patchelf mksquashfs:squashfs-tools'
     mapfile -t missing < <(missing_packages)
     [ ${#missing[@]} -gt 0 ] || return 0
     if may_install; then
