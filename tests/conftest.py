@@ -8,6 +8,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from container_image import Image
+from requirements import require, require_root
+
 # A busy machine is not a failure; whatever hangs is ended by pytest-timeout. (CI=true would choose
 # a profile of hypothesis' own.)
 for _profile, _examples in (("quick", 40), ("thorough", 300)):
@@ -82,3 +85,28 @@ def _no_leaks(request):
         thread.join(timeout=5)  # a queue's own, which is on its way out
     left = {thread for thread in left if thread.is_alive()}
     assert not left, f"the test left threads behind: {left}"
+
+
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory):
+    """A folder that all workers share; what was unpacked from its images is removed with it."""
+    require("podman", "ldd")
+    require_root("podman without its set-up for ordinary users")
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+
+
+@pytest.fixture(scope="session")
+def torch_image(image_folder):
+    """An image with Python and torch."""
+    image = Image(image_folder, "torch")
+    yield image
+    image.remove()
+
+
+@pytest.fixture(scope="session")
+def bare_image(image_folder):
+    """An image with Python, and without torch."""
+    image = Image(image_folder, "bare", torch=False)
+    yield image
+    image.remove()

@@ -4,7 +4,7 @@
 #   tools/setup.sh user               .venv with Echelon and PyTorch
 #   tools/setup.sh user LAYER…        and more: check (linters, types), docs (the site), test (packages for tests)
 #   tools/setup.sh peers              .venv-peers with Lightning, Accelerate and Transformers, for tests
-#   tools/setup.sh system [full]      the distribution's Slurm, MariaDB, OpenSSH and Chromium; full: Prometheus too
+#   tools/setup.sh system [full]      the distribution's Slurm, MariaDB, OpenSSH, Chromium and podman; full: and more
 #
 # Steps that are up to date are skipped silently.
 set -euo pipefail
@@ -190,7 +190,7 @@ install_year_old() {
 # starts automatically.
 SYSTEM='slurmctld:slurmctld slurmd:slurmd sbatch:slurm-client munged:munge slurmdbd:slurmdbd
 mariadbd:mariadb-server-core mariadb:mariadb-client-core ip:iproute2 nsenter:util-linux sshd:openssh-server ssh:openssh-client
-chromium:chromium'
+podman:podman runc:runc skopeo:skopeo docker-registry:docker-registry chromium:chromium'
 
 missing_packages() {
     local pair
@@ -199,13 +199,13 @@ missing_packages() {
     done
 }
 
-# Tests start their own sshd and Prometheus. The packages' services would open this machine to others: they are neither
+# Tests start their own sshd, Prometheus and registry. The packages' services would open this machine to others: they are neither
 # started nor enabled, unless the package was there before.
 POLICY=/usr/sbin/policy-rc.d
 
 deny_services() {
     [ ! -e "$POLICY" ] || return 0 # the machine has its own policy
-    printf '%s\n' '#!/bin/sh' 'case $1 in ssh* | prometheus*) exit 101 ;; esac' | as_root tee "$POLICY" >/dev/null
+    printf '%s\n' '#!/bin/sh' 'case $1 in ssh* | prometheus* | docker-registry*) exit 101 ;; esac' | as_root tee "$POLICY" >/dev/null
     as_root chmod 755 "$POLICY"
     trap 'as_root rm -f "$POLICY"' EXIT
 }
@@ -216,7 +216,7 @@ disable_services() {
 
 setup_system() {
     local missing
-    [ "${1:-}" != full ] || SYSTEM+=' prometheus:prometheus'
+    [ "${1:-}" != full ] || SYSTEM+=' prometheus:prometheus patchelf:patchelf mksquashfs:squashfs-tools'
     mapfile -t missing < <(missing_packages)
     [ ${#missing[@]} -gt 0 ] || return 0
     if may_install; then
@@ -224,6 +224,7 @@ setup_system() {
         deny_services
         apt_install "${missing[@]}" || for package in "${missing[@]}"; do apt_install "$package" || true; done
         [[ " ${missing[*]} " != *" openssh-server "* ]] || disable_services ssh.service ssh.socket
+        [[ " ${missing[*]} " != *" docker-registry "* ]] || disable_services docker-registry.service
         [[ " ${missing[*]} " != *" prometheus "* ]] || disable_services prometheus.service
         mapfile -t missing < <(missing_packages)
         [ ${#missing[@]} -gt 0 ] || return 0

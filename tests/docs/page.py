@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
-NEEDS = ("sandbox", "slurm", "ssh", "root", "peers", "full", "alone")
+NEEDS = ("sandbox", "slurm", "ssh", "podman", "root", "peers", "full", "alone")
 LIMIT_S = 120.0
 _FENCE = re.compile(r"(?P<indent> *)(?P<fence>`{3,})(?P<language>[\w-]*) *(?P<more>.*)")
 _TITLE = re.compile(r'title="([^"]+)"')

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from container_image import Image
 from docs.page import Page
 from echelon.clusters.ssh.brought import FOLDER
 from requirements import SBIN, do_without, require, require_root
@@ -122,6 +123,9 @@ def start_session(page: Page) -> Iterator[Session]:
         require("slurmctld", "slurmd", "munged", "sbatch", "ip", "nsenter", "unshare")
     if "ssh" in page.needs:
         require("ssh", "sshd", "ssh-keygen")
+    if "podman" in page.needs:
+        require("podman", "ldd")
+        require_root("podman without its set-up for ordinary users")
     if "root" in page.needs:
         require_root("nodes with networks of their own")
     if "peers" in page.needs and not PEERS.is_dir():
@@ -129,6 +133,7 @@ def start_session(page: Page) -> Iterator[Session]:
     # A short path: sockets are made below it. Named before it is made, so that whatever comes in
     # between, it goes.
     home = Path("/var/tmp", f"edoc-{secrets.token_hex(4)}")  # noqa: S108  nobody can guess it
+    image = None
     environ = _environment(home, PEERS if "peers" in page.needs else Path(sys.executable).parent)
     try:
         _furnish(home, Path(environ["VIRTUAL_ENV"]))
@@ -136,6 +141,8 @@ def start_session(page: Page) -> Iterator[Session]:
             cluster = _cluster(environ, "sandbox")
             cluster("up")
             environ["SLURM_CONF"] = str(cluster.root / "etc" / "slurm.conf")
+        if "podman" in page.needs:
+            image = _put_image(home)
         session = Session(home, environ)
         try:
             yield session
@@ -145,6 +152,8 @@ def start_session(page: Page) -> Iterator[Session]:
         # Who ends us meanwhile has to wait: half of it would stay.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
         try:
+            if image:
+                image.remove()
             _clear(home, environ)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -172,6 +181,12 @@ def _environment(home: Path, programs: Path) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+
+
+def _put_image(home: Path) -> Image:
+    """Put an image into the home directory, where a page finds it."""
+    (home / "images").mkdir()
+    return Image(home / "images", "pytorch")
 
 
 def _furnish(home: Path, venv: Path) -> None:

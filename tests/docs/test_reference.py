@@ -52,6 +52,7 @@ def test_every_command_has_an_example(reference):
     assert [part.splitlines()[0] for part in sections if "$ " not in part] == [
         "echelon checkpoint",
         "echelon sandbox",
+        "echelon image",
     ]
 
 

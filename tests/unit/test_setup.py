@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 SETUP = Path(__file__).parents[2] / "tools" / "setup.sh"
-PROGRAMS = "slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb ip nsenter sshd ssh chromium"
+PROGRAMS = (
+    "slurmctld slurmd sbatch munged slurmdbd mariadbd mariadb ip nsenter sshd ssh podman runc "
+    "skopeo docker-registry chromium"
+)
 
 # --- .venv and its layers -------------------------------------------------------------------
 

@@ -96,6 +96,14 @@ class RequestOptions(TypedDict, total=False):
     modules: Iterable[str]
     prologue: Iterable[str]
     env: Mapping[str, str]
+    image: str
+    image_runtime: str
+    image_mounts: Iterable[str]
+    image_env: Mapping[str, str]
+    image_workdir: str
+    image_python: str
+    image_options: Iterable[str]
+    image_cache: str
     slurm_extra: Mapping[str, str]
 
 

@@ -16,6 +16,8 @@ from echelon.spec.merging import Layer, Merged, merge
 POSITIONAL = ("script", "args")
 SPELLING = {"slurm.extra": "slurm", "modules": "load"}
 """Flags that differ from their key; --module is the switch for python -m."""
+_TABLES = ("env", "image_env", "slurm.extra")
+"""Keys whose value has names and values."""
 
 
 def read_request(flags: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> Merged:
@@ -96,8 +98,12 @@ def _choose_profile(name: str, profiles: Mapping[str, Layer]) -> Layer:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, object]:
-    """Turn the table [slurm.extra] into the key `slurm.extra`."""
+    """Turn the table [slurm.extra] into the key `slurm.extra`, and [image] into its keys."""
     flat = {key: value for key, value in values.items() if key != "slurm"}
+    if isinstance(image := values.get("image"), Mapping):
+        del flat["image"]
+        flat |= {f"image_{key}": value for key, value in image.items() if key != "name"}
+        flat |= {"image": image["name"]} if "name" in image else {}
     slurm = values.get("slurm", {})
     if isinstance(slurm, Mapping):
         flat |= {f"slurm.{key}": value for key, value in slurm.items()}
@@ -112,7 +118,7 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, object]:
         value = flags.get(key.replace(".", "_"))
         if value is None or value == [] or (value == "" and key in POSITIONAL):
             continue
-        words = key in ("env", "slurm.extra") and not isinstance(value, Mapping)
+        words = key in _TABLES and not isinstance(value, Mapping)
         found[key] = _pairs(key, value) if words else value
     return found
 
@@ -124,7 +130,7 @@ def _from_settings(settings: list[str]) -> dict[str, object]:
         name, equals, value = setting.partition("=")
         if not equals:
             raise UsageError(f"--set {setting} has no '='", hint="write --set key=value")
-        table = next((t for t in ("env", "slurm.extra") if name.startswith(f"{t}.")), "")
+        table = next((t for t in _TABLES if name.startswith(f"{t}.")), "")
         if table:
             found.setdefault(table, {})[name.removeprefix(f"{table}.")] = value
         else:
@@ -133,11 +139,11 @@ def _from_settings(settings: list[str]) -> dict[str, object]:
 
 
 def _pairs(key: str, words: list[str]) -> dict[str, str]:
-    flag = SPELLING.get(key, key)
+    flag = SPELLING.get(key, key).replace("_", "-")
     pairs = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if not equals and key == "env":
+        if not equals and key != "slurm.extra":
             raise UsageError(f"--{flag} {word} has no '='", hint=f"write --{flag} NAME=VALUE")
         pairs[name] = value
     return pairs

@@ -107,7 +107,7 @@ def check_python(spec: JobSpec, folder: Path, shell: Shell) -> list[str]:
     With conda, modules or a prologue, this cannot be checked before the job starts.
     """
     script = folder / spec.script
-    if spec.conda or spec.modules or spec.prologue or not script.is_file():
+    if spec.conda or spec.modules or spec.prologue or spec.image or not script.is_file():
         return []
     python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
     if shell.which(str(folder / python) if "/" in python else python) is None:
@@ -145,6 +145,8 @@ def choose_python(spec: JobSpec, environ: Mapping[str, str], *, inherits: bool) 
     """
     if spec.python or spec.venv or spec.conda or spec.modules or spec.prologue:
         return spec
+    if spec.image:  # torch is in there; controller and agents need none
+        return replace(spec, python=sys.executable)
     if prefix := environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX"):
         return spec if inherits else replace(spec, python=f"{prefix}/bin/python")
     if importlib.util.find_spec("torch") is None:

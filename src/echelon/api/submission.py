@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.api.images import settle_image
 from echelon.api.parameters import take_array
 from echelon.api.places import choose_cluster, choose_spec
 from echelon.api.runs import TakeCode, check_files, check_python, prepare_run, submit_run
@@ -13,6 +14,7 @@ from echelon.api.script_checks import check_script
 from echelon.api.snapshot import take_snapshot
 from echelon.api.trust import remember_script
 from echelon.clusters.base import Cluster
+from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import remove_tree
 from echelon.core.notes import note
 from echelon.core.ownership import find_intruder
@@ -61,7 +63,14 @@ def start_run(
     run_id: str = "",
 ) -> tuple[RunDir, str]:
     """Create a run and start it; return it and its job's id. See `create_run`."""
-    run = create_run(spec, runs, environ, take_code=take_code, added=added, run_id=run_id)
+    here = isinstance(cluster, LocalCluster)  # its agent says the same, a second later
+    run = create_run(
+        *(spec, runs, environ),
+        take_code=take_code,
+        added=added,
+        run_id=run_id,
+        looks_inside=not here,
+    )
     try:
         return run, submit_run(run, cluster, environ, run.script.read_bytes()).job_id
     except UsageError:
@@ -78,6 +87,7 @@ def create_run(
     added: Mapping[str, bytes] | None = None,
     run_id: str = "",
     table: Table | None = None,
+    looks_inside: bool = True,
 ) -> RunDir:
     """Create the directory of a run or sweep, which the user may then submit.
 
@@ -90,8 +100,10 @@ def create_run(
         added: files beside the project's, path → content; the script is one of them.
         run_id: its name; empty for a new one.
         table: the parameters of a sweep.
+        looks_inside: check the Python of a container image, if it can be started here.
     """
     folder = Path(spec.chdir or Path.cwd()).absolute()
+    spec = settle_image(spec, folder, environ, LocalShell(), looks_inside=looks_inside)
 
     def take(run: RunDir) -> Code | None:
         if not spec.snapshot and not added:

@@ -27,7 +27,7 @@ _MODULES = {
     "pack": ("pack",),
 }
 """Module of this package → its commands, in the order of the help."""
-_GROUPS = {"sweep": START, "checkpoint": LOOK, "sandbox": PREPARE}
+_GROUPS = {"sweep": START, "checkpoint": LOOK, "sandbox": PREPARE, "image": PREPARE}
 """Modules whose commands have a second word → section of the help."""
 
 

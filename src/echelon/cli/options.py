@@ -52,6 +52,10 @@ GROUPS = {
         ),
         *("chdir", "output"),
     ),
+    "Container image": (
+        *("image", "image_runtime", "image_mounts", "image_env", "image_workdir"),
+        *("image_python", "image_options", "image_cache"),
+    ),
 }
 """Sections of the help text, with their keys in order; those of None come first, under Options."""
 REPEATED = {
@@ -59,6 +63,8 @@ REPEATED = {
     "slurm.extra": "OPTION=VALUE",
     "modules": "NAME",
     "prologue": "LINE",
+    "image_env": "NAME=VALUE",
+    "image_options": "OPTION",
 }
 """Keys whose flag may be given several times, and the placeholder of each value."""
 METAVARS: dict[object, str] = {
@@ -73,8 +79,11 @@ METAVARS: dict[object, str] = {
     readers.address: "ADDRESS",
     readers.switch: "true|false",
     **dict.fromkeys(("partition", "account", "qos", "gpu_type", "name", "conda"), "NAME"),
-    **dict.fromkeys(("venv", "chdir"), "DIR"),
-    **dict.fromkeys(("output", "python"), "FILE"),
+    **dict.fromkeys(("venv", "chdir", "image_workdir", "image_cache"), "DIR"),
+    **dict.fromkeys(("output", "python", "image_python"), "FILE"),
+    "image": "IMAGE",
+    "image_runtime": "NAME",
+    "image_mounts": "DIR,…",
     **dict.fromkeys(("node_check", "notify"), "COMMAND"),
     "constraint": "FEATURES",
     "dependency": "LIST",

@@ -48,12 +48,15 @@ def launcher_command(python: str, digest: str, launcher: object, role: str) -> l
     return [python, "-c", BOOTSTRAP, digest, str(launcher), role]
 
 
-def role_command(role: str, *arguments: object) -> list[str]:
-    """Return the command that starts another program of this launcher, in the same Python."""
+def role_command(role: str, *arguments: object, python: str = "") -> list[str]:
+    """Return the command that starts another program of this launcher.
+
+    It runs in the same Python, unless another is named.
+    """
     assert role in ROLES, role
-    archive = find_archive(_version)
+    archive, python = find_archive(_version), python or sys.executable
     if archive is None:  # an installed Echelon
-        own = [sys.executable, "-m", "echelon.launch", role]
+        own = [python, "-m", "echelon.launch", role]
     else:
-        own = launcher_command(sys.executable, archive.digest, archive.path, role)
+        own = launcher_command(python, archive.digest, archive.path, role)
     return [*own, *map(str, arguments)]

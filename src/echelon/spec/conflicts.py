@@ -39,7 +39,7 @@ _EXCLUSIVE = (("cpus_per_task", "cpus_per_gpu"), ("mail", "mail_user"), ("mail",
 
 def find_conflicts(spec: JobSpec) -> list[str]:
     """Return a message for each conflict in a request."""
-    return [*_judge_amounts(spec), *_judge_style(spec), *_judge_names(spec)]
+    return [*_judge_amounts(spec), *_judge_style(spec), *_judge_image(spec), *_judge_names(spec)]
 
 
 def _judge_amounts(spec: JobSpec) -> list[str]:
@@ -123,6 +123,36 @@ def _judge_style(spec: JobSpec) -> list[str]:
     return found
 
 
+def _judge_image(spec: JobSpec) -> list[str]:
+    """Check what the image does not go together with."""
+    if not spec.image:
+        # The other keys may be in a profile, for projects with an image and without.
+        own = [key for key in ("image_workdir", "image_python") if getattr(spec, key)]
+        return [f"{key} requires image: add --image" for key in own]
+    found = [
+        f"image and {key} are mutually exclusive: the image has its own Python (image_python)"
+        for key in ("venv", "conda")
+        if getattr(spec, key)
+    ]
+    if spec.image_runtime == "pyxis" and spec.style == "echelon":
+        found.append(
+            "pyxis only starts tasks of srun: use --style srun, or --image-runtime apptainer or "
+            "podman"
+        )
+    if spec.image_runtime == "pyxis" and spec.image_options:
+        found.append("image_options are not for pyxis: use --slurm for options of sbatch")
+    if spec.preflight:
+        found.append("preflight examines the nodes' own Python: remove it, or image")
+    if spec.style == "ray":
+        found.append("style 'ray' does not support image: use --style echelon or srun")
+    if spec.style != "echelon" and not spec.image_runtime:
+        found.append(
+            f"style '{spec.style}' needs to know the image_runtime: use --image-runtime "
+            "apptainer, podman or pyxis"
+        )
+    return found
+
+
 def _judge_names(spec: JobSpec) -> list[str]:
     """Check the names of variables and of sbatch options."""
     found = [
@@ -141,8 +171,9 @@ def _judge_names(spec: JobSpec) -> list[str]:
         if name in spec.slurm_extra
     ]
     found += [
-        f"'{name}' is not a valid variable name in env: use letters, digits and _"
-        for name in spec.env
+        f"'{name}' is not a valid variable name in {key}: use letters, digits and _"
+        for key in ("env", "image_env")
+        for name in getattr(spec, key)
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
     ]
     found += [

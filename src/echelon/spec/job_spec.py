@@ -18,6 +18,9 @@ STYLES = ("echelon", "srun", "spawn", "file", "static", "torchrun", "ray")
 GPU_OPTIONS = ("gres", "gpus-per-node", "gpus-per-task", "gpus")
 """How to request GPUs; sites differ."""
 
+RUNTIMES = ("apptainer", "singularity", "podman", "pyxis")
+"""How ranks get into a container image: docs/guides/containers.md."""
+
 RESTARTS = 3
 """How many restarts a run may have if nobody says so and its script can resume."""
 
@@ -131,6 +134,22 @@ class JobSpec:
     modules: tuple[str, ...] = _key(readers.words, (), "environment modules to load")
     prologue: tuple[str, ...] = _key(readers.lines, (), "bash lines to run before the script")
     env: Mapping[str, str] = _key(readers.table, {}, "environment variables for all ranks")
+    image: str = _key(readers.text, "", "container image of the ranks, or its file")
+    image_runtime: str = _key(
+        readers.OneOf(RUNTIMES), "", "container runtime, such as apptainer [default: what is there]"
+    )
+    image_mounts: tuple[str, ...] = _key(
+        readers.words, (), "folders to mount in the image, beside home, project and run"
+    )
+    image_env: Mapping[str, str] = _key(readers.table, {}, "environment variables in the image")
+    image_workdir: str = _key(
+        readers.text, "", "working directory in the image [default: the same as outside]"
+    )
+    image_python: str = _key(readers.text, "", "Python interpreter in the image [default: python3]")
+    image_options: tuple[str, ...] = _key(readers.lines, (), "more options of the runtime")
+    image_cache: str = _key(
+        readers.text, "", "folder for imported images [default: ~/.cache/echelon/images]"
+    )
     slurm_extra: Mapping[str, str] = _key(
         readers.options, {}, "any other sbatch option", key="slurm.extra"
     )

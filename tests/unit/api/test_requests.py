@@ -3,7 +3,7 @@ import json
 import pytest
 import typer.main
 
-from echelon.api.requests import read_request
+from echelon.api.requests import read_request, read_text
 from echelon.cli import main
 from echelon.errors import UsageError
 
@@ -163,3 +163,19 @@ def test_no_flag_has_two_meanings(project):
     for name, command in commands.items():
         flags = [flag for parameter in command.params for flag in parameter.opts]
         assert sorted(set(flags)) == sorted(flags), name
+
+
+def test_the_table_of_an_image():
+    text = """\
+[image]
+name = "a.b/c:1"
+mounts = ["/data", "/scratch"]
+env = { A = "1" }
+[clusters.x.image]
+runtime = "podman"
+"""
+    spec = read_text(f'cluster = "x"\n{text}', {"HOME": "/nonexistent"}).spec
+    assert (spec.image, spec.image_runtime) == ("a.b/c:1", "podman")
+    assert spec.image_mounts == ("/data", "/scratch")
+    assert spec.image_env == {"A": "1"}
+    assert read_text('image = "x.sif"', {"HOME": "/nonexistent"}).spec.image == "x.sif"

@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from echelon.clusters.slurm.bash import FREE_PORT, INTERFACE, PEER
+from echelon.clusters.slurm.image_style import render_entry, render_exports, render_srun_options
 from echelon.clusters.slurm.ray_style import CLUSTER, render_driver
 from echelon.clusters.slurm.sbatch import render_directives
 from echelon.core.slurm import mark_tasks
 from echelon.launch.roles import BOOTSTRAP
 from echelon.run.sweep import INDEX_EXPRESSION
-from echelon.spec.job_spec import JobSpec
+from echelon.spec.job_spec import KEYS, JobSpec, show_value
 
 PLACEHOLDER = "{dist_file}"
 """Replaced in arguments by the path of the rendezvous file, in style `file`."""
@@ -58,7 +59,7 @@ def render_script(spec: JobSpec, *, shipped: Shipped | None = None, conda_exe: s
     if spec.style == "ray":
         driver = render_driver(" ".join(_program(spec, copied)))
         return "\n".join([_head(spec), environment, CLUSTER, driver])
-    task = f"{_INTERFACES}{_TASK[spec.style](spec)}"
+    task = f"{_INTERFACES}{_inner_python(spec)}{_TASK[spec.style](spec)}"
     parts = [
         _head(spec),
         environment,
@@ -146,6 +147,8 @@ def _environment(spec: JobSpec, conda_exe: str = "") -> str:
         lines.append(f"source {shlex.quote(spec.venv + '/bin/activate')}")
     lines += spec.prologue
     lines += [f"export {name}={_quote(value)}" for name, value in spec.env.items()]
+    if spec.image and spec.style != "echelon":
+        lines += render_exports(spec)
     # Style `echelon` sets it for the ranks, and Ray for its workers, unless it is already set.
     if "OMP_NUM_THREADS" not in spec.env and spec.style not in ("echelon", "ray"):
         lines.append(f"export OMP_NUM_THREADS={spec.omp_threads}")
@@ -233,19 +236,27 @@ export GROUP_RANK=$SLURM_NODEID GROUP_WORLD_SIZE=$SLURM_NNODES
 """
 
 
+def _inner_python(spec: JobSpec) -> str:
+    """Return the line that names the Python inside an image, if there is one."""
+    return f"python={_quote(spec.image_python or 'python3')}\n" if spec.image else ""
+
+
 def _task_srun(spec: JobSpec) -> str:
-    return f"{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\n{_RUN_WATCHING_PORT}"
+    return f"""\
+{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}
+{render_entry(spec)}{_RUN_WATCHING_PORT}"""
 
 
 def _task_file(spec: JobSpec) -> str:
-    return f'{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\nexec "$@"\n'
+    entry = render_entry(spec)
+    return f'{_RANK_VARIABLES}export LOCAL_WORLD_SIZE={spec.procs_per_node}\n{entry}exec "$@"\n'
 
 
 def _task_spawn(spec: JobSpec) -> str:
     return f"""\
 # The script starts the ranks itself; these variables give the node and the number of ranks.
 export NODE_RANK=$SLURM_NODEID LOCAL_WORLD_SIZE={spec.procs_per_node}
-{_RUN_WATCHING_PORT}"""
+{render_entry(spec)}{_RUN_WATCHING_PORT}"""
 
 
 def _task_static(spec: JobSpec) -> str:
@@ -253,7 +264,7 @@ def _task_static(spec: JobSpec) -> str:
 set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" --node-rank="$SLURM_NODEID" \\
     --nproc-per-node={spec.procs_per_node} \\
     --master-addr="$MASTER_ADDR" --master-port="$MASTER_PORT" "$@"
-{_RUN_LAUNCHER}"""
+{render_entry(spec)}{_RUN_LAUNCHER}"""
 
 
 def _task_torchrun(spec: JobSpec) -> str:
@@ -270,7 +281,7 @@ set -- "$python" -m torch.distributed.run --nnodes="{low}$SLURM_NNODES" \\
     --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \\
     --rdzv-id="$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}" --local-addr="$own" \\
     "$@"
-{_RUN_LAUNCHER}"""
+{render_entry(spec)}{_RUN_LAUNCHER}"""
 
 
 _TASK: dict[str, Callable[[JobSpec], str]] = {
@@ -343,6 +354,10 @@ exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
         flags["--cpus-per-task"] = str(spec.cpus_per_task)
     options = [word for flag in flags.items() for word in flag]
     options += ["--module"] if spec.module else []
+    if spec.image:
+        keys = [key for key in KEYS if key.startswith("image") and getattr(spec, key)]
+        settings = (f"{key}={show_value(key, spec)}" for key in keys)
+        options += [word for text in settings for word in ("--set", _quote(text))]
     words = " ".join(_quote(word) for word in (spec.script, *spec.args))
     return f"""\
 # --- start
@@ -353,7 +368,8 @@ exec "$python" -m echelon run {" ".join(options)} {words}
 
 def _program(spec: JobSpec, copied: str = "") -> list[str]:
     """Return the command line of a task, each word quoted for bash."""
-    program = [] if spec.style in ("static", "torchrun") else ['"$python"']
+    inner = _quote(spec.image_python or "python3") if spec.image else '"$python"'
+    program = [] if spec.style in ("static", "torchrun") else [inner]
     if spec.module:
         # With -P, Python does not search the working directory, but PYTHONPATH.
         program += ["-P", "-m"] if copied else ["-m"]
@@ -364,10 +380,11 @@ def _launch(spec: JobSpec, copied: str) -> str:
     words = " ".join(_program(spec, copied))
     # With --ntasks and --overlap, it also works in a job of another size, and inside a step.
     tasks = f'--ntasks="$((SLURM_JOB_NUM_NODES * {spec.tasks_per_node}))"'
+    inside = "".join(f"    {option} \\\n" for option in render_srun_options(spec))
     step = f"""\
 srun --nodes="$SLURM_JOB_NUM_NODES" {tasks} \\
     --ntasks-per-node={spec.tasks_per_node} --overlap --kill-on-bad-exit=1 \\
-    bash -c "$task" bash {words}"""
+{inside}    bash -c "$task" bash {words}"""
     if spec.style == "file":
         return f"# --- start\n{step}\n"
     return f"""\

@@ -16,15 +16,17 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from echelon.core import addresses
 from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell, Shell
-from echelon.errors import UsageError
+from echelon.errors import EchelonError, UsageError
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
+from echelon.launch.agent.image import list_folders, open_image
 from echelon.launch.agent.local_workers import LocalWorkers
 from echelon.launch.agent.node_check import Fault, NodeCheck, check_places
 from echelon.launch.agent.orphans import answers_at, end_orphaned_job
@@ -32,6 +34,9 @@ from echelon.launch.agent.rendezvous_sockets import try_sockets
 from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.code_path import VARIABLE, own_sites, search_path
+from echelon.launch.container.commands import LIBRARY
+from echelon.launch.container.machine import remember_variant
+from echelon.launch.container.store import cache_folder
 from echelon.launch.protocol.leftovers import await_trackers, make_scratch
 from echelon.launch.protocol.link import Link, connect, sleep_a_pulse
 from echelon.launch.protocol.messages import (
@@ -102,7 +107,7 @@ class Agent:
         self._name = environ.get(NAME) or environ.get("SLURMD_NODENAME") or f"node{node}"
         self._request, self._scratch = request, scratch
         self._gpus = count_devices(environ.get("CUDA_VISIBLE_DEVICES", ""))
-        self._key = key
+        self._key, self._environ = key, environ
         self._controller = parse_candidates(environ[CONTROLLER])
         program = find_program(request, copy)
         allowed = request.allowed_restarts(uses_library=PACKAGE in read_imports(program))
@@ -121,10 +126,12 @@ class Agent:
                 common,
                 copy,
                 module=request.module,
-                sites=own_sites(),
+                sites=[] if request.image else own_sites(),
                 finders=scratch / "finders",
             )
             ranks |= {VARIABLE: path} if path else {}
+        if request.image:
+            ranks[VARIABLE] = os.pathsep.join(filter(None, (ranks.get(VARIABLE), LIBRARY)))
         self._guard = Guard(scratch, lock)
         self._link: Link | None = None
         self._files = AgentFiles()
@@ -146,6 +153,17 @@ class Agent:
             shell=shell,
             guard=self._guard,
             files=self._files,
+            open_image=partial(
+                open_image,
+                request,
+                list_folders(request, run.path, scratch, environ),
+                environ=environ,
+                shell=shell,
+                gpus=self._gpus > 0,
+            )
+            if request.image
+            else None,
+            python=request.image_python or "python3",
         )
         self._ranks = LocalWorkers(
             run=run,
@@ -180,8 +198,10 @@ class Agent:
             loop.add_signal_handler(number, self._say, Signalled(signal=number))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         self._fault = await asyncio.to_thread(check_places, self._run.logs, self._scratch)
-        if not self._fault:
-            # Only now: it writes a log, and the check has shown that this is possible.
+        # Only now: it writes a log, and the check has shown that this is possible.
+        if self._request.image and not self._fault:
+            self._fault = await self._enter_image()
+        elif not self._fault:
             self._spawn(self._zygote.start(self._ranks))
         try:
             if not self._fault:
@@ -200,6 +220,18 @@ class Agent:
             self._end_everything()
         return 0
 
+    async def _enter_image(self) -> Fault | None:
+        """Start the zygote inside the image; return why this node cannot."""
+        try:
+            await self._zygote.start(self._ranks)
+        except EchelonError as error:
+            hint = f" (hint: {error.hint})" if error.hint else ""
+            return Fault(reason=f"{error.message}{hint}")
+        if container := self._zygote.container:
+            cache = cache_folder(self._request.image_cache, self._environ)
+            await asyncio.to_thread(remember_variant, container, cache)
+        return None
+
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -209,7 +241,8 @@ class Agent:
     def _end_task(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
-            self._files.say(f"internal error: {type(error).__name__}: {error}")
+            internal = "" if isinstance(error, EchelonError) else "internal error: "
+            self._files.say(f"{internal}{type(error).__name__}: {error}")
             self._done.set()
 
     # --- the controller -------------------------------------------------------------------------

@@ -18,10 +18,13 @@ from echelon.errors import EchelonError
 from echelon.launch.agent.guard import Guard
 from echelon.launch.protocol.messages import Hello
 from echelon.run.verdict import Failure
+from echelon.spec.job_spec import JobSpec
 
 GPU_S = 30.0
 COMMAND_S = 120.0
 """Time limit of the user's own check."""
+IMAGE_S = 1800.0
+"""How long the import of an image may take."""
 ROOM_MIB = 16
 """Upper bound of what ranks' shared memory and sockets need in the scratch folder."""
 
@@ -33,6 +36,11 @@ class Fault:
     reason: str
     own: bool = False
     """Whether the cause is this node, not a file system or a command that all nodes share."""
+
+
+def check_limit_s(request: JobSpec) -> float:
+    """Return how long a node may take for what a request wants before it connects."""
+    return (COMMAND_S if request.node_check else 0.0) + (IMAGE_S if request.image else 0.0)
 
 
 def check_places(logs: Path, scratch: Path) -> Fault | None:

@@ -6,13 +6,23 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from echelon.core.proc import tail
 from echelon.core.shell import Shell, signal_group
+from echelon.core.waiting import wait_until
+from echelon.errors import UnavailableError
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
+from echelon.launch.container.commands import (
+    Container,
+    explain_failure,
+    inner_handle,
+    is_refusal,
+    render_command,
+)
 from echelon.launch.protocol.leftovers import remove_files
 from echelon.launch.protocol.messages import (
     ZYGOTE_PACKET,
@@ -23,14 +33,20 @@ from echelon.launch.protocol.messages import (
     SignalRanks,
     StoreUsed,
     ZygoteReady,
+    ZygoteStarted,
     decode,
     encode,
 )
 from echelon.launch.protocol.program import Program
+from echelon.launch.protocol.program_text import may_import_torch
 from echelon.launch.roles import role_command
 
 _MOST_FAILED_STARTS = 2
 """How many zygotes in a row may die before they are ready; the next one preloads nothing."""
+_REMOVE_S = 3.0
+"""How long a runtime may take to remove its container after the zygote was killed."""
+_SIGNALLED = 128
+"""Added by runtimes to the number of a signal, to give an exit code."""
 
 
 class Listener(Protocol):
@@ -61,7 +77,31 @@ class ZygoteClient:
         shell: Shell,
         guard: Guard,
         files: AgentFiles,
+        open_image: Callable[[], Sequence[Container]] | None = None,
+        python: str = "",
     ) -> None:
+        """Prepare it.
+
+        Args:
+            program: what the ranks run.
+            preload: modules to import.
+            env: its variables.
+            log: file for its output.
+            shell: starts it.
+            guard: ends it if the agent dies.
+            files: the agent's files.
+            open_image: returns the ways to start it inside an image; it may take long.
+            python: the Python inside.
+        """
+        self._open_image, self._python = open_image, python
+        self._variants: Sequence[Container] = ()
+        """The ways to start the image; only the one that worked, once it did."""
+        self._container: Container | None = None
+        """The one that was started, or is being started."""
+        self._inner = 0
+        """Pid of a zygote inside an image, which is not our child."""
+        self._began: asyncio.Future[ZygoteStarted | int] | None = None
+        """What a zygote inside an image says first, or its exit status."""
         self._program, self._preload, self._log = program, preload, log
         self._shell, self._guard, self._files = shell, guard, files
         self._env = env
@@ -70,22 +110,62 @@ class ZygoteClient:
         self._status: int | None = None
         self._failed_starts = 0
 
+    @property
+    def container(self) -> Container | None:
+        """The container that it was started in; None without an image."""
+        return self._container
+
     async def start(self, listener: Listener) -> None:
         """Start the zygote, and pass its reports to the listener for as long as it lives.
 
         Raises:
             OSError: its log cannot be written.
+            EchelonError: it cannot be started inside the image.
         """
+        if self._open_image is None:
+            await self._start(listener)
+            return
+        self._variants = self._variants or await asyncio.to_thread(self._open_image)
+        for container in self._variants:
+            self._container = container
+            self._began = asyncio.get_running_loop().create_future()
+            await self._start(listener)
+            began = await self._began
+            if isinstance(began, ZygoteStarted):
+                self._variants = (container,)
+                self._check_torch(began)
+                return
+            if not is_refusal(container, began):
+                break  # the runtime is not to blame
+            self._failed_starts = 0  # nor are the modules to preload
+        said = await self._files.ask(lambda: tail(self._log))
+        reason, hint = explain_failure(container.runtime, container.image, said)
+        raise UnavailableError(reason, hint=hint)
+
+    def _check_torch(self, began: ZygoteStarted) -> None:
+        if not began.torch and "torch" in self._preload and may_import_torch(self._program):
+            raise UnavailableError(
+                f"the Python in the image has no torch: {began.python}",
+                hint="install torch in the image, or name the Python that has it: --image-python",
+            )
+
+    async def _start(self, listener: Listener) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preload = self._preload if self._failed_starts < _MOST_FAILED_STARTS else ()
         program = (
             *(self._program.kind, self._program.modules, ",".join(preload)),
             *self._program.argv,
         )
-        argv = role_command("zygote", theirs.fileno(), *program)
-        self._pid, self._status = 0, None
+        handle, env = theirs.fileno(), dict(self._env)
+        if self._container is None:
+            argv = role_command("zygote", handle, *program)
+        else:
+            inner = inner_handle(self._container, handle)
+            argv = role_command("zygote", inner, *program, python=self._python)
+            argv, env = render_command(self._container, argv, env, handle=handle)
+        self._pid, self._status, self._inner = 0, None, 0
         self._pid = await self._files.insist(
-            lambda: self._shell.start(argv, log=self._log, env=self._env, keep=[theirs.fileno()])
+            lambda: self._shell.start(argv, log=self._log, env=env, keep=[handle])
         )
         theirs.close()
         ours.setblocking(False)
@@ -113,9 +193,25 @@ class ZygoteClient:
     def close(self) -> None:
         """Kill the zygote, and with it its ranks."""
         self._forget()
+        if self._inner:
+            signal_group(self._inner)
+            remove_files([self._inner])
+            self._await_runtime()
         if self._pid:
             signal_group(self._pid)
             remove_files([self._pid])
+
+    def _await_runtime(self) -> None:
+        """Wait until the runtime has removed its container: killed, it would leave it behind."""
+
+        def exited() -> bool:
+            with contextlib.suppress(ChildProcessError):
+                if self._status is None:
+                    pid, status = os.waitpid(self._pid, os.WNOHANG)
+                    self._status = status if pid else None
+            return self._status is not None
+
+        wait_until(exited, timeout_s=_REMOVE_S)
 
     def collected(self, pid: int, status: int) -> None:
         """Record the exit of a child process, if it is ours; its socket may close later."""
@@ -124,11 +220,14 @@ class ZygoteClient:
 
     def _collect(self) -> int:
         """Return the zygote's exit status. Its socket is closed, so it exits or has exited."""
+        if self._container is not None:
+            self._await_runtime()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
             if self._status is None:
                 os.kill(self._pid, signal.SIGKILL)
                 _, self._status = os.waitpid(self._pid, 0)
-        return os.waitstatus_to_exitcode(self._status or 0)
+        code = os.waitstatus_to_exitcode(self._status or 0)
+        return _SIGNALLED - code if self._container and code > _SIGNALLED else code
 
     def _forget(self) -> None:
         if self._socket is not None:
@@ -136,6 +235,21 @@ class ZygoteClient:
             self._socket.close()
             self._socket = None
             self._guard.forget(self._pid)
+            if self._inner:
+                self._guard.forget(self._inner)
+
+    def _begin(self, began: ZygoteStarted) -> None:
+        if self._began is not None:
+            self._inner = began.pid
+            self._guard.watch(began.pid)
+            self._guard.forget(self._pid)  # the runtime cleans up when the zygote has exited
+            self._began.set_result(began)
+
+    def _lose(self, listener: Listener, status: int) -> None:
+        if self._began is not None and not self._began.done():
+            self._began.set_result(status)  # the container did not start
+        else:
+            listener.zygote_lost(status)
 
     def _hear(self, listener: Listener) -> None:
         assert self._socket is not None
@@ -147,9 +261,11 @@ class ZygoteClient:
             data = b""
         if not data:
             self._forget()
-            listener.zygote_lost(self._collect())
+            self._lose(listener, self._collect())
             return
         match decode(json.loads(data)):
+            case ZygoteStarted() as began:
+                self._begin(began)
             case ZygoteReady() as ready:
                 self._failed_starts = 0
                 listener.zygote_ready(ready)

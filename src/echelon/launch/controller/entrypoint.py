@@ -15,7 +15,7 @@ from echelon.core.atomic_file import write_atomic
 from echelon.core.proc import die_with
 from echelon.core.shell import LocalShell
 from echelon.core.slurm import Slurm, scrub
-from echelon.launch.agent.node_check import COMMAND_S
+from echelon.launch.agent.node_check import check_limit_s
 from echelon.launch.backends.base import AttemptContext, Backend
 from echelon.launch.backends.choosing import choose_backend
 from echelon.launch.controller.agent_recovery import AgentRecovery
@@ -169,7 +169,7 @@ def build_controller(
         backend.allocation,
         journal=journal,
         count_slots=slots.total,
-        check_s=COMMAND_S if request.node_check else 0.0,
+        check_s=check_limit_s(request),
     )
     membership = Membership(
         pool, starter, recovery, request=request, journal=journal, blame=record.blame

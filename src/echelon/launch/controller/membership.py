@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable
 
-from echelon.launch.agent.node_check import COMMAND_S, judge_checks
+from echelon.launch.agent.node_check import check_limit_s, judge_checks
 from echelon.launch.backends.base import Outlook, Started, Starter
 from echelon.launch.controller.agent_recovery import AgentRecovery
 from echelon.launch.pool.agent_launcher import could_not_start, read_reason
@@ -51,7 +51,7 @@ class Membership:
         self._pool, self._starter, self._recovery = pool, starter, recovery
         self._journal, self._blame = journal, blame
         self._low = request.nodes.low
-        self._check_s = COMMAND_S if request.node_check else 0.0
+        self._check_s = check_limit_s(request)
         """Time that the user's own check may take before an agent connects."""
         self._awaited = ""
         """The last message about what the run waits for."""

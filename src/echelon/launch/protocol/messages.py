@@ -340,6 +340,18 @@ class SignalRanks(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ZygoteStarted(Message):
+    """It runs, inside an image too: imports follow."""
+
+    pid: int
+    """Inside an image it is not a child of the agent."""
+    python: str
+    """Path and version of its Python."""
+    torch: bool
+    """Whether that has torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ZygoteReady(Message):
     """Imports are done: ranks can be forked."""
 

@@ -8,6 +8,7 @@ forked safely, is started with exec instead.
 import contextlib
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import select
@@ -33,6 +34,7 @@ from echelon.launch.protocol.messages import (
     SignalRanks,
     StoreUsed,
     ZygoteReady,
+    ZygoteStarted,
     decode,
     encode,
 )
@@ -220,7 +222,21 @@ class Zygote:
         remove_files(self.children)
         os._exit(0)
 
-    def _send(self, message: ZygoteReady | RankForked | RankReaped) -> None:
+    def introduce(self) -> None:
+        """Tell the agent that the program runs."""
+        if os.getpgrp() != os.getpid():
+            # Inside an image: the runtime is to clean up after us, not to be killed with us.
+            os.setsid()
+        version = ".".join(map(str, sys.version_info[:3]))
+        self._send(
+            ZygoteStarted(
+                pid=os.getpid(),
+                python=f"{sys.executable} ({version})",
+                torch=importlib.util.find_spec("torch") is not None,
+            )
+        )
+
+    def _send(self, message: ZygoteStarted | ZygoteReady | RankForked | RankReaped) -> None:
         try:
             self.agent.send(json.dumps(encode(message)).encode())
         except (BrokenPipeError, ConnectionResetError):
@@ -339,6 +355,7 @@ def main(arguments: list[str]) -> NoReturn:
     agent = socket.socket(fileno=int(handle))
     agent.set_inheritable(False)
     zygote = Zygote(agent=agent, program=Program(argv=tuple(argv), kind=kind, modules=folder))
+    zygote.introduce()
     zygote.preload([name for name in modules.split(",") if name])
     # Only forks return from `serve`; so nothing of its loop is on their stack.
     zygote.serve()()

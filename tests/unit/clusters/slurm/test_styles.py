@@ -40,6 +40,23 @@ def test_scripts_are_as_written_down(style):
     assert text == (GOLDEN / f"{style}.sh").read_text()
 
 
+@pytest.mark.parametrize(
+    ("runtime", "style"), [("apptainer", "srun"), ("podman", "torchrun"), ("pyxis", "static")]
+)
+def test_scripts_with_an_image_are_as_written_down(runtime, style):
+    example = {key: value for key, value in EXAMPLE.items() if key != "venv"}
+    image = {
+        "image": "nvcr.io/nvidia/pytorch:25.01-py3",
+        "image_runtime": runtime,
+        "image_mounts": ["/data", "/scratch/it's:/mnt:ro"],
+        "image_env": {"NAME": "a b"},
+        "image_python": "/opt/conda/bin/python",
+    }
+    text = render_script(spec(**example, **image, style=style))
+    assert text == (GOLDEN / f"{style}-{runtime}.sh").read_text()
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
 def test_an_elastic_torchrun_says_how_few_nodes_it_takes():
     text = render_script(spec(script="x.py", style="torchrun", nodes="2:4"))
     assert "#SBATCH --nodes=2-4" in text

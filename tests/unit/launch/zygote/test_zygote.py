@@ -78,6 +78,9 @@ def start(tmp_path):
 
     def begin(*arguments, program=str(script), kind="script"):
         agents.append(Agent(tmp_path, program, *arguments, kind=kind))
+        began = agents[-1].receive()
+        assert (began.pid, began.torch) == (agents[-1].zygote.pid, True)
+        assert began.python.startswith(sys.executable)
         return agents[-1]
 
     yield begin

@@ -1,0 +1,114 @@
+"""`echelon image …`: import container images, and look at those that were imported."""
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from echelon.cli import console
+from echelon.cli.options import takes_keys
+from echelon.cli.runs import AsJson
+from echelon.core.shell import LocalShell
+from echelon.core.units import format_bytes
+from echelon.errors import NotFoundError
+from echelon.spec.merging import Merged
+
+if TYPE_CHECKING:
+    from echelon.launch.container.store import ImageStore, Stored
+
+app = typer.Typer(
+    name="image",
+    help="Import, list and remove container images.",
+    epilog="Example: echelon image pull nvcr.io/nvidia/pytorch:25.01-py3",
+    rich_markup_mode=None,
+)
+
+Names = Annotated[
+    list[str],
+    typer.Argument(metavar="IMAGE…", help="Image, or the start of its digest.", show_default=False),
+]
+
+
+@app.command()
+@takes_keys("image_runtime", "image_cache")
+def pull(
+    *,
+    request: Merged,
+    image: Annotated[str, typer.Argument(metavar="IMAGE", help="Image to import.")],
+) -> None:
+    """Import an image into the cache, so that jobs need not.
+
+    Example: echelon image pull nvcr.io/nvidia/pytorch:25.01-py3
+    """
+    from dataclasses import replace  # noqa: PLC0415
+
+    from echelon.api.images import find_image  # noqa: PLC0415
+    from echelon.launch.container.store import choose_runtime  # noqa: PLC0415
+
+    shell, store = LocalShell(), _open_store(request)
+    spec = replace(request.spec, image=image)
+    reference = find_image(spec, Path.cwd(), os.environ, shell)
+    runtime = choose_runtime(spec.image_runtime, reference, shell)
+    path = store.fetch(reference, runtime)
+    console.print_result(f"{reference}\n{path} ({format_bytes(path.stat().st_size)})")
+
+
+@app.command()
+@takes_keys("image_cache")
+def ls(*, request: Merged, as_json: AsJson = False) -> None:
+    """List the images in the cache.
+
+    Example: echelon image ls
+    """
+    found = _open_store(request).list()
+    if as_json:
+        console.print_json([{**asdict(one), "path": str(one.path)} for one in found])
+        return
+    rows = [
+        [
+            one.reference.partition("@")[0] or "?",
+            one.digest.removeprefix("sha256:")[:12],
+            one.runtime,
+            format_bytes(one.size),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_s)),
+        ]
+        for one in found
+    ]
+    console.print_table(["image", "digest", "runtime", "size", "last used"], rows)
+
+
+@app.command()
+@takes_keys("image_cache")
+def rm(*, request: Merged, images: Names) -> None:
+    """Remove images from the cache; podman's own copy on each node stays.
+
+    Example: echelon image rm 3f2a9c
+    """
+    store = _open_store(request)
+    chosen = [one for name in images for one in _choose(store, name)]
+    for one in chosen:
+        store.remove(one)
+        console.print_result(f"removed {one.reference or one.path}")
+
+
+def _choose(store: "ImageStore", name: str) -> "list[Stored]":
+    found = [
+        one
+        for one in store.list()
+        if one.digest.removeprefix("sha256:").startswith(name.removeprefix("sha256:"))
+        or name in (one.reference, one.reference.partition("@")[0])
+    ]
+    if not found:
+        raise NotFoundError(
+            f"the image '{name}' is not in {store.folder}", hint="list them: echelon image ls"
+        )
+    return found
+
+
+def _open_store(request: Merged) -> "ImageStore":
+    from echelon.launch.container.store import ImageStore, cache_folder  # noqa: PLC0415
+
+    return ImageStore(cache_folder(request.spec.image_cache, os.environ), LocalShell())

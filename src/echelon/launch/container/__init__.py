@@ -1,0 +1,1 @@
+"""Container images: how a runtime is called, and where the image comes from."""

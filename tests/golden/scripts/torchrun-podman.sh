@@ -1,0 +1,123 @@
+#!/bin/bash
+# Made by: echelon script --style torchrun train.py --epochs 14 --note 'it'"'"'s a test'
+#SBATCH --job-name=train
+#SBATCH --partition=gpu
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gres=gpu:a100:4
+#SBATCH --cpus-per-task=128
+#SBATCH --mem=64G
+#SBATCH --time=02:00:00
+#SBATCH --output=%x-%j.out
+
+# --- environment
+module load cuda/12.4
+export NCCL_DEBUG=INFO
+export DATA_DIR='/data/tiny imagenet'
+export NAME='a b'
+export OMP_NUM_THREADS=16
+# Slurm 22.05 to 23.02 does not pass this to srun.
+export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"
+python=python3
+
+# --- rendezvous
+# This script runs on the first node, and so will rank 0. Use the address of the interface that
+# leads to the last node: host names may not resolve, and there may be several interfaces.
+peer=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
+PEER_ADDR=$(scontrol show node "$peer" | sed -n 's/.*NodeAddr=\([^ ]*\).*/\1/p')
+if [ -z "$PEER_ADDR" ]; then
+    echo "scontrol shows no address for the node '$peer'" >&2
+    exit 1
+fi
+address_towards() {
+    "$python" -c 'import socket, sys
+probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+probe.connect((sys.argv[1], 9))  # sends nothing
+print(probe.getsockname()[0])' "$1"
+}
+if [ "$SLURM_JOB_NUM_NODES" -gt 1 ]; then
+    MASTER_ADDR=$(address_towards "$PEER_ADDR")
+else
+    MASTER_ADDR=127.0.0.1 PEER_ADDR=127.0.0.1
+fi
+export MASTER_ADDR PEER_ADDR
+export -f address_towards
+free_port() {
+    "$python" -c 'import socket
+probe = socket.socket()
+probe.bind(("", 0))
+print(probe.getsockname()[1])'
+}
+scratch=$(mktemp -d) || scratch=$(TMPDIR=/tmp mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+export PORT_TAKEN="$scratch/port-taken"
+
+# Every task runs this before it becomes its node's torchrun.
+task=$(cat <<'TASK'
+# gloo and NCCL need the interface to the other nodes; host names may resolve to another one.
+if [ "$SLURM_NODEID" = 0 ]; then towards=$PEER_ADDR; else towards=$MASTER_ADDR; fi
+interface=$(ip -o route get "$towards" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+if [ -n "$interface" ]; then
+    export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$interface}"
+    export NCCL_SOCKET_IFNAME="${NCCL_SOCKET_IFNAME:-$interface}"
+fi
+python=/opt/conda/bin/python
+# By default, torchrun uses host names to choose the rendezvous server and addresses of ranks.
+if [ "$SLURM_NODEID" = 0 ]; then
+    host=1 own=$MASTER_ADDR
+else
+    host=0 own=$(address_towards "$MASTER_ADDR")
+fi
+set -- "$python" -m torch.distributed.run --nnodes="$SLURM_NNODES" \
+    --nproc-per-node=4 --rdzv-backend=c10d \
+    --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-conf="is_host=$host" \
+    --rdzv-id="$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}" --local-addr="$own" \
+    "$@"
+# The image supplies Python and its libraries; files and network are the node's own.
+inside=(podman run --rm --entrypoint= --network=host --pid=host --ipc=host
+    --security-opt=label=disable --device=nvidia.com/gpu=all --volume "$HOME:$HOME"
+    --volume "$PWD:$PWD" --volume /data:/data --volume '/scratch/it'"'"'s:/mnt:ro'
+    --workdir "$PWD")
+if [ "$(id -u)" != 0 ]; then inside+=(--userns=keep-id); fi
+for name in $(compgen -e); do
+    case $name in
+        PATH | LD_* | PYTHONHOME | VIRTUAL_ENV* | CONDA_* | CUDA_HOME | HOSTNAME | PWD | _) ;;
+        *) inside+=(--env "$name") ;;
+    esac
+done
+set -- "${inside[@]}" nvcr.io/nvidia/pytorch:25.01-py3 "$@"
+# The first task's launcher listens on the port. If another process took it, the batch script
+# tries another.
+if [ "$SLURM_PROCID" = 0 ]; then log=$PORT_TAKEN.stderr; else log=/dev/null; fi
+"$@" 2> >(tee "$log" >&2) &
+launcher=$!
+# If another node fails, torchrun may wait minutes for it before it stops. Kill it after ten
+# seconds.
+trap 'kill -TERM $launcher; { sleep 10; kill -KILL 0; } &' TERM
+while kill -0 $launcher 2>/dev/null; do
+    wait $launcher
+    code=$?
+done
+taken="port: $MASTER_PORT,.*EADDRINUSE"
+if [ $code != 0 ] && [ $SECONDS -lt 600 ] && grep -q "$taken" "$log"; then touch "$PORT_TAKEN"; fi
+exit $code
+TASK
+)
+
+# --- start
+export python
+start_ranks() {
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * 1))" \
+    --ntasks-per-node=1 --overlap --kill-on-bad-exit=1 \
+    bash -c "$task" bash train.py --epochs 14 --note 'it'"'"'s a test'
+}
+for try in 1 2 3 4 5; do
+    MASTER_PORT=$(free_port)
+    export MASTER_PORT
+    code=0
+    start_ranks || code=$?
+    if [ ! -e "$PORT_TAKEN" ]; then break; fi
+    rm -f "$PORT_TAKEN"
+    echo "port $MASTER_PORT is already in use: trying another" >&2
+done
+exit "$code"

@@ -1,0 +1,205 @@
+"""Runs inside a container image, with a real podman."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from echelon.core.waiting import wait_until
+from local.inside import INSIDE, Folder
+from procfs import cmdline
+from requirements import require
+
+pytestmark = pytest.mark.timeout(600)  # the image is made first
+
+HANGS = """\
+import os, time, torch, torch.distributed as dist
+
+def wait_for_the_others():
+    if os.environ["RANK"] == "1":
+        time.sleep(1000)
+    dist.barrier()
+
+dist.init_process_group("gloo")
+wait_for_the_others()
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = Folder(tmp_path)
+    yield folder
+    for pid in folder.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_are_inside_and_a_restart_is_a_fork(project, torch_image):
+    (project.path / "inside.py").write_text(INSIDE)
+    (project.path / "data").mkdir()
+    (project.path / "echelon.toml").write_text(f"""\
+[image]
+name = "{torch_image.path}"
+runtime = "podman"
+mounts = ["{project.path}/data:/mnt/data"]
+env = {{ GIVEN = "a, b" }}
+""")
+    done = project("run", "--procs=2", "--restarts=1", "inside.py")
+    assert done.returncode == 0, done.stderr
+    assert "library /opt/echelon-library/echelon/__init__.py" in done.stdout
+    seen = [
+        json.loads((project.path / f"seen-{turn}-{rank}").read_text())
+        for turn in (0, 1)
+        for rank in (0, 1)
+    ]
+    for one in seen:
+        assert one["sum"] == 2
+        assert one["python"] == "/usr/local/bin/python3"
+        assert one["torch"].startswith("/usr/local/lib/")
+        assert (one["image"], one["given"], one["venv"]) == ("yes", "a, b", None)
+        assert (one["uid"], one["cwd"]) == (os.getuid(), str(project.path))
+        assert one["home"]
+        assert one["files"]
+        assert one["host"] == os.uname().nodename
+        assert one["init"] == Path("/proc/1/cmdline").read_text()  # the node's own processes
+    assert len({one["parent"] for one in seen}) == 1  # one zygote in one container for all
+    assert [event["warm"] for event in project.events("rank")] == [True] * 4
+    assert torch_image.containers() == []
+
+
+def test_a_stop_is_at_one_step_and_leaves_no_container(project, torch_image):
+    survivor = Path(__file__).parents[1] / "slurm" / "survivor.py"
+    command = project.start(
+        *("run", "--procs=2", f"--image={torch_image.path}", "--image-runtime=podman"),
+        *(survivor, "100000", "0.02"),
+    )
+    files = [project.path / f"consumed-{rank}" for rank in range(2)]
+    going = lambda: all(path.exists() for path in files)  # noqa: E731
+    assert wait_until(going, timeout_s=90), (project.path / "output").read_text()
+    assert project("stop", "last").returncode == 0
+    command.wait(timeout=60)
+    (stopped,) = project.events("stopped")
+    steps = [json.loads(path.read_text().splitlines()[-1])[2] for path in files]
+    assert steps == [stopped["step"]] * 2
+    assert (project.run / "checkpoints").is_dir()
+    assert torch_image.containers() == []
+    assert project.processes() == []
+
+
+def test_a_hang_is_found_and_stacks_show_where(project, torch_image):
+    (project.path / "hangs.py").write_text(HANGS)
+    done = project(
+        *("run", "--procs=2", f"--image={torch_image.path}", "--image-runtime=podman"),
+        *("--hang-timeout=3", "--on-hang=stop", "hangs.py"),
+    )
+    assert done.returncode != 0
+    stacks = "".join(path.read_text() for path in project.run.glob("logs/*/*.stacks"))
+    assert "in wait_for_the_others" in stacks
+    assert torch_image.containers() == []
+
+
+def test_nothing_outlives_a_killed_agent(project, torch_image):
+    (project.path / "hangs.py").write_text(HANGS)
+    command = project.start(
+        *("run", "--procs=2", "--image", torch_image.path, "--image-runtime=podman", "hangs.py")
+    )
+    ranks = lambda: list(project.path.glob("runs/*/logs/1.0/rank-*1.log"))  # noqa: E731
+    assert wait_until(ranks, timeout_s=90), (project.path / "output").read_text()
+    agents = [pid for pid in project.processes() if b"\0agent\0" in cmdline(pid)]
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+    os.kill(command.pid, signal.SIGKILL)
+    command.wait()
+    assert wait_until(lambda: project.processes() == [], timeout_s=30), project.processes()
+    assert wait_until(lambda: torch_image.containers() == [], timeout_s=30)
+
+
+def test_an_image_without_torch_is_an_error_that_says_so(project, bare_image):
+    (project.path / "inside.py").write_text(INSIDE)
+    done = project(
+        "run", "--procs=2", f"--image={bare_image.path}", "--image-runtime=podman", "inside.py"
+    )
+    assert done.returncode == 69
+    assert "the Python in the image has no torch: /usr/local/bin/python3 (3." in done.stderr
+    assert "--image-python" in done.stderr
+    assert bare_image.containers() == []
+
+
+def test_another_python_in_the_image(project, bare_image):
+    (project.path / "inside.py").write_text("print('never')\n")
+    done = project(
+        *("run", f"--image={bare_image.path}", "--image-runtime=podman"),
+        *("--image-python=/opt/none/python", "inside.py"),
+    )
+    assert done.returncode == 69
+    assert "the image has no such Python" in done.stderr
+
+
+def test_without_a_runtime(project, bare_image):
+    (project.path / "inside.py").write_text("print('never')\n")
+    done = project("run", f"--image={bare_image.path}", "--image-runtime=singularity", "inside.py")
+    assert done.returncode == 69
+    assert "'singularity' is not installed or not on PATH" in done.stderr
+
+
+# --- a registry -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(tmp_path):
+    """Debian's registry, on a port of its own; yields its address."""
+    require("docker-registry", "skopeo")
+    config = tmp_path / "registry.yml"
+    log = tmp_path / "registry.log"
+    storage = f"storage:\n  filesystem:\n    rootdirectory: {tmp_path}/registry\n"
+    config.write_text(f"version: 0.1\n{storage}http:\n  addr: 127.0.0.1:0\n")
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            ["docker-registry", "serve", str(config)], stdout=output, stderr=output
+        )
+    found = []
+
+    def listens():
+        said = log.read_text()
+        found[:] = [word.rstrip('"') for word in said.split() if word.startswith("127.0.0.1:")]
+        return bool(found)
+
+    assert wait_until(listens, timeout_s=20), log.read_text()
+    yield found[0]
+    server.terminate()
+    server.wait()
+
+
+def push(image, name):
+    """Copy an image's file to a registry."""
+    copy = ["skopeo", "copy", "--quiet", "--dest-tls-verify=false"]
+    subprocess.run([*copy, f"oci-archive:{image.path}", f"docker://{name}"], check=True)
+
+
+def test_a_tag_is_resolved_once_and_its_image_imported_once(project, bare_image, registry):
+    name = f"{registry}/team/x:1"
+    push(bare_image, name)
+    pulled = project("image", "pull", name, "--image-runtime=podman")
+    assert pulled.returncode == 0, pulled.stderr
+    digest = pulled.stdout.partition("@")[2].split()[0]
+    (row,) = json.loads(project("image", "ls", "--json").stdout)
+    assert (row["reference"], row["runtime"]) == (f"{name}@{digest}", "podman")
+    (project.path / "plain.py").write_text("import os; print('from', os.environ['FROM_IMAGE'])\n")
+    done = project("run", f"--image={name}", "--image-runtime=podman", "plain.py")
+    assert (done.returncode, "from yes" in done.stdout) == (0, True), done.stderr
+    assert f'image = "{name}@{digest}"' in (project.run / "spec.toml").read_text()
+    missing = project("run", f"--image={registry}/team/y:1", "plain.py")
+    assert missing.returncode == 66
+    assert "team/y:1 was not found" in missing.stderr
+    assert project("image", "rm", name).returncode == 0
+    assert json.loads(project("image", "ls", "--json").stdout) == []
+    assert project("image", "rm", name).returncode == 66
+    image = subprocess.run(
+        ["podman", "images", "--quiet", "--filter", f"reference={registry}/team/x"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    subprocess.run(["podman", "rmi", "--force", *image.stdout.split()], check=False)
