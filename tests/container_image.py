@@ -211,4 +211,8 @@ class Image:
         return self._podman("ps", "--all", "--quiet", f"--filter=ancestor={self.id}").stdout.split()
 
     def remove(self):
-        self._podman("rmi", "--force", self.id)
+        """Remove it from podman's storage, unless another worker's container uses it.
+
+        If one needs it later, its agent unpacks it again.
+        """
+        self._podman("rmi", self.id)
