@@ -1,20 +1,17 @@
 """Your own objects, called during training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from echelon.train.trainer import Trainer
+from typing import Any, Protocol
 
 
 class Callback(Protocol):
-    """Your own object, called during training; every method is optional."""
+    """Your own object, called during training with its Trainer; every method is optional."""
 
-    def step_ended(self, trainer: "Trainer") -> None: ...
+    def step_ended(self, trainer: Any) -> None: ...
 
-    def logged(self, trainer: "Trainer", means: Mapping[str, float]) -> None: ...
+    def logged(self, trainer: Any, means: Mapping[str, float]) -> None: ...
 
-    def epoch_ended(self, trainer: "Trainer", metrics: Mapping[str, float]) -> None: ...
+    def epoch_ended(self, trainer: Any, metrics: Mapping[str, float]) -> None: ...
 
 
 def collect_calls(callbacks: Sequence[Callback]) -> dict[str, list[Callable[..., Any]]]:
