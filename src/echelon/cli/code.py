@@ -13,8 +13,9 @@ from echelon.api.places import choose_cluster, cluster_of
 from echelon.api.requests import change_request
 from echelon.cli import console
 from echelon.cli.help import LOOK, START, SectionedCommand
+from echelon.cli.host_options import on_host
 from echelon.cli.options import takes_changes
-from echelon.cli.remote import There, execute, on_host, rerun_there
+from echelon.cli.remote import There, execute, rerun_there
 from echelon.cli.runs import (
     RUNS,
     AsJson,

@@ -17,7 +17,8 @@ import typer
 from echelon.api.hosts import keep_trying, open_host, start, talking
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.remote import There, on_host
+from echelon.cli.host_options import on_host
+from echelon.cli.remote import There
 from echelon.cli.runs import RUNS, RunsDir, complete_run
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError

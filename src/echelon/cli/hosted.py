@@ -78,7 +78,7 @@ def _run(call: Call, frames: "Frames | None" = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001  every error is reported
-        failure = explain(error, call.argv)
+        failure = explain(error)
         console.print_error(failure)
         return failure.exit_code
     return run(list(call.argv))
@@ -197,7 +197,7 @@ def _serve(call: Call, answer: IO[bytes]) -> int:
             except EchelonError:
                 raise
             except Exception as error:
-                raise explain(error, call.argv) from error
+                raise explain(error) from error
     except EchelonError as failure:
         return failure.exit_code
     return 0

@@ -1,15 +1,12 @@
 """Commands about runs on another host: find the run, and execute the command there by ssh."""
 
-import inspect
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from echelon.api.hosts import (
     ask,
@@ -22,7 +19,6 @@ from echelon.api.hosts import (
     talking,
 )
 from echelon.cli import console
-from echelon.cli.help import CONFIGURATION
 from echelon.core.units import counted
 from echelon.errors import EchelonError, UsageError
 
@@ -33,26 +29,22 @@ if TYPE_CHECKING:
 
 _POLL_S = 5.0
 """Seconds between two questions about a sweep that is waited for."""
-ClusterName = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        metavar="NAME",
-        help="Cluster profile whose host has the run.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    ),
-]
-HostName = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        help="Login host that has the run, by ssh.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    ),
-]
+
+Elsewhere = Callable[["There"], int]
+"""Executes a command whose run is on another host, and returns the exit code."""
+
+
+class Given(NamedTuple):
+    """A command as it was given."""
+
+    values: Mapping[str, Any]
+    """Its parameters, without those that name a host."""
+    line: list[str]
+    """The command and its options and arguments, without the run and where it is."""
+    cluster: str
+    host: str
+    here: bool
+    """A directory of runs was named, which is one of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +58,7 @@ class There:
     """The command's parameters."""
     line: list[str]
     """The command line, without the run and where it is."""
-    command: Callable[..., None]
+    command: Callable[..., object]
     """Executes it on this machine."""
 
     def words(self, *without: str) -> list[str]:
@@ -80,76 +72,21 @@ class There:
         return [*head, "--", *named, *tail]
 
 
-_HERE = ("cluster", "host", "runs_dir", "run", "sweep")
-"""Parameters that are not passed on as they are."""
-
-
-def on_host(
-    elsewhere: Callable[[There], int] | None = None,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `--cluster` and `--host`; if its run is on another host, execute it there.
-
-    Args:
-        elsewhere: does so, and returns the exit code; by default, the same command line is executed
-            on the host.
-    """
-
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command).parameters.values())
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        added = [
-            inspect.Parameter("context", keyword, annotation=typer.Context),
-            *own,
-            inspect.Parameter("cluster", keyword, default="", annotation=ClusterName),
-            inspect.Parameter("host", keyword, default="", annotation=HostName),
-        ]
-        parameters = [one.replace(kind=keyword) for one in added]
-
-        def run(*, context: typer.Context, cluster: str, host: str, **values: Any) -> None:
-            sweep = "sweep" in values
-            name = str(values.get("sweep" if sweep else "run", ""))
-            if not name or _is_named(context, "runs_dir"):
-                site = find_site(cluster, host)
-            else:
-                site, name = locate(name, values["runs_dir"], cluster, host, sweep=sweep)
-            if site is None:
-                command(**values)
-                return
-            group = ["sweep"] if sweep else []
-            line = [*group, context.info_name or "", *render_line(context)]
-            there = There(site=site, run=name, values=values, line=line, command=command)
-            raise typer.Exit((elsewhere or execute)(there))
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        return run
-
-    return wrap
-
-
-def _is_named(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def render_line(context: typer.Context) -> list[str]:
-    """Return the options and arguments that were given, without the run and where it is."""
-    options: list[str] = []
-    arguments: list[str] = []
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        if one.name in _HERE or source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[one.name or ""]
-        values = list(value) if isinstance(value, list | tuple) else [value]
-        if one.param_type_name == "argument":
-            arguments += map(str, values)
-        elif getattr(one, "is_flag", False):
-            options.append(one.opts[-1] if value else one.secondary_opts[-1])
-        else:
-            options += [f"{one.opts[-1]}={each}" for each in values]
-    return [*options, *(["--", *arguments] if arguments else [])]
+def route(command: Callable[..., object], elsewhere: Elsewhere | None, given: Given) -> int | None:
+    """Execute a command where its run is; return its exit code, None if that is this machine."""
+    sweep = "sweep" in given.values
+    name = str(given.values.get("sweep" if sweep else "run", ""))
+    if not name or given.here:
+        site = find_site(given.cluster, given.host)
+    else:
+        site, name = locate(name, given.values["runs_dir"], given.cluster, given.host, sweep=sweep)
+    if site is None:
+        return None
+    group = ["sweep"] if sweep else []
+    there = There(
+        site=site, run=name, values=given.values, line=[*group, *given.line], command=command
+    )
+    return (elsewhere or execute)(there)
 
 
 # --- executing it there -----------------------------------------------------------------------

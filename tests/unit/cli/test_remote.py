@@ -11,7 +11,8 @@ from echelon.api.host_files import claim_folder
 from echelon.api.host_submission import place_request
 from echelon.api.register import record_run
 from echelon.cli import main, remote
-from echelon.cli.remote import There, render_line
+from echelon.cli.host_options import render_line
+from echelon.cli.remote import There
 from echelon.clusters.ssh.failures import CutError, UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
