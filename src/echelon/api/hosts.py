@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from echelon.core.notes import is_terminal, note
 from echelon.core.units import format_bytes
-from echelon.errors import EchelonError, NotFoundError
+from echelon.errors import EchelonError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from echelon.clusters.ssh.host import Host, Talk
@@ -142,7 +142,14 @@ def ask(site: "Site", argv: Sequence[str]) -> Any:
     Raises:
         EchelonError: it failed there.
     """
-    return json.loads(run_there(site, argv))
+    said = run_there(site, argv)
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise UnavailableError(
+            f"unexpected answer from {site.host} to {argv[0]}: {said[:80]!r}",
+            hint="use the same version of Echelon on both ends; try again",
+        ) from error
 
 
 def run_there(site: "Site", argv: Sequence[str]) -> str:

@@ -40,7 +40,12 @@ _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 
 def new_run_id(spec: JobSpec) -> str:
     """Return an id for a run: the job's name and four random letters."""
-    return f"{_stem(spec)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+    return name_run(_stem(spec))
+
+
+def name_run(stem: str) -> str:
+    """Return an id with a given beginning."""
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
 
 
 def may_be_named(name: str, spec: JobSpec) -> bool:

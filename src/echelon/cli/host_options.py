@@ -8,6 +8,7 @@ import typer
 
 from echelon.cli.help import CONFIGURATION
 from echelon.cli.remote import Elsewhere, Given, route
+from echelon.errors import UsageError
 
 ClusterName = Annotated[
     str,
@@ -56,6 +57,11 @@ def on_host(
         parameters = [one.replace(kind=keyword) for one in added]
 
         def run(*, context: typer.Context, cluster: str, host: str, **values: Any) -> None:
+            for name, value in (("cluster", cluster), ("host", host)):
+                if not value and _is_named(context, name):
+                    raise UsageError(
+                        f"--{name} is empty", hint=f"name one, or remove the option --{name}"
+                    )
             given = Given(
                 values=values,
                 line=[context.info_name or "", *render_line(context)],

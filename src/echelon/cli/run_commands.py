@@ -41,7 +41,7 @@ def ps(*, runs_dir: Path, as_json: bool) -> int:
         )
     rows += _list_sweeps(runs_dir)
     headings = ["run", "state", "job", "nodes", "submitted"]
-    elsewhere = list(list_elsewhere()) if runs_dir == RUNS else []
+    elsewhere = list_elsewhere() if runs_dir == RUNS else []
     if elsewhere:
         names, headings = headings, [*headings, "host"]
         rows = [[*row, ""] for row in rows]

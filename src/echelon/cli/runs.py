@@ -98,6 +98,11 @@ def submit(
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if request.host and on == "slurm":
+        if runs_dir not in (RUNS, Path(os.environ.get("ECHELON_RUNS_DIR", ""))):
+            raise UsageError(
+                f"--runs-dir names a directory of this machine, but the run goes to {request.host}",
+                hint="remove it: the runs there are in the profile's workdir, in `runs`",
+            )
         from echelon.cli.remote import submit_array_there, submit_there  # noqa: PLC0415
 
         if not dry_run and (tasks := take_array(request.spec)):

@@ -35,6 +35,10 @@ class Call:
     attached: bool = False
     """It ends when we do."""
 
+    patience_s: float = 120.0
+    """Without a byte from us for so long while it waits for one, a command with a stream ends: the
+    connection is dead, and nobody has told it so."""
+
     @property
     def light(self) -> bool:
         """Whether it needs no login shell."""

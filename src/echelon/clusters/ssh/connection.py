@@ -13,6 +13,7 @@ import shlex
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,6 +45,10 @@ _UNSHARED = "echelon-is-not-connected"
 """Said if there is no shared connection, instead of making one."""
 _MOST_SAID = 1 << 16
 """Bytes of ssh's messages that are looked at."""
+
+
+_PROMPTS = threading.Lock()
+"""Held while ssh may ask on the terminal: of two hosts, one asks at a time."""
 
 
 class Connection:
@@ -170,7 +175,8 @@ class Connection:
     def _start_master(self) -> None:
         words = ["-o", "ControlMaster=yes", "-o", f"ControlPersist={_PERSIST_S}", "-T"]
         argv = [*self._ssh, *self._shared(), "-a", "-x", *words, "--", self.host, "true"]
-        with tempfile.TemporaryFile() as log:
+        asks = bool(sys.stdin) and sys.stdin.isatty()
+        with _PROMPTS if asks else contextlib.nullcontext(), tempfile.TemporaryFile() as log:
             # A file, because ssh goes on in the background and would hold a pipe. It asks on the
             # terminal itself.
             starting = self._shell.open(argv, log=log)

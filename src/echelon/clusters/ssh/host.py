@@ -18,12 +18,15 @@ from echelon.clusters.ssh.site import Site
 from echelon.core.shell import Shell
 from echelon.core.stream import Stream
 from echelon.core.userstate import state_folder
+from echelon.core.visible import in_one_line
 from echelon.errors import EchelonError, UnavailableError
 
 if TYPE_CHECKING:
     import subprocess
 
 _MOST_ERRORS = 1 << 16
+_SHOWN = 80
+"""Bytes of an unexpected answer that an error shows."""
 _LONGEST = 1 << 24
 """Bytes of a frame, which holds what a command printed at once."""
 
@@ -86,6 +89,26 @@ class Host:
         return self.connection.open(self._line(call.encode()), terminal=True).wait()
 
 
+def parse_frame(line: bytes) -> list[Any] | None:
+    """Return what a line of an answer says; None if it is damaged. Pure."""
+    try:
+        frame = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(frame, list) or len(frame) != 2 or not isinstance(frame[0], str):
+        return None
+    kind, value = frame
+    if kind in ("out", "err"):
+        return frame if isinstance(value, str) else None
+    if kind == "end":
+        return frame if type(value) is int and 0 <= value <= LOST else None
+    return frame
+
+
+def _show(line: bytes) -> str:
+    return line[:_SHOWN].decode(errors="replace").strip()
+
+
 class Talk:
     """A command that runs on the host."""
 
@@ -120,7 +143,13 @@ class Talk:
             LostConnectionError: before its end.
         """
         while (line := self.output.readline(_LONGEST)).endswith(b"\n"):
-            frame = json.loads(line)
+            frame = parse_frame(line)
+            if frame is None:
+                self.close()
+                raise UnavailableError(
+                    f"unexpected data from {self._host}: {in_one_line(_show(line))}",
+                    hint="use the same version of Echelon on both ends; try again",
+                )
             yield frame
             if frame[0] == "end":
                 return
