@@ -17,7 +17,7 @@ import typer.main
 import variables
 
 from echelon.api.requests import POSITIONAL, SPELLING
-from echelon.cli.main import app
+from echelon.cli.app import app
 from echelon.cli.options import GROUPS
 from echelon.core.codec import describe
 from echelon.launch.protocol.rank_environment import PRIVATE

@@ -3,7 +3,7 @@ import typer.main
 
 from docs.calls import find_fault, mentioned
 from docs.page import parse_page
-from echelon.cli.main import app
+from echelon.cli.app import app
 
 TREE = typer.main.get_command(app)
 

@@ -10,7 +10,7 @@ from docs.calls import find_fault, mentioned
 from docs.catalogue import ROOT, page_names, read_page
 from docs.page import PageError, Snippet, WrittenFile, parse_page
 from docs.running import run_page
-from echelon.cli.main import app
+from echelon.cli.app import app
 
 PAGE_S, FULL_S = 900, 1800
 """For a page of `make test`, and of `make test-all`: its commands have limits of their own."""

@@ -5,15 +5,19 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from echelon.api.mirror import hold_mirror
 from echelon.cli import main
 from echelon.clusters.ssh.brought import FOLDER
-from echelon.clusters.ssh.call import Call
-from echelon.clusters.ssh.host import Host, LostConnectionError
+from echelon.clusters.ssh.call import SUBMIT, Call
+from echelon.clusters.ssh.connection import Connection, is_unshared
+from echelon.clusters.ssh.host import Host, LostConnectionError, Talk, parse_frame
 from echelon.clusters.ssh.site import Site, check_host, default_workdir
 from echelon.core.shell import LocalShell
+from echelon.core.waiting import wait_until
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
 from requirements import require_root
 
@@ -246,3 +250,83 @@ def test_a_damaged_record_of_the_mirror_is_named(project, tmp_path, capsys):
     code, said = submit(capsys)
     assert code == 69
     assert f"rm '{record}'" in said
+
+
+# --- answers and connections that are damaged -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "7", "{}", "[]", '["out"]', '["out", 7]', '["end", "x"]', '["end", true]'),
+        *('["end", -1]', '["end", 1e9]', '[["out"], ""]', "[" * 20000),
+    ],
+)
+def test_a_damaged_answer_is_one_clear_error(line):
+    assert parse_frame(f"{line}\n".encode()) is None
+    program = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    talk = Talk("h", program)
+    talk.input.write(f"{line}\n".encode())
+    talk.input.flush()
+    with pytest.raises(UnavailableError, match="unexpected data from h"):
+        list(talk.frames())
+    assert program.poll() is not None
+
+
+def test_the_host_is_asked_without_a_login_shell_if_it_can_be(host, tmp_path):
+    profile = tmp_path / "home" / ".profile"
+    profile.write_text(f"echo login >> {tmp_path}/logins\n")
+    for _ in range(3):
+        talk = host.start(Call(argv=("ps",), folder="~"))
+        assert list(talk.frames())[-1] == ["end", 0]
+        talk.finish()
+    # One to find Python, one for the first command.
+    assert (tmp_path / "logins").read_text().count("login") == 2
+    profile.write_text(f"echo login again >> {tmp_path}/logins\n")
+    host.start(Call(argv=("ps",), folder="~")).finish()
+    assert "login again" in (tmp_path / "logins").read_text()
+    host.start(Call(argv=("nodes",), folder="~")).finish()
+    assert (tmp_path / "logins").read_text().count("login again") == 2
+
+
+def test_who_vanishes_does_not_hold_the_project(host, tmp_path):
+    """A connection that nobody closes: the next submission gets the lock nevertheless."""
+    call = Call(argv=(SUBMIT,), folder="~/project", framed=False, patience_s=0.5)
+    gone = host.start(call)
+    with gone.stream() as stream:
+        stream.send({"run": "train-abcd", "folder": ".", "request": ""})
+    lock = tmp_path / "home" / "project" / ".echelon" / "lock"
+    assert wait_until(lock.exists, timeout_s=60)
+    # Its input stays open, and nothing comes.
+    assert wait_until(lambda: gone.output.read1(1 << 16) == b"", timeout_s=60)
+    with hold_mirror(tmp_path / "home" / "project", timeout_s=30):
+        pass
+    gone.finish()
+
+
+def test_a_connection_that_was_cut_is_made_again_only_if_nothing_was_started():
+    assert is_unshared(255, "echelon-is-not-connected\nConnection closed by UNKNOWN port 65535\n")
+    assert not is_unshared(255, "Connection closed\n")
+    assert not is_unshared(1, "echelon-is-not-connected\n")
+
+
+def test_a_slow_login_at_one_host_does_not_block_another(tmp_path):
+    ssh = tmp_path / "ssh"
+    ssh.write_text(
+        "#!/bin/sh\nfor word; do case $word in\n"
+        '-G) echo "controlpath none"; exit 0 ;;\n-O) exit 1 ;;\nslow) host=slow ;;\n'
+        f"esac; done\n[ -z $host ] || {{ touch {tmp_path}/waiting; read x < {tmp_path}/go; }}\n"
+    )
+    ssh.chmod(stat.S_IRWXU)
+    os.mkfifo(tmp_path / "go")
+    environ = {"ECHELON_SSH": str(ssh), "XDG_STATE_HOME": str(tmp_path)}
+    slow, other = (Connection(name, LocalShell(), environ) for name in ("slow", "other"))
+    login = threading.Thread(target=slow.connect)
+    login.start()
+    assert wait_until((tmp_path / "waiting").exists, timeout_s=60)
+    other.connect()
+    assert login.is_alive()
+    (tmp_path / "go").write_text("\n")
+    login.join()

@@ -105,6 +105,16 @@ def test_a_run_is_submitted_asked_about_and_fetched(mac):
     assert (mac.there / "train.py").read_text() == "print('better')\n"
 
 
+def test_a_project_is_prepared_and_checked(mac):
+    (mac.project / "echelon.toml").unlink()
+    assert "cluster" not in mac("init", "--yes", "--dry-run")
+    (mac.project / "jobs").mkdir()
+    for number in range(130):  # enough for several processes
+        text = "#!/bin/bash\n#SBATCH --nodes=1\nsrun true\n"
+        (mac.project / "jobs" / f"{number}.sh").write_text(text)
+    mac("lint", "--select=E1", "jobs")
+
+
 def test_linux_is_hidden():
     """The test's own tool works; otherwise the tests above prove nothing."""
     look = (

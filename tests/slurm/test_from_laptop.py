@@ -151,7 +151,7 @@ def test_who_leaves_does_not_end_the_run(laptop, remote):
 
 # --- a connection that is cut -------------------------------------------------------------------
 
-MANY = range(400, 4_200, 190)
+MANY = range(300, 3_900, 180)
 """Bytes that arrive before the cut: 20 places from the first to the last byte of a submission."""
 SOME = (MANY[10], MANY[-1])
 """When there is a connection, and when the answer may be lost."""

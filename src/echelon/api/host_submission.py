@@ -73,6 +73,7 @@ def send_run(
     site = make_site(request, folder, script)
     assert site is not None, "the caller knows that it has a host"
     root, _ = find_root(folder, script, LocalShell())
+    check_project(root, Path.home())
     project = describe_project(
         root, LocalShell(), runs=Path("runs").absolute(), state=state_folder(os.environ)
     )
@@ -94,6 +95,19 @@ def send_run(
     except KeyboardInterrupt:
         note(f"{run_id} may be queued nevertheless; see: echelon {_query(header)}")
         raise
+
+
+def check_project(root: Path, home: Path) -> None:
+    """Refuse to send a home directory: files that have nothing to do with the run are in it.
+
+    Raises:
+        UsageError: the project's directory is that of the user, or contains it.
+    """
+    if home.resolve().is_relative_to(root):
+        raise UsageError(
+            f"the project would be {root}, with all of your home directory: nothing was sent",
+            hint="move the script to a folder of its own: mkdir project; mv SCRIPT.py project",
+        )
 
 
 def check_here(spec: JobSpec, folder: Path) -> None:

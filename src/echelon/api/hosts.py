@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from echelon.core.notes import is_terminal, note
 from echelon.core.units import format_bytes
-from echelon.errors import EchelonError, NotFoundError
-from echelon.run.directory import RunDir
-from echelon.run.listing import find_run, find_sweep
+from echelon.errors import EchelonError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from echelon.clusters.ssh.host import Host, Talk
     from echelon.clusters.ssh.site import Site
+    from echelon.run.directory import RunDir
     from echelon.spec.merging import Merged
 
 R = TypeVar("R")
@@ -37,10 +36,10 @@ _STEADY_S = 60
 
 def find_site(cluster: str, host: str) -> "Site | None":
     """Return the site that options name, with the project's folder there; None without options."""
-    from echelon.api.requests import read_request  # noqa: PLC0415
-
     if not cluster and not host:
         return None
+    from echelon.api.requests import read_request  # noqa: PLC0415
+
     folder = Path.cwd()
     return make_site(
         read_request({"cluster": cluster, "host": host}, folder, os.environ), folder, None
@@ -88,7 +87,11 @@ def locate(
     return entry.site, entry.run
 
 
-def _find_here(runs_dir: Path, name: str, sweep: bool) -> RunDir | None:
+def _find_here(runs_dir: Path, name: str, sweep: bool) -> "RunDir | None":
+    if not runs_dir.is_dir():
+        return None
+    from echelon.run.listing import find_run, find_sweep  # noqa: PLC0415
+
     with contextlib.suppress(NotFoundError):
         return find_sweep(runs_dir, name).files if sweep else find_run(runs_dir, name)
     return None
@@ -139,7 +142,14 @@ def ask(site: "Site", argv: Sequence[str]) -> Any:
     Raises:
         EchelonError: it failed there.
     """
-    return json.loads(run_there(site, argv))
+    said = run_there(site, argv)
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise UnavailableError(
+            f"unexpected answer from {site.host} to {argv[0]}: {said[:80]!r}",
+            hint="use the same version of Echelon on both ends; try again",
+        ) from error
 
 
 def run_there(site: "Site", argv: Sequence[str]) -> str:

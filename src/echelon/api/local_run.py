@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from echelon.api.host_files import MARK
+from echelon.api.outcomes import find_verdict
 from echelon.api.places import Places, cluster_of
 from echelon.api.results import read_results
-from echelon.api.runs import find_verdict
 from echelon.api.waiting import LOOK_S, cancel_all, stop_all, wait_for_run
 from echelon.core.jobs import Job
 from echelon.launch.function_call import FOLDER, PROGRAM

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.core.jobs import Job
+from echelon.core.jobs import LOCAL, RAY, Job
 from echelon.core.notes import note
 from echelon.core.shell import LocalShell
 from echelon.errors import NotPermittedError, UnavailableError, UsageError
 from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
-from echelon.spec.job_spec import JobSpec
-from echelon.spec.merging import Merged
 
 if TYPE_CHECKING:
     from echelon.clusters.base import Cluster
+    from echelon.spec.job_spec import JobSpec
+    from echelon.spec.merging import Merged
 
 PLACES = ("auto", "local", "slurm", "ray")
 
@@ -29,9 +29,6 @@ def choose_cluster(
     environ: Mapping[str, str] = os.environ,
 ) -> "Cluster":
     """Return the cluster for new runs: Slurm, Ray, or this machine."""
-    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-
     if place not in PLACES:
         raise UsageError(f"invalid value for --on: '{place}'", hint="choose local, slurm or ray")
     if address and place != "ray":
@@ -41,11 +38,15 @@ def choose_cluster(
 
         return _ray_cluster(find_address(address, os.environ), runs)
     if place == "slurm":
+        from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
+
         return SlurmCluster(LocalShell(), os.environ, tell=note)
+    from echelon.clusters.local import LocalCluster  # noqa: PLC0415
+
     return LocalCluster(LocalShell(), environ, runs, tied=tied)
 
 
-def choose_spec(request: Merged, place: str, environ: Mapping[str, str]) -> JobSpec:
+def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
     """Return a request that the cluster supports, with the ranks' Python set."""
     from echelon.api.runs import choose_python  # noqa: PLC0415
     from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
@@ -69,7 +70,7 @@ class Places:
 
     def job(self, run: RunDir) -> Job:
         """Return a run's current job; UNKNOWN, with the reason, if its cluster does not respond."""
-        from echelon.api.runs import current_job  # noqa: PLC0415
+        from echelon.api.outcomes import current_job  # noqa: PLC0415
 
         return current_job(run, self._of(run))
 
@@ -109,22 +110,19 @@ def cluster_of(run: RunDir, *, address: str = "", glance: bool = False) -> "Clus
         address: the current address of its Ray cluster.
         glance: only show states; ignore a cluster that does not respond.
     """
-    from echelon.clusters import local  # noqa: PLC0415
-    from echelon.clusters.ray import address as rayaddress  # noqa: PLC0415
-
     jobs = [attempt.job_id for attempt in attempts(run)]
     runs = run.path.parent
-    if on_ray := [
-        rayaddress.parse_job_name(job) for job in jobs if job.startswith(rayaddress.PREFIX)
-    ]:
+    if on_ray := [job for job in jobs if job.startswith(RAY)]:
+        from echelon.clusters.ray import address as rayaddress  # noqa: PLC0415
+
         if address:
             return _ray_cluster(rayaddress.find_address(address, {}), runs, glance=glance)
-        named = on_ray[-1].address
+        named = rayaddress.parse_job_name(on_ray[-1]).address
         given = not named or named in rayaddress.given_addresses(os.environ)
         return _ray_cluster(named, runs, glance=glance, given=given)
     if address:
         raise UsageError(f"the run '{run.run_id}' is not on Ray", hint="remove --address")
-    here = any(job.startswith(local.PREFIX) for job in jobs)
+    here = any(job.startswith(LOCAL) for job in jobs)
     return choose_cluster("local" if here else "slurm", runs)
 
 

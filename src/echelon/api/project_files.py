@@ -43,6 +43,14 @@ _CACHES = frozenset(
 """Folders that are neither copied nor linked."""
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 """Entries of a folder that is a Python environment."""
+_PRIVATE = frozenset(
+    {
+        *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config", ".local", ".pki"),
+        *(".netrc", ".pgpass", ".git-credentials", ".pypirc", ".Xauthority", ".vault-token"),
+        *(".bash_history", ".zsh_history", ".python_history", ".sh_history", ".viminfo"),
+    }
+)
+"""Entries of a home directory that hold secrets: no project needs them as code."""
 _RUN = frozenset({"job.sbatch", "spec.toml"})
 """Entries of a folder that is a run."""
 _DATA = frozenset(
@@ -138,7 +146,11 @@ def list_project(root: Path, shell: Shell, *, kind: Kind, runs: Path) -> Listing
     else:
         listed = _list_folder(root, runs=runs)
     ignores = read_ignores(root)
-    code = [path for path in listed.code if not any(one.fullmatch(path) for one in ignores)]
+    code = [
+        path
+        for path in listed.code
+        if _PRIVATE.isdisjoint(path.split("/")) and not any(one.fullmatch(path) for one in ignores)
+    ]
     excluded = set(listed.code) - set(code)
     in_runs = find_runs(code)
     code = [path for path in code if not path.startswith(in_runs)]
@@ -293,7 +305,7 @@ def _list_folder(root: Path, *, runs: Path) -> Listing:
 
 def _is_beside(folder: Path) -> bool:
     """Tell whether a folder is a cache, an environment, data or a run."""
-    if folder.name in _CACHES:
+    if folder.name in _CACHES or folder.name in _PRIVATE:
         return True
     names = set(os.listdir(folder)) if os.access(folder, os.R_OK) else set()  # noqa: PTH208  names
     if not names.isdisjoint(_ENVIRONMENT) or names >= _RUN:

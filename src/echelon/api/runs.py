@@ -15,28 +15,20 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 
 from echelon import _version
-from echelon.clusters.base import Cluster, Jobs
+from echelon.clusters.base import Cluster
 from echelon.clusters.slurm.styles import Shipped, render_script
 from echelon.core.atomic_file import encode, remove_tree, write_atomic
-from echelon.core.codec import decode
-from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
-from echelon.core.records import read_record
 from echelon.core.shell import Shell
-from echelon.errors import MissingProgramError, NotFoundError
+from echelon.errors import MissingProgramError
 from echelon.launch.protocol.program import find_program
 from echelon.run.attempts import (
     Attempt,
-    attempts,
-    has_begun,
-    is_skipped,
-    outcome,
     submit_attempt,
 )
 from echelon.run.code import Code, find_copy
 from echelon.run.directory import RunDir
 from echelon.run.request import read_spec, render_spec
 from echelon.run.sweep import SweepDir, Table, write_table
-from echelon.run.verdict import Failure, Verdict, judge
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import nearest
 
@@ -48,7 +40,12 @@ _LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 
 def new_run_id(spec: JobSpec) -> str:
     """Return an id for a run: the job's name and four random letters."""
-    return f"{_stem(spec)}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
+    return name_run(_stem(spec))
+
+
+def name_run(stem: str) -> str:
+    """Return an id with a given beginning."""
+    return f"{stem}-{''.join(secrets.choice(_LETTERS) for _ in range(4))}"
 
 
 def may_be_named(name: str, spec: JobSpec) -> bool:
@@ -287,73 +284,3 @@ def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script
         )
 
     return submit_attempt(run, submit, lambda job_id: cluster.job(job_id, run_id=run.run_id))
-
-
-def current_job(run: RunDir, cluster: Jobs) -> Job:
-    """Return the job of the current attempt: the active one, or else the last.
-
-    Raises:
-        NotFoundError: the run directory was deleted.
-    """
-    if not run.path.is_dir():
-        raise NotFoundError(
-            f"the run directory was deleted: {run.path}",
-            hint="check for remaining jobs: squeue --me",
-        )
-    known = [one for one in attempts(run) if not is_skipped(run, one)]
-    if not known:
-        return Job(id="", state="UNSUBMITTED", reason="created, but never submitted")
-    last = _job_of(run, known[-1], cluster)
-    if not known[-1].after or has_begun(run, known[-1]) or last.state in RUNNING:
-        return last
-    # A standby counts once the job that it waits for has ended, unless that one completed.
-    before = _job_of(run, known[-2], cluster) if known[1:] else last
-    return last if before.over and before.state != "COMPLETED" and not last.over else before
-
-
-def _job_of(run: RunDir, attempt: Attempt, cluster: Jobs) -> Job:
-    """Return an attempt's job; its outcome comes from the controller if the cluster knows less.
-
-    The cluster may have forgotten the job, and Slurm reports one that was stopped as failed.
-    """
-    if not is_job_id(attempt.job_id):
-        what = f"job.json of attempt {attempt.number} has no valid job id"
-        return Job(id=attempt.job_id, state="UNKNOWN", reason=what)
-    job = cluster.job(attempt.job_id, run_id=run.run_id)
-    ended = outcome(run, attempt.number) if job.state in ("UNKNOWN", "FAILED") else None
-    if ended is None or (job.state == "FAILED" and ended.state != "CANCELLED"):
-        return job
-    return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")
-
-
-_CAUSES = {
-    "TIMEOUT": ("time limit", "the job reached its time limit"),
-    "PREEMPTED": ("preemption", "another job took the nodes"),
-    "NODE_FAIL": ("lost node", "a node of the job failed"),
-    "OUT_OF_MEMORY": ("out of memory", "Slurm ended the job because it was out of memory"),
-    "CANCELLED": ("cancelled", "the job was cancelled"),
-}
-"""Slurm's states that explain an end better than the job's processes can: cause and message."""
-
-
-def find_verdict(run: RunDir, job: Job) -> Verdict | None:
-    """Return why a run failed; None if it has not."""
-    if job.state == "COMPLETED" or job.state in WAITING:
-        return None  # a waiting job will try again, whatever ended the one before
-    own = _read_verdict(run)
-    cause, message = _CAUSES.get(job.state, ("", ""))
-    guessed = own is not None and own.failure.cause in {"cancelled", "preemption"} - {cause}
-    if cause and (own is None or guessed):
-        return judge([Failure(cause=cause, message=message, exit_code=job.exit_code or 1)])
-    if own is not None or not job.over:
-        return own
-    reason = f" ({job.reason})" if job.reason else ""
-    message = f"the job is {job.state}{reason}, and its controller reported no outcome"
-    return judge([Failure(cause="exit", message=message, exit_code=job.exit_code or 1)])
-
-
-def _read_verdict(run: RunDir) -> Verdict | None:
-    try:
-        return decode(Verdict, read_record(run.verdict))
-    except (OSError, ValueError):
-        return None

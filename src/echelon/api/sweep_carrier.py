@@ -5,7 +5,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from echelon.api.runs import current_job, submit_run
+from echelon.api.outcomes import current_job
+from echelon.api.runs import submit_run
 from echelon.api.trust import read_script
 from echelon.api.waiting import cancel_all, stop_all, submit_next
 from echelon.clusters.base import Cluster

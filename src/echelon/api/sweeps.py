@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.api.outcomes import current_job, find_verdict
 from echelon.api.places import Places, choose_cluster, cluster_of
 from echelon.api.register import is_task
 from echelon.api.relocation import find_home
-from echelon.api.runs import TakeCode, current_job, find_verdict
+from echelon.api.runs import TakeCode
 from echelon.api.submission import create_run
 from echelon.api.trust import read_script
 from echelon.api.waiting import stop_all

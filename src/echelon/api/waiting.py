@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from echelon.api.runs import current_job, find_verdict, submit_run
+from echelon.api.outcomes import current_job, find_verdict
+from echelon.api.runs import submit_run
 from echelon.api.trust import read_script
 from echelon.clusters.base import Cluster
 from echelon.core.jobs import Job, describe_job, is_job_id
@@ -27,8 +28,6 @@ LOOK_S = 0.05
 """Seconds between two checks of the run's files."""
 _ASK_S = 1.0
 """Seconds between two queries to a cluster."""
-MOST_NODES = 32
-"""Number of nodes whose telemetry is read for a short summary, so that it is quick."""
 _CLAIMED_S = 150.0
 """Seconds that another command may take to submit the next attempt."""
 _EAGER_S = 5.0
@@ -172,6 +171,7 @@ def _tell_cause(run: RunDir, job: Job) -> None:
 
 def _sum_up(run: RunDir) -> None:
     """Print where the run's time went, and what to change, in a line or two."""
+    from echelon.monitor.reading import MOST_NODES  # noqa: PLC0415
     from echelon.monitor.report import make_report, render_short  # noqa: PLC0415
 
     with suppress(Exception):  # the run has its exit code; this is an extra

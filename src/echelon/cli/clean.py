@@ -9,7 +9,8 @@ import typer
 from echelon.api.places import Places
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.remote import in_terminal, on_host
+from echelon.cli.host_options import on_host
+from echelon.cli.remote import in_terminal
 from echelon.cli.runs import RUNS, AsJson, RunsDir, complete_run
 from echelon.core.units import counted, format_bytes, parse_duration
 from echelon.errors import ConflictError, UsageError

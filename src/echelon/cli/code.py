@@ -1,5 +1,6 @@
 """Commands about the code of runs: compare it, and execute it again."""
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +14,9 @@ from echelon.api.places import choose_cluster, cluster_of
 from echelon.api.requests import change_request
 from echelon.cli import console
 from echelon.cli.help import LOOK, START, SectionedCommand
+from echelon.cli.host_options import on_host
 from echelon.cli.options import takes_changes
-from echelon.cli.remote import There, execute, on_host, rerun_there
+from echelon.cli.remote import There, execute, rerun_there
 from echelon.cli.runs import (
     RUNS,
     AsJson,
@@ -114,6 +116,7 @@ def rerun(
     follow: Follow = False,
     trust: Trust = False,
     as_json: AsJson = False,
+    new_id: Annotated[str, typer.Option("--new-id", metavar="ID", hidden=True)] = "",
 ) -> None:
     """Repeat a run with the same code and request, or with changes.
 
@@ -122,11 +125,13 @@ def rerun(
 
     Example: echelon rerun last --nodes 4 -- --lr 0.2
     """
+    from echelon.api.mirror import hold_mirror  # noqa: PLC0415
     from echelon.api.snapshot import copy_again  # noqa: PLC0415
     from echelon.api.submission import check_request, start_run  # noqa: PLC0415
     from echelon.api.trust import read_script  # noqa: PLC0415
     from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
+    from echelon.cli.hosted_submit import find_submitted  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
@@ -146,7 +151,14 @@ def rerun(
     elif problems := [*_check_folder(spec), *cluster.problems(spec)]:
         raise UsageError("; ".join(problems), hint="nothing was started; change the request")
     take_code = take_again if code else None
-    new, job_id = start_run(spec, cluster, runs_dir, os.environ, take_code=take_code)
+    # One at a time: after a lost connection, the same call comes again, and the first may go on.
+    with hold_mirror(Path.cwd()) if new_id else contextlib.nullcontext():
+        if new_id and (known := find_submitted(runs_dir / new_id)):
+            console.print_json(known)
+            return
+        new, job_id = start_run(
+            spec, cluster, runs_dir, os.environ, take_code=take_code, run_id=new_id
+        )
     if here:
         console.note(f"{new.run_id}: running {spec.script} {describe_job(job_id)}")
         raise typer.Exit(exit_code(follow_to_the_end(new, cluster)))

@@ -1,20 +1,19 @@
 """Output of commands: results on stdout, everything else on stderr."""
 
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import typer
+from unicodedata import combining, east_asian_width
 
 from echelon.core.notes import is_terminal as is_terminal  # noqa: PLC0414  likewise
 from echelon.core.notes import note as note  # noqa: PLC0414  used as console.note
 from echelon.core.records import render_json
 from echelon.core.visible import in_one_line, visible
 from echelon.errors import EchelonError
-from echelon.spec.readers import nearest
 
-_MANY = 200
-"""Number of rows from which on a table is printed without rich, which takes a millisecond each."""
+_NARROWEST = 4
+"""Columns that a cell keeps if the terminal is too narrow."""
 
 
 def print_json(value: Any) -> None:
@@ -50,6 +49,10 @@ def can_ask() -> bool:
 
 def ask(question: str, choices: Sequence[str], default: str) -> str:
     """Ask until the answer is one of the choices; Enter is the default."""
+    import typer  # noqa: PLC0415  as below: no command shall wait for what it does not use
+
+    from echelon.spec.readers import nearest  # noqa: PLC0415
+
     note(f"{question} {', '.join(choices)}")
     while True:
         answer = str(
@@ -62,46 +65,56 @@ def ask(question: str, choices: Sequence[str], default: str) -> str:
 
 def print_table(headings: list[str], rows: list[list[str]]) -> None:
     """Print columns: with a rule below the header in a terminal, plain elsewhere."""
-    rows = [[in_one_line(cell) for cell in row] for row in rows]
-    if len(rows) > _MANY:
-        print_result(_render_plain([headings, *rows]))
-        return
-    from rich import box  # noqa: PLC0415  importing rich takes 60 ms
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    # Captured first, because rich hides the error of a closed pipe. A pipe has no width: lines that
-    # a program reads must not be cut.
-    console = Console(file=sys.stdout, width=None if is_terminal() else 1_000_000)
-    table = Table(
-        box=box.SIMPLE_HEAD if console.is_terminal else None,
-        pad_edge=False,
-        show_header=any(headings),
-    )
-    for number, heading in enumerate(headings):
-        # The first column is copied into other commands, so it is never cut.
-        whole = max(map(len, (heading, *(row[number] for row in rows)))) if number == 0 else None
-        table.add_column(heading, no_wrap=True, min_width=whole)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    with console.capture() as captured:
-        console.print(table)
-    print_result("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    cells = [[in_one_line(cell) for cell in row] for row in rows]
+    shown = [headings, *cells] if any(headings) else cells
+    # A pipe has no width: lines that a program reads must not be cut.
+    width = shutil.get_terminal_size().columns if is_terminal() else 0
+    print_result("\n".join(render_table(shown, width=width, header=any(headings))))
 
 
-def _render_plain(rows: list[list[str]]) -> str:
-    """Return columns as rich would without a terminal."""
-    measure: Callable[[str], int] = len
-    if not all(cell.isascii() for row in rows for cell in row):
-        from rich.cells import cell_len as measure  # noqa: PLC0415  wide characters
-
-    widths = [max(map(measure, column)) for column in zip(*rows, strict=True)]
+def render_table(rows: list[list[str]], *, width: int, header: bool) -> list[str]:
+    """Return the lines of a table, for a terminal of this width, or for a pipe if it is 0. Pure."""
+    columns = zip(*rows, strict=True)
+    widths = _fit([max(map(_measure, column)) for column in columns], width) if rows else []
+    gap, margin = ("   ", " ") if width else ("  ", "")
     lines = []
     for row in rows:
-        cells = [cell + " " * (w - measure(cell)) for cell, w in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+        texts = [_cut(cell, most) for cell, most in zip(row, widths, strict=True)]
+        padded = [text + " " * (most - _measure(text)) for text, most in zip(texts, widths)]  # noqa: B905
+        lines.append(f"{margin}{gap.join(padded)}".rstrip())
+    if width and header:
+        rule = "─" * (sum(widths) + len(gap) * (len(widths) - 1))
+        lines[:1] = [f"\x1b[1m{lines[0]}\x1b[0m", f"{margin}{rule}"]
+    return ["", *lines, ""] if width else lines
+
+
+def _fit(widths: list[int], width: int) -> list[int]:
+    """Return the widths of columns that fit; the first is never cut: users copy it."""
+    if not width or len(widths) < 2:
+        return widths
+    first, rest = widths[0], [min(one, width) for one in widths[1:]]
+    while first + sum(rest) + 3 * len(rest) + 2 > width and max(rest) > _NARROWEST:
+        rest[rest.index(max(rest))] -= 1
+    return [first, *rest]
+
+
+def _measure(text: str) -> int:
+    """Return how many columns a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(map(_measure_letter, text))
+
+
+def _measure_letter(letter: str) -> int:
+    return 0 if combining(letter) else 2 if east_asian_width(letter) in "WF" else 1
+
+
+def _cut(text: str, most: int) -> str:
+    if _measure(text) <= most:
+        return text
+    while _measure(text) >= most:
+        text = text[:-1]
+    return f"{text}…"
 
 
 def print_error(error: EchelonError) -> None:

@@ -17,7 +17,8 @@ import typer
 from echelon.api.hosts import keep_trying, open_host, start, talking
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.remote import There, on_host
+from echelon.cli.host_options import on_host
+from echelon.cli.remote import There
 from echelon.cli.runs import RUNS, RunsDir, complete_run
 from echelon.core.records import open_regular
 from echelon.errors import UnavailableError, UsageError
@@ -40,6 +41,11 @@ def dash_there(there: There) -> int:
 
     The page accepts only its own address, so the port is the same on both.
     """
+    if there.values["token_file"]:
+        raise UsageError(
+            f"--token-file names a file of this machine, but the page is on {there.site.host}",
+            hint="remove it: the token of a project is kept there",
+        )
     for left in reversed(range(_TRIES)):
         listener = _listen(there.values["port"])
         port = listener.getsockname()[1]
@@ -54,7 +60,7 @@ def dash_there(there: There) -> int:
 def _show_there(there: There, port: int, *, last: bool) -> int:
     # The token is kept there, so that the page goes on after a break.
     words = [f"--port={port}", f"--token-file={_KEPT}", *there.words()[1:]]
-    words = [word for word in words if not word.startswith(("--port=0", "--token-file=/"))]
+    words = [word for word in words if not word.startswith("--port=0")]
     connection = open_host(there.site).connection
     said: list[str] = []
     try:

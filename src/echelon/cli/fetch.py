@@ -9,7 +9,7 @@ from echelon.api.host_files import bring_files
 from echelon.api.hosts import Progress, locate
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.remote import ClusterName, HostName
+from echelon.cli.host_options import ClusterName, HostName
 from echelon.cli.runs import RUNS, Run
 from echelon.core.units import counted, format_bytes
 from echelon.errors import UsageError

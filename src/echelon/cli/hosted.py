@@ -12,20 +12,20 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from echelon.clusters.ssh.call import FOLLOW, LOST, MARK, SEND, SUBMIT, Call
 from echelon.core.atomic_file import make_private
+from echelon.core.stream import PatientFile, Stream
 from echelon.errors import EchelonError, NotFoundError, UsageError
-
-if TYPE_CHECKING:
-    from echelon.core.stream import Stream
 
 
 def main(word: str) -> NoReturn:
     """Run a call, and exit with its code."""
     # In the terminal of the other machine, it is an argument: the input is what the user types.
-    call = Call.decode(word or sys.stdin.buffer.readline().decode())
+    source = PatientFile(0)
+    reader = io.BufferedReader(source)
+    call = Call.decode(word or reader.readline().decode())
     for number in (signal.SIGTERM, signal.SIGHUP):
         # Without a last word: to the other side, the connection is lost.
         signal.signal(number, lambda _number, _frame: os._exit(LOST))
@@ -40,7 +40,8 @@ def main(word: str) -> NoReturn:
     answer.write(MARK)
     answer.flush()
     if not call.framed:
-        sys.exit(_serve(call, answer))
+        source.patience_s = call.patience_s  # it may hold a lock that others wait for
+        sys.exit(_serve(call, reader, answer))
     if call.attached:
         threading.Thread(target=_leave_with_the_other_side, daemon=True).start()
     frames = Frames(answer)
@@ -78,7 +79,7 @@ def _run(call: Call, frames: "Frames | None" = None) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # noqa: BLE001  every error is reported
-        failure = explain(error, call.argv)
+        failure = explain(error)
         console.print_error(failure)
         return failure.exit_code
     return run(list(call.argv))
@@ -184,12 +185,11 @@ def _follow(wanted: dict[str, Any], frames: Frames) -> int:
     )
 
 
-def _serve(call: Call, answer: IO[bytes]) -> int:
+def _serve(call: Call, reader: "io.BufferedReader[PatientFile]", answer: IO[bytes]) -> int:
     """Answer with a stream of its own; the other side gets errors too."""
     from echelon.cli.main import explain  # noqa: PLC0415
-    from echelon.core.stream import Stream  # noqa: PLC0415
 
-    stream = Stream(sys.stdin.buffer, answer, peer="the other machine")  # type: ignore[arg-type]
+    stream = Stream(reader, answer, peer="the other machine")  # type: ignore[arg-type]
     try:
         with stream.reporting():
             try:
@@ -197,13 +197,13 @@ def _serve(call: Call, answer: IO[bytes]) -> int:
             except EchelonError:
                 raise
             except Exception as error:
-                raise explain(error, call.argv) from error
+                raise explain(error) from error
     except EchelonError as failure:
         return failure.exit_code
     return 0
 
 
-def _answer(call: Call, stream: "Stream") -> None:
+def _answer(call: Call, stream: Stream) -> None:
     if call.argv[0] == SUBMIT:
         from echelon.cli.hosted_submit import serve_submission  # noqa: PLC0415
 

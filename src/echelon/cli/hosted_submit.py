@@ -52,7 +52,7 @@ def _submit_once(workdir: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)  # one without code is not sent
     os.chdir(folder)
     runs = workdir / RUNS
-    if "sweep" not in wanted and (known := _find_submitted(runs / wanted["run"])):
+    if "sweep" not in wanted and (known := find_submitted(runs / wanted["run"])):
         return known
     cluster = choose_cluster("slurm", runs)
     sent = read_sent(wanted["request"])
@@ -118,7 +118,7 @@ def _is_queued(sweep: SweepDir, cluster: Any) -> bool:
     )
 
 
-def _find_submitted(path: Path) -> dict[str, str] | None:
+def find_submitted(path: Path) -> dict[str, str] | None:
     """Return a run that an earlier call has submitted; remove one that it could not."""
     from echelon.core.slurm import Slurm  # noqa: PLC0415
 

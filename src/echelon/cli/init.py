@@ -14,6 +14,7 @@ from echelon.cli import console
 from echelon.cli.help import PREPARE
 from echelon.core.atomic_file import write_atomic
 from echelon.core.ownership import find_intruder
+from echelon.core.proc import count_cpus
 from echelon.core.shell import LocalShell, Shell
 from echelon.errors import ConflictError, EchelonError, NotPermittedError
 from echelon.spec.job_spec import show_value
@@ -151,7 +152,7 @@ def _look_at_machine(shell: Shell) -> "Machine":
         except EchelonError:
             shown = ""  # a hanging driver is for `echelon doctor` to report
         gpus = sum(line.startswith("GPU ") for line in shown.splitlines())
-    return Machine(cpus=len(os.sched_getaffinity(0)), gpus=gpus)
+    return Machine(cpus=count_cpus(), gpus=gpus)
 
 
 def _find_scripts(folder: Path) -> tuple[str, ...]:

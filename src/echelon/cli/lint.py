@@ -12,6 +12,7 @@ from echelon.api.project_file import read_project, take_table
 from echelon.cli import console
 from echelon.cli.completion import complete_rule, offer
 from echelon.cli.help import CHECK
+from echelon.core.proc import count_cpus
 from echelon.core.shell import LocalShell, Result
 from echelon.errors import MissingProgramError, NotPermittedError, UnavailableError, UsageError
 
@@ -130,7 +131,7 @@ def lint(
 def _lint_all(scripts: "list[_Script]") -> "list[Finding]":
     """Return the findings of all scripts; many are shared among the CPUs."""
     groups = [scripts[at : at + _GROUP] for at in range(0, len(scripts), _GROUP)]
-    processes = min(len(groups) // 2, len(os.sched_getaffinity(0)))
+    processes = min(len(groups) // 2, count_cpus())
     if processes < 2:
         return [one for group in groups for one in _lint_group(group)]
     from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415

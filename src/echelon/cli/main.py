@@ -1,31 +1,18 @@
 """Entry point of the command line: runs a command and reports its errors.
 
-Imports stay light, because `echelon --help` must not wait for a library that it does not use. Each
-handler imports what it calls, and help texts are plain for the same reason.
+Imports stay light, because no command must wait for a library that it does not use. Each handler
+imports what it calls, and help texts are plain for the same reason.
 """
 
 import io
 import os
-import re
 import signal
 import sys
-import traceback
-from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import NoReturn
 
-import typer
-
-from echelon._version import __version__
 from echelon.cli import console
-from echelon.cli.commands import LazyGroup
-from echelon.cli.completion import handle_flags
+from echelon.cli.quick import run_quickly
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError, UsageError
-
-EPILOG = (
-    "Example: echelon submit --nodes 2 --gpus 4 train.py\n\n"
-    "Exit codes: 0 success, 2 usage error, 66 not found, 69 unavailable, 70 internal error, "
-    "73 conflict, 75 stopped and resumable, 77 not permitted, 124 timed out, 130 interrupted."
-)
 
 EXTRAS = {
     **dict.fromkeys(("torch", "numpy", "safetensors"), "train"),
@@ -34,49 +21,6 @@ EXTRAS = {
     "PIL": "data",
 }
 """The extra that installs a module."""
-_PLAINER = {
-    "is not a valid int range": "is not a whole number",
-    "is not a valid int": "is not a whole number",
-    "is not a valid float range": "is not a number",
-    "is not a valid float": "is not a number",
-    # typer 0.29 and newer
-    "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
-    "Input should be a valid number, unable to parse string as a number": "not a number",
-    "Input should be": "must be",
-}
-
-app = typer.Typer(
-    name="echelon",
-    help="Take a PyTorch training script from a laptop to many nodes of a Slurm cluster.",
-    epilog=EPILOG,
-    cls=LazyGroup,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        console.print_result(f"echelon {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-    debug: Annotated[
-        bool,
-        typer.Option("--debug", envvar="ECHELON_DEBUG", help="Show a traceback with every error."),
-    ] = False,
-) -> None:
-    pass
 
 
 def main() -> NoReturn:
@@ -97,12 +41,14 @@ def run(arguments: list[str]) -> int:
     wanted = os.environ.get("ECHELON_DEBUG", "").lower()
     debug = arguments[:1] == ["--debug"] or wanted not in ("", "0", "false", "no", "off")
     try:
-        if handle_flags(arguments):
-            return 0
-        code = app(arguments or ["--help"], prog_name="echelon", standalone_mode=False)
+        code = run_quickly(arguments)
+        if code is None:
+            from echelon.cli.app import call  # noqa: PLC0415  typer is slow to load
+
+            code = call(arguments)
         if sys.stdout:  # None when it was closed (>&-)
             sys.stdout.flush()
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return _reader_left()
@@ -112,36 +58,13 @@ def run(arguments: list[str]) -> int:
         raise
     except Exception as error:  # noqa: BLE001  every error is reported here
         if debug:
+            import traceback  # noqa: PLC0415
+
             console.note(traceback.format_exc())
-        failure = explain(error, arguments)
+        failure = explain(error)
         console.print_error(failure)
         return failure.exit_code
-    return code if isinstance(code, int) else 0
-
-
-def _explain_call(error: typer.TyperException, arguments: Sequence[str]) -> UsageError:
-    """Describe what is wrong with a call, with a valid example as the hint."""
-    path, command = _find_command(arguments)
-    message = error.format_message().strip().rstrip(".") or "missing command"
-    for theirs, ours in _PLAINER.items():
-        message = message.replace(theirs, ours)
-    found = re.search(r"^\s*Example: (.*)$", command.help or "", re.MULTILINE)
-    example = f"for example: {found[1]}; " if found else ""
-    return UsageError(message[:1].lower() + message[1:], hint=f"{example}see {path} --help")
-
-
-def _find_command(arguments: Sequence[str]) -> tuple[str, Any]:
-    """Return how the called command is spelled, and the command."""
-    command: Any = typer.main.get_command(app)
-    path = ["echelon"]
-    for word in arguments:
-        if word.startswith("-") and len(path) == 1:
-            continue  # --debug
-        if word not in getattr(command, "commands", {}):
-            break
-        command = command.commands[word]
-        path.append(word)
-    return " ".join(path), command
+    return code
 
 
 def _reader_left() -> int:
@@ -150,12 +73,10 @@ def _reader_left() -> int:
     return 128 + signal.SIGPIPE
 
 
-def explain(error: Exception, arguments: Sequence[str]) -> EchelonError:
+def explain(error: Exception) -> EchelonError:
     """Convert any error to the form that users see."""
     if isinstance(error, EchelonError):
         return error
-    if isinstance(error, typer.TyperException):
-        return _explain_call(error, arguments)
     if isinstance(error, OSError):
         return _explain_files(error)
     module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""

@@ -1,15 +1,13 @@
 """Commands about runs on another host: find the run, and execute the command there by ssh."""
 
-import inspect
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from echelon.api.hosts import (
     ask,
@@ -22,9 +20,8 @@ from echelon.api.hosts import (
     talking,
 )
 from echelon.cli import console
-from echelon.cli.help import CONFIGURATION
 from echelon.core.units import counted
-from echelon.errors import EchelonError, UsageError
+from echelon.errors import EchelonError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from echelon.clusters.ssh.site import Site
@@ -33,26 +30,28 @@ if TYPE_CHECKING:
 
 _POLL_S = 5.0
 """Seconds between two questions about a sweep that is waited for."""
-ClusterName = Annotated[
-    str,
-    typer.Option(
-        "--cluster",
-        metavar="NAME",
-        help="Cluster profile whose host has the run.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    ),
-]
-HostName = Annotated[
-    str,
-    typer.Option(
-        "--host",
-        metavar="HOST",
-        help="Login host that has the run, by ssh.",
-        show_default=False,
-        rich_help_panel=CONFIGURATION,
-    ),
-]
+_ANSWER_S = 30.0
+"""Seconds that `ps` waits for the answers of hosts."""
+_LOGIN_S = 120.0
+"""Likewise, if ssh can ask the user for a password."""
+COLUMNS = frozenset({"run", "state", "job", "nodes", "submitted"})
+"""What `ps` says about a run."""
+
+Elsewhere = Callable[["There"], int]
+"""Executes a command whose run is on another host, and returns the exit code."""
+
+
+class Given(NamedTuple):
+    """A command as it was given."""
+
+    values: Mapping[str, Any]
+    """Its parameters, without those that name a host."""
+    line: list[str]
+    """The command and its options and arguments, without the run and where it is."""
+    cluster: str
+    host: str
+    here: bool
+    """A directory of runs was named, which is one of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class There:
     """The command's parameters."""
     line: list[str]
     """The command line, without the run and where it is."""
-    command: Callable[..., None]
+    command: Callable[..., object]
     """Executes it on this machine."""
 
     def words(self, *without: str) -> list[str]:
@@ -80,76 +79,26 @@ class There:
         return [*head, "--", *named, *tail]
 
 
-_HERE = ("cluster", "host", "runs_dir", "run", "sweep")
-"""Parameters that are not passed on as they are."""
-
-
-def on_host(
-    elsewhere: Callable[[There], int] | None = None,
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command `--cluster` and `--host`; if its run is on another host, execute it there.
-
-    Args:
-        elsewhere: does so, and returns the exit code; by default, the same command line is executed
-            on the host.
-    """
-
-    def wrap(command: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(command).parameters.values())
-        keyword = inspect.Parameter.KEYWORD_ONLY
-        added = [
-            inspect.Parameter("context", keyword, annotation=typer.Context),
-            *own,
-            inspect.Parameter("cluster", keyword, default="", annotation=ClusterName),
-            inspect.Parameter("host", keyword, default="", annotation=HostName),
-        ]
-        parameters = [one.replace(kind=keyword) for one in added]
-
-        def run(*, context: typer.Context, cluster: str, host: str, **values: Any) -> None:
-            sweep = "sweep" in values
-            name = str(values.get("sweep" if sweep else "run", ""))
-            if not name or _is_named(context, "runs_dir"):
-                site = find_site(cluster, host)
-            else:
-                site, name = locate(name, values["runs_dir"], cluster, host, sweep=sweep)
-            if site is None:
-                command(**values)
-                return
-            group = ["sweep"] if sweep else []
-            line = [*group, context.info_name or "", *render_line(context)]
-            there = There(site=site, run=name, values=values, line=line, command=command)
-            raise typer.Exit((elsewhere or execute)(there))
-
-        run.__name__, run.__doc__ = command.__name__, command.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        return run
-
-    return wrap
-
-
-def _is_named(context: typer.Context, name: str) -> bool:
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
-def render_line(context: typer.Context) -> list[str]:
-    """Return the options and arguments that were given, without the run and where it is."""
-    options: list[str] = []
-    arguments: list[str] = []
-    for one in context.command.params:
-        source = context.get_parameter_source(one.name or "")
-        if one.name in _HERE or source is None or source.name != "COMMANDLINE":
-            continue
-        value = context.params[one.name or ""]
-        values = list(value) if isinstance(value, list | tuple) else [value]
-        if one.param_type_name == "argument":
-            arguments += map(str, values)
-        elif getattr(one, "is_flag", False):
-            options.append(one.opts[-1] if value else one.secondary_opts[-1])
-        else:
-            options += [f"{one.opts[-1]}={each}" for each in values]
-    return [*options, *(["--", *arguments] if arguments else [])]
+def route(command: Callable[..., object], elsewhere: Elsewhere | None, given: Given) -> int | None:
+    """Execute a command where its run is; return its exit code, None if that is this machine."""
+    if given.here and (given.cluster or given.host):
+        raise UsageError(
+            "--runs-dir names a directory of this machine, not of a host",
+            hint="remove it: the runs there are in the profile's workdir, in `runs`",
+        )
+    sweep = "sweep" in given.values
+    name = str(given.values.get("sweep" if sweep else "run", ""))
+    if not name or given.here:
+        site = find_site(given.cluster, given.host)
+    else:
+        site, name = locate(name, given.values["runs_dir"], given.cluster, given.host, sweep=sweep)
+    if site is None:
+        return None
+    group = ["sweep"] if sweep else []
+    there = There(
+        site=site, run=name, values=given.values, line=[*group, *given.line], command=command
+    )
+    return (elsewhere or execute)(there)
 
 
 # --- executing it there -----------------------------------------------------------------------
@@ -243,7 +192,9 @@ def resume_there(there: There) -> int:
 def rerun_there(there: There) -> int:
     """Submit a run's code and request again."""
     from echelon.api.project_files import find_root  # noqa: PLC0415
-    from echelon.api.register import record_run  # noqa: PLC0415
+    from echelon.api.register import forget_run, record_run  # noqa: PLC0415
+    from echelon.api.runs import name_run  # noqa: PLC0415
+    from echelon.clusters.ssh.host import LostConnectionError  # noqa: PLC0415
     from echelon.core.shell import LocalShell  # noqa: PLC0415
 
     if there.values["snapshot"]:
@@ -251,9 +202,22 @@ def rerun_there(there: There) -> int:
             f"the project was not sent to {there.site.host} again",
             hint="to execute it as it is now: echelon submit",
         )
-    found = ask(there.site, ["rerun", "--json", *there.words("--wait", "--follow", "--json")[1:]])
+    asked = there.run
+    if asked == "last":
+        asked = str(ask(there.site, ["status", "--json", "--", asked])["run"])
+    new_id = name_run(asked.rpartition("-")[0] or asked)
     root, _ = find_root(Path.cwd(), None, LocalShell())
-    record_run(found["run"], root, there.site, os.environ)
+    record_run(new_id, root, there.site, os.environ)  # first: the answer may be lost
+    words = replace(there, run=asked).words("--wait", "--follow", "--json")[1:]
+    line = ["rerun", "--json", f"--new-id={new_id}", *words]
+    try:
+        found = keep_trying(lambda: ask(there.site, line))
+    except (LostConnectionError, KeyboardInterrupt):
+        console.note(f"{new_id} may be queued nevertheless; see: echelon status {new_id}")
+        raise
+    except EchelonError:
+        forget_run(new_id, os.environ)
+        raise
     announce(there.site, found, as_json=there.values["as_json"])
     if there.values["wait"] or there.values["follow"]:
         return follow(there.site, found["run"], show=there.values["follow"], resubmit=True)
@@ -287,8 +251,6 @@ def submit_array_there(
     as_json: bool,
 ) -> int:
     """Submit the script of a job array to a host; see `submit_array`."""
-    from dataclasses import replace  # noqa: PLC0415
-
     from echelon.run.sweep import escape  # noqa: PLC0415
 
     literal = replace(spec, args=tuple(map(escape, spec.args)))
@@ -373,15 +335,46 @@ def with_files(*patterns: str) -> Callable[[There], int]:
 # --- all runs ---------------------------------------------------------------------------------
 
 
-def list_elsewhere() -> Iterator[tuple["Site", list[dict[str, Any]]]]:
-    """Yield the runs on hosts that this project was submitted to; note those that do not answer."""
+def list_elsewhere() -> list[tuple["Site", list[dict[str, Any]]]]:
+    """Return the runs on hosts that this project was submitted to; note those without an answer.
+
+    All hosts are asked at the same time.
+    """
     from echelon.api.register import is_inside, read_register  # noqa: PLC0415
 
     here = Path.cwd()
     known = [one for one in read_register(os.environ) if is_inside(here, one.project)]
     sites = {(one.site.host, one.site.workdir): one.site for one in known}
-    for site in sites.values():
+    answers: dict[Site, list[dict[str, Any]] | str] = {}
+
+    def inquire(site: "Site") -> None:
         try:
-            yield site, ask(site, ["ps", "--json"])
+            answers[site] = _check_rows(site, ask(site, ["ps", "--json"]))
         except EchelonError as error:
-            console.note(f"{site.host}: the runs there are unknown: {error.message}")
+            answers[site] = error.message
+
+    asking = [threading.Thread(target=inquire, args=[site], daemon=True) for site in sites.values()]
+    patience_s = _LOGIN_S if console.can_ask() else _ANSWER_S
+    until_s = time.monotonic() + patience_s
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join(max(0.0, until_s - time.monotonic()))
+    found = []
+    for site in sites.values():
+        answer = answers.get(site, f"no answer within {patience_s:.0f} s")
+        if isinstance(answer, str):
+            console.note(f"{site.host}: the runs there are unknown: {answer}")
+        else:
+            found.append((site, answer))
+    return found
+
+
+def _check_rows(site: "Site", answer: Any) -> list[dict[str, Any]]:
+    if isinstance(answer, list) and all(
+        isinstance(one, dict) and one.keys() >= COLUMNS for one in answer
+    ):
+        return answer
+    raise UnavailableError(
+        f"unexpected answer from {site.host}", hint="use the same version of Echelon on both ends"
+    )

@@ -8,7 +8,8 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.remote import There, execute, on_host, with_files
+from echelon.cli.host_options import on_host
+from echelon.cli.remote import There, execute, with_files
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.atomic_file import write_atomic
 from echelon.errors import ConflictError, NotFoundError, UnavailableError, UsageError

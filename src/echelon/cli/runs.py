@@ -1,38 +1,24 @@
 """Commands that start, stop and show runs, on this machine or a cluster."""
 
 import os
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from echelon.api.hosts import find_site
-from echelon.api.places import Places, choose_cluster, choose_spec, cluster_of
-from echelon.cli import console
+from echelon.api.places import Places, choose_cluster, choose_spec
+from echelon.cli import console, run_commands
+from echelon.cli.defaults import RUNS as RUNS  # noqa: PLC0414  used with the options below
 from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
+from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.places import Address, NewAddress, On
-from echelon.cli.remote import (
-    ClusterName,
-    HostName,
-    forward,
-    list_elsewhere,
-    logs_there,
-    on_host,
-    resume_there,
-)
-from echelon.core.codec import encode
-from echelon.core.jobs import Job, describe_job, short_id
-from echelon.errors import ConflictError, NotFoundError, UsageError
-from echelon.run.attempts import attempts, is_of_use
+from echelon.cli.remote import logs_there, resume_there
+from echelon.core.jobs import describe_job
+from echelon.errors import ConflictError, UsageError
 from echelon.run.directory import RunDir
-from echelon.run.listing import find_run, list_runs, list_sweeps
-from echelon.run.request import known_code
+from echelon.run.listing import list_runs
 from echelon.spec.merging import Merged
-
-if TYPE_CHECKING:
-    from echelon.clusters.base import Cluster
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -68,8 +54,6 @@ Follow = Annotated[bool, typer.Option("--follow", help="Print the run's output w
 Trust = Annotated[
     bool, typer.Option("--trust", help="Execute the run's files even if you did not submit them.")
 ]
-RUNS = Path("runs")
-FORGOTTEN = ("UNKNOWN", "UNSUBMITTED")
 
 
 def announce(run: RunDir, job_id: str, *, as_json: bool) -> None:
@@ -114,6 +98,11 @@ def submit(
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
     if request.host and on == "slurm":
+        if runs_dir not in (RUNS, Path(os.environ.get("ECHELON_RUNS_DIR", ""))):
+            raise UsageError(
+                f"--runs-dir names a directory of this machine, but the run goes to {request.host}",
+                hint="remove it: the runs there are in the profile's workdir, in `runs`",
+            )
         from echelon.cli.remote import submit_array_there, submit_there  # noqa: PLC0415
 
         if not dry_run and (tasks := take_array(request.spec)):
@@ -173,69 +162,15 @@ def run(
 
 
 @app.command(rich_help_panel=LOOK)
-def ps(
-    *,
-    runs_dir: RunsDir = RUNS,
-    cluster: ClusterName = "",
-    host: HostName = "",
-    as_json: AsJson = False,
-) -> None:
+@on_host()
+def ps(*, runs_dir: RunsDir = RUNS, as_json: AsJson = False) -> None:
     """List runs and their state, also those on other hosts.
 
     A sweep is one line; echelon sweep table lists its tasks.
 
     Example: echelon ps --json
     """
-    if site := find_site(cluster, host):
-        raise typer.Exit(forward(site, ["ps", *(["--json"] if as_json else [])]))
-    rows, places = [], Places()
-    silent: dict[str, str] = {}
-    for run in list_runs(runs_dir):
-        if run.task.exists():
-            continue  # its sweep has one row for all tasks
-        job, known = places.job(run), attempts(run)
-        if job.state == "UNKNOWN":
-            silent.setdefault(job.reason, run.run_id)
-        job_id = job.id if as_json else short_id(job.id)
-        rows.append(
-            [run.run_id, job.state, job_id, job.nodes, known[-1].submitted if known else ""]
-        )
-    rows += _list_sweeps(runs_dir)
-    headings = ["run", "state", "job", "nodes", "submitted"]
-    elsewhere = list(list_elsewhere()) if runs_dir == RUNS else []
-    if elsewhere:
-        names, headings = headings, [*headings, "host"]
-        rows = [[*row, ""] for row in rows]
-        for site, found in elsewhere:
-            rows += [[*(str(one[name]) for name in names), site.host] for one in found]
-    if as_json:
-        console.print_json([dict(zip(headings, row, strict=True)) for row in rows])
-    elif rows:
-        console.print_table(headings, rows)
-    else:
-        console.note(f"no runs in {runs_dir.absolute()}; start one: echelon submit SCRIPT.py")
-    for reason, run_id in silent.items():
-        console.note(f"{run_id}: the state is unknown: {reason}")
-
-
-def _list_sweeps(runs_dir: Path) -> list[list[str]]:
-    """Return one row per sweep: Slurm is asked about its tasks together."""
-    found = list_sweeps(runs_dir)
-    if not found:
-        return []
-    from echelon.api.sweeps import read_tasks  # noqa: PLC0415
-    from echelon.cli.tasks import count_states  # noqa: PLC0415
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
-
-    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
-    return [
-        [
-            *(sweep.sweep_id, count_states(read_tasks(sweep, slurm))),
-            *(",".join(array.job_id for array in sweep.arrays()), "", ""),
-        ]
-        for sweep in found
-    ]
+    run_commands.ps(runs_dir=runs_dir, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -245,35 +180,7 @@ def status(run: Run = "last", *, runs_dir: RunsDir = RUNS, as_json: AsJson = Fal
 
     Example: echelon status last
     """
-    from echelon.api.waiting import MOST_NODES  # noqa: PLC0415
-    from echelon.monitor.accounting import account  # noqa: PLC0415
-    from echelon.monitor.reading import RunReader  # noqa: PLC0415
-
-    found = find_run(runs_dir, run)
-    job = Places().job(found)
-    code = known_code(found)
-    seen = RunReader(found, first=1, most_nodes=MOST_NODES, metrics=False).read()
-    facts = {
-        "run": found.run_id,
-        "state": job.state,
-        "reason": job.reason,
-        "job": job.id if as_json else short_id(job.id),
-        "attempts": sum(is_of_use(found, attempt) for attempt in attempts(found)),
-        "nodes": job.nodes,
-        "step": seen.step if seen.step >= 0 else None,
-        "exit_code": None if not job.over or job.state in FORGOTTEN else job.exit_code,
-        "code": code.describe() if code else "",
-        "directory": str(found.path.absolute()),
-    }
-    accounts = account(seen)
-    if as_json:
-        effective = None if accounts.effective is None else round(accounts.effective, 4)
-        facts["code"] = encode(code) if code else None
-        console.print_json({**facts, "effective": effective, "time": accounts.seconds})
-    else:
-        facts["effective"] = accounts.render()
-        rows = [[name, str(fact)] for name, fact in facts.items() if fact not in ("", None)]
-        console.print_table(["", ""], rows)
+    run_commands.status(run=run, runs_dir=runs_dir, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK)
@@ -300,19 +207,9 @@ def logs(
 
     Example: echelon logs -f --rank 3 last
     """
-    from echelon.api.waiting import exit_code  # noqa: PLC0415
-    from echelon.cli.following import follow_run, print_logs  # noqa: PLC0415
-
-    found = find_run(runs_dir, run)
-    if follow:
-        job = follow_run(found, cluster_of(found), show=True, rank=rank, raw=raw, tail=tail)
-        raise typer.Exit(exit_code(job))
-    if not print_logs(found, rank=rank, raw=raw, tail=tail) and tail != 0:
-        who = "" if rank is None else f"rank {rank} of "
-        raise NotFoundError(
-            f"{who}the run '{found.run_id}' has not printed anything yet",
-            hint=f"show its state: echelon status {found.run_id}",
-        )
+    raise typer.Exit(
+        run_commands.logs(run=run, runs_dir=runs_dir, follow=follow, rank=rank, tail=tail, raw=raw)
+    )
 
 
 @app.command(rich_help_panel=START)
@@ -322,14 +219,7 @@ def stop(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> Non
 
     Example: echelon stop last
     """
-    from echelon.api.waiting import stop_all  # noqa: PLC0415
-
-    if _cancel_waiting(runs_dir, run):
-        return
-    found, cluster = _find(runs_dir, run, address)
-    if _current(found, cluster):
-        stop_all(found, cluster)
-        console.note(f"stop requested; continue later with: echelon resume {found.run_id}")
+    run_commands.stop(run=run, runs_dir=runs_dir, address=address)
 
 
 @app.command(rich_help_panel=START)
@@ -339,14 +229,7 @@ def cancel(run: Run, *, runs_dir: RunsDir = RUNS, address: NewAddress = "") -> N
 
     Example: echelon cancel last
     """
-    from echelon.api.waiting import cancel_all  # noqa: PLC0415
-
-    if _cancel_waiting(runs_dir, run):
-        return
-    found, cluster = _find(runs_dir, run, address)
-    if _current(found, cluster):
-        cancel_all(found, cluster)
-        console.note(f"cancelled {found.run_id}")
+    run_commands.cancel(run=run, runs_dir=runs_dir, address=address)
 
 
 @app.command(rich_help_panel=START)
@@ -368,15 +251,16 @@ def resume(
 
     Example: echelon resume last --follow
     """
+    from echelon.api.outcomes import current_job  # noqa: PLC0415
     from echelon.api.relocation import settle_run  # noqa: PLC0415
-    from echelon.api.runs import current_job, submit_run  # noqa: PLC0415
+    from echelon.api.runs import submit_run  # noqa: PLC0415
     from echelon.api.submission import remember  # noqa: PLC0415
     from echelon.api.trust import read_script  # noqa: PLC0415
     from echelon.api.waiting import exit_code  # noqa: PLC0415
     from echelon.cli.following import follow_run, follow_to_the_end  # noqa: PLC0415
     from echelon.clusters.local import PREFIX  # noqa: PLC0415
 
-    found, cluster = _find(runs_dir, run, address)
+    found, cluster = run_commands.find_with_job(runs_dir, run, address)
     # With a new address, the run may still be active at the old one.
     job = Places().job(found) if address else current_job(found, cluster)
     if not job.over:
@@ -406,57 +290,6 @@ def resume(
         raise typer.Exit(exit_code(follow_run(found, cluster, show=follow, resubmit=True)))
 
 
-def _cancel_waiting(runs_dir: Path, name: str) -> bool:
-    """Cancel a task of a sweep that has not started yet; return whether the name is one."""
-    from echelon.api.sweeps import (  # noqa: PLC0415
-        cancel_waiting,
-        check_home,
-        find_waiting,
-        read_tasks,
-    )
-    from echelon.clusters.slurm.cluster import SlurmCluster  # noqa: PLC0415
-    from echelon.core.shell import LocalShell  # noqa: PLC0415
-
-    found = find_waiting(runs_dir, name)
-    if found is None:
-        return False
-    sweep, index = found
-    check_home(sweep)
-    slurm = SlurmCluster(LocalShell(), os.environ, tell=console.note)
-    tasks = read_tasks(sweep, slurm, strict=True)
-    job = next(task.job for task in tasks if task.index == index)
-    if job.over and job.id:
-        console.note(f"{name} has already ended: {job.state}")
-    else:
-        cancel_waiting(sweep, index, job)
-        console.note(f"cancelled {name}, which had not started")
-    return True
-
-
-def _find(runs_dir: Path, name: str, address: str) -> tuple[RunDir, "Cluster"]:
-    """Return a run that has a job, and its cluster."""
-    from echelon.api.relocation import check_original  # noqa: PLC0415
-
-    found = find_run(runs_dir, name)
-    check_original(found)
-    if not attempts(found):
-        raise NotFoundError(
-            f"the run '{found.run_id}' has no job", hint="check the queue: squeue --me"
-        )
-    return found, cluster_of(found, address=address)
-
-
-def _current(run: RunDir, cluster: "Cluster") -> Job | None:
-    """Return the job to end; None, with a message, if the run has already ended."""
-    from echelon.api.runs import current_job  # noqa: PLC0415
-
-    job = current_job(run, cluster)
-    if job.over and job.state not in FORGOTTEN:
-        console.note(f"{run.run_id} has already ended: {job.state}")
-        return None
-    return job
-
-
 @app.command(rich_help_panel=LOOK)
 @on_host()
 def why(
@@ -469,14 +302,4 @@ def why(
 
     Example: echelon why last
     """
-    from echelon.api.runs import find_verdict  # noqa: PLC0415
-    from echelon.run.verdict import render  # noqa: PLC0415
-
-    found = find_run(runs_dir, run)
-    verdict = find_verdict(found, Places().job(found))
-    if as_json:
-        console.print_json(asdict(verdict) if verdict else None)
-    elif verdict:
-        console.print_result(f"{found.run_id}\n{render(verdict, whole=True, run=found.path)}")
-    else:
-        console.note(f"{found.run_id} has not failed")
+    run_commands.why(run=run, runs_dir=runs_dir, as_json=as_json)

@@ -13,9 +13,10 @@ from typer.core import TyperCommand
 from echelon.api.places import choose_cluster, choose_spec
 from echelon.cli import console
 from echelon.cli.help import SectionedCommand, SectionedGroup
+from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
 from echelon.cli.places import Address, On
-from echelon.cli.remote import on_host, resume_sweep_there, sweep_there
+from echelon.cli.remote import resume_sweep_there, sweep_there
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.cli.tasks import start_tasks, submit_tasks, wait_for_tasks
 from echelon.core.units import counted

@@ -8,7 +8,8 @@ import typer
 
 from echelon.cli import console
 from echelon.cli.help import LOOK
-from echelon.cli.remote import in_terminal, on_host
+from echelon.cli.host_options import on_host
+from echelon.cli.remote import in_terminal
 from echelon.cli.runs import RUNS, Run, RunsDir
 from echelon.core.visible import settled
 from echelon.errors import UsageError

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.core.jobs import Job
+from echelon.core.jobs import LOCAL, Job
 from echelon.core.nodes import expand
 from echelon.core.proc import read_stat, start_time
 from echelon.core.shell import Shell
@@ -27,7 +27,7 @@ from echelon.spec.readers import NodeCount
 
 _EXEC_S = 10.0
 """Maximum time for a process to execute its program."""
-PREFIX = "local:"
+PREFIX = LOCAL
 _WITH_OUTCOME = """\
 outcome=$1; shift
 bash "$@"; code=$?

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "REQUEUE_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING"})
 
+LOCAL, RAY = "local:", "ray:"
+"""How the ids of other jobs than Slurm's begin."""
 _ID = re.compile(
     r"[0-9]{1,18}(?:[_+][0-9]{1,9})?"  # Slurm's
     r"|local:[A-Za-z0-9._-]{1,255}:[1-9][0-9]{0,8}:[0-9]{0,20}"

@@ -26,6 +26,13 @@ def die_with(parent: int, number: int) -> None:
         os.kill(os.getpid(), number)
 
 
+def count_cpus() -> int:
+    """Return how many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def sample_process(pid: int, proc: Path = Path("/proc")) -> tuple[str, float]:
     """Return a process's state (R, S, D, T, Z; X if it has exited) and its main thread's CPU time.
 

@@ -6,6 +6,9 @@ end may send anything: whatever it sends, memory stays bounded and the error is 
 """
 
 import contextlib
+import io
+import os
+import select
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -35,6 +38,30 @@ _KINDS = {
         *(ConflictError, NotPermittedError, TimedOutError),
     )
 }
+
+
+class PatientFile(io.RawIOBase):
+    """Reads from a file descriptor that has something to read within a time, or raises."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self.patience_s: float | None = None
+        """Seconds; None to wait forever."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer with what there is.
+
+        Raises:
+            TimeoutError: there is nothing for too long.
+        """
+        if not select.select([self._handle], [], [], self.patience_s)[0]:
+            raise TimeoutError(f"no data within {self.patience_s:g} s")
+        data = os.read(self._handle, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class Stream:

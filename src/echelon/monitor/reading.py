@@ -16,6 +16,8 @@ from echelon.run.series import MOST_TAIL, Sample, parse_sample, read_last_lines
 
 HISTORY = 120
 """Number of samples per node that are kept for charts: two minutes."""
+MOST_NODES = 32
+"""Number of nodes whose telemetry is read for a short summary, so that it is quick."""
 _AT_LEAST = 3
 """Number of samples that may be added while a file is shortened."""
 

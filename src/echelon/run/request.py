@@ -4,20 +4,22 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from echelon.core.codec import decode
 from echelon.core.records import UnreadableError, parse_toml, read_bytes
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError
 from echelon.run.code import Code
 from echelon.run.directory import RunDir
-from echelon.spec.job_spec import KEYS, JobSpec, show_value
-from echelon.spec.merging import Layer, merge
+
+if TYPE_CHECKING:
+    from echelon.spec.job_spec import JobSpec
+    from echelon.spec.merging import Layer
 
 _SWEEP = "sweep"
 
 
-def read_spec(run: RunDir, digest: str = "") -> JobSpec:
+def read_spec(run: RunDir, digest: str = "") -> "JobSpec":
     """Read the frozen request of a run.
 
     Args:
@@ -28,11 +30,15 @@ def read_spec(run: RunDir, digest: str = "") -> JobSpec:
         NotPermittedError: the request has another digest.
         UnavailableError: the file cannot be read, or is damaged.
     """
+    from echelon.spec.merging import merge  # noqa: PLC0415  `status` does not wait for it
+
     return merge([read_layer(run, digest)]).spec
 
 
-def read_layer(run: RunDir, digest: str = "") -> Layer:
+def read_layer(run: RunDir, digest: str = "") -> "Layer":
     """Return the frozen request of a run, for changes to be merged into it; see `read_spec`."""
+    from echelon.spec.merging import Layer  # noqa: PLC0415
+
     values = _read_values(run, digest)
     for table in ("code", _SWEEP):
         values.pop(table, None)
@@ -42,7 +48,7 @@ def read_layer(run: RunDir, digest: str = "") -> Layer:
     return Layer(source=str(run.spec), values=values)
 
 
-def render_spec(spec: JobSpec, code: Code | None = None, *, tasks: str = "") -> str:
+def render_spec(spec: "JobSpec", code: Code | None = None, *, tasks: str = "") -> str:
     """Return the request as TOML, with values as a user would write them.
 
     Args:
@@ -50,6 +56,8 @@ def render_spec(spec: JobSpec, code: Code | None = None, *, tasks: str = "") -> 
         code: which code the run executes; None for the project itself.
         tasks: SHA-256 of the parameters of a sweep, whose request this is.
     """
+    from echelon.spec.job_spec import KEYS, JobSpec, show_value  # noqa: PLC0415
+
     lines, tables = [], []
     for key in KEYS:
         value = getattr(spec, KEYS[key].field)
@@ -75,7 +83,7 @@ def _quote(value: str | bool | list[str]) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def is_requeued(run: RunDir, request: JobSpec) -> bool:
+def is_requeued(run: RunDir, request: "JobSpec") -> bool:
     """Tell whether a run continues in the same job, which Slurm starts again.
 
     Tasks of a sweep do: a standby job would be outside of their array, and of its limit.

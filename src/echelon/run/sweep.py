@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from echelon.core.atomic_file import encode, remove_tree, write_atomic
 from echelon.core.records import find_record, parse_json, read_bytes
@@ -27,8 +27,9 @@ from echelon.errors import (
     UsageError,
 )
 from echelon.run.directory import RunDir
-from echelon.run.request import read_code, read_spec, read_tasks_digest, render_spec
-from echelon.spec.job_spec import JobSpec
+
+if TYPE_CHECKING:
+    from echelon.spec.job_spec import JobSpec
 
 INDEX = "index"
 """The placeholder that every task has."""
@@ -271,7 +272,7 @@ def read_table(sweep: SweepDir, digest: str = "") -> Table:
 # --- runs of tasks ---------------------------------------------------------------------------
 
 
-def task_spec(sweep: SweepDir, spec: JobSpec, table: Table, index: int) -> JobSpec:
+def task_spec(sweep: SweepDir, spec: "JobSpec", table: Table, index: int) -> "JobSpec":
     """Return the request of a task: that of the sweep, with its parameters."""
     values = {**table.parameters(index), INDEX: str(index)}
     return replace(
@@ -322,6 +323,13 @@ def make_run(sweep: SweepDir, index: int, digest: str = "") -> tuple[RunDir, str
         NotPermittedError: request or parameters are not those that were submitted.
         NotFoundError: there is no such task.
     """
+    from echelon.run.request import (  # noqa: PLC0415  others do not wait for it
+        read_code,
+        read_spec,
+        read_tasks_digest,
+        render_spec,
+    )
+
     spec, code = read_spec(sweep.files, digest), read_code(sweep.files, digest)
     table = read_table(sweep, read_tasks_digest(sweep.files, digest))
     if index not in table.tasks:

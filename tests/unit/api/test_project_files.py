@@ -171,3 +171,21 @@ def test_the_commit_and_whether_files_differ(repository):
     assert read_commit(repository, shell, kind=Kind.GIT, runs=runs).dirty
     lines = ["# branch.oid (initial)", "# branch.head (detached)"]
     assert parse_commit(lines) == Commit()
+
+
+@pytest.mark.parametrize("is_git", [True, False])
+def test_secrets_of_a_home_directory_are_never_code(repository, is_git):
+    for path in (".ssh/id_ed25519", ".bash_history", "sub/.aws/credentials", "sub/own.py"):
+        (repository / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository / path).write_text("x")
+    kind = Kind.GIT if is_git else Kind.FOLDER
+    listed = list_project(repository, LocalShell(), kind=kind, runs=repository / "runs")
+    assert "sub/own.py" in listed.code
+    assert not [path for path in listed.code if ".ssh" in path or ".aws" in path or "hist" in path]
+
+
+def test_without_git_it_is_the_scripts_folder_wherever_one_stands(tmp_path):
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "train.py"
+    assert find_root(tmp_path, script, LocalShell()) == (tmp_path / "scripts", Kind.FOLDER)
+    assert find_root(tmp_path, None, LocalShell()) == (tmp_path, Kind.FOLDER)

@@ -4,7 +4,7 @@ import pytest
 import typer.main
 
 from echelon.api.requests import read_request, read_text
-from echelon.cli import main
+from echelon.cli import app, main
 from echelon.errors import UsageError
 
 
@@ -159,7 +159,7 @@ def test_modules_of_the_environment_and_of_python_are_told_apart(project, capsys
 
 
 def test_no_flag_has_two_meanings(project):
-    commands = typer.main.get_command(main.app).commands
+    commands = typer.main.get_command(app.app).commands
     for name, command in commands.items():
         flags = [flag for parameter in command.params for flag in parameter.opts]
         assert sorted(set(flags)) == sorted(flags), name

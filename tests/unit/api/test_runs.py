@@ -4,12 +4,13 @@ import tomllib
 
 import pytest
 
-from echelon.api import runs
+from echelon.api import outcomes, runs
 from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import write_atomic
 from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, LocalShell, Result
 from echelon.errors import NotFoundError, UsageError
+from echelon.run.attempts import attempts
 from echelon.run.directory import RunDir
 from echelon.run.listing import find_run, list_runs
 from echelon.run.request import read_spec, render_spec
@@ -85,7 +86,7 @@ def test_a_run_is_found_by_whatever_a_user_has_of_it(three):
     assert find_run(folder, made[1].run_id) == made[1]
     assert find_run(folder, "res") == made[2]
     assert find_run(folder, "last") == made[2]
-    assert runs.attempts(made[0])[0].job_id == "101"
+    assert attempts(made[0])[0].job_id == "101"
 
 
 def test_what_else_lies_among_the_runs_does_no_harm(three):
@@ -98,7 +99,7 @@ def test_what_else_lies_among_the_runs_does_no_harm(three):
     (made[0].attempts / "2").mkdir()
     (made[1].attempts / "1" / "job.json").write_text('{"job_')
     assert list_runs(folder) == made
-    assert [len(runs.attempts(run)) for run in made] == [1, 0, 1]
+    assert [len(attempts(run)) for run in made] == [1, 0, 1]
 
 
 def test_what_is_not_unique_is_told(three):
@@ -168,7 +169,7 @@ def test_a_run_whose_directory_was_deleted_was_not_forgotten_to_be_queued(tmp_pa
     run, _ = runs.prepare_run(spec(script="train.py"), tmp_path, tmp_path)
     shutil.rmtree(run.path)
     with pytest.raises(NotFoundError, match="directory was deleted"):
-        runs.current_job(run, LocalCluster(FakeShell(), {}, tmp_path))
+        outcomes.current_job(run, LocalCluster(FakeShell(), {}, tmp_path))
 
 
 # --- which job counts -------------------------------------------------------------------------
@@ -218,41 +219,41 @@ def run(tmp_path):
 def test_a_standby_counts_when_the_job_before_it_is_over(run, first, second, current):
     attempt(run, owner="1.0")
     attempt(run, after="1")
-    assert runs.current_job(run, Knows(j1=first, j2=second)).id == current
+    assert outcomes.current_job(run, Knows(j1=first, j2=second)).id == current
 
 
 def test_a_standby_that_has_begun_counts_for_good(run):
     attempt(run, owner="1.0")
     attempt(run, after="1", owner="2.0")
-    assert runs.current_job(run, Knows(j1="FAILED", j2="FAILED")).id == "2"
+    assert outcomes.current_job(run, Knows(j1="FAILED", j2="FAILED")).id == "2"
 
 
 def test_a_standby_that_found_nothing_to_do_never_counts(run):
     attempt(run, owner="1.0", outcome={"state": "FAILED"})
     attempt(run, after="1", owner="2.0", outcome={"state": "SKIPPED"})
-    assert runs.current_job(run, Knows(j1="FAILED", j2="COMPLETED")).id == "1"
+    assert outcomes.current_job(run, Knows(j1="FAILED", j2="COMPLETED")).id == "1"
 
 
 def test_a_resumed_run_is_its_new_job(run):
     attempt(run, owner="1.0")
     attempt(run, after="1")
     attempt(run)
-    assert runs.current_job(run, Knows(j1="FAILED", j2="CANCELLED", j3="PENDING")).id == "3"
+    assert outcomes.current_job(run, Knows(j1="FAILED", j2="CANCELLED", j3="PENDING")).id == "3"
 
 
 @pytest.mark.parametrize(("ended", "state"), [("CANCELLED", "CANCELLED"), ("TIMEOUT", "FAILED")])
 def test_a_run_that_was_asked_to_stop_has_not_failed(run, ended, state):
     attempt(run, owner="1.0", outcome={"state": ended, "exit_code": 143})
-    assert runs.current_job(run, Knows(j1="FAILED")).state == state
+    assert outcomes.current_job(run, Knows(j1="FAILED")).state == state
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "TIMEOUT"])
 def test_what_slurm_has_forgotten_is_as_its_controller_saw_it_end(run, state):
     attempt(run, owner="1.0", outcome={"state": state, "exit_code": 9})
     attempt(run, after="1")
-    found = runs.current_job(run, Knows(j1="UNKNOWN", j2="UNKNOWN"))
+    found = outcomes.current_job(run, Knows(j1="UNKNOWN", j2="UNKNOWN"))
     assert (found.id, found.state, found.exit_code) == ("1", state, 9)
-    assert runs.current_job(run, Knows(j1="FAILED", j2="UNKNOWN")).state == "FAILED"
+    assert outcomes.current_job(run, Knows(j1="FAILED", j2="UNKNOWN")).state == "FAILED"
 
 
 def test_a_run_s_script_knows_the_conda_of_the_shell_that_asked(tmp_path):

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from echelon.api.runs import find_verdict
+from echelon.api.outcomes import find_verdict
 from echelon.core.jobs import Job
 from echelon.run.directory import RunDir
 from echelon.run.verdict import Failure, judge

@@ -37,7 +37,7 @@ def offered(*words):
     program = (
         "import sys\n"
         "sys.argv = ['echelon']\n"
-        "from echelon.cli.main import app\n"
+        "from echelon.cli.app import app\n"
         "try:\n"
         "    app(prog_name='echelon')\n"
         "finally:\n"

@@ -19,3 +19,23 @@ def test_what_one_copies_from_a_table_is_never_cut(monkeypatch, terminal):
     console.print_table(["run", "state"], [[LONG, "x" * 100]])
     assert LONG in output.getvalue()
     assert terminal or "x" * 100 in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [0, 60])
+def test_columns_are_aligned_also_with_wide_characters(width):
+    rows = [["run", "state"], ["日本", "x"], ["abcdef", "y"]]
+    lines = console.render_table(rows, width=width, header=True)
+    if not width:
+        assert lines == ["run     state", "日本    x", "abcdef  y"]
+    else:
+        assert lines[0] == lines[-1] == ""
+        assert lines[2:-1] == [" ──────────────", " 日本     x", " abcdef   y"]
+
+
+def test_the_widest_columns_are_cut_for_a_narrow_terminal():
+    lines = console.render_table([["a" * 10, "b" * 40, "c" * 60, "d"]], width=50, header=False)
+    assert all(len(line) < 50 for line in lines)
+    first, second, third, fourth = lines[1].split()
+    assert (first, fourth) == ("a" * 10, "d")
+    assert second.endswith("b…")
+    assert abs(len(second) - len(third)) <= 1

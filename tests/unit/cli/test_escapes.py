@@ -71,7 +71,7 @@ def test_an_error_cannot_fake_a_line_of_ours(capsys, monkeypatch):
     def fail(*_, **__):
         raise EchelonError("no\nhint: rm -rf ~", hint=EVIL)
 
-    monkeypatch.setattr(main, "handle_flags", fail)
+    monkeypatch.setattr(main, "run_quickly", fail)
     assert main.run(["ps"]) == 70
     assert check(capsys).splitlines()[0] == r"error: no\nhint: rm -rf ~"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer.main
 
-from echelon.cli.main import app
+from echelon.cli.app import app
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli.txt"
 

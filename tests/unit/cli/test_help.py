@@ -7,7 +7,7 @@ import pytest
 import typer.main
 
 from echelon.api.requests import POSITIONAL
-from echelon.cli import main
+from echelon.cli import app, main
 from echelon.cli.help import CHECK, CONFIGURATION, LOOK, PREPARE, START
 from echelon.cli.options import GROUPS
 from echelon.spec.job_spec import KEYS
@@ -21,7 +21,7 @@ def commands(command, path=()):
         yield from commands(child, (*path, name))
 
 
-ALL = dict(commands(typer.main.get_command(main.app)))
+ALL = dict(commands(typer.main.get_command(app.app)))
 
 
 @pytest.fixture(params=list(ALL), ids=lambda path: " ".join(path) or "echelon")

@@ -7,6 +7,7 @@ import pytest
 import typer
 
 from echelon import __version__
+from echelon.cli import app as commands
 from echelon.cli import main
 from echelon.errors import ConflictError, EchelonError
 
@@ -72,7 +73,7 @@ def failing(monkeypatch):
         def fail(*, debug: bool = False) -> None:
             raise error
 
-        monkeypatch.setattr(main, "app", app)
+        monkeypatch.setattr(commands, "app", app)
 
     return install
 

@@ -181,12 +181,12 @@ def test_a_folder_that_is_gone(place, capsys):
     ("module", "extra"), [("torch", "train"), ("PIL", "data"), ("tree_sitter.x", "lint")]
 )
 def test_a_missing_extra_is_named_wherever_it_is_missed(module, extra):
-    found = main.explain(ModuleNotFoundError(name=module), [])
+    found = main.explain(ModuleNotFoundError(name=module))
     assert (found.exit_code, found.hint) == (69, f"pip install 'echelon[{extra}]'")
 
 
 def test_a_missing_module_of_ours_is_our_fault():
-    assert main.explain(ModuleNotFoundError("x", name="echelon.x"), []).exit_code == 70
+    assert main.explain(ModuleNotFoundError("x", name="echelon.x")).exit_code == 70
 
 
 def test_an_interrupted_command_ends_without_a_traceback(place):

@@ -1,6 +1,7 @@
 """Commands for another host: which host, and what is executed there."""
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import typer
 from echelon.api import hosts
 from echelon.api.host_files import claim_folder
 from echelon.api.host_submission import place_request
-from echelon.api.register import record_run
+from echelon.api.register import read_register, record_run
 from echelon.cli import main, remote
-from echelon.cli.remote import There, render_line
+from echelon.cli.host_options import render_line
+from echelon.cli.remote import There
 from echelon.clusters.ssh.failures import CutError, UnreachableError
 from echelon.clusters.ssh.host import LostConnectionError
 from echelon.clusters.ssh.site import Site
@@ -243,3 +245,90 @@ def test_a_folder_with_other_files_is_not_used(tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(ConflictError, match="is not empty"):
         claim_folder(lambda _id: tmp_path, "last", "train-abcd")
+
+
+# --- findings: what must not be ignored, lost or sent -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status", "--runs-dir=x", "--host=h"], "--runs-dir names a directory of this machine"),
+        (["ps", "--runs-dir=x", "--host=h"], "--runs-dir names a directory of this machine"),
+        (["status", "--host", "", "train-abcd"], "--host is empty"),
+        (["ps", "--cluster="], "--cluster is empty"),
+        (["dash", "--host=h", "--token-file=x"], "--token-file names a file of this machine"),
+        (["submit", "--host=h", "--runs-dir=x", "train.py"], "--runs-dir names a directory of"),
+    ],
+)
+def test_options_that_do_not_fit_a_host_are_refused(sent, capsys, words, message):
+    Path("train.py").write_text("pass\n")
+    assert main.run(words) == 2
+    assert message in capsys.readouterr().err
+    assert not sent
+
+
+def test_hosts_are_asked_at_the_same_time(sent, tmp_path, monkeypatch, capsys):
+    other = Site(host="me@other", workdir="~/x")
+    record_run("train-efgh", tmp_path, other, os.environ)
+    both = threading.Barrier(2)
+    row = dict.fromkeys(remote.COLUMNS, "x")
+
+    def ask(site, _argv):
+        both.wait(timeout=60)  # one after another, it would break
+        if site == other:
+            raise UnavailableError("cannot connect", hint="x")
+        return [row]
+
+    monkeypatch.setattr(remote, "ask", ask)
+    assert remote.list_elsewhere() == [(SITE, [row])]
+    assert "me@other: the runs there are unknown: cannot connect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("answer", [None, {}, [1], [{"run": "x"}]])
+def test_a_host_that_lists_nonsense_is_noted(sent, monkeypatch, capsys, answer):
+    monkeypatch.setattr(remote, "ask", lambda _site, _argv: answer)
+    assert remote.list_elsewhere() == []
+    assert "unexpected answer from me@login" in capsys.readouterr().err
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for(sent, monkeypatch, capsys):
+    never = threading.Event()
+    monkeypatch.setattr(remote, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(remote, "ask", lambda _site, _argv: never.wait())
+    assert remote.list_elsewhere() == []
+    assert "no answer within" in capsys.readouterr().err
+    never.set()
+
+
+def test_a_rerun_is_asked_for_under_one_name_until_it_is_answered(sent, monkeypatch, no_pause):
+    asked = []
+
+    def ask(_site, argv):
+        asked.append(argv)
+        if len(asked) == 1:
+            raise LostConnectionError("lost", hint="x")
+        return {"run": argv[2].partition("=")[2], "job_id": "7", "directory": "/x"}
+
+    monkeypatch.setattr(remote, "ask", ask)
+    assert main.run(["rerun", "train-abcd"]) == 0
+    assert asked[0] == asked[1]
+    (new_id,) = {one.run for one in read_register(os.environ)} - {"train-abcd"}
+    assert asked[0] == ["rerun", "--json", f"--new-id={new_id}", "--", "train-abcd"]
+
+
+def test_a_rerun_that_was_refused_is_forgotten(sent, monkeypatch):
+    def ask(_site, _argv):
+        raise ConflictError("no", hint="x")
+
+    monkeypatch.setattr(remote, "ask", ask)
+    assert main.run(["rerun", "train-abcd"]) == 73
+    assert [one.run for one in read_register(os.environ)] == ["train-abcd"]
+
+
+def test_a_home_directory_is_never_sent(sent, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("train.py").write_text("pass\n")
+    assert main.run(["submit", "--host=h", "train.py"]) == 2
+    assert "with all of your home directory: nothing was sent" in capsys.readouterr().err
+    assert [one.run for one in read_register(os.environ)] == ["train-abcd"]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.api.runs import current_job, prepare_run, submit_run
+from echelon.api.outcomes import current_job
+from echelon.api.runs import prepare_run, submit_run
 from echelon.cli import main
 from echelon.clusters.local import LocalCluster
 from echelon.core.proc import start_time

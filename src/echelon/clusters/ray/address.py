@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echelon.core.jobs import RAY
 from echelon.core.userstate import append_line, state_folder
 from echelon.errors import NotPermittedError, UsageError
 
-PREFIX = "ray:"
+PREFIX = RAY
 DEFAULT = "http://127.0.0.1:8265"
 _SCHEMES = ("http", "https")
 _VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")

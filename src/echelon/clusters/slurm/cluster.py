@@ -5,14 +5,14 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from echelon.clusters.slurm.survey import parse_cluster_name
 from echelon.core.slurm import Slurm
 from echelon.core.units import parse_duration
 from echelon.errors import CommandError, UnavailableError
-from echelon.run.node_record import exclusions
-from echelon.spec.job_spec import JobSpec
-from echelon.spec.readers import nearest
+
+if TYPE_CHECKING:
+    from echelon.spec.job_spec import JobSpec
 
 
 class SlurmCluster(Slurm):
@@ -61,7 +61,10 @@ class SlurmCluster(Slurm):
             if "Invalid job id" not in error.stderr and "already completing" not in error.stderr:
                 raise
 
-    def exclusions(self, request: JobSpec) -> str:
+    def exclusions(self, request: "JobSpec") -> str:
+        from echelon.clusters.slurm.survey import parse_cluster_name  # noqa: PLC0415
+        from echelon.run.node_record import exclusions  # noqa: PLC0415
+
         return exclusions(
             parse_cluster_name(self._config),
             os.environ,
@@ -70,7 +73,9 @@ class SlurmCluster(Slurm):
             now_s=time.time(),
         )
 
-    def problems(self, spec: JobSpec) -> list[str]:
+    def problems(self, spec: "JobSpec") -> list[str]:
+        from echelon.spec.readers import nearest  # noqa: PLC0415
+
         shown = self.ask(["scontrol", "--oneliner", "show", "partition"]).stdout
         partitions = dict(parse_partition(line) for line in shown.splitlines() if line.strip())
         wanted = [name for name in spec.partition.split(",") if name] or [
@@ -91,7 +96,7 @@ def parse_partition(line: str) -> tuple[str, dict[str, str]]:
     return fields["PartitionName"], fields
 
 
-def _limits(name: str, fields: Mapping[str, str], spec: JobSpec) -> list[str]:
+def _limits(name: str, fields: Mapping[str, str], spec: "JobSpec") -> list[str]:
     found = []
     if fields.get("State", "UP") != "UP":
         found.append(f"partition '{name}' is {fields['State']}")

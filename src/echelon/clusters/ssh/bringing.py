@@ -23,12 +23,20 @@ import os, sys
 here = os.path.dirname(os.path.abspath(__file__))
 os.utime(here)  # so that it is known as used
 sys.path.insert(0, os.path.join(here, "lib"))
+from pathlib import Path
+from echelon.clusters.ssh.login_environment import enter
+light = sys.argv[1] == "light"
+enter(Path(here), light=light)
 from echelon.cli.hosted import main
-main(sys.argv[1])
+main("" if light else sys.argv[1])
 """
 _PROGRAM = """\
 #!/bin/sh
-# Runs Echelon for a command that was given on another machine, with the environment of a login.
+# Runs Echelon for a command that was given on another machine: with the environment of a login, or,
+# if the argument is `light`, with what it needs of the last one.
+if [ "$1" = light ]; then
+    exec {python} -I -S "${{0%/*}}/start.py" light
+fi
 case $SHELL in
     */bash | */zsh | */ksh | */dash | */sh) shell=$SHELL ;;
     *) shell=/bin/sh ;;

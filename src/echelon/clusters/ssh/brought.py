@@ -62,17 +62,21 @@ def describe_installation() -> str:
     """
     digest = hashlib.sha256(sys.version.encode())
 
-    def add(path: Path) -> None:
-        found = path.stat()
+    def add(path: str, found: os.stat_result) -> None:
         digest.update(f"{path} {found.st_size} {found.st_mtime_ns}\n".encode())
 
-    here = Path.cwd()  # on the path of `python -m`
+    def add_all(folder: str) -> None:
+        with os.scandir(folder) as entries:
+            for entry in sorted(entries, key=lambda one: one.name):
+                if not entry.is_dir():
+                    add(entry.path, entry.stat())
+                elif entry.name != "__pycache__":
+                    add_all(entry.path)
+
+    here = os.getcwd()  # noqa: PTH109  on the path of `python -m`
     for entry in sys.path:
-        if (place := Path(entry).absolute()) != here:
+        if (place := os.path.abspath(entry)) != here:  # noqa: PTH100  as text: every command waits
             with contextlib.suppress(OSError):
-                add(place)
-    for folder, names, files in os.walk(Path(_version.__file__).parent):
-        names[:] = sorted(name for name in names if name != "__pycache__")
-        for name in sorted(files):
-            add(Path(folder, name))
+                add(place, os.stat(place))  # noqa: PTH116
+    add_all(os.path.dirname(_version.__file__))  # noqa: PTH120
     return digest.hexdigest()

@@ -11,6 +11,8 @@ MARK = b"\x1eechelon\n"
 """First line of a command's answer."""
 LOST = 255
 """Exit code of ssh if there was no connection, or it broke."""
+LIGHT = ("ps", "status", "why", "logs", "stop", "cancel")
+"""Commands that need no environment of a login but what `login_environment.py` keeps."""
 FOLLOW, SUBMIT, SEND = "@follow", "@submit", "@send"
 """Commands that only another machine gives: `cli/hosted.py` executes them."""
 
@@ -32,6 +34,15 @@ class Call:
     lines: int = 0
     attached: bool = False
     """It ends when we do."""
+
+    patience_s: float = 120.0
+    """Without a byte from us for so long while it waits for one, a command with a stream ends: the
+    connection is dead, and nobody has told it so."""
+
+    @property
+    def light(self) -> bool:
+        """Whether it needs no login shell."""
+        return self.framed and self.argv[:1] != () and self.argv[0] in LIGHT
 
     def encode(self) -> str:
         """Return it as one word. Pure."""

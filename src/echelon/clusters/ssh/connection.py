@@ -6,11 +6,14 @@ stays for ten minutes after its last use, so a second factor is asked for once.
 
 import contextlib
 import fcntl
+import hashlib
+import json
 import os
 import shlex
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +22,8 @@ from typing import TYPE_CHECKING
 from echelon.clusters.ssh.call import LOST
 from echelon.clusters.ssh.failures import explain_ssh
 from echelon.clusters.ssh.site import check_host
-from echelon.core.atomic_file import make_private
+from echelon.core.atomic_file import make_private, write_atomic
+from echelon.core.records import find_record
 from echelon.core.shell import Result, Shell
 from echelon.core.userstate import state_folder
 from echelon.errors import MissingProgramError, NotPermittedError
@@ -37,8 +41,14 @@ _LONGEST = 45
 """Letters of the folder with the sockets. A socket's path has at most 103 on macOS; ssh adds a hash
 of 40 to the folder, and 17 more while it creates the socket."""
 _LOOK_S = 0.02
+_UNSHARED = "echelon-is-not-connected"
+"""Said if there is no shared connection, instead of making one."""
 _MOST_SAID = 1 << 16
 """Bytes of ssh's messages that are looked at."""
+
+
+_PROMPTS = threading.Lock()
+"""Held while ssh may ask on the terminal: of two hosts, one asks at a time."""
 
 
 class Connection:
@@ -68,6 +78,17 @@ class Connection:
         self.connect()
         kind = ["-t", "-e", "none"] if terminal else ["-T"]
         return self._shell.open([*self._argv(*kind), command], terminal=terminal)
+
+    def ways(self, command: str) -> Iterator["subprocess.Popen[bytes]"]:
+        """Start a command line with pipes: at once, then, if the caller goes on, once connected.
+
+        The first way exists if a connection was made before; `is_unshared` tells that it is gone.
+        """
+        if (options := self._recall()) is not None:
+            words = ["-o", "ControlMaster=no", "-o", f"ProxyCommand=echo {_UNSHARED} >&2"]
+            argv = [*self._ssh, *words, *options, "-a", "-x", "-T", "--", self.host, command]
+            yield self._shell.open(argv)
+        yield self.open(command)
 
     def forward(self, port: int, there: int) -> None:
         """Let connections to a port of this machine go to a port there.
@@ -125,11 +146,28 @@ class Connection:
         Raises:
             EchelonError: why it cannot be made.
         """
-        if self._is_connected():
-            return
-        with _alone(self._folder):  # of two commands at once, one makes it
-            if not self._is_connected():
-                self._start_master()
+        if not self._is_connected():
+            with _alone(self._file("lock")):  # of two commands at once, one makes it
+                if not self._is_connected():
+                    self._start_master()
+        self._remember()
+
+    def _file(self, kind: str) -> Path:
+        """Return a file about this host, beside the sockets."""
+        about = json.dumps([self._ssh, self.host])
+        return self._folder / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.{kind}"
+
+    def _remember(self) -> None:
+        """Keep the options of the shared connection: to find them, ssh has to be asked."""
+        if self._recall() != self._shared():
+            with contextlib.suppress(OSError):
+                write_atomic(
+                    self._file("json"), json.dumps({"options": self._shared()}), sync=False
+                )
+
+    def _recall(self) -> list[str] | None:
+        options = find_record(self._file("json")).get("options")
+        return list(map(str, options)) if isinstance(options, list) else None
 
     def _is_connected(self) -> bool:
         return self._control("check").code == 0
@@ -137,7 +175,8 @@ class Connection:
     def _start_master(self) -> None:
         words = ["-o", "ControlMaster=yes", "-o", f"ControlPersist={_PERSIST_S}", "-T"]
         argv = [*self._ssh, *self._shared(), "-a", "-x", *words, "--", self.host, "true"]
-        with tempfile.TemporaryFile() as log:
+        asks = bool(sys.stdin) and sys.stdin.isatty()
+        with _PROMPTS if asks else contextlib.nullcontext(), tempfile.TemporaryFile() as log:
             # A file, because ssh goes on in the background and would hold a pipe. It asks on the
             # terminal itself.
             starting = self._shell.open(argv, log=log)
@@ -155,6 +194,11 @@ class Connection:
             said = os.pread(log.fileno(), _MOST_SAID, 0)
         if starting.returncode == LOST:
             raise explain_ssh(self.host, said.decode(errors="replace"))
+
+
+def is_unshared(code: int, stderr: str) -> bool:
+    """Tell whether ssh exited because there was no shared connection: nothing was started. Pure."""
+    return code == LOST and _UNSHARED in stderr
 
 
 def find_sockets(environ: Mapping[str, str]) -> Path:
@@ -178,8 +222,8 @@ def find_sockets(environ: Mapping[str, str]) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+def _alone(path: Path) -> Iterator[None]:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -12,18 +12,21 @@ from typing import IO, TYPE_CHECKING, Any
 
 from echelon.clusters.ssh.brought import FOLDER, find_id
 from echelon.clusters.ssh.call import LOST, MARK, Call
-from echelon.clusters.ssh.connection import Connection
+from echelon.clusters.ssh.connection import Connection, is_unshared
 from echelon.clusters.ssh.failures import UnreachableError, explain_ssh
 from echelon.clusters.ssh.site import Site
 from echelon.core.shell import Shell
 from echelon.core.stream import Stream
 from echelon.core.userstate import state_folder
+from echelon.core.visible import in_one_line
 from echelon.errors import EchelonError, UnavailableError
 
 if TYPE_CHECKING:
     import subprocess
 
 _MOST_ERRORS = 1 << 16
+_SHOWN = 80
+"""Bytes of an unexpected answer that an error shows."""
 _LONGEST = 1 << 24
 """Bytes of a frame, which holds what a command printed at once."""
 
@@ -62,13 +65,17 @@ class Host:
         return talk
 
     def _try(self, call: Call) -> "Talk | None":
-        talk = Talk(self.site.host, self.connection.open(self._line()))
-        with contextlib.suppress(OSError):  # it has ended already
-            talk.input.write(f"{call.encode()}\n".encode())
-            talk.input.flush()
-        if talk.has_begun():
-            return talk
-        code, errors = talk.finish()
+        line = self._line("light" if call.light else "")
+        for program in self.connection.ways(line):
+            talk = Talk(self.site.host, program)
+            with contextlib.suppress(OSError):  # it has ended already
+                talk.input.write(f"{call.encode()}\n".encode())
+                talk.input.flush()
+            if talk.has_begun():
+                return talk
+            code, errors = talk.finish()
+            if not is_unshared(code, errors):
+                break
         if code == LOST:
             raise explain_ssh(self.site.host, errors)
         return None
@@ -80,6 +87,26 @@ class Host:
         """Run a command there in our terminal, and return its exit code; LOST if that broke."""
         self.start(Call(argv=(), folder="~")).finish()  # so that it is there
         return self.connection.open(self._line(call.encode()), terminal=True).wait()
+
+
+def parse_frame(line: bytes) -> list[Any] | None:
+    """Return what a line of an answer says; None if it is damaged. Pure."""
+    try:
+        frame = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(frame, list) or len(frame) != 2 or not isinstance(frame[0], str):
+        return None
+    kind, value = frame
+    if kind in ("out", "err"):
+        return frame if isinstance(value, str) else None
+    if kind == "end":
+        return frame if type(value) is int and 0 <= value <= LOST else None
+    return frame
+
+
+def _show(line: bytes) -> str:
+    return line[:_SHOWN].decode(errors="replace").strip()
 
 
 class Talk:
@@ -116,7 +143,13 @@ class Talk:
             LostConnectionError: before its end.
         """
         while (line := self.output.readline(_LONGEST)).endswith(b"\n"):
-            frame = json.loads(line)
+            frame = parse_frame(line)
+            if frame is None:
+                self.close()
+                raise UnavailableError(
+                    f"unexpected data from {self._host}: {in_one_line(_show(line))}",
+                    hint="use the same version of Echelon on both ends; try again",
+                )
             yield frame
             if frame[0] == "end":
                 return

@@ -6,10 +6,11 @@ is in `productive`, which monitor/accounting.py calls running where no steps are
 """
 
 from collections.abc import Iterable, Sequence
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
-from echelon.launch.protocol.messages import Pace, RankExited
-from echelon.launch.protocol.rank_shm import RankShm
+if TYPE_CHECKING:
+    from echelon.launch.protocol.messages import Pace, RankExited
+    from echelon.launch.protocol.rank_shm import RankShm
 
 # Phases of a rank's time; `queue` and `launch` come before ranks exist.
 RENDEZVOUS, WARM_UP, PRODUCTIVE = "rendezvous", "warm-up", "productive"
@@ -24,7 +25,7 @@ PHASES = (RENDEZVOUS, WARM_UP, PRODUCTIVE, DATA_WAIT, STALL, REDONE, RESTART, ID
 class Motion:
     """When a rank last made progress, sampled from its shared memory."""
 
-    def __init__(self, beacon: RankShm) -> None:
+    def __init__(self, beacon: "RankShm") -> None:
         self._beacon = beacon
         self._seen = (-1, -1)
         self._moved_s = float("inf")
@@ -37,7 +38,7 @@ class Motion:
         return max(0.0, now_s - self._moved_s)
 
 
-def read_spent(beacon: RankShm, still_s: float) -> dict[str, int]:
+def read_spent(beacon: "RankShm", still_s: float) -> dict[str, int]:
     """Return the numbers of a rank that has exited, `still_s` after its last progress."""
     return {
         "ran_us": beacon.elapsed_us(),
@@ -50,8 +51,10 @@ def read_spent(beacon: RankShm, still_s: float) -> dict[str, int]:
     }
 
 
-def read_pace(beacons: Sequence[RankShm]) -> Pace | None:
+def read_pace(beacons: Sequence["RankShm"]) -> "Pace | None":
     """Return how fast a node's ranks save and could stop; None without ranks."""
+    from echelon.launch.protocol.messages import Pace  # noqa: PLC0415  `status` does not need it
+
     if not beacons:
         return None
     saved = [beacon.saved for beacon in beacons]
@@ -66,7 +69,7 @@ def read_pace(beacons: Sequence[RankShm]) -> Pace | None:
 # --- the controller's side --------------------------------------------------------------------
 
 
-def split(gone: RankExited) -> dict[str, int]:
+def split(gone: "RankExited") -> dict[str, int]:
     """Divide a rank's time from start to exit into phases, in microseconds.
 
     A rank that failed may have made no progress for a while: one unfinished step of that counts as
@@ -95,7 +98,7 @@ def split(gone: RankExited) -> dict[str, int]:
     return found
 
 
-def steps_of(gone: RankExited) -> int:
+def steps_of(gone: "RankExited") -> int:
     """Return the number of steps that a rank reported."""
     first = gone.spent.get("first", -1)
     return max(0, gone.step - first) if first >= 0 else 0
@@ -129,7 +132,7 @@ class Spending:
         self._here = set(ranks)
         self._count, self._began_s = len(self._here), now_s
 
-    def leave(self, gone: RankExited, now_s: float) -> None:
+    def leave(self, gone: "RankExited", now_s: float) -> None:
         """Add the report of a rank that has exited."""
         if gone.rank in self._here:
             self._here.discard(gone.rank)

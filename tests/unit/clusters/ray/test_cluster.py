@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from echelon.api.runs import choose_python, current_job, prepare_run, submit_run
+from echelon.api.outcomes import current_job
+from echelon.api.runs import choose_python, prepare_run, submit_run
 from echelon.clusters.ray.address import (
     HttpFetch,
     JobName,

@@ -1,0 +1,89 @@
+"""How a run stands: its current job, and why it failed."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from echelon.core.jobs import RUNNING, WAITING, Job, is_job_id
+from echelon.errors import NotFoundError
+from echelon.run.attempts import Attempt, attempts, has_begun, is_skipped, outcome
+from echelon.run.directory import RunDir
+
+if TYPE_CHECKING:
+    from echelon.clusters.base import Jobs
+    from echelon.run.verdict import Verdict
+
+
+def current_job(run: RunDir, cluster: "Jobs") -> Job:
+    """Return the job of the current attempt: the active one, or else the last.
+
+    Raises:
+        NotFoundError: the run directory was deleted.
+    """
+    if not run.path.is_dir():
+        raise NotFoundError(
+            f"the run directory was deleted: {run.path}",
+            hint="check for remaining jobs: squeue --me",
+        )
+    known = [one for one in attempts(run) if not is_skipped(run, one)]
+    if not known:
+        return Job(id="", state="UNSUBMITTED", reason="created, but never submitted")
+    last = _job_of(run, known[-1], cluster)
+    if not known[-1].after or has_begun(run, known[-1]) or last.state in RUNNING:
+        return last
+    # A standby counts once the job that it waits for has ended, unless that one completed.
+    before = _job_of(run, known[-2], cluster) if known[1:] else last
+    return last if before.over and before.state != "COMPLETED" and not last.over else before
+
+
+def _job_of(run: RunDir, attempt: Attempt, cluster: "Jobs") -> Job:
+    """Return an attempt's job; its outcome comes from the controller if the cluster knows less.
+
+    The cluster may have forgotten the job, and Slurm reports one that was stopped as failed.
+    """
+    if not is_job_id(attempt.job_id):
+        what = f"job.json of attempt {attempt.number} has no valid job id"
+        return Job(id=attempt.job_id, state="UNKNOWN", reason=what)
+    job = cluster.job(attempt.job_id, run_id=run.run_id)
+    ended = outcome(run, attempt.number) if job.state in ("UNKNOWN", "FAILED") else None
+    if ended is None or (job.state == "FAILED" and ended.state != "CANCELLED"):
+        return job
+    return replace(job, state=ended.state, exit_code=ended.exit_code, reason="")
+
+
+_CAUSES = {
+    "TIMEOUT": ("time limit", "the job reached its time limit"),
+    "PREEMPTED": ("preemption", "another job took the nodes"),
+    "NODE_FAIL": ("lost node", "a node of the job failed"),
+    "OUT_OF_MEMORY": ("out of memory", "Slurm ended the job because it was out of memory"),
+    "CANCELLED": ("cancelled", "the job was cancelled"),
+}
+"""Slurm's states that explain an end better than the job's processes can: cause and message."""
+
+
+def find_verdict(run: RunDir, job: Job) -> "Verdict | None":
+    """Return why a run failed; None if it has not."""
+    from echelon.run.verdict import Failure, judge  # noqa: PLC0415  others do not wait for it
+
+    if job.state == "COMPLETED" or job.state in WAITING:
+        return None  # a waiting job will try again, whatever ended the one before
+    own = _read_verdict(run)
+    cause, message = _CAUSES.get(job.state, ("", ""))
+    guessed = own is not None and own.failure.cause in {"cancelled", "preemption"} - {cause}
+    if cause and (own is None or guessed):
+        return judge([Failure(cause=cause, message=message, exit_code=job.exit_code or 1)])
+    if own is not None or not job.over:
+        return own
+    reason = f" ({job.reason})" if job.reason else ""
+    message = f"the job is {job.state}{reason}, and its controller reported no outcome"
+    return judge([Failure(cause="exit", message=message, exit_code=job.exit_code or 1)])
+
+
+def _read_verdict(run: RunDir) -> "Verdict | None":
+    from echelon.core.codec import decode  # noqa: PLC0415
+    from echelon.core.records import read_record  # noqa: PLC0415
+    from echelon.run.verdict import Verdict  # noqa: PLC0415
+
+    try:
+        return decode(Verdict, read_record(run.verdict))
+    except (OSError, ValueError):
+        return None

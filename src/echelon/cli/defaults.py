@@ -1,0 +1,6 @@
+"""What commands assume unless they are told otherwise."""
+
+from pathlib import Path
+
+RUNS = Path("runs")
+"""The directory of runs."""

@@ -1,0 +1,106 @@
+"""Options of commands whose run may be on another host: `--cluster` and `--host`."""
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from echelon.cli.help import CONFIGURATION
+from echelon.cli.remote import Elsewhere, Given, route
+from echelon.errors import UsageError
+
+ClusterName = Annotated[
+    str,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Cluster profile whose host has the run.",
+        show_default=False,
+        rich_help_panel=CONFIGURATION,
+    ),
+]
+HostName = Annotated[
+    str,
+    typer.Option(
+        "--host",
+        metavar="HOST",
+        help="Login host that has the run, by ssh.",
+        show_default=False,
+        rich_help_panel=CONFIGURATION,
+    ),
+]
+
+_HERE = ("cluster", "host", "runs_dir", "run", "sweep")
+"""Parameters that are not passed on as they are."""
+
+
+def on_host(
+    elsewhere: Elsewhere | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command `--cluster` and `--host`; if its run is on another host, execute it there.
+
+    Args:
+        elsewhere: does so, and returns the exit code; by default, the same command line is executed
+            on the host.
+    """
+
+    def wrap(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        added = [
+            inspect.Parameter("context", keyword, annotation=typer.Context),
+            *own,
+            inspect.Parameter("cluster", keyword, default="", annotation=ClusterName),
+            inspect.Parameter("host", keyword, default="", annotation=HostName),
+        ]
+        parameters = [one.replace(kind=keyword) for one in added]
+
+        def run(*, context: typer.Context, cluster: str, host: str, **values: Any) -> None:
+            for name, value in (("cluster", cluster), ("host", host)):
+                if not value and _is_named(context, name):
+                    raise UsageError(
+                        f"--{name} is empty", hint=f"name one, or remove the option --{name}"
+                    )
+            given = Given(
+                values=values,
+                line=[context.info_name or "", *render_line(context)],
+                cluster=cluster,
+                host=host,
+                here=_is_named(context, "runs_dir"),
+            )
+            code = route(command, elsewhere, given)
+            if code is not None:
+                raise typer.Exit(code)
+            command(**values)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return wrap
+
+
+def _is_named(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def render_line(context: typer.Context) -> list[str]:
+    """Return the options and arguments that were given, without the run and where it is."""
+    options: list[str] = []
+    arguments: list[str] = []
+    for one in context.command.params:
+        source = context.get_parameter_source(one.name or "")
+        if one.name in _HERE or source is None or source.name != "COMMANDLINE":
+            continue
+        value = context.params[one.name or ""]
+        values = list(value) if isinstance(value, list | tuple) else [value]
+        if one.param_type_name == "argument":
+            arguments += map(str, values)
+        elif getattr(one, "is_flag", False):
+            options.append(one.opts[-1] if value else one.secondary_opts[-1])
+        else:
+            options += [f"{one.opts[-1]}={each}" for each in values]
+    return [*options, *(["--", *arguments] if arguments else [])]

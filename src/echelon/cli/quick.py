@@ -1,0 +1,121 @@
+"""Runs plain calls of the commands that users repeat most, without the library for command lines.
+
+Loading it takes longer than these commands do, and a command for another host pays for that twice.
+Whatever is not understood here, such as --help or a wrong call, is left to the library.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from echelon.cli.defaults import RUNS
+
+
+class Options(NamedTuple):
+    """What a command takes, beside `--cluster` and `--host`."""
+
+    run: str | None = "last"
+    """The run, if none is named; empty if one has to be, None if the command takes none."""
+    flags: Mapping[str, str] = {"--json": "as_json"}
+    """Word → parameter."""
+    numbers: Mapping[str, str] = {}
+    """Likewise; a number follows."""
+
+
+COMMANDS = {
+    "ps": Options(run=None),
+    "status": Options(),
+    "why": Options(),
+    "logs": Options(
+        flags={"-f": "follow", "--follow": "follow", "--raw": "raw"},
+        numbers={"--rank": "rank", "--tail": "tail"},
+    ),
+    "stop": Options(run="", flags={}),
+    "cancel": Options(run="", flags={}),
+}
+_PLACES = {"--cluster": "cluster", "--host": "host"}
+_MOST_DIGITS = 9
+
+
+class Call(NamedTuple):
+    """A call of a command."""
+
+    name: str
+    values: dict[str, Any]
+    """Its parameters; also `cluster` and `host`."""
+
+    def line(self) -> list[str]:
+        """Return the command and its options, without the run and where it is."""
+        options, values = COMMANDS[self.name], self.values
+        words = [
+            f"{word}={values[name]}"
+            for word, name in options.numbers.items()
+            if values[name] is not None
+        ]
+        words += [word for word, name in options.flags.items() if values[name] and word[1] == "-"]
+        return [self.name, *words]
+
+
+def parse(arguments: Sequence[str]) -> Call | None:
+    """Return a call; None if it is not a plain one. Pure."""
+    options = COMMANDS.get(arguments[0]) if arguments else None
+    if options is None:
+        return None
+    flags = dict.fromkeys(options.flags.values(), False)
+    values: dict[str, Any] = {**flags, **dict.fromkeys(options.numbers.values())}
+    values |= dict.fromkeys(_PLACES.values(), "")
+    runs: list[str] = []
+    words = list(arguments[1:])
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            runs += words
+            break
+        if not word.startswith("-"):
+            runs.append(word)
+        elif word in options.flags:
+            values[options.flags[word]] = True
+        elif named := _take_value(word, words, options):
+            values |= named
+        else:
+            return None
+    if options.run is None:
+        return None if runs else Call(arguments[0], values)
+    if len(runs) > 1 or not (run := runs[0] if runs else options.run):
+        return None
+    return Call(arguments[0], {**values, "run": run})
+
+
+def _take_value(word: str, words: list[str], options: Options) -> dict[str, Any]:
+    """Return the parameter of an option, whose value may be the next word; empty if it is wrong."""
+    name, equals, value = word.partition("=")
+    if not equals and words:
+        value = words.pop(0)
+    if name in _PLACES and value and not value.startswith("-"):
+        return {_PLACES[name]: value}
+    if name in options.numbers and value.isascii() and value.isdecimal():
+        return {options.numbers[name]: int(value)} if len(value) <= _MOST_DIGITS else {}
+    return {}
+
+
+def run_quickly(arguments: Sequence[str]) -> int | None:
+    """Run a plain call, and return its exit code; None if it is another one."""
+    call = parse(arguments)
+    if call is None or "_ECHELON_COMPLETE" in os.environ:
+        return None
+    from echelon.cli import remote  # noqa: PLC0415
+
+    runs_dir = Path(os.environ.get("ECHELON_RUNS_DIR") or RUNS)
+    values = {**call.values, "runs_dir": runs_dir}
+    cluster, host = values.pop("cluster"), values.pop("host")
+
+    def command(**values: Any) -> int:
+        from echelon.cli import run_commands  # noqa: PLC0415  not if the run is elsewhere
+
+        return int(getattr(run_commands, call.name)(**values))
+
+    elsewhere = remote.logs_there if call.name == "logs" else None
+    given = remote.Given(values, call.line(), cluster, host, here=False)
+    code = remote.route(command, elsewhere, given)
+    return command(**values) if code is None else code

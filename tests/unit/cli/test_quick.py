@@ -1,0 +1,106 @@
+"""Commands that start without the library for command lines."""
+
+import subprocess
+import sys
+
+import pytest
+import typer.main
+
+from echelon.cli import app, main, quick, run_commands
+from echelon.cli.defaults import RUNS
+from echelon.clusters.ssh.call import LIGHT
+
+ALL = typer.main.get_command(app.app).commands
+ELSEWHERE = {"runs_dir", "context", "address", "cluster", "host", "help"}
+"""Parameters that are left to the library, or that all of them have."""
+
+
+@pytest.mark.parametrize("name", quick.COMMANDS)
+def test_options_are_those_of_the_command(name):
+    options, command = quick.COMMANDS[name], ALL[name]
+    known = {one.name: one for one in command.params if one.name not in ELSEWHERE}
+    run = known.pop("run", None)
+    assert {*options.flags.values(), *options.numbers.values()} == set(known)
+    for words in (options.flags, options.numbers):
+        for parameter in set(words.values()):
+            spelled = {word for word in words if words[word] == parameter}
+            assert spelled == set(known[parameter].opts)
+    assert all(known[one].is_flag for one in options.flags.values())
+    assert not any(known[one].is_flag for one in options.numbers.values())
+    if options.run is None:
+        assert run is None
+    else:
+        assert (options.run or None) == run.default
+        assert run.required == (options.run == "")
+
+
+def test_a_host_needs_no_login_for_them():
+    assert set(LIGHT) == set(quick.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("words", "values", "line"),
+    [
+        (["ps"], {"as_json": False}, ["ps"]),
+        (["ps", "--json", "--host", "me@h"], {"as_json": True, "host": "me@h"}, ["ps", "--json"]),
+        (["status", "--", "-x"], {"run": "-x"}, ["status"]),
+        (["status", "--cluster=far"], {"run": "last", "cluster": "far"}, ["status"]),
+        (
+            ["logs", "-f", "a", "--tail", "5", "--rank=3"],
+            {"run": "a", "tail": 5, "rank": 3, "follow": True, "raw": False},
+            ["logs", "--rank=3", "--tail=5", "--follow"],
+        ),
+    ],
+)
+def test_plain_calls_are_understood(words, values, line):
+    call = quick.parse(words)
+    assert call.line() == line
+    assert values.items() <= call.values.items()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *([], ["--help"], ["submit"], ["--debug", "ps"], ["ps", "--help"], ["ps", "x"]),
+        *(["status", "a", "b"], ["stop"], ["status", ""], ["logs", "--tail", "x"]),
+        *(["logs", "--tail=-1"], ["logs", "--tail"], ["ps", "--json=1"], ["status", "--host="]),
+        *(["status", "--host", ""], ["status", "--host", "--json"], ["logs", "-fr"]),
+        *(["stop", "a", "--address=x"], ["ps", "--runs-dir", "x"], ["logs", "--rank=1e3"]),
+        ["logs", "--tail=٣"],
+    ],
+)
+def test_other_calls_are_left_to_the_library(words):
+    assert quick.parse(words) is None
+
+
+def test_what_they_take_is_what_the_command_takes(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    seen = {}
+    for name, options in quick.COMMANDS.items():
+        monkeypatch.setattr(run_commands, name, lambda **values: seen.update(values) or 0)
+        assert main.run([name, *(["a"] if options.run is not None else [])]) == 0
+        assert seen["runs_dir"] == RUNS
+    monkeypatch.setenv("ECHELON_RUNS_DIR", str(tmp_path))
+    assert main.run(["ps"]) == 0
+    assert seen["runs_dir"] == tmp_path
+
+
+@pytest.mark.parametrize("words", [["ps"], ["status"], ["why"], ["logs"]])
+def test_they_load_nothing_heavy(words, tmp_path):
+    heavy = ["typer", "rich", "echelon.spec.merging", "echelon.api.submission", "http.client"]
+    program = (
+        "import sys\n"
+        "from echelon.cli.main import run\n"
+        f"run({words})\n"
+        f"print('loaded:', sorted(set({heavy}) & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "loaded: []"
