@@ -41,7 +41,8 @@ def try_once(hang):
 
 
 def run_healthy(minutes):
-    """Run two healthy ranks; return the alarms, the exit code, and how many steps they made."""
+    """Run two healthy ranks; return the alarms, the exit code, the steps, and the minutes."""
+    began_s = time.monotonic()
     options = ["--procs=2", f"--hang-timeout={TIMEOUT_S}", "--on-hang=report"]
     script = [str(HERE / "scripts" / "healthy.py"), str(minutes)]
     with tempfile.TemporaryDirectory(prefix="echelon-healthy-") as folder:
@@ -55,7 +56,8 @@ def run_healthy(minutes):
         )
     said = done.stdout + done.stderr
     steps = [line for line in said.splitlines() if "steps:" in line]
-    return said.count(" hangs\n"), done.returncode, steps or said[-2000:]
+    took = (time.monotonic() - began_s) / 60
+    return said.count(" hangs\n"), done.returncode, steps or said[-2000:].splitlines(), took
 
 
 def main():
@@ -73,10 +75,11 @@ def main():
     well = {
         "date": datetime.now(tz=UTC).date().isoformat(),
         "torch": torch.__version__,
-        "minutes": asked.healthy,
-        "false_alarms": sum(alarms for alarms, _, _ in ends),
-        "exit_codes": [code for _, code, _ in ends],
-        "steps": [steps for _, _, steps in ends],
+        "minutes": round(sum(took for *_, took in ends)),
+        "ended_early": sum(code != 0 for _, code, *_ in ends),
+        "false_alarms": sum(alarms for alarms, *_ in ends),
+        "exit_codes": [code for _, code, *_ in ends],
+        "steps": [steps for _, _, steps, _ in ends],
     }
     old = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     new = {**old, "healthy_gloo": well} if result is None else {**old, **result, "healthy": well}

@@ -231,7 +231,8 @@ def _hangs(hangs: Mapping[str, Any]) -> str:
         f"{_number(hangs['longest_delay_s'])} s). Beside them, healthy ranks ran for "
         f"{_number(healthy['minutes'])} minutes with {healthy['false_alarms']} false alarms; "
         f"without a GPU, {_number(gloo['minutes'])} minutes with {gloo['false_alarms']}, on 2 "
-        "cores that had other work."
+        f"cores with a load of 20 and more, where {gloo['ended_early']} of "
+        f"{len(gloo['exit_codes'])} runs ended early because their agent was silent for 5 s."
     )
     return f"## hangs\n{_wrap(about)}\n\n{_measured('hangs', hangs)}\n"
 
