@@ -89,7 +89,8 @@ def train(folder, count, options, rank):
 
 def on(folder, count, task=train, **options):
     """Run a task on ranks; return what rank 0 returns. This process trains nothing: it forks."""
-    found = run_ranks(count, folder, partial(task, folder / "c", count, options))
+    within_s = 600 if options.get("compiled") else 120
+    found = run_ranks(count, folder, partial(task, folder / "c", count, options), within_s=within_s)
     for other in found[1:]:
         if task is train:
             assert all(torch.equal(other[1][name], one) for name, one in found[0][1].items())
@@ -109,6 +110,7 @@ def alone(tmp_path_factory):
     return {False: plain, True: clipped}
 
 
+@pytest.mark.timeout(900)  # torch.compile on a busy machine
 @pytest.mark.parametrize(
     ("count", "options"),
     [
