@@ -111,7 +111,7 @@ def test_an_address_from_a_folder_alone_is_not_contacted(run, echelon, where):
         refused = [echelon(*words) for words in ACTING]
     assert got == [""]
     for code, out, err in seen.values():
-        assert code == 0
+        assert code == 0, err
         assert "RAY_API_SERVER_ADDRESS" in err
         assert TOKEN not in out + err
     assert json.loads(seen["ps"][1])[0]["state"] == "UNKNOWN"

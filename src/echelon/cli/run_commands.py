@@ -4,6 +4,7 @@ They are apart from their options (`cli/runs.py`), whose library takes longer to
 """
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -220,13 +221,12 @@ def _current(run: RunDir, cluster: "Cluster") -> Job | None:
 def why(*, run: str, runs_dir: Path, as_json: bool) -> int:
     """Explain why a run failed."""
     from echelon.api.outcomes import find_verdict  # noqa: PLC0415
-    from echelon.core.codec import encode  # noqa: PLC0415
     from echelon.run.verdict import render  # noqa: PLC0415
 
     found = find_run(runs_dir, run)
     verdict = find_verdict(found, Places().job(found))
     if as_json:
-        console.print_json(encode(verdict) if verdict else None)
+        console.print_json(asdict(verdict) if verdict else None)
     elif verdict:
         console.print_result(f"{found.run_id}\n{render(verdict, whole=True, run=found.path)}")
     else:
