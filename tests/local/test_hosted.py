@@ -13,7 +13,7 @@ from echelon.api.mirror import hold_mirror
 from echelon.cli import main
 from echelon.clusters.ssh.brought import FOLDER
 from echelon.clusters.ssh.call import SUBMIT, Call
-from echelon.clusters.ssh.connection import Connection, is_unshared
+from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.host import Host, LostConnectionError, Talk, parse_frame
 from echelon.clusters.ssh.site import Site, check_host, default_workdir
 from echelon.core.shell import LocalShell
@@ -304,12 +304,6 @@ def test_who_vanishes_does_not_hold_the_project(host, tmp_path):
     with hold_mirror(tmp_path / "home" / "project", timeout_s=30):
         pass
     gone.finish()
-
-
-def test_a_connection_that_was_cut_is_made_again_only_if_nothing_was_started():
-    assert is_unshared(255, "echelon-is-not-connected\nConnection closed by UNKNOWN port 65535\n")
-    assert not is_unshared(255, "Connection closed\n")
-    assert not is_unshared(1, "echelon-is-not-connected\n")
 
 
 def test_a_slow_login_at_one_host_does_not_block_another(tmp_path):

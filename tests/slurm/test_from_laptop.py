@@ -220,7 +220,8 @@ def test_the_page_comes_back_after_a_cut(laptop):
         address = serving.stdout.readline().strip().partition("#")[0]
         assert urllib.request.urlopen(address, timeout=30).status == 200  # noqa: S310
         laptop.hang_up()
-        assert serving.stdout.readline().startswith(address)
+        line = serving.stdout.readline()
+        assert line.startswith(address), serving.stderr.read()
         assert urllib.request.urlopen(address, timeout=30).status == 200  # noqa: S310
     finally:
         serving.send_signal(signal.SIGINT)

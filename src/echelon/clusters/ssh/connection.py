@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from echelon.clusters.ssh.call import LOST
 from echelon.clusters.ssh.failures import explain_ssh
 from echelon.clusters.ssh.site import check_host
-from echelon.core.atomic_file import make_private, write_atomic
-from echelon.core.records import find_record
+from echelon.core.atomic_file import make_private
 from echelon.core.shell import Result, Shell
 from echelon.core.userstate import state_folder
 from echelon.errors import MissingProgramError, NotPermittedError
@@ -41,12 +40,8 @@ _LONGEST = 45
 """Letters of the folder with the sockets. A socket's path has at most 103 on macOS; ssh adds a hash
 of 40 to the folder, and 17 more while it creates the socket."""
 _LOOK_S = 0.02
-_UNSHARED = "echelon-is-not-connected"
-"""Said if there is no shared connection, instead of making one."""
 _MOST_SAID = 1 << 16
 """Bytes of ssh's messages that are looked at."""
-
-
 _PROMPTS = threading.Lock()
 """Held while ssh may ask on the terminal: of two hosts, one asks at a time."""
 
@@ -78,17 +73,6 @@ class Connection:
         self.connect()
         kind = ["-t", "-e", "none"] if terminal else ["-T"]
         return self._shell.open([*self._argv(*kind), command], terminal=terminal)
-
-    def ways(self, command: str) -> Iterator["subprocess.Popen[bytes]"]:
-        """Start a command line with pipes: at once, then, if the caller goes on, once connected.
-
-        The first way exists if a connection was made before; `is_unshared` tells that it is gone.
-        """
-        if (options := self._recall()) is not None:
-            words = ["-o", "ControlMaster=no", "-o", f"ProxyCommand=echo {_UNSHARED} >&2"]
-            argv = [*self._ssh, *words, *options, "-a", "-x", "-T", "--", self.host, command]
-            yield self._shell.open(argv)
-        yield self.open(command)
 
     def forward(self, port: int, there: int) -> None:
         """Let connections to a port of this machine go to a port there.
@@ -150,24 +134,11 @@ class Connection:
             with _alone(self._file("lock")):  # of two commands at once, one makes it
                 if not self._is_connected():
                     self._start_master()
-        self._remember()
 
     def _file(self, kind: str) -> Path:
         """Return a file about this host, beside the sockets."""
         about = json.dumps([self._ssh, self.host])
         return self._folder / f"{hashlib.sha256(about.encode()).hexdigest()[:16]}.{kind}"
-
-    def _remember(self) -> None:
-        """Keep the options of the shared connection: to find them, ssh has to be asked."""
-        if self._recall() != self._shared():
-            with contextlib.suppress(OSError):
-                write_atomic(
-                    self._file("json"), json.dumps({"options": self._shared()}), sync=False
-                )
-
-    def _recall(self) -> list[str] | None:
-        options = find_record(self._file("json")).get("options")
-        return list(map(str, options)) if isinstance(options, list) else None
 
     def _is_connected(self) -> bool:
         return self._control("check").code == 0
@@ -194,11 +165,6 @@ class Connection:
             said = os.pread(log.fileno(), _MOST_SAID, 0)
         if starting.returncode == LOST:
             raise explain_ssh(self.host, said.decode(errors="replace"))
-
-
-def is_unshared(code: int, stderr: str) -> bool:
-    """Tell whether ssh exited because there was no shared connection: nothing was started. Pure."""
-    return code == LOST and _UNSHARED in stderr
 
 
 def find_sockets(environ: Mapping[str, str]) -> Path:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from echelon.clusters.ssh.brought import FOLDER, find_id
 from echelon.clusters.ssh.call import LOST, MARK, Call
-from echelon.clusters.ssh.connection import Connection, is_unshared
+from echelon.clusters.ssh.connection import Connection
 from echelon.clusters.ssh.failures import UnreachableError, explain_ssh
 from echelon.clusters.ssh.site import Site
 from echelon.core.shell import Shell
@@ -66,16 +66,13 @@ class Host:
 
     def _try(self, call: Call) -> "Talk | None":
         line = self._line("light" if call.light else "")
-        for program in self.connection.ways(line):
-            talk = Talk(self.site.host, program)
-            with contextlib.suppress(OSError):  # it has ended already
-                talk.input.write(f"{call.encode()}\n".encode())
-                talk.input.flush()
-            if talk.has_begun():
-                return talk
-            code, errors = talk.finish()
-            if not is_unshared(code, errors):
-                break
+        talk = Talk(self.site.host, self.connection.open(line))
+        with contextlib.suppress(OSError):  # it has ended already
+            talk.input.write(f"{call.encode()}\n".encode())
+            talk.input.flush()
+        if talk.has_begun():
+            return talk
+        code, errors = talk.finish()
         if code == LOST:
             raise explain_ssh(self.site.host, errors)
         return None
