@@ -26,6 +26,7 @@ import torch
 import typer.main
 
 from damage import CONTENT, damaged, generator, list_files
+from echelon.cli import app
 from echelon.cli import main as cli
 from echelon.monitor.server import Gate, make_app
 from echelon.run.directory import RunDir
@@ -240,7 +241,7 @@ def main(place, seed, count, within_s):
     def stuck(*_):
         raise Stuck
 
-    cli.app = typer.main.get_command(cli.app)  # made once: it is half of what a command takes
+    app.app = typer.main.get_command(app.app)  # made once: it is half of what a command takes
     os.chdir(place)
     os.environ.update(HOME=str(place), COLUMNS="100", LINES="40")
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "ECHELON_RUNS_DIR", "SLURM_JOB_ID"):
