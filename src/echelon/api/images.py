@@ -19,7 +19,6 @@ from echelon.launch.container.commands import (
 )
 from echelon.launch.container.machine import variants_here
 from echelon.launch.container.reference import Reference, parse_reference
-from echelon.launch.container.registry import read_credentials, resolve
 from echelon.launch.container.store import (
     ImageStore,
     architecture,
@@ -86,6 +85,11 @@ def find_image(spec: JobSpec, folder: Path, environ: Mapping[str, str], shell: S
         return replace(reference, path=str(path))
     if reference.local:
         return _find_local(reference, shell)
+    from echelon.launch.container.registry import (  # noqa: PLC0415  it loads urllib
+        read_credentials,
+        resolve,
+    )
+
     try:
         return resolve(reference, architecture(), read_credentials(environ))
     except UnavailableError:
