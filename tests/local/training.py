@@ -146,7 +146,7 @@ def train(world, plan, folder):
 
 
 def whole(value):
-    """Return a tensor of which each rank may have a part."""
+    """Return the whole tensor, also if it is sharded over the ranks."""
     return value.full_tensor() if hasattr(value, "full_tensor") else value
 
 

@@ -56,7 +56,12 @@ class Reference:
     @property
     def plain_http(self) -> bool:
         """Whether its registry is on this machine, where podman and Docker do without TLS too."""
-        return bool(_LOOPBACK.fullmatch(self.registry))
+        return is_loopback(self.registry)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a host, perhaps with a port, is this machine."""
+    return bool(_LOOPBACK.fullmatch(host))
 
 
 def parse_reference(text: str) -> Reference:

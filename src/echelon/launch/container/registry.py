@@ -3,6 +3,7 @@
 Asked over HTTP, so that a tag can be resolved where no runtime is installed.
 """
 
+import hashlib
 import json
 import re
 import urllib.error
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.errors import NotFoundError, UnavailableError
-from echelon.launch.container.reference import DOCKER_HUB, Reference
+from echelon.launch.container.reference import DOCKER_HUB, Reference, is_loopback
 
 _HUB_HOST = "registry-1.docker.io"
 _MANIFESTS = (
@@ -43,14 +44,20 @@ def resolve(reference: Reference, architecture: str, credentials: Mapping[str, s
     """
     registry = _Registry(reference, credentials.get(reference.registry, ""))
     manifest, digest = registry.get(f"manifests/{reference.digest or reference.tag}")
-    offered = [
-        str(one.get("platform", {}).get("architecture", ""))
-        for one in manifest.get("manifests", ())
-        if one.get("platform", {}).get("os", "linux") == "linux"
-    ]
-    if not offered and "config" in manifest:
-        config, _ = registry.get(f"blobs/{manifest['config']['digest']}")
-        offered = [str(config.get("architecture", ""))]
+    try:
+        offered = [
+            str(one.get("platform", {}).get("architecture", ""))
+            for one in manifest.get("manifests", ())
+            if one.get("platform", {}).get("os", "linux") == "linux"
+        ]
+        if not offered and "config" in manifest:
+            config, _ = registry.get(f"blobs/{manifest['config']['digest']}")
+            offered = [str(config.get("architecture", ""))]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise UnavailableError(
+            f"{reference.registry} does not describe the image {reference} as registries do",
+            hint="name a file instead: echelon image pull, where it works",
+        ) from error
     if offered and architecture not in offered:
         raise NotFoundError(
             f"the image {reference} is for {', '.join(filter(None, offered))}, not {architecture}",
@@ -91,7 +98,7 @@ class _Registry:
         self._authorization = f"Basic {basic}" if basic else ""
 
     def get(self, what: str) -> tuple[Mapping[str, Any], str]:
-        """Return a JSON document, and its digest where the registry tells it."""
+        """Return a JSON document, and its digest."""
         try:
             return self._read(f"{self._base}/{what}", self._authorization)
         except urllib.error.HTTPError as error:
@@ -110,7 +117,8 @@ class _Registry:
     def _ask_token(self, challenge: str) -> str:
         wanted = dict(_PARAMETER.findall(challenge))
         realm = wanted.pop("realm")
-        if not realm.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        where = urllib.parse.urlsplit(realm)
+        if where.scheme != "https" and not (where.scheme == "http" and is_loopback(where.netloc)):
             raise ValueError(f"it sends us to {realm}")
         query = urllib.parse.urlencode(wanted)
         found, _ = self._read(f"{realm}?{query}", f"Basic {self._basic}" if self._basic else "")
@@ -122,8 +130,11 @@ class _Registry:
             # Not sent on to where a registry keeps its blobs.
             request.add_unredirected_header("Authorization", authorization)
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
-            found = json.loads(answer.read(_MOST))
-            return found, answer.headers.get("Docker-Content-Digest", "")
+            text = answer.read(_MOST)
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("it did not answer with a JSON object")  # noqa: TRY004  as damaged JSON
+        return found, f"sha256:{hashlib.sha256(text).hexdigest()}"
 
     def _explain(self, error: Exception) -> NotFoundError | UnavailableError:
         name = self._reference

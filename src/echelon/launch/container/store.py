@@ -96,18 +96,20 @@ class ImageStore:
                     f"the image {path} does not exist", hint="pull it: echelon image pull"
                 )
             return path
-        if path.is_file():
-            with contextlib.suppress(OSError):  # `echelon image ls` shows when it was last used
-                os.utime(path)
-            return path
         make_private(self.folder)
         if why := find_intruder(self.folder):
             raise NotPermittedError(
                 f"the image cache {self.folder} is not trusted: {why}",
                 hint="choose a folder that only you can write to: --image-cache",
             )
-        with self._lock(path):
+        if path.is_file():
+            with contextlib.suppress(OSError):  # `echelon image ls` shows when it was last used
+                os.utime(path)
+            return path
+        with self._lock(path) as alone:
             if not path.is_file():  # else another process has imported it meanwhile
+                if alone:
+                    _remove_drafts(path)
                 self._import(reference, runtime, path)
         return path
 
@@ -152,7 +154,9 @@ class ImageStore:
         return self.folder / f"{reference.stem}{ending}"
 
     @contextlib.contextmanager
-    def _lock(self, path: Path) -> Iterator[None]:
+    def _lock(self, path: Path) -> Iterator[bool]:
+        """Wait for other imports of an image; yield whether that was possible."""
+        alone = True
         # The kernel releases it with its holder, whichever node that was on.
         handle = os.open(_lock_path(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -162,13 +166,12 @@ class ImageStore:
                 if error.errno not in _WITHOUT_LOCKS:
                     raise
                 # Without locks on this file system, several nodes import, and the last one wins.
-            yield
+                alone = False
+            yield alone
         finally:
             os.close(handle)
 
     def _import(self, reference: Reference, runtime: str, path: Path) -> None:
-        for left in path.parent.glob(f".{path.name}.*"):
-            left.unlink(missing_ok=True)  # of a process that died
         draft = path.parent / f".{path.name}.{os.uname().nodename}.{os.getpid()}"
         record = {"reference": str(reference), "runtime": runtime}
         try:
@@ -217,6 +220,12 @@ def _describe(path: Path) -> Stored:
         size=status.st_size,
         used_s=status.st_mtime,
     )
+
+
+def _remove_drafts(path: Path) -> None:
+    """Remove what imports have left that were killed."""
+    for left in path.parent.glob(f".{path.name}.*"):
+        left.unlink(missing_ok=True)
 
 
 def _record_path(path: Path) -> Path:

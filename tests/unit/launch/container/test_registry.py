@@ -1,6 +1,7 @@
 """The registry's protocol, with a server that answers as registries do."""
 
 import base64
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,17 @@ from echelon.errors import NotFoundError, UnavailableError
 from echelon.launch.container.reference import parse_reference
 from echelon.launch.container.registry import read_credentials, resolve
 
-DIGEST = f"sha256:{'b' * 64}"
+MANIFESTS = {
+    "/v2/team/x/manifests/1": {"config": {"digest": "sha256:c"}},
+    "/v2/team/many/manifests/1": {
+        "manifests": [
+            {"platform": {"architecture": "arm64", "os": "linux"}},
+            {"platform": {"architecture": "amd64"}},
+        ]
+    },
+    "/v2/team/list/manifests/1": [],
+    "/v2/team/odd/manifests/1": {"manifests": ["x"]},
+}
 LOGIN = base64.b64encode(b"ada:secret").decode()
 
 
@@ -19,6 +30,8 @@ class Registry(ThreadingHTTPServer):
     daemon_threads = True
     private = ""
     """How clients authenticate: `basic`, `bearer`, or not at all."""
+    realm = ""
+    """Where it sends them for a token; by default to itself."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -30,16 +43,13 @@ class Handler(BaseHTTPRequestHandler):
         elif self.server.private == "basic" and given != f"Basic {LOGIN}":
             self.answer({}, 401, {"WWW-Authenticate": 'Basic realm="x"'})
         elif self.server.private == "bearer" and given != "Bearer t0ken":
-            realm = f"http://127.0.0.1:{self.server.server_port}/token"
+            realm = self.server.realm or f"http://127.0.0.1:{self.server.server_port}/token"
             asked = f'Bearer realm="{realm}",service="r",scope="repository:a:pull"'
             self.answer({}, 401, {"WWW-Authenticate": asked})
-        elif self.path == "/v2/team/x/manifests/1":
-            self.answer({"config": {"digest": "sha256:c"}})
+        elif self.path in MANIFESTS:
+            self.answer(MANIFESTS[self.path])
         elif self.path == "/v2/team/x/blobs/sha256:c":
             self.answer({"architecture": "amd64"})
-        elif self.path == "/v2/team/many/manifests/1":
-            platforms = [{"architecture": "arm64", "os": "linux"}, {"architecture": "amd64"}]
-            self.answer({"manifests": [{"platform": one} for one in platforms]})
         elif self.path == "/v2/team/broken/manifests/1":
             self.answer({}, 500)
         else:
@@ -48,7 +58,7 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, content, code=200, headers=None):
         data = json.dumps(content).encode()
         self.send_response(code)
-        for name, value in {**(headers or {}), "Docker-Content-Digest": DIGEST}.items():
+        for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(data)
@@ -74,16 +84,38 @@ def ask(server, name, *, architecture="amd64", login=""):
     return resolve(reference, architecture, {host: login} if login else {})
 
 
+def digest_of(name):
+    """Return the digest of a manifest: that of its text."""
+    text = json.dumps(MANIFESTS[f"/v2/{name.replace(':', '/manifests/')}"])
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
 @pytest.mark.parametrize("name", ["team/x:1", "team/many:1"])
 def test_a_tag_gets_its_digest(registry, name):
     found = ask(registry, name)
-    assert (found.tag, found.digest) == ("1", DIGEST)
+    assert (found.tag, found.digest) == ("1", digest_of(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("team/list:1", "not answer with a JSON object"), ("team/odd:1", "does not describe")],
+)
+def test_a_manifest_that_is_none(registry, name, why):
+    with pytest.raises(UnavailableError, match=why):
+        ask(registry, name)
+
+
+@pytest.mark.parametrize("host", ["localhost.example", "127.0.0.1.example", "other.example"])
+def test_a_login_is_not_sent_to_another_machine_without_tls(registry, host):
+    registry.private, registry.realm = "bearer", f"http://{host}/token"
+    with pytest.raises(UnavailableError, match=f"it sends us to http://{host}/token"):
+        ask(registry, "team/x:1", login=LOGIN)
 
 
 @pytest.mark.parametrize("private", ["basic", "bearer"])
 def test_a_private_image_needs_the_login_of_podman_or_docker(registry, private):
     registry.private = private
-    assert ask(registry, "team/x:1", login=LOGIN).digest == DIGEST
+    assert ask(registry, "team/x:1", login=LOGIN).digest == digest_of("team/x:1")
     with pytest.raises(NotFoundError, match="answered 401") as raised:
         ask(registry, "team/x:1")
     assert "podman login" in raised.value.hint
