@@ -26,9 +26,15 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_SHORTEST = 6
+"""Characters of a digest that name an image."""
 Names = Annotated[
     list[str],
-    typer.Argument(metavar="IMAGE…", help="Image, or the start of its digest.", show_default=False),
+    typer.Argument(
+        metavar="IMAGE…",
+        help="Image, or the first 6 or more characters of its digest.",
+        show_default=False,
+    ),
 ]
 
 
@@ -95,11 +101,12 @@ def rm(*, request: Merged, images: Names) -> None:
 
 
 def _choose(store: "ImageStore", name: str) -> "list[Stored]":
+    start = name.removeprefix("sha256:")
     found = [
         one
         for one in store.list()
-        if one.digest.removeprefix("sha256:").startswith(name.removeprefix("sha256:"))
-        or name in (one.reference, one.reference.partition("@")[0])
+        if (len(start) >= _SHORTEST and one.digest.removeprefix("sha256:").startswith(start))
+        or (name and name in (one.reference, one.reference.partition("@")[0]))
     ]
     if not found:
         raise NotFoundError(
