@@ -15,7 +15,7 @@ import pytest
 
 from echelon.core.waiting import wait_until
 from echelon.launch.controller.generation import END_S
-from echelon.launch.protocol.link import SILENCE_S
+from echelon.launch.protocol.link import NEAR_SILENCE_S
 from echelon.run.event_log import EventReader
 from echelon.run.events import ControllerEvent
 from local.liverun import live_run
@@ -153,7 +153,7 @@ def test_storage_that_hangs_for_a_while_costs_no_rank(tmp_path, disk):
         writer, other = run.await_ranks(range(2))
         with disk.frozen():
             await_held(writer)
-            time.sleep(SILENCE_S + 5)
+            time.sleep(NEAR_SILENCE_S + 2)
             assert run.command.poll() is None, run.output
             assert {writer, other} <= pids(run)
         (tmp_path / "go").touch()
@@ -186,7 +186,7 @@ def test_a_restart_waits_for_storage(tmp_path, disk):
         time.sleep(0.2)  # longer than a look at the log
         with disk.frozen():
             os.kill(other, signal.SIGKILL)
-            time.sleep(SILENCE_S + 2)
+            time.sleep(NEAR_SILENCE_S + 2)
             assert not (tmp_path / "again-0").exists()
         await_again(run)
         (tmp_path / "go").touch()
@@ -200,7 +200,7 @@ def test_a_zygote_that_dies_while_storage_hangs_is_replaced(tmp_path, disk):
         (tmp_path / "hush").touch()
         with disk.frozen():
             os.kill(run.find("zygote", 1), signal.SIGKILL)
-            time.sleep(SILENCE_S + 2)
+            time.sleep(NEAR_SILENCE_S + 2)
             assert run.command.poll() is None, run.output
         await_again(run)
         (tmp_path / "go").touch()

@@ -22,7 +22,7 @@ from echelon.run.background_writer import AWAY, BackgroundWriter, pauses
 from echelon.run.journal import write_error
 from echelon.run.rank_logs import LogClock
 
-READ_S = 10.0
+READ_S = 5.0
 """Limit for reading a dead rank's log and record: the report of its exit waits for them."""
 _CLOSE_S = 1.0
 _LOG_POLL_S = 0.2

@@ -252,8 +252,8 @@ class AgentPool:
             for agent in list(self.agents.values()):
                 if now_s - agent.link.said_s > PULSE_S / 2:  # otherwise it has just heard from us
                     agent.link.say(Pulse())
-                if now_s - agent.link.heard_s > SILENCE_S:
-                    agent.link.drop(f"no message for {SILENCE_S:g} s")
+                if now_s - agent.link.heard_s > agent.link.silence_s:
+                    agent.link.drop(f"no message for {agent.link.silence_s:g} s")
             if hang := self._watch.judge(now_s):
                 self._queue.put_nowait((None, hang))
 

@@ -14,6 +14,9 @@ PULSE_S = 1.0
 """Interval of the heartbeats that each end sends."""
 SILENCE_S = 5.0
 """How long a peer may be silent before it counts as lost."""
+NEAR_SILENCE_S = 15.0
+"""The same for a peer on our own machine. If it dies, the kernel closes the connection at once; if it
+is silent, the machine is too busy to run it, and would be for whatever replaced it."""
 HANDSHAKE_S = 10.0
 _CONNECT_S = 0.5
 """Time limit of one attempt to connect. If the listener's queue is full, the first packet is
@@ -64,6 +67,12 @@ class Link(asyncio.Protocol):
 
     # --- for the owner --------------------------------------------------------------------------
 
+    @property
+    def silence_s(self) -> float:
+        """How long the peer may be silent before it counts as lost."""
+        is_near = self.own_address != "" and self.own_address == self.peer_address
+        return NEAR_SILENCE_S if is_near else SILENCE_S
+
     def say(self, message: Message) -> None:
         """Send a message; does nothing if the connection is closed."""
         if self._transport is None or not self._channel.open:
@@ -82,8 +91,8 @@ class Link(asyncio.Protocol):
         if paused_s > SILENCE_S / 2:
             self.heard_s = time.monotonic()  # we could not hear it
         self.say(heartbeat)
-        if time.monotonic() - self.heard_s > SILENCE_S:
-            self.drop(f"no heartbeat for {SILENCE_S:g} s")
+        if time.monotonic() - self.heard_s > self.silence_s:
+            self.drop(f"no heartbeat for {self.silence_s:g} s")
 
     def drop(self, reason: str) -> None:
         """Close the connection at once."""

@@ -153,3 +153,16 @@ def test_one_that_does_not_read_is_dropped():
         assert controller.reasons == ["it does not read what is sent to it"]
 
     run(scenario)
+
+
+def test_a_peer_on_our_own_machine_may_be_silent_for_longer():
+    async def scenario(ours, _theirs):
+        near, far = End("controller"), End("controller")
+        await near.attach(ours)
+        assert near.link.silence_s == module.NEAR_SILENCE_S
+        far.link.own_address, far.link.peer_address = "10.0.0.1", "10.0.0.2"
+        assert far.link.silence_s == module.SILENCE_S < module.NEAR_SILENCE_S
+        near.link.drop("the end")
+        await near.lost.wait()
+
+    run(scenario)
