@@ -15,8 +15,8 @@ PULSE_S = 1.0
 SILENCE_S = 5.0
 """How long a peer may be silent before it counts as lost."""
 NEAR_SILENCE_S = 15.0
-"""The same for a peer on our own machine. If it dies, the kernel closes the connection at once; if it
-is silent, the machine is too busy to run it, and would be for whatever replaced it."""
+"""The same for a peer on our own machine. If it dies, the kernel closes the connection at once; if
+it is silent, the machine is too busy to run it, and would be for whatever replaced it."""
 HANDSHAKE_S = 10.0
 _CONNECT_S = 0.5
 """Time limit of one attempt to connect. If the listener's queue is full, the first packet is
