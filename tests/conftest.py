@@ -8,6 +8,12 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from apptainer import (  # noqa: F401  fixtures
+    apptainer,
+    apptainer_place,
+    apptainer_project,
+    torch_sif,
+)
 from container_image import Image
 from requirements import require, require_root
 
