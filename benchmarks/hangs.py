@@ -11,6 +11,7 @@ benchmarks/results/hangs.json.
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -55,9 +56,12 @@ def run_healthy(minutes):
             check=False,
         )
     said = done.stdout + done.stderr
-    steps = [line for line in said.splitlines() if "steps:" in line]
+    lines = said.splitlines()
+    # What the verdict says follows the line that tells of the hang.
+    alarms = [lines[n : n + 12] for n, line in enumerate(lines) if line.endswith(" hangs")]
+    steps = [line for line in lines if "steps:" in line]
     took = (time.monotonic() - began_s) / 60
-    return said.count(" hangs\n"), done.returncode, steps or said[-2000:].splitlines(), took
+    return alarms, done.returncode, steps or lines[-20:], took
 
 
 def main():
@@ -77,12 +81,16 @@ def main():
         "torch": torch.__version__,
         "minutes": round(sum(took for *_, took in ends)),
         "ended_early": sum(code != 0 for _, code, *_ in ends),
-        "false_alarms": sum(alarms for alarms, *_ in ends),
+        "false_alarms": sum(len(alarms) for alarms, *_ in ends),
+        "alarms": [alarm for alarms, *_ in ends for alarm in alarms],
         "exit_codes": [code for _, code, *_ in ends],
+        "cores": os.cpu_count(),
         "steps": [steps for _, _, steps, _ in ends],
     }
     old = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    new = {**old, "healthy_gloo": well} if result is None else {**old, **result, "healthy": well}
+    if result is None:
+        result, well = {"healthy_gloo": [*old.get("healthy_gloo", []), well]}, old.get("healthy")
+    new = {**old, **result, "healthy": well}
     RESULTS.write_text(json.dumps(new, indent=1) + "\n")
     print(json.dumps({name: value for name, value in new.items() if name != "rows"}, indent=1))
 

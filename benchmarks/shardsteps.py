@@ -70,7 +70,8 @@ def make_step(model, optimizer, data):
         begin = first + number * BATCH * RANKS
         optimizer.zero_grad()
         rows = slice(begin, begin + BATCH)
-        gpt.judge(model(inputs[rows]), targets[rows]).backward()
+        # The loss in fp32, as under autocast.
+        gpt.judge(model(inputs[rows]).float(), targets[rows]).backward()
         optimizer.step()
 
     return step
