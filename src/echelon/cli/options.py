@@ -122,6 +122,9 @@ def takes_changes(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _read(values: Mapping[str, Any]) -> Merged:
+    for name in ("cluster", "host"):
+        if values[name] == "":  # a variable that is not set
+            raise UsageError(f"--{name} is empty", hint=f"name one, or remove the option --{name}")
     return read_request(values, Path.cwd(), os.environ)
 
 
@@ -193,8 +196,8 @@ def _parameters() -> list[inspect.Parameter]:
         _parameter("args", list[str] | None, args),
         *(_flag(KEYS[name], group) for group, names in GROUPS.items() for name in names),
         _parameter("config", Path | None, config),
-        _parameter("cluster", str, cluster, default=""),
-        _parameter("host", str, host, default=""),
+        _parameter("cluster", str | None, cluster),
+        _parameter("host", str | None, host),
         _parameter("setting", list[str] | None, setting),
         _parameter("source", Path | None, source),
     ]

@@ -1,12 +1,17 @@
 """The options that say where runs are started."""
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from echelon.api.places import PLACES
 from echelon.cli.completion import offer
+from echelon.cli.defaults import RUNS
 from echelon.cli.help import CONFIGURATION
+from echelon.errors import UsageError
+from echelon.spec.merging import Merged
 
 On = Annotated[
     str,
@@ -36,3 +41,19 @@ Address = Annotated[
         rich_help_panel=CONFIGURATION,
     ),
 ]
+
+
+def goes_to_host(request: Merged, on: str, runs_dir: Path) -> bool:
+    """Tell whether a request is submitted on another machine.
+
+    Raises:
+        UsageError: a directory of this machine is named for its runs.
+    """
+    if not request.host or on != "slurm":
+        return False
+    if runs_dir not in (RUNS, Path(os.environ.get("ECHELON_RUNS_DIR", ""))):
+        raise UsageError(
+            f"--runs-dir names a directory of this machine, but the run goes to {request.host}",
+            hint="remove it: the runs there are in the profile's workdir, in `runs`",
+        )
+    return True

@@ -12,7 +12,7 @@ from echelon.cli.defaults import RUNS as RUNS  # noqa: PLC0414  used with the op
 from echelon.cli.help import CONFIGURATION, LOOK, START, SectionedCommand
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
-from echelon.cli.places import Address, NewAddress, On
+from echelon.cli.places import Address, NewAddress, On, goes_to_host
 from echelon.cli.remote import logs_there, resume_there
 from echelon.core.jobs import describe_job
 from echelon.errors import ConflictError, UsageError
@@ -97,12 +97,7 @@ def submit(
     from echelon.cli.following import follow_run  # noqa: PLC0415
     from echelon.clusters.slurm.styles import render_script  # noqa: PLC0415
 
-    if request.host and on == "slurm":
-        if runs_dir not in (RUNS, Path(os.environ.get("ECHELON_RUNS_DIR", ""))):
-            raise UsageError(
-                f"--runs-dir names a directory of this machine, but the run goes to {request.host}",
-                hint="remove it: the runs there are in the profile's workdir, in `runs`",
-            )
+    if goes_to_host(request, on, runs_dir):
         from echelon.cli.remote import submit_array_there, submit_there  # noqa: PLC0415
 
         if not dry_run and (tasks := take_array(request.spec)):

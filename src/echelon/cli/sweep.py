@@ -15,7 +15,7 @@ from echelon.cli import console
 from echelon.cli.help import SectionedCommand, SectionedGroup
 from echelon.cli.host_options import on_host
 from echelon.cli.options import UNTIL_SCRIPT, takes_request
-from echelon.cli.places import Address, On
+from echelon.cli.places import Address, On, goes_to_host
 from echelon.cli.remote import resume_sweep_there, sweep_there
 from echelon.cli.runs import RUNS, AsJson, RunsDir
 from echelon.cli.tasks import start_tasks, submit_tasks, wait_for_tasks
@@ -134,7 +134,7 @@ def sweep(
     from echelon.api.sweeps import check_sweep, create_sweep  # noqa: PLC0415
 
     rows = read_parameters(grid or [], file)
-    if request.host and on == "slurm":
+    if goes_to_host(request, on, runs_dir):
         check_sweep(request.spec, list(rows[0]))
         if not dry_run:
             tasks = dict(enumerate(rows))

@@ -259,6 +259,9 @@ def test_a_folder_with_other_files_is_not_used(tmp_path):
         (["ps", "--cluster="], "--cluster is empty"),
         (["dash", "--host=h", "--token-file=x"], "--token-file names a file of this machine"),
         (["submit", "--host=h", "--runs-dir=x", "train.py"], "--runs-dir names a directory of"),
+        (["sweep", "--host=h", "--runs-dir=x", "--grid=a=1", "train.py"], "--runs-dir names a"),
+        (["submit", "--host=", "train.py"], "--host is empty"),
+        (["submit", "--cluster=", "train.py"], "--cluster is empty"),
     ],
 )
 def test_options_that_do_not_fit_a_host_are_refused(sent, capsys, words, message):
