@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.api.host_files import fetched
-from echelon.api.hosts import Retries, ask, follow_there, run_there
+from echelon.api.hosts import Retries, ask, follow_there, run_there, unexpected
 from echelon.api.local_run import is_function, read_metrics
 from echelon.api.results import read_results
 from echelon.api.sweeps import NEVER_STARTED
@@ -50,14 +50,15 @@ class HostedRun:
         return f" on {self._site.host}"
 
     def _status(self) -> dict[str, Any]:
-        found: dict[str, Any] = ask(self._site, ["status", "--json", "--", self._run_id])
-        return found
+        keys = ("directory", "job", "state", "exit_code")
+        return ask(self._site, ["status", "--json", "--", self._run_id], keys)
 
     def job(self) -> Job:
         """Return the current job."""
         found = self._status()
         facts = {name: str(found.get(name) or "") for name in ("state", "reason", "nodes")}
-        return Job(id=str(found["job"]), exit_code=int(found["exit_code"] or 0), **facts)
+        code = found["exit_code"]
+        return Job(id=str(found["job"]), exit_code=code if isinstance(code, int) else 0, **facts)
 
     def wait(self, until_s: float) -> Job:
         """Wait for the run's end; the connection may break meanwhile."""
@@ -93,7 +94,10 @@ class HostedRun:
     def verdict(self, job: Job) -> Verdict | None:  # noqa: ARG002  the host knows it
         """Return why the run failed."""
         found = ask(self._site, ["why", "--json", "--", self._run_id])
-        return decode(Verdict, found) if found else None
+        try:
+            return decode(Verdict, found) if found else None
+        except (TypeError, ValueError, KeyError) as error:
+            raise unexpected(self._site, "why", found) from error
 
     def stop(self) -> None:
         run_there(self._site, ["stop", "--", self._run_id])
@@ -142,10 +146,15 @@ class HostedTasks:
     def job(self, run_id: str) -> Job:
         """Return the job of a task."""
         if time.monotonic() - self._asked_s >= _ASK_S:
-            found = ask(self.site, ["sweep", "status", "--json", "--", self.sweep_id])
+            found = ask(self.site, ["sweep", "status", "--json", "--", self.sweep_id], ["runs"])
+            if not isinstance(found["runs"], dict):
+                raise unexpected(self.site, "sweep status", found)
             self._known, self._asked_s = found["runs"], time.monotonic()
-        one = self._known[run_id]
-        return Job(id=str(one["job"]), state=str(one["state"]), reason=str(one["reason"]))
+        one = self._known.get(run_id)
+        if not isinstance(one, dict):
+            raise unexpected(self.site, "sweep status", self._known)
+        number, state, reason = (str(one.get(name) or "") for name in ("job", "state", "reason"))
+        return Job(id=number, state=state, reason=reason)
 
     def forget(self) -> None:
         """Ask again the next time."""

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -136,20 +136,35 @@ def talking(talk: "Talk") -> Iterator["Talk"]:
     talk.finish()
 
 
-def ask(site: "Site", argv: Sequence[str]) -> Any:
-    """Execute a command that prints JSON on a site's host, and return that.
+def ask(site: "Site", argv: Sequence[str], keys: Collection[str] = ()) -> dict[str, Any]:
+    """Execute a command that prints a JSON object on a site's host, and return that.
+
+    Args:
+        site: where it is executed.
+        argv: the command's words.
+        keys: what the object has to have; without any, it may also be null.
 
     Raises:
         EchelonError: it failed there.
     """
     said = run_there(site, argv)
     try:
-        return json.loads(said)
-    except (ValueError, RecursionError) as error:
-        raise UnavailableError(
-            f"unexpected answer from {site.host} to {argv[0]}: {said[:80]!r}",
-            hint="use the same version of Echelon on both ends; try again",
-        ) from error
+        found = json.loads(said)
+    except (ValueError, RecursionError):
+        found = said
+    if found is None and not keys:
+        return {}
+    if not isinstance(found, dict) or not found.keys() >= set(keys):
+        raise unexpected(site, argv[0], said)
+    return found
+
+
+def unexpected(site: "Site", command: str, said: object) -> UnavailableError:
+    """Return the error about an answer that has another form than expected."""
+    return UnavailableError(
+        f"unexpected answer from {site.host} to {command}: {str(said)[:80]!r}",
+        hint="use the same version of Echelon on both ends; try again",
+    )
 
 
 def run_there(site: "Site", argv: Sequence[str]) -> str:
