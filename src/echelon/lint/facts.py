@@ -3,6 +3,8 @@
 import re
 from functools import lru_cache
 
+from echelon.core.shell import Shell as Programs
+from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.launches import Launch, Launcher
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import PythonScript
@@ -25,6 +27,7 @@ _SEVERAL_DEVICES = pattern(
 """Text that suggests that one process of a script uses several GPUs."""
 
 _USES_GPUS = pattern(r"\bcuda\b|\bAccelerator\(|\bTrainer\(|\bFabric\(")
+_TIMEOUT_S = 2.0
 
 
 def ranks_per_launch(launch: Launch) -> int | None:
@@ -139,3 +142,13 @@ def sets_visible_devices(subject: Subject) -> bool:
     return any("CUDA_VISIBLE_DEVICES" in one.launch.variables for one in subject.started) or bool(
         subject.assigned("CUDA_VISIBLE_DEVICES")
     )
+
+
+def slurm_version(programs: Programs) -> tuple[int, int] | None:
+    """Return the version of this machine's Slurm, such as (23, 11); None if it has none."""
+    try:
+        done = programs.run(["sinfo", "--version"], timeout_s=_TIMEOUT_S)
+    except (MissingProgramError, TimedOutError, OSError):
+        return None
+    found = re.search(r"(\d+)\.(\d+)", done.stdout)
+    return (int(found[1]), int(found[2])) if found else None

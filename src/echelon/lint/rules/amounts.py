@@ -32,6 +32,7 @@ _PLACEHOLDER_IN_VALUE = pattern(
     r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME)"""
 )
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
+_PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)
 _TEMPLATE = pattern(r"=(#\w+#)")
 """A value that another program fills in; for Slurm, it is a comment."""
 _MANY = 3
@@ -110,15 +111,18 @@ def _bad_step_numbers(subject: Subject) -> Iterator[Hit]:
 
 
 def _given(subject: Subject, *options: str) -> list[Directive]:
-    """Return the given options, except variables and placeholders, which have their own rules."""
-    lines = subject.text.split("\n")
+    """Return the given options, except missing values, variables and placeholders.
+
+    These have their own rules.
+    """
     given = (item for item in subject.directives.items if item.option in options)
-    plain = (i for i in given if i.value or not _TEMPLATE.search(lines[i.line - 1]))
-    return [i for i in plain if "$" not in i.value and not is_placeholder(i)]
+    return [i for i in given if i.value and "$" not in i.value and not is_placeholder(i)]
 
 
 def is_placeholder(item: Directive) -> bool:
     """Tell whether a value is still to be filled in, such as <account> or {partition}."""
+    if item.option in ("output", "error", "chdir") and _PLACEHOLDER_FOLDER.search(item.value):
+        return True
     if item.option in ("account", "partition", "qos") and _PLACEHOLDER_NAME.fullmatch(item.value):
         return True
     return item.option not in _FREE_TEXT and bool(

@@ -3,12 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from echelon.core.shell import Shell as Programs
 from echelon.core.units import counted
-from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Assignment, Where
 from echelon.lint.edits import insert_line
-from echelon.lint.facts import processes_per_task, ranks_per_launch, spawns
+from echelon.lint.facts import processes_per_task, ranks_per_launch, slurm_version, spawns
 from echelon.lint.files import Place
 from echelon.lint.python_script import constant, keyword
 from echelon.lint.request import read_step
@@ -21,7 +19,6 @@ _INHERIT = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
 _MANY = 4
 """Ranks that share one CPU noticeably."""
 _CPUS_OF_NODE = frozenset({"SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"})
-_TIMEOUT_S = 2.0
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
 
 
@@ -36,7 +33,7 @@ def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
             continue
         if {"cpus-per-task", "cpus-per-gpu", "exclusive", "whole"} & set(options):
             continue
-        version = _slurm_version(subject.programs)
+        version = slurm_version(subject.programs)
         if version is None or _FIRST_LOSING <= version <= _LAST_LOSING:
             yield Hit(
                 at=command,
@@ -46,16 +43,6 @@ def find_lost_cpus(subject: Subject) -> Iterator[Hit]:
                 edits=(insert_line(max(i.line for i in subject.directives.items) + 1, _INHERIT),),
             )
         return  # the line applies to all steps
-
-
-def _slurm_version(programs: Programs) -> tuple[int, int] | None:
-    """Return the version of this machine's Slurm, such as (23, 11); None if it has none."""
-    try:
-        done = programs.run(["sinfo", "--version"], timeout_s=_TIMEOUT_S)
-    except (MissingProgramError, TimedOutError, OSError):
-        return None
-    found = re.search(r"(\d+)\.(\d+)", done.stdout)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
@@ -74,6 +61,7 @@ def find_too_many_workers(subject: Subject) -> Iterator[Hit]:
                 at=Place(path, line),
                 what=f"{each} share {counted(cpus, 'CPU')}, which slows data loading down.",
                 fix=f"--num-workers={max(1, cpus // processes)}",
+                severity=None if workers * processes >= 2 * cpus else ADVICE,
             )
 
 

@@ -19,6 +19,13 @@ from echelon.lint.subject import Subject
 
 _GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
 """Options that are often repeated; some versions of Slurm combine the values."""
+_NEVER_EMPTY = frozenset(
+    {
+        *("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "cpus-per-gpu"),
+        *("mem", "mem-per-cpu", "time", "gres", "partition", "nodelist"),
+    }
+)
+"""Options whose empty value sbatch 22.05 rejects, as tried; it ignores other empty options."""
 _MISSPELT = pattern(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
@@ -38,6 +45,8 @@ def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     if not (subject.is_job or (late and subject.batch)) or lines[0].startswith("#!"):
         return
     later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
+    if not later and any(line.startswith("#SBATCH") and placeholder_in(line) for line in lines):
+        return  # a part from which another program makes a script
     what = f"The `#!` line is line {later}, not line 1" if later else "There is no `#!` line"
     yield Hit(
         at=Place(subject.path, 1),
@@ -137,6 +146,15 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
             f"{message.removeprefix(f'line {line}: ')}.",
             fix="write #SBATCH --option=value, with no spaces around = and all quotes closed",
             edits=_without_blanks(line, lines[line - 1]),
+        )
+    for item in subject.directives.items:
+        empty = item.value == "" or (item.option == "gres" and item.value.endswith(":"))
+        if item.option not in _NEVER_EMPTY or not empty or "=#" in lines[item.line - 1]:
+            continue  # =#NAME# is a placeholder, which E116 reports
+        yield Hit(
+            at=Place(subject.path, item.line),
+            what="The option has no value. sbatch rejects the script.",
+            fix=f"#SBATCH --{item.option}=…",
         )
 
 

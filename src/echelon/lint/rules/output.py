@@ -4,9 +4,12 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.facts import slurm_version
 from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
+from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.amounts import is_placeholder
 from echelon.lint.subject import Subject
 
 _SPREADS = ("parallel", "xargs")
@@ -29,10 +32,27 @@ _RESUMES = (
     *("from_pretrained", "lightning", "Trainer("),
 )
 """Words in scripts that can resume from a checkpoint."""
+_OF_JOB = pattern(r"%\d*[jJA]")
+_CREATES_FOLDERS = (23, 2)
+"""The first version of Slurm that creates the directories of output files."""
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
 def find_missing_folder(subject: Subject) -> Iterator[Hit]:
+    missing = [*_folders_of_job(subject), *_missing_folders(subject)]
+    version = slurm_version(subject.programs) if missing else None
+    if version is not None and version >= _CREATES_FOLDERS:
+        return
+    for item, what, fix in missing:
+        yield Hit(
+            at=Place(subject.path, item.line),
+            what=f"Before 23.02, Slurm does not create the directory {what}",
+            fix=fix,
+            severity=ADVICE if version is None else None,
+        )
+
+
+def _missing_folders(subject: Subject) -> Iterator[tuple[Directive, str, str]]:
     if subject.directives.last("chdir") is not None or _submits_itself(subject):
         return
     told = set[str]()
@@ -41,17 +61,27 @@ def find_missing_folder(subject: Subject) -> Iterator[Hit]:
         folder = _folder(item.value) if item else ""
         if item is None or not folder or folder.startswith(("/", "~", "$")) or folder in told:
             continue
+        if _OF_JOB.search(item.value.rpartition("/")[0]) or is_placeholder(item):
+            continue  # placeholders are reported by E116
         told.add(folder)
         places = {beside(subject.path, folder), beside("", folder)}
         if not any(subject.files.is_folder(place) for place in places):
             late = any(c.name == "mkdir" and folder in c.text for c in subject.commands)
-            yield Hit(
-                at=Place(subject.path, item.line),
-                what=f"If the directory '{folder}' does not exist, the job fails immediately and "
-                "writes no output. Slurm does not create it"
-                + (", and the script's own `mkdir` runs too late." if late else "."),
-                fix=f"mkdir -p {folder}  # before sbatch",
+            what = (
+                f"'{folder}'. If it does not exist, the job fails immediately and writes no output"
             )
+            late_or_not = ", and the script's own `mkdir` runs too late." if late else "."
+            yield item, what + late_or_not, f"mkdir -p {folder}  # before sbatch"
+
+
+def _folders_of_job(subject: Subject) -> Iterator[tuple[Directive, str, str]]:
+    """Find directories with the job's ID, which nobody can create before the job has one."""
+    for option in ("output", "error"):
+        item = subject.directives.last(option)
+        folder, _, name = item.value.rpartition("/") if item else ("", "", "")
+        if item is not None and "$" not in folder and _OF_JOB.search(folder):
+            what = f"'{folder}'. The job fails immediately and writes no output."
+            yield item, what, f"#SBATCH --{option}={folder}-{name}"
 
 
 def _submits_itself(subject: Subject) -> bool:
@@ -258,8 +288,9 @@ RULES = (
         title="output in a missing directory",
         severity=WARNING,
         check=find_missing_folder,
-        why="Slurm opens the output file before it runs the script. If the directory is missing, "
-        "the job fails and there is no file that says why.",
+        why="Slurm opens the output file before it runs the script. Since 23.02, it creates the "
+        "directory. Before, the job failed, and no file said why. lint asks `sinfo --version` and "
+        "reports nothing for newer versions; without Slurm on this machine, the finding is advice.",
         example="""\
  #!/bin/bash
 -#SBATCH --output=logs/%j.out    # <- here

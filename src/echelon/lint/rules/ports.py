@@ -246,7 +246,9 @@ def _is_octal(subject: Subject, port: Assignment) -> bool:
     made = [port, *(a for a in subject.assignments if a.name in port.value.names)]
     lines = "\n".join(subject.line_at(one) for one in made)
     cut = re.search(
-        r"\$\{SLURM_JOB_?ID:\s*-?\(?-?\d|SLURM_JOB_?ID\}?\S*\s*\|\s*(tail -c|cut -c|grep -o)", lines
+        r"\$\{SLURM_JOB_?ID:(\s+-|\s*\(\s*-?)?\d|"  # ${NAME:-0} is a default, and cuts nothing
+        r"SLURM_JOB_?ID\}?\S*\s*\|\s*(tail -c|cut -c|grep -o)",
+        lines,
     )
     return bool(cut) and "$((" in subject.line_at(port) and "10#" not in lines
 

@@ -37,6 +37,8 @@ _DATA = pattern(
     r"\b\w*(data(set)?|samples|inputs|labels|targets|features|images|tokens)\w*\s*=[^=]"
 )
 """Names of variables that hold data rather than weights."""
+_NUMBERED = pattern(r"epoch|step|iter", re.IGNORECASE)
+"""Parts of file names that differ from one checkpoint to the next."""
 _ATOMIC = ("os.replace", "os.rename", "shutil.move", ".replace(", ".rename(", "atomic")
 
 
@@ -147,13 +149,27 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
             if unparse(call.func) == "torch.load"
         }
         for call, target in _saves(python):
-            if unparse(target) in loaded:
+            if unparse(target) in loaded and _replaces_itself(python, call, target):
                 yield Hit(
                     at=python.at(call),
                     what="A job that is killed while saving leaves an incomplete file. The "
                     "previous checkpoint is lost, and the next job cannot resume.",
                     fix='torch.save(state, f"{path}.tmp"); os.replace(f"{path}.tmp", path)',
                 )
+
+
+def _replaces_itself(python: PythonScript, call: ast.Call, target: ast.expr) -> bool:
+    """Tell whether a call writes the same file again and again: in a loop, to a fixed name."""
+    function = enclosing_function(python, call)
+    handed = {argument.arg for argument in function.args.args} if function else set()
+    made_of = _made_of(python, target)
+    if handed & {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}:
+        return False  # the callers choose the name
+    if _NUMBERED.search(made_of):
+        return False
+    places: list[ast.AST] = [call, *(python.calls(function.name) if function else [])]
+    loops = (ast.For, ast.While)
+    return any(isinstance(a, loops) for place in places for a in ancestors(python, place))
 
 
 def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
@@ -204,7 +220,8 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
         if not wrapped or not _may_have_buffers(python):
             continue
         for call in (node for node in python.nodes if isinstance(node, ast.Call)):
-            used = _forwards(python, call, wrapped) & wrapped
+            used = _forwards(python, call, set(wrapped)) & set(wrapped)
+            used = {name for name in used if _is_after(python, call, wrapped[name])}
             tests = [test for test in guards(python, call) if _is_rank_zero(test)] if used else []
             if tests:
                 yield Hit(
@@ -216,10 +233,18 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
                 )
 
 
-def _wrapped_names(python: PythonScript) -> set[str]:
+def _wrapped_names(python: PythonScript) -> dict[str, ast.Assign]:
+    """Return the variables that hold a model wrapped in DDP, with their first assignment."""
     made = (python.parents.get(call) for call in python.calls("DistributedDataParallel", "DDP"))
-    assigned = (node for node in made if isinstance(node, ast.Assign))
-    return {unparse(target) for node in assigned for target in node.targets}
+    assigned = [node for node in made if isinstance(node, ast.Assign)]
+    assigned.sort(key=lambda node: -node.lineno)
+    return {unparse(target): node for node in assigned for target in node.targets}
+
+
+def _is_after(python: PythonScript, call: ast.Call, wrapping: ast.Assign) -> bool:
+    """Tell whether a call can run after the model was wrapped: not if it is further up."""
+    same = enclosing_function(python, call) is enclosing_function(python, wrapping)
+    return not same or call.lineno > wrapping.lineno
 
 
 def _may_have_buffers(python: PythonScript) -> bool:
@@ -317,9 +342,10 @@ RULES = (
  import torch
  if os.path.exists("last.pt"):
      state = torch.load("last.pt")
--torch.save({"step": 1}, "last.pt")    # <- here
-+torch.save({"step": 1}, "last.pt.tmp")
-+os.replace("last.pt.tmp", "last.pt")
+ for step in range(9):
+-    torch.save({"step": step}, "last.pt")    # <- here
++    torch.save({"step": step}, "last.pt.tmp")
++    os.replace("last.pt.tmp", "last.pt")
 """,
     ),
     Rule(

@@ -25,6 +25,7 @@ _NEEDED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
 _HARMLESS_SOURCES = pattern(
     r"activate|conda|mamba|bashrc|profile|lmod|modules|setvars|bash_profile|/init/|spack"
 )
+_RENDEZVOUS = pattern(r"(init|dist|rdzv|rendezvous|store)[\w.-]*[= ]+['\"]?file://", re.IGNORECASE)
 _CLEANS = (
     *("os.remove", "unlink", "RESTART_COUNT", "mkdtemp", "mktemp", "uuid"),
     *("TemporaryDirectory", "NamedTemporaryFile"),
@@ -171,9 +172,13 @@ def _set_in(python: PythonScript) -> set[str]:
 def find_stale_file(subject: Subject) -> Iterator[Hit]:
     requeues = subject.directives.last("no-requeue") is None
     for one in subject.started:
+        option = ""
         for word in one.launch.arguments:
             match = re.search(r"file://(\S+)", word.text)
-            if match is None or _is_fresh(word.text, word.names) or _is_removed(subject, match[1]):
+            named, option = _RENDEZVOUS.search(f"{option} {word.text}"), word.text
+            if match is None or not named:
+                continue
+            if _is_fresh(word.text, word.names) or _is_removed(subject, match[1]):
                 continue
             if word.names & {"SLURM_JOB_ID", "SLURM_JOBID"} and not requeues:
                 continue
