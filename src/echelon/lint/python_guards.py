@@ -23,7 +23,8 @@ from echelon.lint.python_script import (
 _DEEPEST = 4
 """Maximum number of function calls and flags to follow."""
 _RANK_WORDS = pattern(
-    r"rank|is_main|is_master|is_primary|main_process|master|is_chief|is_zero|procid|zero_first",
+    r"rank|is_main|is_master|is_primary|main_process|master|is_chief|is_zero|procid|zero_first|"
+    r"\bgpu(?:_id|_idx)?\s*[!=]=\s*0",
     re.IGNORECASE,
 )
 _EXITS = frozenset({"exit", "_exit", "abort", "quit"})
@@ -47,9 +48,14 @@ def _guards(script: PythonScript, node: ast.AST, seen: frozenset[str]) -> list[s
 
 
 def is_called(script: PythonScript, node: ast.AST) -> bool:
-    """Tell whether a node is at module level or in a function that the script calls."""
+    """Tell whether a node is at module level or in a function that the script calls.
+
+    In a function, a call of its own name is for another object, as in `self.part.save()`.
+    """
     function = enclosing_function(script, node)
-    return function is None or bool(script.calls(function.name))
+    return function is None or any(
+        function not in ancestors(script, call) for call in script.calls(function.name)
+    )
 
 
 def _own_guards(script: PythonScript, node: ast.AST, depth: int) -> list[str]:

@@ -75,11 +75,14 @@ def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]
 
 # --- values ---------------------------------------------------------------------------------
 
-_TIME = pattern(r"\d+(?:-\d+(?::\d+){0,2}|(?::\d+){0,2})", re.ASCII)
+_TIME = pattern(r"\d+(?:-(?:\d+(?::\d+){0,2})?|(?::\d+){0,2})|-\d+", re.ASCII)
 
 
 def is_slurm_time(text: str) -> bool:
-    """Tell whether Slurm accepts a time limit: 90, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS."""
+    """Tell whether Slurm accepts a time limit.
+
+    It documents 90, MM:SS, HH:MM:SS, D-HH, D-HH:MM and D-HH:MM:SS, and also accepts D- and -1.
+    """
     return text.upper() in ("UNLIMITED", "INFINITE") or bool(_TIME.fullmatch(text))
 
 

@@ -75,12 +75,12 @@ def test_a_step_takes_a_part(command, tasks, rest):
 
 
 @pytest.mark.parametrize(
-    "text", ["90", "30:00", "01:00:00", "1-0", "1-12:30", "2-00:00:00", "infinite"]
+    "text", ["90", "30:00", "01:00:00", "1-0", "1-", "-1", "1-12:30", "2-00:00:00", "infinite"]
 )
 def test_times_that_slurm_takes(text):
     assert is_slurm_time(text)
 
 
-@pytest.mark.parametrize("text", ["2h", "1d", "", "1:2:3:4", "1-", "ten"])
+@pytest.mark.parametrize("text", ["2h", "1d", "", "1:2:3:4", "1-:", "ten"])
 def test_times_that_slurm_refuses(text):
     assert not is_slurm_time(text)

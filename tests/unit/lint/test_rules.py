@@ -26,7 +26,7 @@ def example_files(example: str) -> dict[str, str]:
 def lint_example(example):
     files = example_files(example)
     first = next(iter(files))
-    found = lint(files[first], path=first, files=TextFiles(files), programs=SlurmOf())
+    found = lint(files[first], path=first, files=TextFiles(files), programs=SlurmOf("22.05.8"))
     return found, files
 
 

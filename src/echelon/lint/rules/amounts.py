@@ -20,7 +20,7 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, Severi
 from echelon.lint.subject import Started, Subject
 
 _PLACEHOLDER = pattern(
-    r"<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*",
+    r"\.\.\.|<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*",
     re.IGNORECASE,
 )
 _PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
@@ -29,7 +29,8 @@ _PLACEHOLDER_IN_LINE = pattern(
 )
 _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
-    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME)"""
+    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME|"""
+    r"""(?<==)\.\.\.(?!\S)|(?<==["'])\.\.\.(?=["']))"""
 )
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
 _PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)

@@ -13,6 +13,7 @@ from echelon.lint.source import clean
 from echelon.lint.subject import Subject
 
 _BLANK_BEHIND = pattern(r"^[^#]*\s\\[ \t]+(#.*)?$")
+_ALL_ARGUMENTS = pattern(r'"?\$(?:[@*]|\{[@*]\})"?')
 _BLANK_AT_END = pattern(r"(?<=[ \t]\\)([ \t]+)$")
 _EXPORTED = pattern(r"\s*(export|declare|local|readonly) +([A-Za-z_]\w*) +=(?!=) *([^#]*)")
 _EXPORTED_EMPTY = pattern(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]+)\s*(#.*)?$")
@@ -83,6 +84,9 @@ def _broken_line(lines: list[str], command: Command) -> int:
     if not 1 < number <= len(lines):
         return 0
     own = lines[number - 1].lstrip()
+    if _ALL_ARGUMENTS.fullmatch(own.rstrip()):
+        indented = lines[number - 1] != own
+        return number - 1 if indented and number > 2 and lines[number - 3].endswith("\\") else 0
     if not own.startswith(command.words[0].text) or command.words[0].uses:
         return 0
     if not re.match(r"--?[A-Za-z]", own):

@@ -41,8 +41,10 @@ def _end_of_head(text: str) -> int:
 
 def find_missing_shebang(subject: Subject) -> Iterator[Hit]:
     lines = subject.text.split("\n")
-    late = any(line.startswith("#SBATCH -") for line in lines)
-    if not (subject.is_job or (late and subject.batch)) or lines[0].startswith("#!"):
+    comments = subject.batch.comments if subject.batch else []
+    # Lines in a string or a here-document are directives of another script.
+    late = any(text.startswith("#SBATCH -") and not column for _, text, column in comments)
+    if not (subject.is_job or late) or lines[0].startswith("#!"):
         return
     later = next((n for n, line in enumerate(lines, 1) if line.strip().startswith("#!/")), 0)
     if not later and any(line.startswith("#SBATCH") and placeholder_in(line) for line in lines):
@@ -87,9 +89,13 @@ def find_late_directives(subject: Subject) -> Iterator[Hit]:
 def find_lookalikes(subject: Subject) -> Iterator[Hit]:
     if subject.batch is None:
         return
-    for number, line in enumerate(subject.text.split("\n")[: _end_of_head(subject.text) - 1], 1):
+    head = subject.text.split("\n")[: _end_of_head(subject.text) - 1]
+    given = [line.split()[1:] for line in head if line.startswith("#SBATCH ")]
+    for number, line in enumerate(head, 1):
         indented = re.match(r"[ \t]+#SBATCH\s+-", line)
         if indented or _MISSPELT.match(line.lstrip()):
+            if line.split()[1:] in given:
+                continue  # another line repeats it
             mistake = "indented" if indented else "misspelled"
             yield Hit(
                 at=Place(subject.path, number),

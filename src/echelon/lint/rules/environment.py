@@ -47,15 +47,19 @@ def find_interfaces(subject: Subject) -> Iterator[Hit]:
 
 
 def find_secrets(subject: Subject) -> Iterator[Hit]:
+    told = set[str]()
     for assignment in subject.assignments:
         text = assignment.value.text
         if not assignment.value.known or assignment.value.uses:
             continue
         named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
+            told.add(text)
             yield _secret(assignment, f"`{assignment.name}`")
     for command in subject.commands:
         given = _TOKEN.search(command.text)
+        if given and given[0] in told and given[0] not in subject.line_at(command):
+            continue  # a variable, reported where it is set
         if given and ("login" in command.text or not re.fullmatch(r"[0-9a-f]{40}", given[0])):
             yield _secret(command, "the token")
 

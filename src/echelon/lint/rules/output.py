@@ -17,6 +17,7 @@ _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
 _ENDING = (_QUIET - {"kill"}) | {
     *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
+    *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount"),
 }
 """Commands that succeed whether the training did or not."""
 _SERVER = pattern(

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 from echelon.lint.bash import Assignment, Where, Word
 from echelon.lint.facts import ranks_per_launch
@@ -119,17 +118,34 @@ def _shares(subject: Subject) -> bool:
 def find_fixed_port(subject: Subject) -> Iterator[Hit]:
     if _is_exclusive(subject):
         return
-    severity = None if _shares(subject) else ADVICE
-    if subject.is_job:
-        for port in ports(subject):
-            number = _literal_port(port.value)
-            if number:
-                yield replace(_fixed(port, number, _FREE_PORT), severity=severity)
+    if subject.is_job and not _starts_no_group(subject):
+        found = list(ports(subject))
+        for number, port in enumerate(found):
+            replaced = any(_replaces(subject, later, port) for later in found[number + 1 :])
+            if (text := _literal_port(port.value)) and not replaced:
+                yield _fixed(port, text, _FREE_PORT)
     for python in subject.pythons:
         for line, value in python_ports(python):
             if isinstance(given := constant(value), str | int) and str(given) != "0":
-                hit = _fixed(Place(python.path, line), str(given), _SET_IN_JOB)
-                yield replace(hit, severity=severity)
+                yield _fixed(Place(python.path, line), str(given), _SET_IN_JOB)
+
+
+def _replaces(subject: Subject, later: Assignment, port: Assignment) -> bool:
+    """Tell whether a variable gets another value before anything uses the first one."""
+    if later.name != port.name or later.path != port.path or not later.certain:
+        return False
+    return not any(port.line < one.launch.line < later.line for one in subject.started)
+
+
+def _starts_no_group(subject: Subject) -> bool:
+    """Tell whether nothing opens the port: no launcher, and no script with a process group.
+
+    A program that cannot be read may have one, unless it is a single process with one GPU.
+    """
+    if subject.distributed or any(one.launch.launcher for one in subject.started):
+        return False
+    known = bool(subject.started) and all(one.python for one in subject.started)
+    return known or subject.job.gpus_per_node == 1
 
 
 def _literal_port(value: Word) -> str:
@@ -344,7 +360,7 @@ RULES = (
     Rule(
         code="E301",
         title="hard-coded port",
-        severity=WARNING,
+        severity=ADVICE,
         check=find_fixed_port,
         why="Several jobs can run on a node, and Slurm does not assign ports to them. With "
         "`--exclusive`, the node runs only one job, and a fixed port is safe. Unless the job has "

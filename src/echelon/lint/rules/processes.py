@@ -16,7 +16,7 @@ from echelon.lint.python_script import (
     unparse,
     values_of,
 )
-from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl", "fake", "threaded", "undefined")
@@ -36,6 +36,8 @@ def _needs_device(subject: Subject, python: PythonScript) -> bool:
     if any(keyword(call, "device_id") is not None for call in calls):
         return False
     if python.mentions("set_device", "CUDA_VISIBLE_DEVICES", "torch.cuda.device(", "echelon"):
+        return False
+    if python.mentions("deepspeed.initialize"):  # which sets the device
         return False
     launches = subject.with_python(python)
     one_gpu = [
@@ -138,7 +140,7 @@ RULES = (
     Rule(
         code="E621",
         title="all ranks on GPU 0",
-        severity=ERROR,
+        severity=WARNING,
         check=find_one_device,
         why="'cuda' without an index is the current device, which is GPU 0 unless the script calls "
         "`set_device`.",

@@ -17,7 +17,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _ONE_PER_NODE = pattern(r"local_rank|LOCAL_RANK|LOCALID|rank\s*%|\bgpu\b|local_main")
@@ -242,9 +242,12 @@ def _wrapped_names(python: PythonScript) -> dict[str, ast.Assign]:
 
 
 def _is_after(python: PythonScript, call: ast.Call, wrapping: ast.Assign) -> bool:
-    """Tell whether a call can run after the model was wrapped: not if it is further up."""
-    same = enclosing_function(python, call) is enclosing_function(python, wrapping)
-    return not same or call.lineno > wrapping.lineno
+    """Tell whether a call can use what was wrapped: not further up, nor a variable of its own."""
+    function, name = enclosing_function(python, call), unparse(wrapping.targets[0])
+    if function is enclosing_function(python, wrapping):
+        return call.lineno > wrapping.lineno
+    own = (node for node in ast.walk(function) if isinstance(node, ast.Assign)) if function else ()
+    return not any(name == unparse(target) for node in own for target in node.targets)
 
 
 def _may_have_buffers(python: PythonScript) -> bool:
@@ -295,7 +298,7 @@ RULES = (
     Rule(
         code="E611",
         title="checkpoint written by every rank",
-        severity=ERROR,
+        severity=WARNING,
         check=find_every_rank_saves,
         why="All ranks have the same weights, so only one of them needs to save.",
         example="""\

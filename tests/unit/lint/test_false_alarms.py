@@ -1,0 +1,265 @@
+"""What looks like a problem and is none, or a smaller one, beside what is one."""
+
+import pytest
+
+from echelon.lint.linting import lint
+from unit.lint.fakes import SlurmOf, TextFiles
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --time=1:00:00\n"
+
+
+def findings(script, *, slurm=None, **beside):
+    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
+    return lint(script, path="job.sh", files=files, programs=SlurmOf(slurm))
+
+
+def severities(script, code, **options):
+    return [str(f.severity) for f in findings(script, **options) if f.code == code]
+
+
+# --- directives -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "severity"),
+    [(None, ["advice"]), ("22.05.8", ["warning"]), ("23.02.0", []), ("24.11.5", [])],
+)
+@pytest.mark.parametrize("path", ["nowhere/%x.out", "/absolute/%j/out.txt", "nowhere/%A/%a.out"])
+def test_slurm_creates_directories_of_output_since_23_02(version, severity, path):
+    script = f"{JOB}#SBATCH --output={path}\npython a.py\n"
+    assert severities(script, "E501", slurm=version) == severity
+
+
+def test_a_directory_with_the_job_id_cannot_be_made_before():
+    script = f"{JOB}#SBATCH --output=/logs/%j/a.out\npython a.py\n"
+    (found,) = (f for f in findings(script, slurm="22.05.8") if f.code == "E501")
+    assert found.fix == "#SBATCH --output=/logs/%j-a.out"
+
+
+@pytest.mark.parametrize("option", ["nodes=", "mem=", "time=  # hh:mm:ss", "gres=gpu:"])
+def test_an_option_without_a_value_is_one_error(option):
+    script = f"#!/bin/bash\n#SBATCH --{option}\n#SBATCH --cpus-per-task=\npython a.py\n"
+    (found,) = (f for f in findings(script) if str(f.severity) == "error")
+    assert (found.code, found.lines) == ("E105", [2, 3])
+
+
+def test_options_that_sbatch_accepts_without_a_value():
+    script = f"{JOB}#SBATCH --job-name=\n#SBATCH --account=\npython a.py\n"
+    assert severities(script, "E105") == []
+
+
+@pytest.mark.parametrize("folder", ["your_logs", "<folder>", "/path/to"])
+def test_a_placeholder_in_the_path_of_the_output(folder):
+    script = f"{JOB}#SBATCH --output={folder}/%j.out\npython a.py\n"
+    found = [(f.code, str(f.severity)) for f in findings(script)]
+    assert found == [("E116", "warning")]
+
+
+@pytest.mark.parametrize("value", ['"..."', "...", "'...'"])
+def test_three_dots_are_a_placeholder(value):
+    assert severities(f"{JOB}DATA={value}\npython a.py $DATA\n", "E116") == ["warning"]
+
+
+@pytest.mark.parametrize("value", ['"../..."', "...x", "a...b"])
+def test_three_dots_in_a_longer_value_are_none(value):
+    assert severities(f"{JOB}DATA={value}\npython a.py $DATA\n", "E116") == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        'echo "#!/bin/bash\n#SBATCH --nodes=2\nsrun python a.py" > job\nsbatch job\n',
+        "cat <<EOF > job\n#!/bin/bash\n#SBATCH --nodes=2\nEOF\nsbatch job\n",
+    ],
+)
+def test_directives_of_a_script_that_this_one_writes(body):
+    assert severities(f"NAME=a\n{body}", "E101") == []
+
+
+def test_a_part_of_a_template_needs_no_shebang():
+    assert severities("#SBATCH --nodes=<N>\npython a.py\n", "E101") == []
+    assert severities("#SBATCH --nodes=2\npython a.py\n", "E101") == ["error"]
+
+
+def test_a_misspelled_directive_that_is_repeated():
+    wrong = "#sbatch --mem=4G\n"
+    assert severities(f"{JOB}{wrong}python a.py\n", "E103") == ["error"]
+    assert severities(f"{JOB}{wrong}#SBATCH --mem=4G\npython a.py\n", "E103") == []
+
+
+# --- ports and secrets ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("port", "found"),
+    [
+        ("$(( 29500 + ${SLURM_JOB_ID:-0} % 1000 ))", False),
+        ("$(( 29500 + ${SLURM_JOB_ID: -3} ))", True),
+        ("$(( 29500 + ${SLURM_JOB_ID:4} ))", True),
+        ("$(( 29500 + ${SLURM_JOB_ID:(-3)} ))", True),
+    ],
+)
+def test_digits_cut_from_the_job_id(port, found):
+    script = f"{JOB}export MASTER_PORT={port}\nsrun python a.py\n"
+    octal = [f for f in findings(script) if f.code == "E303" and "octal" in f.what]
+    assert bool(octal) == found
+
+
+PORT = "export MASTER_PORT=29512\n"
+GROUP = "import torch.distributed as dist\ndist.init_process_group('gloo')\n"
+ALONE = "print('no process group')\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "script", "lines"),
+    [
+        (f"{PORT}srun python a.py\n", GROUP, [4]),
+        (f"{PORT}srun python a.py\n", ALONE, []),
+        (f"{PORT}torchrun --master_port=$MASTER_PORT a.py\n", ALONE, [4]),
+        (f"{PORT}{PORT}srun python a.py\n", GROUP, [5]),
+        (f"{PORT}srun python a.py\n{PORT}srun python a.py\n", GROUP, [4, 6]),
+    ],
+)
+def test_a_hard_coded_port_that_something_opens(body, script, lines):
+    found = [f for f in findings(JOB + body, a=script) if f.code == "E301"]
+    assert [line for f in found for line in f.lines] == lines
+
+
+def test_a_token_is_reported_where_it_is_written():
+    token = "hf_" + "aB3" * 11 + "x"
+    script = f"{JOB}TOKEN={token}\nhuggingface-cli login --token $TOKEN\npython a.py\n"
+    assert [f.lines for f in findings(script) if f.code == "E406"] == [[4]]
+
+
+@pytest.mark.parametrize(
+    ("option", "found"),
+    [
+        ("--dist-url file://$PWD/meet", True),
+        ("--init_method=file:///scratch/meet", True),
+        ("hydra.searchpath=[file://$PWD/configs]", False),
+        ("--data file:///scratch/data", False),
+    ],
+)
+def test_files_through_which_ranks_meet(option, found):
+    assert bool(severities(f"{JOB}srun python a.py {option}\n", "E311")) == found
+
+
+# --- commands -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", ["${@}", '"$@"', "$*"])
+def test_arguments_that_a_missing_backslash_cuts_off(rest):
+    script = f"{JOB}srun python a.py \\\n    --seed=1\n    {rest}\n"
+    assert severities(script, "E208") == ["error"]
+    assert severities(f"{JOB}srun python a.py\n\n{rest}\n", "E208") == []
+
+
+@pytest.mark.parametrize("end", ["set +x", "umount /data", "touch done"])
+def test_commands_that_hide_a_failure(end):
+    assert severities(f"{JOB}srun python a.py\n{end}\n", "E507") == ["warning"]
+
+
+@pytest.mark.parametrize(("workers", "severity"), [(8, []), (10, ["advice"]), (16, ["warning"])])
+def test_workers_that_share_the_cpus(workers, severity):
+    head = f"{JOB}#SBATCH --cpus-per-task=16\n#SBATCH --gpus-per-node=2\n"
+    launch = f"torchrun --standalone --nproc_per_node=2 a.py --num_workers={workers}\n"
+    assert severities(head + launch, "E402") == severity
+
+
+# --- Python ---------------------------------------------------------------------------------
+
+HEAD = """\
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+rank = dist.get_rank()
+"""
+
+
+OWN_MODEL = """\
+model = DDP(Net())
+def check():
+    model = Net()
+    model(x)
+if rank == 0:
+    check()
+"""
+FLAG = """\
+def train(gpu):
+    first = gpu == 0
+    if first:
+        torch.save({}, "a.pt")
+train(1)
+"""
+METHOD = """\
+class Net(torch.nn.Module):
+    def save_pretrained(self, to):
+        self.part.save_pretrained(to)
+        torch.save({}, to)
+"""
+
+
+def of_python(code, text):
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n#SBATCH --time=1:0:0\n"
+    return severities(f"{head}#SBATCH --ntasks-per-node=4\nsrun python a.py\n", code, a=text)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("model = DDP(torch.nn.BatchNorm1d(2))\nif rank == 0:\n    model(x)\n", True),
+        ("model = Net()\nif rank == 0:\n    model(x)\nmodel = DDP(model)\n", False),
+        (OWN_MODEL, False),
+    ],
+)
+def test_models_that_are_wrapped_when_they_run(text, found):
+    text = f"{HEAD}from timm import Net\nx = 1\n{text}"
+    assert bool(of_python("E615", text)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("for epoch in range(3):\n    torch.save(state, 'last.pt')\n", True),
+        ("torch.save(state, 'last.pt')\n", False),
+        ("def save():\n    torch.save(state, 'last.pt')\nfor _ in range(3):\n    save()\n", True),
+    ],
+)
+def test_checkpoints_that_replace_themselves(text, found):
+    assert bool(of_python("E613", f"import torch\nstate = torch.load('last.pt')\n{text}")) == found
+
+
+def test_callers_choose_the_name_of_a_checkpoint():
+    text = (
+        "import torch\ndef save(path):\n    torch.save({}, path)\n"
+        "def load(path):\n    return torch.load(path)\n"
+        "for step in range(3):\n    save(f'{step}.pt')\n"
+    )
+    assert of_python("E613", text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("torch.save({}, 'a.pt')\n", True),
+        ("def train(gpu):\n    if gpu == 0:\n        torch.save({}, 'a.pt')\ntrain(1)\n", False),
+        (FLAG, False),
+        (METHOD, False),
+    ],
+)
+def test_ranks_that_save(text, found):
+    assert bool(of_python("E611", HEAD + text)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"), [("", True), ("deepspeed.initialize(model=model)\n", False)]
+)
+def test_deepspeed_sets_the_device(line, found):
+    text = (
+        "import deepspeed\nimport torch\nimport torch.distributed as dist\n"
+        f"dist.init_process_group('nccl')\nmodel = torch.nn.Linear(2, 2).to('cuda')\n{line}"
+    )
+    assert bool(of_python("E621", text)) == found
