@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,17 +112,25 @@ def lint(
     flags: dict[str, Any] = {"select": select, "ignore": ignore, "severity": severity}
     flags |= {"strict": strict, "baseline": baseline}
     choice = read_choice(table, flags, source=source)
+    # A path in the project file is relative to that file.
+    known = baseline or (
+        os.path.relpath(Path(source).parent / choice.baseline) if choice.baseline else ""
+    )
     scripts = [_Script(path) for path in list_scripts(files)]
     if diff or fix:
         _fix(scripts, choice, save=not diff)
     found = list(dict.fromkeys(_lint_all(scripts)))  # two jobs can start the same Python script
     found = [one for one in found if choice.keeps(one)]
     if write_baseline:
-        Path(write_baseline).write_text(render_baseline(found, _read_line))
+        name = _named_from(write_baseline)
+        Path(write_baseline).write_text(render_baseline(found, _read_line, name))
         console.note(f"wrote {write_baseline}; use it with: --baseline {write_baseline}")
         return
-    if choice.baseline:
-        found = drop_known(found, _read(choice.baseline), _read_line)
+    if known:
+        try:
+            found = drop_known(found, _read(known), _read_line, _named_from(known))
+        except UsageError as error:
+            raise UsageError(f"{known}: {error.message}", hint=error.hint) from error
     _print(found, shown, len(scripts))
     if choice.fails(found):
         raise typer.Exit(1)
@@ -269,6 +277,12 @@ def _read_table(config: Path | None) -> tuple[dict[str, Any], str]:
         console.note(f"warning: ignored [lint]: {error.message}")
         return {}, ""
     return dict(take_table(dict(layer.values), "lint", header="lint")), layer.source
+
+
+def _named_from(baseline: str) -> Callable[[str], str]:
+    """Return how a baseline names scripts: relative to itself, wherever lint is called."""
+    folder = Path(baseline).parent
+    return lambda path: path if path == "-" else os.path.relpath(path, folder)
 
 
 def _read_line(path: str, number: int) -> str:

@@ -57,18 +57,20 @@ def read_choice(table: Mapping[str, Any], flags: Mapping[str, Any], *, source: s
     if not isinstance(values.get("strict", False), bool):
         raise UsageError(f"{source}: 'strict' is not true or false", hint="strict = true")
     return Choice(
-        select=_codes(values.get("select", []), source),
-        ignore=_codes(values.get("ignore", []), source),
+        select=_codes("select", values.get("select", []), source),
+        ignore=_codes("ignore", values.get("ignore", []), source),
         severity=_severity(values.get("severity") or Severity.ADVICE),
         baseline=values.get("baseline", ""),
         strict=values.get("strict", False),
     )
 
 
-def _codes(values: Any, source: str) -> tuple[str, ...]:
+def _codes(key: str, values: Any, source: str) -> tuple[str, ...]:
     """Return the codes of a list whose items may be several, separated by commas."""
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise UsageError(f"{source}: not a list of codes: {values!r}", hint='ignore = ["E401"]')
+        raise UsageError(
+            f"{source}: '{key}' is not a list of codes: {values!r}", hint=f'{key} = ["E401"]'
+        )
     codes = [code.strip().upper() for value in values for code in value.split(",") if code.strip()]
     for code in codes:
         if not any(rule.code.startswith(code) for rule in RULES):
@@ -92,16 +94,20 @@ def _severity(text: str) -> Severity:
 
 ReadLine = Callable[[str, int], str]
 """Returns the text of a line of a file."""
+Name = Callable[[str], str]
+"""Returns the path of a script as a baseline has it."""
 
 
-def render_baseline(findings: Sequence[Finding], read_line: ReadLine) -> str:
+def render_baseline(findings: Sequence[Finding], read_line: ReadLine, name: Name) -> str:
     """Return the text of a baseline file: path, code and line of each finding."""
-    entries = sorted(key for finding in findings for key in _keys(finding, read_line))
+    entries = sorted(key for finding in findings for key in _keys(finding, read_line, name))
     known = [{"path": path, "code": code, "text": text} for path, code, text in entries]
     return json.dumps({"version": 1, "findings": known}, indent=1, ensure_ascii=False) + "\n"
 
 
-def drop_known(findings: Sequence[Finding], text: str, read_line: ReadLine) -> list[Finding]:
+def drop_known(
+    findings: Sequence[Finding], text: str, read_line: ReadLine, name: Name
+) -> list[Finding]:
     """Return the findings that are not in a baseline; line numbers may have changed.
 
     Raises:
@@ -117,7 +123,7 @@ def drop_known(findings: Sequence[Finding], text: str, read_line: ReadLine) -> l
     left = []
     for finding in findings:
         new = []
-        for span, key in zip(_spans(finding), _keys(finding, read_line), strict=True):
+        for span, key in zip(_spans(finding), _keys(finding, read_line, name), strict=True):
             known[key] -= 1
             if known[key] < 0:
                 new.append(span)
@@ -134,8 +140,8 @@ def _spans(finding: Finding) -> list[Any]:
     return [finding, *finding.also]
 
 
-def _keys(finding: Finding, read_line: ReadLine) -> list[tuple[str, str, str]]:
+def _keys(finding: Finding, read_line: ReadLine, name: Name) -> list[tuple[str, str, str]]:
     return [
-        (finding.path, finding.code, read_line(finding.path, line).strip())
+        (name(finding.path), finding.code, read_line(finding.path, line).strip())
         for line in finding.lines
     ]

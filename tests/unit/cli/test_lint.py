@@ -11,9 +11,7 @@ from echelon.cli import main
 from echelon.lint.linting import RULES, THEMES
 
 ROOT = Path(__file__).parents[3]
-BAD = (
-    "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH -G1 -N1 -t9\nexport MASTER_PORT=29500\npython x.py\n"
-)
+BAD = "#!/bin/bash\n#SBATCH --mem=16Go\n#SBATCH -G1 -N1 -t9\nexport API_KEY=4b1d7c9e\npython x.py\n"
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def test_a_finding_has_a_position_and_a_fix(script, capsys):
         "job.sh:2:1: E111 error: '16Go' is not a valid memory size. sbatch rejects the script."
     )
     assert lines[1] == "    #SBATCH --mem=16G"
-    assert lines[2].startswith("job.sh:4:1: E301 warning: ")
+    assert lines[2].startswith("job.sh:4:1: E406 warning: ")
     assert lines[-1] == "1 file: 1 error, 1 warning (1 fixable with --fix)"
 
 
@@ -44,10 +42,10 @@ def test_a_script_without_problems_exits_with_0(script, capsys):
 
 
 def test_warnings_fail_only_if_strict(script, capsys):
-    text = "#!/bin/bash\n#SBATCH --gpus=1 -N1 -t9\nexport MASTER_PORT=29500\npython x.py\n"
+    text = "#!/bin/bash\n#SBATCH --gpus=1 -N1 -t9\nexport API_KEY=4b1d7c9e\npython x.py\n"
     assert main.run(["lint", script(text)]) == 0
     assert main.run(["lint", "--strict", "job.sh"]) == 1
-    assert "E301 warning" in capsys.readouterr().out
+    assert "E406 warning" in capsys.readouterr().out
     assert main.run(["lint", "--strict", "--severity", "error", "job.sh"]) == 0
 
 
@@ -70,24 +68,24 @@ def test_json(script, capsys):
 @pytest.mark.parametrize("place", ["the line", "the line before"])
 def test_a_comment_ignores_a_code(script, capsys, place):
     own, before = (
-        ("  # echelon: ignore E301", "")
+        ("  # echelon: ignore E406", "")
         if place == "the line"
-        else ("", "# echelon: ignore E301\n")
+        else ("", "# echelon: ignore E406\n")
     )
-    text = f"#!/bin/bash\n#SBATCH -G1 -N1 -t9\n{before}export MASTER_PORT=29500{own}\npython x.py\n"
+    text = f"#!/bin/bash\n#SBATCH -G1 -N1 -t9\n{before}export API_KEY=4b1d7c9e{own}\npython x.py\n"
     assert main.run(["lint", "--strict", script(text)]) == 0
-    text = text.replace("ignore E301", "ignore E405, E302")
+    text = text.replace("ignore E406", "ignore E405, E302")
     assert main.run(["lint", "--strict", script(text)]) == 1
 
 
 @pytest.mark.parametrize(
     ("comment", "codes"),
     [
-        ("# echelon: ignore-file E301", ["E111"]),
-        ("# echelon: ignore-file E301, E111", []),
+        ("# echelon: ignore-file E406", ["E111"]),
+        ("# echelon: ignore-file E406, E111", []),
         ("# echelon: ignore-file", []),
-        ("# echelon: ignore", ["E111", "E301"]),
-        ("# echelon: ignore E301", ["E111", "E301"]),
+        ("# echelon: ignore", ["E111", "E406"]),
+        ("# echelon: ignore E406", ["E111", "E406"]),
     ],
 )
 def test_a_comment_ignores_codes_in_a_file(script, capsys, comment, codes):
@@ -98,10 +96,10 @@ def test_a_comment_ignores_codes_in_a_file(script, capsys, comment, codes):
 @pytest.mark.parametrize(
     ("flags", "codes"),
     [
-        (["--select", "E3"], ["E301"]),
-        (["--select", "e111,E4"], ["E111"]),
-        (["--ignore", "E1"], ["E301"]),
-        (["--select", "E1", "--select", "E3", "--ignore", "E301"], ["E111"]),
+        (["--select", "E4"], ["E406"]),
+        (["--select", "e111,E3"], ["E111"]),
+        (["--ignore", "E1"], ["E406"]),
+        (["--select", "E1", "--select", "E4", "--ignore", "E406"], ["E111"]),
         (["--severity", "error"], ["E111"]),
     ],
 )
@@ -116,8 +114,8 @@ def test_flags_choose_findings(script, capsys, flags, codes):
 def test_a_project_file_chooses_findings(script, capsys, name, header):
     script(f'{header}\nignore = ["E111"]\nstrict = true\n', name)
     assert main.run(["lint", "--json", script(BAD)]) == 1
-    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E301"]
-    assert main.run(["lint", "--json", "--ignore", "E301", "job.sh"]) == 1
+    assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E406"]
+    assert main.run(["lint", "--json", "--ignore", "E406", "job.sh"]) == 1
     assert [one["code"] for one in json.loads(capsys.readouterr().out)] == ["E111"]
     assert main.run(["script", "train.py"]) == 0  # the table is not part of a request
 
@@ -144,6 +142,21 @@ def test_a_wrong_table_is_one_error_with_a_hint(script, capsys, lines, message):
 def test_an_unknown_format_is_an_error(script, capsys):
     assert main.run(["lint", "--output-format", "xml", script(BAD)]) == 2
     assert "choose text, json, sarif, github" in capsys.readouterr().err
+
+
+def test_a_baseline_is_found_from_any_directory(script, capsys, monkeypatch, tmp_path):
+    assert main.run(["lint", "--write-baseline", "known.json", script(BAD)]) == 0
+    here = Path.cwd()
+    Path("pyproject.toml").write_text('[tool.echelon.lint]\nbaseline = "known.json"\n')
+    assert main.run(["lint", "job.sh"]) == 0
+    Path("sub").mkdir()
+    monkeypatch.chdir("sub")
+    assert main.run(["lint", "../job.sh"]) == 0
+    assert main.run(["lint", "--baseline", "../known.json", str(here / "job.sh")]) == 0
+    Path("../known.json").write_text("no")
+    capsys.readouterr()
+    assert main.run(["lint", "../job.sh"]) == 2
+    assert "../known.json: the baseline is not valid" in capsys.readouterr().err
 
 
 def test_a_baseline_hides_known_findings(script, capsys):
@@ -210,7 +223,7 @@ def test_repeats_are_one_finding(script, capsys):
     main.run(["lint", "--select", "E405", script(text)])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("(also lines 6, 7)")
-    assert lines[-1] == "1 file: 1 warning"
+    assert lines[-1] == "1 file: 1 advice"
 
 
 def test_a_python_script_of_two_jobs_is_reported_once(script, capsys):

@@ -140,12 +140,11 @@ def _replaces(subject: Subject, later: Assignment, port: Assignment) -> bool:
 def _starts_no_group(subject: Subject) -> bool:
     """Tell whether nothing opens the port: no launcher, and no script with a process group.
 
-    A program that cannot be read may have one, unless it is a single process with one GPU.
+    A program that cannot be read may have one.
     """
     if subject.distributed or any(one.launch.launcher for one in subject.started):
         return False
-    known = bool(subject.started) and all(one.python for one in subject.started)
-    return known or subject.job.gpus_per_node == 1
+    return bool(subject.started) and all(one.python for one in subject.started)
 
 
 def _literal_port(value: Word) -> str:
