@@ -187,8 +187,8 @@ def test_no_namespaces_mean_no_stage(stage):
 def large(environment):
     """Have something that takes a while to copy."""
     (path,) = environment.glob("lib/python*/site-packages/large.bin")
-    os.truncate(path, 300 * MIB)
-    yield 300 * MIB
+    os.truncate(path, 150 * MIB)
+    yield 150 * MIB
     os.truncate(path, 1 * MIB)
 
 

@@ -55,13 +55,14 @@ class NodeStage:
         environ: Mapping[str, str],
         shell: Shell,
         key: bytes,
+        prefix: str = sys.prefix,
     ) -> None:
         self._request, self._environ, self._shell = request, environ, shell
         self._recorded, self._key = recorded, stage_key(key)
         self._store = StageStore(
             choose_folder(request.stage_dir, node), request.stage_limit_mib << 20
         )
-        self._source = Path(sys.prefix)
+        self._source = Path(prefix)
         """What is staged."""
         self._digest = ""
         """Of what the node should have; empty if that is not known without looking."""
@@ -107,13 +108,13 @@ class NodeStage:
             if stage := self._store.find(self._digest):
                 self._stage, self._copy = stage, Copy(stage)
                 self._is_whole = not stage.missing
-        except (EchelonError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  likewise
             self.unstaged = _tell(error)
 
     def _find_environment(self) -> str:
         if str(self._source) in SYSTEM:
             raise UnavailableError(
-                f"the ranks' Python is the system's ({sys.executable})",
+                f"the ranks' Python is the system's ({self._source})",
                 hint="stage a virtual or conda environment: --venv, --conda or --python",
             )
         user = ["--user"] if os.geteuid() else []
@@ -167,7 +168,7 @@ class NodeStage:
             self._store.keep(copy.stage)
             with self._changed:
                 self._is_whole = not self.unstaged
-        except (EchelonError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the run goes on without a copy
             self._fail(_tell(error))
             if self._stage is not None:
                 self._stage.discard()
@@ -291,7 +292,8 @@ def choose_folder(named: str, node: str) -> Path:
 def _tell(error: Exception) -> str:
     if isinstance(error, EchelonError):
         return f"{error.message} (hint: {error.hint})" if error.hint else error.message
-    return str(error)
+    internal = "" if isinstance(error, OSError) else f"internal error: {type(error).__name__}: "
+    return f"{internal}{error}"
 
 
 async def _in_thread(work: Callable[[], None]) -> None:

@@ -82,10 +82,12 @@ class Stage:
     def create(self, position: int) -> int:
         """Open a new file for its content."""
         path = self.manifest.entries[position].path
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path, dir_fd=self._tree)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(path, flags, 0o600, dir_fd=self._tree)
+        try:
+            return os.open(path, flags, 0o600, dir_fd=self._tree)
+        except FileExistsError:  # it is damaged
+            os.unlink(path, dir_fd=self._tree)
+            return os.open(path, flags, 0o600, dir_fd=self._tree)
 
     def complete(self, position: int, handle: int, digest: str) -> None:
         """Close a file that has all its content."""

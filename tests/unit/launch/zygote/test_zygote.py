@@ -42,7 +42,7 @@ class Agent:
         self.folder = folder
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(60)
-        argv = ["-m", "echelon.launch", "zygote", str(theirs.fileno()), kind, "", "", *program]
+        argv = ["-m", "echelon.launch", "zygote", str(theirs.fileno()), kind, "", "", "", *program]
         self.zygote = subprocess.Popen(
             [sys.executable, *argv],
             env={**os.environ, "PYTHONPATH": str(SOURCE)},
