@@ -55,6 +55,7 @@ class Channel:
         role: Role,
         *,
         parse: Callable[[bytes], Any] | None = None,
+        sign: Callable[[bytes, bytes, bytes], bytes] | None = None,
         random: Callable[[int], bytes] = os.urandom,
     ) -> None:
         """Create one end.
@@ -63,9 +64,10 @@ class Channel:
             key: what both ends know.
             role: which end this is.
             parse: reads a payload; by default it is a JSON object.
+            sign: returns 32 bytes for a key, a frame's number and its payload; by default an HMAC.
             random: returns so many bytes, for tests.
         """
-        self._key, self._parse = key, parse or _parse
+        self._key, self._parse, self._sign_frame = key, parse or _parse, sign or _sign_frame
         self._role: Role = role
         self._peer: Role = "agent" if role == "controller" else "controller"
         self._nonce = random(_NONCE)
@@ -183,8 +185,7 @@ class Channel:
         return hmac.digest(self._key, text, "sha256")
 
     def _mac(self, sender: Role, counter: int, payload: bytes) -> bytes:
-        text = sender.encode() + _COUNTER.pack(counter) + payload
-        return hmac.digest(self._session, text, "sha256")
+        return self._sign_frame(self._session, sender.encode() + _COUNTER.pack(counter), payload)
 
 
 def has_knocked(key: bytes, said: bytes | bytearray) -> bool:
@@ -205,6 +206,10 @@ def has_knocked(key: bytes, said: bytes | bytearray) -> bool:
     if not hmac.compare_digest(knock, _sign_knock(key, nonce)):
         raise WireError("the peer does not know the run's key")
     return True
+
+
+def _sign_frame(key: bytes, number: bytes, payload: bytes) -> bytes:
+    return hmac.digest(key, number + payload, "sha256")
 
 
 def _sign_knock(key: bytes, nonce: bytes) -> bytes:

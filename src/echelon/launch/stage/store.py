@@ -33,13 +33,21 @@ _BLOCK = 4096
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
+def new_digest() -> "hashlib.blake2b":
+    """Return a digest of contents. CPUs without instructions for SHA-256 take a third of its time.
+
+    With those instructions it is about as fast.
+    """
+    return hashlib.blake2b(digest_size=32)
+
+
 class Stage:
     """A copy in the store, complete or in the making."""
 
     def __init__(self, folder: Path, manifest: Manifest, lock: int) -> None:
         self.folder, self.manifest = folder, manifest
         self.digests: dict[int, str] = {}
-        """SHA-256 of each file, by its position in the manifest."""
+        """Digest of each file's content, by its position in the manifest."""
         self.missing: Sequence[int] = manifest.files
         """Positions of the files that are to be copied."""
         self._lock = lock
@@ -108,7 +116,7 @@ class Stage:
         positions = self.manifest.files
         entries = [self.manifest.entries[i] for i in positions]
         changed = [os.lstat(self.tree / entry.path).st_ctime_ns for entry in entries]
-        index = {"sha256": [self.digests[i] for i in positions], "changed_ns": changed}
+        index = {"digests": [self.digests[i] for i in positions], "changed_ns": changed}
         write_atomic(self.folder / "manifest.json", self.manifest.encoded, sync=False)
         write_atomic(self.folder / "index.json", json.dumps(index), sync=False)
         info = {"bytes": _space(self.manifest), "boot": _BOOT.read_text().strip()}
@@ -131,7 +139,7 @@ class Stage:
         """Find files that are damaged; return whether anything is."""
         info = json.loads((self.folder / "info.json").read_text())
         index = json.loads((self.folder / "index.json").read_text())
-        known = zip(self.manifest.files, index["sha256"], index["changed_ns"], strict=True)
+        known = zip(self.manifest.files, index["digests"], index["changed_ns"], strict=True)
         changed_ns = {}
         for position, digest, time_ns in known:
             self.digests[position], changed_ns[position] = digest, time_ns
@@ -157,7 +165,7 @@ class Stage:
         def differs(position: int) -> bool:
             path = self.tree / self.manifest.entries[position].path
             with path.open("rb") as file:
-                return hashlib.file_digest(file, "sha256").hexdigest() != self.digests[position]
+                return hashlib.file_digest(file, new_digest).hexdigest() != self.digests[position]
 
         ordered = sorted(positions)
         return [one for one, bad in zip(ordered, for_all(differs, ordered), strict=True) if bad]

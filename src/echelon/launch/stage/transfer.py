@@ -8,7 +8,7 @@ After the handshake (`wire.py`), the first byte of each frame says what it is:
 
     server → client   m  a part of the manifest; one without content ends it
     client → server   w  which files it wants, as JSON
-    server → client   d  the files' contents in order, each followed by its SHA-256
+    server → client   d  the files' contents in order, each followed by its digest
     server → client   .  nothing to send yet
     server → client   e  why there will be nothing more
 """
@@ -36,7 +36,7 @@ from echelon.launch.stage.manifest import (
     encode_ranges,
     for_all,
 )
-from echelon.launch.stage.store import CHUNK, Stage
+from echelon.launch.stage.store import CHUNK, Stage, new_digest
 
 STALL_S = 60.0
 """Time without any data after which a node goes on without a copy."""
@@ -68,7 +68,7 @@ class _Growing:
     """A file that is being written."""
 
     handle: int
-    digest: Any = field(default_factory=hashlib.sha256)
+    digest: Any = field(default_factory=new_digest)
     size: int = 0
 
 
@@ -216,6 +216,13 @@ def _read_file(folder: Path, position: int, copy: Copy, beat: Callable[[], None]
 # --- connections --------------------------------------------------------------------------------
 
 
+def _sign(key: bytes, number: bytes, payload: bytes) -> bytes:
+    """Sign a frame, faster than with HMAC."""
+    signed = hashlib.blake2b(number, key=key, digest_size=32)
+    signed.update(payload)
+    return signed.digest()
+
+
 class _Pipe:
     """One end of a connection, on a blocking socket."""
 
@@ -226,7 +233,7 @@ class _Pipe:
             OSError, WireError: it is no node of this run.
         """
         self._socket, self._frames = peer, deque[bytes]()
-        self._channel = Channel(key, role, parse=bytes)
+        self._channel = Channel(key, role, parse=bytes, sign=_sign)
         deadline_s = time.monotonic() + _HANDSHAKE_S
         while not self._channel.open:
             peer.settimeout(max(0.001, deadline_s - time.monotonic()))
