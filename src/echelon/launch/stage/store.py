@@ -18,13 +18,13 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from echelon.core.atomic_file import make_private, remove_tree, write_atomic
 from echelon.core.ownership import find_intruder
 from echelon.errors import NotPermittedError, UnavailableError
-from echelon.launch.stage.manifest import FILE, FOLDER, Entry, Manifest, decode_manifest, for_all
+from echelon.launch.stage.manifest import FILE, FOLDER, Entry, Manifest, for_all
 
 CHUNK = 1 << 19
 _NEW, _OLD = ".new-", ".old-"
@@ -69,8 +69,8 @@ class Stage:
         """Make folders and links, and remove what does not belong there."""
         self.tree.mkdir(exist_ok=True, mode=0o700)
         expected = {entry.path: entry for entry in self.manifest.entries}
-        for path, status in list(_scan(self.tree)):
-            if path not in expected or not _is_kind(self.tree / path, status, expected[path]):
+        for path, status in _scan(self.tree):
+            if path not in expected or not _is_kind(self.tree, status, expected[path]):
                 _remove(self.tree / path)
         for entry in self.manifest.entries:
             place = self.tree / entry.path
@@ -143,10 +143,11 @@ class Stage:
         changed_ns = {}
         for position, digest, time_ns in known:
             self.digests[position], changed_ns[position] = digest, time_ns
-        seen, wrong, missing = dict(_scan(self.tree)), False, []
+        tree = self.tree
+        seen, wrong, missing = dict(_scan(tree)), False, []
         for position, entry in enumerate(self.manifest.entries):
             status = seen.pop(entry.path, None)
-            good = status is not None and _is_kind(self.tree / entry.path, status, entry)
+            good = status is not None and _is_kind(tree, status, entry)
             if good and status and entry.kind == FILE:
                 found = status.st_size, status.st_mtime_ns, status.st_ctime_ns
                 good = found == (entry.size, entry.mtime_ns, changed_ns[position])
@@ -331,27 +332,28 @@ def _lock_path(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.lock")
 
 
-def _scan(tree: Path, inner: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Yield what is in a folder, each folder before its content."""
-    folders = []
-    with os.scandir(tree / inner) as listing:
-        for item in listing:
-            path = f"{inner}/{item.name}" if inner else item.name
-            status = item.stat(follow_symlinks=False)
-            yield path, status
-            if stat.S_ISDIR(status.st_mode):
-                folders.append(path)
-    for path in folders:
-        yield from _scan(tree, path)
+def _scan(tree: Path) -> list[tuple[str, os.stat_result]]:
+    """Return what is in a folder. Each start waits for this: it makes no `Path` of each file."""
+    found, waiting, start = [], [""], f"{tree}/"
+    while waiting:
+        inner = waiting.pop()
+        with os.scandir(start + inner) as listing:
+            for item in listing:
+                path = inner + item.name
+                status = item.stat(follow_symlinks=False)
+                found.append((path, status))
+                if stat.S_ISDIR(status.st_mode):
+                    waiting.append(f"{path}/")
+    return found
 
 
-def _is_kind(place: Path, status: os.stat_result, entry: Entry) -> bool:
+def _is_kind(tree: Path, status: os.stat_result, entry: Entry) -> bool:
     """Tell whether what was found is what an entry describes, apart from the content of files."""
     if entry.kind == FOLDER:
         return stat.S_ISDIR(status.st_mode)
     if entry.kind == FILE:
         return stat.S_ISREG(status.st_mode)
-    return stat.S_ISLNK(status.st_mode) and str(place.readlink()) == entry.target
+    return stat.S_ISLNK(status.st_mode) and str((tree / entry.path).readlink()) == entry.target
 
 
 def _remove(path: Path) -> None:
@@ -362,10 +364,10 @@ def _remove(path: Path) -> None:
 
 
 def _read_manifest(folder: Path, digest: str) -> Manifest:
-    manifest = decode_manifest((folder / "manifest.json").read_bytes())
-    if manifest.digest != digest:
+    encoded = (folder / "manifest.json").read_bytes()
+    if hashlib.sha256(encoded).hexdigest() != digest:
         raise ValueError("it is the manifest of something else")
-    return manifest
+    return Manifest(tuple(Entry(*values) for values in json.loads(encoded)))
 
 
 def _space(manifest: Manifest) -> int:
