@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -203,3 +204,28 @@ def test_a_tag_is_resolved_once_and_its_image_imported_once(project, bare_image,
         check=True,
     )
     subprocess.run(["podman", "rmi", "--force", *image.stdout.split()], check=False)
+
+
+def test_a_staged_image_is_opened_from_the_node_s_own_disk(project, bare_image):
+    (project.path / "where.py").write_text("import sys; print(sys.executable)\n")
+    options = [f"--image={bare_image.path}", "--image-runtime=podman", "--set=preload="]
+    options += ["--nodes=2", "--procs=1", "--stage", f"--stage-dir={project.path}/stages/%N"]
+
+    def run(*more):
+        done = project("run", *options, *more, "where.py")
+        newest = max((project.path / "runs").iterdir(), key=lambda path: path.stat().st_mtime)
+        lines = (newest / "events" / "controller-1.jsonl").read_text().splitlines()
+        return done, [one for one in map(json.loads, lines) if one["kind"] == "staged"]
+
+    done, _ = run("--image-python=/nowhere/python")  # noticed only after the copy was made
+    assert done.returncode != 0
+    assert "/nowhere/python" in done.stderr
+    shutil.rmtree(project.path / "stages")
+    done, (event,) = run()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("/usr/local/bin/python3") == 2
+    size = bare_image.path.stat().st_size
+    assert (event["nodes"], event["found"], event["copied"]) == (2, 0, 2 * size)
+    done, (event,) = run()
+    assert done.returncode == 0, done.stderr
+    assert (event["nodes"], event["found"], event["copied"]) == (2, 2, 0)

@@ -104,6 +104,9 @@ class RequestOptions(TypedDict, total=False):
     image_python: str
     image_options: Iterable[str]
     image_cache: str
+    stage: bool
+    stage_dir: str
+    stage_limit: int | str
     slurm_extra: Mapping[str, str]
 
 

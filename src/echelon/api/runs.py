@@ -27,7 +27,7 @@ from echelon.run.attempts import (
 )
 from echelon.run.code import Code, find_copy
 from echelon.run.directory import RunDir
-from echelon.run.request import read_spec, render_spec
+from echelon.run.request import Environment, read_spec, render_spec
 from echelon.run.sweep import SweepDir, Table, write_table
 from echelon.spec.job_spec import JobSpec
 from echelon.spec.readers import nearest
@@ -162,6 +162,7 @@ def prepare_run(
     *,
     conda_exe: str = "",
     take_code: TakeCode = lambda _run: None,
+    environment: Environment | None = None,
     run_id: str = "",
     table: Table | None = None,
 ) -> tuple[RunDir, JobSpec]:
@@ -173,14 +174,29 @@ def prepare_run(
     try:
         tasks = write_table(SweepDir(files=run), table) if table else ""
         code = take_code(run)
-        return run, _fill(run, spec, folder, conda_exe=conda_exe, code=code, tasks=tasks)
+        return run, _fill(
+            run,
+            spec,
+            folder,
+            conda_exe=conda_exe,
+            code=code,
+            tasks=tasks,
+            environment=environment,
+        )
     except BaseException:
         remove_tree(run.path)  # leave no incomplete run
         raise
 
 
 def _fill(
-    run: RunDir, spec: JobSpec, folder: Path, *, conda_exe: str, code: Code | None, tasks: str
+    run: RunDir,
+    spec: JobSpec,
+    folder: Path,
+    *,
+    conda_exe: str,
+    code: Code | None,
+    tasks: str,
+    environment: Environment | None,
 ) -> JobSpec:
     """Write a run's request and script; return the request as written."""
     frozen = replace(
@@ -193,7 +209,7 @@ def _fill(
         frozen = replace(frozen, env={"SLURM_LABELIO": "1", **spec.env})
     frozen = replace(frozen, snapshot=code is not None)
     starts = spec.style == "echelon" or code is not None
-    request = encode(render_spec(frozen, code, tasks=tasks))
+    request = encode(render_spec(frozen, code, tasks=tasks, environment=environment))
     write_atomic(run.spec, request)
     copy = find_copy(run, code, frozen.chdir)
     shipped = Shipped(

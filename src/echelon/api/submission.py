@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.api.environments import find_environment
 from echelon.api.images import settle_image
 from echelon.api.parameters import take_array
 from echelon.api.places import choose_cluster, choose_spec
@@ -116,6 +117,7 @@ def create_run(
         folder,
         conda_exe=environ.get("CONDA_EXE", ""),
         take_code=take_code or take,
+        environment=find_environment(spec, folder, LocalShell()) if spec.stage else None,
         run_id=run_id,
         table=table,
     )

@@ -56,6 +56,7 @@ GROUPS = {
         *("image", "image_runtime", "image_mounts", "image_env", "image_workdir"),
         *("image_python", "image_options", "image_cache"),
     ),
+    "Fast start": ("stage", "stage_dir", "stage_limit"),
 }
 """Sections of the help text, with their keys in order; those of None come first, under Options."""
 REPEATED = {
@@ -79,7 +80,7 @@ METAVARS: dict[object, str] = {
     readers.address: "ADDRESS",
     readers.switch: "true|false",
     **dict.fromkeys(("partition", "account", "qos", "gpu_type", "name", "conda"), "NAME"),
-    **dict.fromkeys(("venv", "chdir", "image_workdir", "image_cache"), "DIR"),
+    **dict.fromkeys(("venv", "chdir", "image_workdir", "image_cache", "stage_dir"), "DIR"),
     **dict.fromkeys(("output", "python", "image_python"), "FILE"),
     "image": "IMAGE",
     "image_runtime": "NAME",
@@ -94,9 +95,15 @@ METAVARS: dict[object, str] = {
     "hand_over": "WHEN",
 }
 """Placeholders of the other flags: by the key's name, or else by its reader."""
-SWITCHES = {"wait_all_nodes": (), "preflight": (), "module": ("-m",), "snapshot": ()}
+SWITCHES = {
+    "wait_all_nodes": (),
+    "preflight": (),
+    "module": ("-m",),
+    "snapshot": (),
+    "stage": (),
+}
 """Keys whose flag takes no value, with its short forms."""
-NEGATED = ("snapshot",)
+NEGATED = ("snapshot", "stage")
 """Those of them that also have a flag with `no`."""
 
 

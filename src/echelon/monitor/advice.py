@@ -29,6 +29,8 @@ LEAST_TRAINED_S = 60.0
 """Training time below which nothing is suggested: start-up effects dominate."""
 _LEAST_S = 300.0
 """Duration of a run below which its request, and the time to start, are not judged."""
+_LEAST_WAITED_S = 5.0
+"""Time that imports waited for storage from which on a copy on the node's own disk pays."""
 _MIB = 2.0**20
 
 
@@ -75,6 +77,10 @@ class Facts:
     """Requested per node; 0 if not requested."""
     limit_s: float = 0.0
     """Time limit of the jobs; 0 for none."""
+    imports: Sequence[tuple[float, float]] = ()
+    """For each node: seconds to import the ranks' modules, and how many of them it waited."""
+    staged: bool = False
+    """Whether the environment was on the nodes' own disks."""
     throttled: Mapping[str, float] = field(default_factory=dict)
     """By node: share of the time in which one of its GPUs was throttled."""
 
@@ -89,10 +95,27 @@ class Finding:
 
 
 def advise(facts: Facts) -> list[Finding]:
-    """Return suggestions, the most important first; none for a run too short to judge."""
+    """Return suggestions, the most important first.
+
+    For a run that is too short to judge, they are about its start alone.
+    """
     if facts.trained_s < LEAST_TRAINED_S:
-        return []
-    return [*_lost_time(facts), *_uses(facts), *_asks(facts)]
+        return [*_start(facts)]
+    return [*_lost_time(facts), *_uses(facts), *_start(facts), *_asks(facts)]
+
+
+def _start(facts: Facts) -> Iterator[Finding]:
+    """Judge how long nodes waited for storage before ranks could start."""
+    took_s, waited_s = max(facts.imports, key=lambda one: one[1], default=(0.0, 0.0))
+    if waited_s >= _LEAST_WAITED_S and not facts.staged:
+        where = f"the slowest of {len(facts.imports)} nodes" if len(facts.imports) > 1 else "a node"
+        yield Finding(
+            code="stage",
+            seen=f"importing modules took {took_s:.0f} s on {where}, which waited {waited_s:.0f} s "
+            "of that for storage",
+            change="copy the environment to the nodes' own disks; later jobs find it there: "
+            "--stage",
+        )
 
 
 def _lost_time(facts: Facts) -> Iterator[Finding]:

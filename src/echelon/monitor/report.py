@@ -109,6 +109,8 @@ def gather(
         mem_peak=max((_ranks_memory(total) for total in totals.values()), default=0.0),
         mem_asked=float(spec.mem_mib * _MIB),
         limit_s=float(limit_s or 0.0),
+        imports=[(one.import_s, one.import_waited_s) for one in state.nodes.values()],
+        staged=spec.stage,
         throttled={names.get(node, str(node)): _throttled(total) for node, total in totals.items()},
     )
 

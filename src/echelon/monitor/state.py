@@ -44,6 +44,10 @@ class NodeState:
     """When it was last measured."""
     numbers: dict[str, float] = field(default_factory=dict)
     gpus: dict[int, dict[str, float]] = field(default_factory=dict)
+    import_s: float = 0.0
+    """How long it took to import the ranks' modules,"""
+    import_waited_s: float = 0.0
+    """and how much of that was spent waiting, mostly for storage."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -217,6 +221,9 @@ class RunState:
                 attempt.generations[-1].why = headline(event.verdict)
             case events.VerdictReached() | events.HangDetected() as event:
                 self.verdict = event
+            case events.ModulesImported() as event:
+                if node := self.nodes.get(event.node):
+                    node.import_s, node.import_waited_s = event.seconds, event.waited_s
             case events.AgentNote() as event:
                 self.said.append((record.time_s, event.text))
             case events.AttemptEnded() as event:

@@ -7,7 +7,7 @@ rename a kind or a field, and give new fields a default.
 from dataclasses import dataclass
 from typing import Annotated
 
-from echelon.core.codec import Index, Objects, RankCount, Seconds, SecondsByName
+from echelon.core.codec import Index, Objects, RankCount, Seconds, SecondsByName, Texts
 from echelon.run.directory import RunDir
 from echelon.run.event_log import Event, EventReader, Record
 from echelon.run.verdict import Verdict
@@ -110,6 +110,31 @@ class AgentNote(ControllerEvent):
     kind = "note"
     node: Node
     text: Annotated[str, "the message"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesStaged(ControllerEvent):
+    """With `--stage`: nodes have a copy of the environment or image on their own disks."""
+
+    kind = "staged"
+    nodes: Annotated[int, "number of nodes that have a copy"]
+    found: Annotated[int, "number of those that had it from an earlier job"]
+    copied: Annotated[int, "bytes that were copied to nodes, all together"]
+    repaired: Annotated[int, "damaged files that were replaced"]
+    seconds: Annotated[Seconds, "how long ranks had to wait for it"]
+    without: Annotated[Texts, "nodes that go on without a copy: name → reason"]
+    reader: Annotated[str, "name of the node that read the original; empty if none had to"] = ""
+    changed: Annotated[bool, "whether the environment is not the one that was submitted"] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModulesImported(ControllerEvent):
+    """The process that ranks are forked from has imported their modules."""
+
+    kind = "imported"
+    node: Node
+    seconds: Annotated[Seconds, "duration in seconds"]
+    waited_s: Annotated[Seconds, "how much of that it waited, mostly for storage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

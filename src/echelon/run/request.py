@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from echelon.core.codec import decode
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from echelon.spec.merging import Layer
 
 _SWEEP = "sweep"
+_ENVIRONMENT = "environment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The ranks' environment as it was when a run was submitted."""
+
+    prefix: str = ""
+    """Its folder."""
+    digest: str = ""
+    """Of the list of its files."""
 
 
 def read_spec(run: RunDir, digest: str = "") -> "JobSpec":
@@ -40,7 +51,7 @@ def read_layer(run: RunDir, digest: str = "") -> "Layer":
     from echelon.spec.merging import Layer  # noqa: PLC0415
 
     values = _read_values(run, digest)
-    for table in ("code", _SWEEP):
+    for table in ("code", _SWEEP, _ENVIRONMENT):
         values.pop(table, None)
     if isinstance(extra := values.get("slurm"), dict):
         del values["slurm"]
@@ -48,13 +59,20 @@ def read_layer(run: RunDir, digest: str = "") -> "Layer":
     return Layer(source=str(run.spec), values=values)
 
 
-def render_spec(spec: "JobSpec", code: Code | None = None, *, tasks: str = "") -> str:
+def render_spec(
+    spec: "JobSpec",
+    code: Code | None = None,
+    *,
+    tasks: str = "",
+    environment: Environment | None = None,
+) -> str:
     """Return the request as TOML, with values as a user would write them.
 
     Args:
         spec: the request.
         code: which code the run executes; None for the project itself.
         tasks: SHA-256 of the parameters of a sweep, whose request this is.
+        environment: the ranks' environment, if it is to be staged and known here.
     """
     from echelon.spec.job_spec import KEYS, JobSpec, show_value  # noqa: PLC0415
 
@@ -70,9 +88,11 @@ def render_spec(spec: "JobSpec", code: Code | None = None, *, tasks: str = "") -
             lines.append(f"{key} = {_quote(list(value))}")
         else:
             lines.append(f"{key} = {_quote(show_value(key, spec))}")
-    if code is not None:
-        facts = {name: value for name, value in asdict(code).items() if value}
-        tables += ["", "[code]", *(f"{name} = {_quote(value)}" for name, value in facts.items())]
+    for title, record in (("code", code), (_ENVIRONMENT, environment)):
+        if record is not None:
+            facts = {name: value for name, value in asdict(record).items() if value}
+            tables += ["", f"[{title}]"]
+            tables += [f"{name} = {_quote(value)}" for name, value in facts.items()]
     if tasks:
         tables += ["", f"[{_SWEEP}]", f"tasks = {_quote(tasks)}"]
     return "\n".join([*lines, *tables]) + "\n"
@@ -119,6 +139,17 @@ def read_code(run: RunDir, digest: str = "") -> Code | None:
     if not code.root or not code.digest:
         raise _damaged(run, ValueError("the table 'code' has no root or no digest"))
     return code
+
+
+def read_environment(run: RunDir, digest: str = "") -> Environment | None:
+    """Return the ranks' environment that the request names; None if it names none.
+
+    Raises:
+        NotPermittedError: the request has another digest.
+        UnavailableError: the file cannot be read, or is damaged.
+    """
+    table = _read_values(run, digest).get(_ENVIRONMENT)
+    return decode(Environment, table) if isinstance(table, dict) else None
 
 
 def known_code(run: RunDir) -> Code | None:

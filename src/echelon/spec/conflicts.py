@@ -120,6 +120,10 @@ def _judge_style(spec: JobSpec) -> list[str]:
             f"style '{spec.style}' does not support preflight: use --style echelon, or run "
             "echelon doctor --nodes N first"
         )
+    if spec.stage and spec.style != "echelon":
+        found.append(f"style '{spec.style}' does not support stage: use --style echelon")
+    if spec.stage_dir and not spec.stage_dir.startswith("/"):
+        found.append(f"stage_dir must be an absolute path, not '{spec.stage_dir}'")
     return found
 
 

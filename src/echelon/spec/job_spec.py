@@ -150,6 +150,17 @@ class JobSpec:
     image_cache: str = _key(
         readers.text, "", "folder for imported images [default: ~/.cache/echelon/images]"
     )
+    stage: bool = _key(
+        readers.switch, False, "copy the environment or image to each node's own disk first"
+    )
+    stage_dir: str = _key(
+        readers.text,
+        "",
+        "folder for these copies; %N is the node's name [default: /var/tmp/echelon-stage-UID]",
+    )
+    stage_limit_mib: int = _key(
+        readers.memory, 50 << 10, "disk space for these copies", key="stage_limit"
+    )
     slurm_extra: Mapping[str, str] = _key(
         readers.options, {}, "any other sbatch option", key="slurm.extra"
     )
@@ -282,7 +293,7 @@ KEYS = {
 def show_value(key: str, spec: JobSpec) -> str:
     """Return a key's value as a user would write it."""
     value = getattr(spec, KEYS[key].field)
-    if key.startswith("mem") and isinstance(value, int):
+    if key.startswith(("mem", "stage_limit")) and isinstance(value, int):
         return format_memory(value) if value else ""
     if isinstance(value, tuple):
         return ",".join(value)

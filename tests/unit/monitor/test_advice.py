@@ -170,3 +170,17 @@ def test_not_all_nodes_are_left_out_because_their_gpus_are_hot():
     own = told(throttled={"node0": 0.3, "node1": 0.0}, cluster=False)
     assert "nvidia-smi" in own
     assert "--exclude" not in own
+
+
+def test_imports_that_wait_for_storage_recommend_a_stage():
+    slow = [(12.0, 4.0), (41.3, 37.9)]
+    assert told(imports=slow) == (
+        "importing modules took 41 s on the slowest of 2 nodes, which waited 38 s of that for "
+        "storage: copy the environment to the nodes' own disks; later jobs find it there: --stage"
+    )
+    assert codes(imports=slow, trained_s=1.0) == ["stage"], "a short run started slowly too"
+    assert codes(imports=slow, staged=True) == []
+
+
+def test_imports_that_compute_do_not():
+    assert codes(imports=[(41.3, 2.0)]) == []

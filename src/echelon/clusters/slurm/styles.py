@@ -354,8 +354,11 @@ exec "$python" -c "$start" {shipped.launcher} {_quote(f"{run}/launcher")} \\
         flags["--cpus-per-task"] = str(spec.cpus_per_task)
     options = [word for flag in flags.items() for word in flag]
     options += ["--module"] if spec.module else []
-    if spec.image:
-        keys = [key for key in KEYS if key.startswith("image") and getattr(spec, key)]
+    prefixes = (*(["image"] if spec.image else []), *(["stage"] if spec.stage else []))
+    if prefixes:
+        usual = JobSpec()
+        fields = {key: KEYS[key].field for key in KEYS if key.startswith(prefixes)}
+        keys = [key for key, name in fields.items() if getattr(spec, name) != getattr(usual, name)]
         settings = (f"{key}={show_value(key, spec)}" for key in keys)
         options += [word for text in settings for word in ("--set", _quote(text))]
     words = " ".join(_quote(word) for word in (spec.script, *spec.args))

@@ -31,6 +31,7 @@ from echelon.launch.agent.local_workers import LocalWorkers
 from echelon.launch.agent.node_check import Fault, NodeCheck, check_places
 from echelon.launch.agent.orphans import answers_at, end_orphaned_job
 from echelon.launch.agent.rendezvous_sockets import try_sockets
+from echelon.launch.agent.staging import NodeStage
 from echelon.launch.agent.telemetry_client import TelemetryClient
 from echelon.launch.agent.zygote_client import ZygoteClient
 from echelon.launch.code_path import VARIABLE, own_sites, search_path
@@ -53,6 +54,7 @@ from echelon.launch.protocol.messages import (
     Reached,
     ReadTraces,
     Signalled,
+    Stage,
     Start,
 )
 from echelon.launch.protocol.program import find_program
@@ -71,7 +73,13 @@ from echelon.launch.protocol.rank_environment import (
 )
 from echelon.run.code import ProjectCopy, find_copy
 from echelon.run.directory import RunDir
-from echelon.run.request import is_requeued, read_code, read_spec
+from echelon.run.request import (
+    Environment,
+    is_requeued,
+    read_code,
+    read_environment,
+    read_spec,
+)
 from echelon.run.tracker import find_tracker
 from echelon.spec.job_spec import JobSpec
 from echelon.world import count_devices
@@ -97,6 +105,7 @@ class Agent:
         node: int,
         request: JobSpec,
         copy: ProjectCopy | None,
+        recorded: Environment | None,
         environ: Mapping[str, str],
         key: bytes,
         shell: Shell,
@@ -145,6 +154,9 @@ class Agent:
             guard=self._guard,
             files=self._files,
         )
+        self._stage = NodeStage(
+            request, recorded=recorded, node=self._name, environ=environ, shell=shell, key=key
+        )
         self._zygote = ZygoteClient(
             program=program,
             preload=request.preload,
@@ -160,10 +172,12 @@ class Agent:
                 environ=environ,
                 shell=shell,
                 gpus=self._gpus > 0,
+                copy=lambda: self._stage.copy,
             )
             if request.image
             else None,
             python=request.image_python or "python3",
+            mount=lambda: self._stage.mount,
         )
         self._ranks = LocalWorkers(
             run=run,
@@ -184,6 +198,8 @@ class Agent:
             scratch=scratch,
         )
         self._fault: Fault | None = None
+        self._port = 0
+        """Where this node passes on its copy of what is staged."""
         self._done = asyncio.Event()
         self.orphaned = False
         """Whether the connection was lost without an order to leave."""
@@ -198,16 +214,22 @@ class Agent:
             loop.add_signal_handler(number, self._say, Signalled(signal=number))
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         self._fault = await asyncio.to_thread(check_places, self._run.logs, self._scratch)
+        if self._request.stage and not self._fault:
+            await self._stage.look()
         # Only now: it writes a log, and the check has shown that this is possible.
-        if self._request.image and not self._fault:
+        if self._fault or self._lacks_stage():
+            pass  # there is nothing to start, or not yet
+        elif self._request.image:
             self._fault = await self._enter_image()
-        elif not self._fault:
+        else:
             self._spawn(self._zygote.start(self._ranks))
         try:
             if not self._fault:
                 command = self._request.node_check
                 self._fault = await self._check.run(gpus=self._gpus, command=command)
             await self._reach_controller()
+            if not self._fault and self._lacks_stage():
+                self._spawn(self._start_staged())
             self._spawn(self._pulse())
             self._spawn(self._files.time_logs())
             if self._request.telemetry:
@@ -219,6 +241,21 @@ class Agent:
         finally:
             self._end_everything()
         return 0
+
+    def _lacks_stage(self) -> bool:
+        """Tell whether something has to be copied to this node first."""
+        return self._request.stage and self._stage.state == "part"
+
+    async def _start_staged(self) -> None:
+        """Start the zygote when the copy is there, or if there will be none."""
+        staged = await self._stage.fill()
+        if not self._request.image:
+            await self._zygote.start(self._ranks)
+        elif fault := await self._enter_image():
+            self._fault = fault
+            self._introduce()
+            return
+        self._say(staged)
 
     async def _enter_image(self) -> Fault | None:
         """Start the zygote inside the image; return why this node cannot."""
@@ -278,6 +315,11 @@ class Agent:
     def _greet(self, link: Link) -> None:
         self._link = link
         self._accepted.set_result(True)
+        if self._request.stage and self._stage.state:
+            self._port = self._stage.listen(link.own_address)
+        self._introduce()
+
+    def _introduce(self) -> None:
         self._say(
             Hello(
                 node=self._node,
@@ -288,6 +330,9 @@ class Agent:
                 gpus=self._gpus,
                 fault=self._fault.reason if self._fault else "",
                 fault_own=bool(self._fault and self._fault.own),
+                stage=self._stage.state if self._request.stage else "",
+                stage_port=self._port,
+                unstaged=self._stage.unstaged,
             )
         )
 
@@ -324,6 +369,8 @@ class Agent:
                 self._spawn(self._ranks.read_traces(message.generation))
             case Dump():
                 self._spawn(self._ranks.dump(message.generation))
+            case Stage():
+                self._stage.order(message)
             case Leave():
                 self._done.set()
 
@@ -363,6 +410,7 @@ class Agent:
         self._telemetry.close()
         self._zygote.close()
         self._ranks.close()
+        self._stage.close()
         await_trackers()
         self._files.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -399,6 +447,7 @@ def main(arguments: list[str]) -> int:
     _replace(environ.get(REPLACES, ""))
     request = read_spec(run, arguments[2])
     copy = find_copy(run, read_code(run, arguments[2]), request.chdir)
+    recorded = read_environment(run, arguments[2]) if request.stage else None
 
     async def serve() -> int:
         # As late as possible: without a guard, nothing removes it if we are killed.
@@ -409,6 +458,7 @@ def main(arguments: list[str]) -> int:
             node=node,
             request=request,
             copy=copy,
+            recorded=recorded,
             environ=environ,
             key=key,
             shell=LocalShell(),

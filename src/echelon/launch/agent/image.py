@@ -3,7 +3,7 @@
 import importlib.machinery
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from echelon import _version
@@ -24,6 +24,7 @@ def open_image(
     environ: Mapping[str, str],
     shell: Shell,
     gpus: bool,
+    copy: Callable[[], Path | None] = lambda: None,
 ) -> list[Container]:
     """Import the image if that was not done yet; return the ways to start it, best first.
 
@@ -33,14 +34,14 @@ def open_image(
         environ: variables of this process.
         shell: runs the runtime.
         gpus: whether ranks use GPUs.
+        copy: returns a copy of the image's file on this node, if there is one.
 
     Raises:
         EchelonError: the image cannot be used on this node.
     """
-    reference = parse_reference(request.image)
-    runtime = choose_runtime(request.image_runtime, reference, shell)
+    path, runtime = find_image(request, environ, shell)
     store = ImageStore(cache_folder(request.image_cache, environ), shell)
-    image = store.open(store.fetch(reference, runtime), runtime)
+    image = store.open(copy() or path, runtime)
     library = find_library()
     own = (f"{library}:{LIBRARY}/{PACKAGE}:ro",) if library else ()
     container = Container(
@@ -54,6 +55,18 @@ def open_image(
         rootless=os.geteuid() != 0,
     )
     return variants_here(container, store.folder, shell)
+
+
+def find_image(request: JobSpec, environ: Mapping[str, str], shell: Shell) -> tuple[Path, str]:
+    """Import the image if that was not done yet; return its file, and the runtime for it.
+
+    Raises:
+        EchelonError: the image cannot be used on this node.
+    """
+    reference = parse_reference(request.image)
+    runtime = choose_runtime(request.image_runtime, reference, shell)
+    store = ImageStore(cache_folder(request.image_cache, environ), shell)
+    return store.fetch(reference, runtime), runtime
 
 
 def list_folders(

@@ -30,6 +30,7 @@ from echelon.launch.protocol.messages import (
     End,
     Ended,
     ForkRank,
+    Imported,
     Message,
     Note,
     Open,
@@ -307,6 +308,9 @@ class LocalWorkers:
         self._serves_store = ready.serves_store
         if ready.cold_reason:
             self._say(Note(text=f"ranks start cold on this node: {ready.cold_reason}"))
+        if ready.unstaged:
+            self._say(Note(text=f"warning: ranks do not use the stage: {ready.unstaged}"))
+        self._say(Imported(seconds=round(ready.import_s, 2), waited_s=round(ready.waited_s, 2)))
         waiting, self._waiting_opens = self._waiting_opens or [], None
         for order in waiting:
             self.open(order)

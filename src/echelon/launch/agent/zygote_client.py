@@ -79,6 +79,7 @@ class ZygoteClient:
         files: AgentFiles,
         open_image: Callable[[], Sequence[Container]] | None = None,
         python: str = "",
+        mount: Callable[[], tuple[str, str] | None] = lambda: None,
     ) -> None:
         """Prepare it.
 
@@ -92,8 +93,9 @@ class ZygoteClient:
             files: the agent's files.
             open_image: returns the ways to start it inside an image; it may take long.
             python: the Python inside.
+            mount: returns a folder to mount over another one, if there is any.
         """
-        self._open_image, self._python = open_image, python
+        self._open_image, self._python, self._mount = open_image, python, mount
         self._variants: Sequence[Container] = ()
         """The ways to start the image; only the one that worked, once it did."""
         self._container: Container | None = None
@@ -152,8 +154,10 @@ class ZygoteClient:
     async def _start(self, listener: Listener) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         preload = self._preload if self._failed_starts < _MOST_FAILED_STARTS else ()
+        mount = self._mount()
         program = (
             *(self._program.kind, self._program.modules, ",".join(preload)),
+            json.dumps(mount) if mount else "",
             *self._program.argv,
         )
         handle, env = theirs.fileno(), dict(self._env)

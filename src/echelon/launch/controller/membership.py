@@ -11,6 +11,7 @@ from collections.abc import Callable
 from echelon.launch.agent.node_check import check_limit_s, judge_checks
 from echelon.launch.backends.base import Outlook, Started, Starter
 from echelon.launch.controller.agent_recovery import AgentRecovery
+from echelon.launch.controller.staging import Staging
 from echelon.launch.pool.agent_launcher import could_not_start, read_reason
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Gone, Lost
@@ -49,6 +50,7 @@ class Membership:
         blame: Callable[[Failure], None],
     ) -> None:
         self._pool, self._starter, self._recovery = pool, starter, recovery
+        self._staging = Staging(pool, journal)
         self._journal, self._blame = journal, blame
         self._low = request.nodes.low
         self._check_s = check_limit_s(request)
@@ -67,6 +69,8 @@ class Membership:
             StopError: a stop was requested.
         """
         await self._await_first()
+        if await self._staging.settle():
+            await self.await_missing()
         if self.has_enough():
             self._leave_out_unfit()
             return []
@@ -87,6 +91,7 @@ class Membership:
                 wait_s = 0.0  # queued events are handled all the same
             match await self._pool.next(began_s + wait_s):
                 case None:
+                    await self._staging.settle()
                     self._leave_out_unfit()
                     return
                 case (_, Stop() as stop):

@@ -20,7 +20,15 @@ from echelon.launch.pool.agent_server import AgentServer
 from echelon.launch.pool.controller_events import AgentHandle, Entry, Gone, Lost
 from echelon.launch.pool.hang import HangWatch
 from echelon.launch.protocol.link import PULSE_S, SILENCE_S, sleep_a_pulse
-from echelon.launch.protocol.messages import Hello, Leave, Message, Note, Pulse, Signalled
+from echelon.launch.protocol.messages import (
+    Hello,
+    Imported,
+    Leave,
+    Message,
+    Note,
+    Pulse,
+    Signalled,
+)
 from echelon.launch.protocol.rank_environment import CONTROLLER, FILES, REPLACES
 from echelon.launch.protocol.stop import Stop
 from echelon.run import events
@@ -131,6 +139,8 @@ class AgentPool:
             return None
         match what:
             case Hello() if agent and what.fault:
+                if self.has(agent):  # it was accepted before it could enter its image
+                    del self.agents[agent.node]
                 self.reject(what)
                 agent.link.say(Leave())
             case Hello() if agent and what.node in self.agents:
@@ -144,14 +154,21 @@ class AgentPool:
                 self._note(
                     events.AgentLost(node=agent.node, name=agent.name, pid=pid, reason=what.reason)
                 )
-            case Note() if agent:
-                self._note(events.AgentNote(node=agent.node, text=what.text))
-                self._report(f"{agent.name}: {what.text}")
+            case Note() | Imported() if agent:
+                self._record(agent, what)
             case Signalled(signal=signal.SIGTERM) if agent:
                 # On preemption, Slurm signals all processes of a job except its batch script.
                 message = f"{agent.name} received SIGTERM"
                 return agent, Stop("preemption", message, 128 + signal.SIGTERM, told=True)
         return agent, what
+
+    def _record(self, agent: AgentHandle, what: Note | Imported) -> None:
+        if isinstance(what, Imported):
+            took_s, waited_s = what.seconds, what.waited_s
+            self._note(events.ModulesImported(node=agent.node, seconds=took_s, waited_s=waited_s))
+        else:
+            self._note(events.AgentNote(node=agent.node, text=what.text))
+            self._report(f"{agent.name}: {what.text}")
 
     def _take_in(self, agent: AgentHandle) -> None:
         hello, node = agent.hello, agent.node

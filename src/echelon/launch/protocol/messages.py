@@ -37,6 +37,35 @@ class Hello(Message):
     """Why the node cannot be used; empty if it can."""
     fault_own: bool = False
     """Whether the cause is this node, not something that all nodes share."""
+    stage: str = ""
+    """What it has of what is to be staged: `whole` or `part`; empty if nothing is."""
+    stage_port: int = 0
+    """Where it passes that on."""
+    unstaged: str = ""
+    """Why it cannot have a stage."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged(Message):
+    """A node has a copy, or goes on without one."""
+
+    error: str = ""
+    """Why it has none."""
+    copied: int = 0
+    """Bytes that were copied to it."""
+    repaired: int = 0
+    """Damaged files that were replaced."""
+    changed: bool = False
+    """Whether the environment is not the one that was submitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported(Message):
+    """The zygote has imported what ranks need."""
+
+    seconds: float
+    waited_s: float
+    """How much of that it waited, mostly for storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +320,14 @@ class Ask(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage(Message):
+    """Copy what is to be staged, from the first of these nodes that can be reached."""
+
+    sources: list[list[Any]]
+    """Address and port of each, the nearest first; empty to read the original itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(Message):
     """End all processes, and exit."""
 
@@ -358,6 +395,12 @@ class ZygoteReady(Message):
     serves_store: bool
     cold_reason: str
     """Why ranks start cold; empty if they start warm."""
+    unstaged: str = ""
+    """Why it does not use the staged copy; empty if it does, or there is none."""
+    import_s: float = 0.0
+    """How long the imports took,"""
+    waited_s: float = 0.0
+    """and how much of that was spent waiting, mostly for storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,9 +50,24 @@ class Channel:
     """One end of a connection: pass it what arrives, then send what `take_outgoing` returns."""
 
     def __init__(
-        self, key: bytes, role: Role, *, random: Callable[[int], bytes] = os.urandom
+        self,
+        key: bytes,
+        role: Role,
+        *,
+        parse: Callable[[bytes], Any] | None = None,
+        sign: Callable[[bytes, bytes, bytes], bytes] | None = None,
+        random: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._key = key
+        """Create one end.
+
+        Args:
+            key: what both ends know.
+            role: which end this is.
+            parse: reads a payload; by default it is a JSON object.
+            sign: returns 32 bytes for a key, a frame's number and its payload; by default an HMAC.
+            random: returns so many bytes, for tests.
+        """
+        self._key, self._parse, self._sign_frame = key, parse or _parse, sign or _sign_frame
         self._role: Role = role
         self._peer: Role = "agent" if role == "controller" else "controller"
         self._nonce = random(_NONCE)
@@ -68,14 +83,14 @@ class Channel:
         knock = _sign_knock(key, self._nonce) if role == "agent" else b""
         self._outgoing += GREETING + self._nonce + knock
 
-    def receive(self, data: bytes) -> list[dict[str, Any]]:
+    def receive(self, data: bytes) -> list[Any]:
         """Return the messages that are complete with these bytes.
 
         Raises:
             WireError: the connection must be dropped.
         """
         self._incoming += data
-        self._messages: list[dict[str, Any]] = []
+        self._messages: list[Any] = []
         try:
             while self._expect():
                 pass
@@ -88,8 +103,11 @@ class Channel:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Add a message to the outgoing bytes."""
+        self.send_payload(_to_json(message).encode())
+
+    def send_payload(self, payload: bytes) -> None:
+        """Add a message that is encoded already."""
         assert self.open, "messages are sent only to authenticated peers"
-        payload = _to_json(message).encode()
         if len(payload) > MAX_PAYLOAD:
             raise WireError(f"a message of {len(payload)} bytes is too long to send")
         mac = self._mac(self._role, self._sent, payload)
@@ -150,7 +168,7 @@ class Channel:
         if not hmac.compare_digest(mac, self._mac(self._peer, self._received, payload)):
             raise WireError("a frame was altered, repeated or dropped")
         self._received += 1
-        self._messages.append(_parse(payload))
+        self._messages.append(self._parse(payload))
         return True
 
     def _expect_nothing(self) -> bool:
@@ -167,8 +185,7 @@ class Channel:
         return hmac.digest(self._key, text, "sha256")
 
     def _mac(self, sender: Role, counter: int, payload: bytes) -> bytes:
-        text = sender.encode() + _COUNTER.pack(counter) + payload
-        return hmac.digest(self._session, text, "sha256")
+        return self._sign_frame(self._session, sender.encode() + _COUNTER.pack(counter), payload)
 
 
 def has_knocked(key: bytes, said: bytes | bytearray) -> bool:
@@ -189,6 +206,10 @@ def has_knocked(key: bytes, said: bytes | bytearray) -> bool:
     if not hmac.compare_digest(knock, _sign_knock(key, nonce)):
         raise WireError("the peer does not know the run's key")
     return True
+
+
+def _sign_frame(key: bytes, number: bytes, payload: bytes) -> bytes:
+    return hmac.digest(key, number + payload, "sha256")
 
 
 def _sign_knock(key: bytes, nonce: bytes) -> bytes:

@@ -47,6 +47,7 @@ from echelon.launch.protocol.program_text import (
     may_optimize,
     read_words,
 )
+from echelon.launch.stage.mount import mount_copy
 from echelon.launch.zygote.collective_trace import offer_trace
 from echelon.launch.zygote.library import Library, import_library, own_modules
 from echelon.launch.zygote.rank import PATIENCE_S, keep_sockets_in, restore_fresh_state, run_program
@@ -88,11 +89,22 @@ class Zygote:
     """The ranks' own copy of the package, if they have one."""
     modules: tuple[str, ...] = ()
     """Names of the launcher's modules."""
+    unstaged: str = ""
+    """Why the staged copy is not used; empty if it is, or there is none."""
+    import_s: float = 0.0
+    waited_s: float = 0.0
+    """How long imports took, and how much of that they waited for storage."""
     wakeup: tuple[int, ...] = ()
     """Both ends of the pipe through which signals wake us; forks close them."""
 
     def preload(self, modules: list[str]) -> None:
-        """Import what ranks need, unless that makes forking unsafe."""
+        """Import what ranks need, unless that makes forking unsafe; measure how long it takes."""
+        began_s, used_s = time.monotonic(), _used_s()
+        self._preload(modules)
+        self.import_s = time.monotonic() - began_s
+        self.waited_s = max(0.0, self.import_s - (_used_s() - used_s))
+
+    def _preload(self, modules: list[str]) -> None:
         if self.program.kind == "binary":
             self.reason = "it is not a Python program"
             return
@@ -124,7 +136,15 @@ class Zygote:
             # unlike SIG_IGN, is not inherited by a program that a rank executes.
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        self._send(ZygoteReady(serves_store="torch" in sys.modules, cold_reason=self.reason))
+        self._send(
+            ZygoteReady(
+                serves_store="torch" in sys.modules,
+                cold_reason=self.reason,
+                unstaged=self.unstaged,
+                import_s=self.import_s,
+                waited_s=self.waited_s,
+            )
+        )
         while True:
             patience_s = _LATER_S if self.later and self.children else None
             ready, _, _ = select.select([self.agent.fileno(), read_end], [], [], patience_s)
@@ -345,16 +365,39 @@ def _end_group(pid: int, groups: Groups) -> None:
         os.kill(pid, signal.SIGKILL)  # it may not have created its group yet
 
 
+def _mount(mount: str) -> str:
+    """Mount the staged copy of an environment over it; return why that failed, or ''."""
+    try:
+        mount_copy(*json.loads(mount))
+    except OSError as error:
+        return str(error)
+    importlib.invalidate_caches()
+    return ""
+
+
+def _used_s() -> float:
+    """Return how long this process has computed, or was ready to but had no CPU."""
+    try:
+        computed_ns, queued_ns, _ = Path("/proc/self/schedstat").read_text().split()
+    except (OSError, ValueError):
+        return time.process_time()
+    return (int(computed_ns) + int(queued_ns)) / 1e9
+
+
 def _count_threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208  called before every fork
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Run `zygote FD KIND FOLDER MODULE,MODULE PROGRAM…`: follow orders from the socket FD."""
-    handle, kind, folder, modules, *argv = arguments
+    """Run `zygote FD KIND FOLDER MODULE,MODULE MOUNT PROGRAM…`: follow orders from the socket FD.
+
+    MOUNT is a JSON list of a folder, and of another that it is mounted over; or it is empty.
+    """
+    handle, kind, folder, modules, mount, *argv = arguments
     agent = socket.socket(fileno=int(handle))
     agent.set_inheritable(False)
     zygote = Zygote(agent=agent, program=Program(argv=tuple(argv), kind=kind, modules=folder))
+    zygote.unstaged = _mount(mount) if mount else ""
     zygote.introduce()
     zygote.preload([name for name in modules.split(",") if name])
     # Only forks return from `serve`; so nothing of its loop is on their stack.

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ class Agent:
         self.folder = folder
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(60)
-        argv = ["-m", "echelon.launch", "zygote", str(theirs.fileno()), kind, "", "", *program]
+        argv = ["-m", "echelon.launch", "zygote", str(theirs.fileno()), kind, "", "", "", *program]
         self.zygote = subprocess.Popen(
             [sys.executable, *argv],
             env={**os.environ, "PYTHONPATH": str(SOURCE)},
@@ -91,7 +92,9 @@ def start(tmp_path):
 
 def test_ranks_are_forked_and_reported_with_their_status(start):
     agent = start("hello")
-    assert agent.receive() == ZygoteReady(serves_store=False, cold_reason="")
+    assert replace(agent.receive(), import_s=0.0, waited_s=0.0) == ZygoteReady(
+        serves_store=False, cold_reason=""
+    )
     for rank in (0, 3):
         forked = agent.fork(rank)
         assert forked == RankForked(rank=rank, pid=forked.pid, warm=True)
@@ -124,7 +127,7 @@ def test_without_its_agent_a_zygote_ends_with_its_ranks(start):
 
 def test_a_program_that_is_not_python_starts_cold(start):
     agent = start("-c", "echo $RANK; exit 4", program="sh", kind="binary")
-    assert agent.receive() == ZygoteReady(
+    assert replace(agent.receive(), import_s=0.0, waited_s=0.0) == ZygoteReady(
         serves_store=False, cold_reason="it is not a Python program"
     )
     forked = agent.fork(5)

@@ -1,0 +1,37 @@
+"""The ranks' environment at submission, for `--stage`: the list of its files identifies it."""
+
+import sys
+from pathlib import Path
+
+from echelon.core.shell import Shell
+from echelon.errors import EchelonError
+from echelon.launch.stage.manifest import SYSTEM, walk
+from echelon.run.request import Environment
+from echelon.spec.job_spec import JobSpec
+
+_LOOK = "import sys; print(sys.prefix)"
+_LOOK_S = 60.0
+
+
+def find_environment(spec: JobSpec, folder: Path, shell: Shell) -> Environment | None:
+    """Return the environment that is to be staged; None if it cannot be known from here.
+
+    Then a node finds out. With a digest, nodes that have a copy need not look at storage at all.
+
+    Args:
+        spec: the request.
+        folder: the job's directory.
+        shell: asks another Python.
+    """
+    if not spec.stage or spec.image or spec.conda or spec.modules or spec.prologue:
+        return None
+    python = spec.python or (str(folder / spec.venv / "bin" / "python") if spec.venv else "python3")
+    try:
+        prefix = sys.prefix
+        if python != sys.executable:
+            prefix = shell.run([python, "-c", _LOOK], timeout_s=_LOOK_S).check().stdout.strip()
+        if prefix in SYSTEM:
+            return None
+        return Environment(prefix=prefix, digest=walk(Path(prefix)).digest)
+    except (EchelonError, OSError):
+        return None
