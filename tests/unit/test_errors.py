@@ -8,6 +8,7 @@ import echelon
 SOURCE = Path(echelon.__file__).parent
 ROOT = "EchelonError"
 OWN_HINT = {
+    "StalledError": "says where to look, whatever stopped a copy",
     "MissingProgramError": "says how to get any program, where nobody knows better",
     "CommandError": "shows the command, to be tried by hand",
 }
@@ -68,7 +69,7 @@ def test_who_is_excused_is_still_there():
         name for tree in found.values() for name, _, hint in makes(tree, names) if is_empty(hint)
     }
     # CommandError is made with its caller's hint, which may be empty.
-    assert bare == {"MissingProgramError", "WireError"}
+    assert bare == {"MissingProgramError", "StalledError", "WireError"}
 
 
 def test_those_with_a_hint_of_their_own_have_one():
