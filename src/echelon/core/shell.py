@@ -9,8 +9,9 @@ import select
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Protocol
@@ -95,6 +96,58 @@ class Shell(Protocol):
         """Return the path of a program, or None."""
 
 
+_waited = 0
+"""Programs whose exit codes `LocalShell.run` waits for."""
+_counting = threading.Lock()
+
+
+@contextmanager
+def _waited_for() -> Iterator[None]:
+    global _waited  # noqa: PLW0603
+    with _counting:
+        _waited += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            _waited -= 1
+
+
+def collect_children() -> list[tuple[int, int]] | None:
+    """Collect all children that have exited; return their pids and states.
+
+    Returns None, and collects none, while `LocalShell.run` waits for a program in another thread:
+    it would never learn the program's exit code, and take it for 0.
+    """
+    found = []
+    with _counting, suppress(ChildProcessError):
+        if _waited:
+            return None
+        while (one := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append(one)
+    return found
+
+
+def _open_program(
+    argv: Sequence[str], env: Mapping[str, str] | None, keep: Sequence[int]
+) -> "subprocess.Popen[str]":
+    try:
+        return subprocess.Popen(
+            argv,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            # In its own process group, so that a time-out also kills its children.
+            process_group=0,
+            pass_fds=keep,
+        )
+    except FileNotFoundError as error:
+        raise MissingProgramError(argv[0]) from error
+
+
 class LocalShell:
     """Runs real programs."""
 
@@ -107,22 +160,7 @@ class LocalShell:
         timeout_s: float | None = None,
         keep: Sequence[int] = (),
     ) -> Result:
-        try:
-            child = subprocess.Popen(
-                argv,
-                env=env,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-                errors="replace",
-                # In its own process group, so that a time-out also kills its children.
-                process_group=0,
-                pass_fds=keep,
-            )
-        except FileNotFoundError as error:
-            raise MissingProgramError(argv[0]) from error
-        with child:
+        with _waited_for(), _open_program(argv, env, keep) as child:
             try:
                 stdout, stderr = child.communicate(stdin, timeout=timeout_s)
             except subprocess.TimeoutExpired as error:

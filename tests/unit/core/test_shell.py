@@ -96,3 +96,31 @@ def test_the_fake_answers_by_the_longest_beginning_and_remembers():
     assert fake.calls == [("sinfo",), ("sinfo", "-h", "-N")]
     with pytest.raises(AssertionError, match="no answer for: sbatch x"):
         fake.run(["sbatch", "x"])
+
+
+COLLECTING = """
+import os, threading
+from echelon.core.shell import LocalShell, collect_children
+
+codes, done = [], threading.Event()
+
+def run():
+    codes.extend(LocalShell().run(["false"]).code for _ in range(50))
+    done.set()
+
+worker = threading.Thread(target=run)
+worker.start()
+while not done.is_set():
+    collect_children()
+worker.join()
+orphan, found = os.posix_spawn("/bin/true", ["true"], {}), {}
+while orphan not in found:
+    found |= dict(collect_children() or [])
+print(set(codes), found[orphan], collect_children())
+"""
+
+
+def test_exit_codes_are_not_lost_while_another_thread_collects_children():
+    """An agent collects whatever has exited, and runs programs in other threads."""
+    done = SHELL.run([sys.executable, "-c", COLLECTING])
+    assert (done.stdout, done.stderr) == ("{1} 0 []\n", "")

@@ -22,7 +22,7 @@ from typing import Any
 
 from echelon.core import addresses
 from echelon.core.proc import die_with
-from echelon.core.shell import LocalShell, Shell
+from echelon.core.shell import LocalShell, Shell, collect_children
 from echelon.errors import EchelonError, UsageError
 from echelon.launch.agent.files import AgentFiles
 from echelon.launch.agent.guard import Guard
@@ -90,6 +90,7 @@ _REACH_S = 60.0
 """How long to try to reach the controller."""
 _REFUSED_S = 15.0
 """The same where the connection is refused: nothing listens there."""
+_REAP_AGAIN_S = 0.2
 _PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """The longest pause after each attempt; the last value applies to all further attempts."""
 
@@ -391,13 +392,10 @@ class Agent:
 
     def _reap(self) -> None:
         """Reap dead children: zygote, guard, checks, and orphans of a killed zygote."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        dead = collect_children()
+        if dead is None:
+            asyncio.get_running_loop().call_later(_REAP_AGAIN_S, self._reap)
+        for pid, status in dead or ():
             self._zygote.collected(pid, status)
             self._check.collected(pid, status)
             self._telemetry.collected(pid)
