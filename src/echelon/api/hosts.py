@@ -147,16 +147,25 @@ def ask(site: "Site", argv: Sequence[str], keys: Collection[str] = ()) -> dict[s
     Raises:
         EchelonError: it failed there.
     """
-    said = run_there(site, argv)
-    try:
-        found = json.loads(said)
-    except (ValueError, RecursionError):
-        found = said
+    found = ask_any(site, argv)
     if found is None and not keys:
         return {}
     if not isinstance(found, dict) or not found.keys() >= set(keys):
-        raise unexpected(site, argv[0], said)
+        raise unexpected(site, argv[0], found)
     return found
+
+
+def ask_any(site: "Site", argv: Sequence[str]) -> Any:
+    """Execute a command that prints JSON on a site's host, and return that.
+
+    Raises:
+        EchelonError: it failed there.
+    """
+    said = run_there(site, argv)
+    try:
+        return json.loads(said)
+    except (ValueError, RecursionError) as error:
+        raise unexpected(site, argv[0], said) from error
 
 
 def unexpected(site: "Site", command: str, said: object) -> UnavailableError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from echelon.api.hosts import (
     ask,
+    ask_any,
     find_site,
     follow_there,
     keep_trying,
@@ -18,10 +19,11 @@ from echelon.api.hosts import (
     open_host,
     start,
     talking,
+    unexpected,
 )
 from echelon.cli import console
 from echelon.core.units import counted
-from echelon.errors import EchelonError, UnavailableError, UsageError
+from echelon.errors import EchelonError, UsageError
 
 if TYPE_CHECKING:
     from echelon.clusters.ssh.site import Site
@@ -204,14 +206,14 @@ def rerun_there(there: There) -> int:
         )
     asked = there.run
     if asked == "last":
-        asked = str(ask(there.site, ["status", "--json", "--", asked])["run"])
+        asked = str(ask(there.site, ["status", "--json", "--", asked], ["run"])["run"])
     new_id = name_run(asked.rpartition("-")[0] or asked)
     root, _ = find_root(Path.cwd(), None, LocalShell())
     record_run(new_id, root, there.site, os.environ)  # first: the answer may be lost
     words = replace(there, run=asked).words("--wait", "--follow", "--json")[1:]
     line = ["rerun", "--json", f"--new-id={new_id}", *words]
     try:
-        found = keep_trying(lambda: ask(there.site, line))
+        found = keep_trying(lambda: ask(there.site, line, ["run", "job_id", "directory"]))
     except (LostConnectionError, KeyboardInterrupt):
         console.note(f"{new_id} may be queued nevertheless; see: echelon status {new_id}")
         raise
@@ -288,12 +290,15 @@ def resume_sweep_there(there: There) -> int:
     return _wait_for_sweep(there.site, there.run) if code == 0 and there.values["wait"] else code
 
 
+_SWEEP = ("runs", "going", "states")
+
+
 def _wait_for_sweep(site: "Site", sweep: str) -> int:
     """Wait for all tasks of a sweep; return 1 if one is not complete."""
     from echelon.core.slurm import forgotten  # noqa: PLC0415
 
     while True:
-        found = keep_trying(lambda: ask(site, ["sweep", "status", "--json", "--", sweep]))
+        found = keep_trying(lambda: ask(site, ["sweep", "status", "--json", "--", sweep], _SWEEP))
         away = [
             one
             for one in found["runs"].values()
@@ -349,7 +354,7 @@ def list_elsewhere() -> list[tuple["Site", list[dict[str, Any]]]]:
 
     def inquire(site: "Site") -> None:
         try:
-            answers[site] = _check_rows(site, ask(site, ["ps", "--json"]))
+            answers[site] = _check_rows(site, ask_any(site, ["ps", "--json"]))
         except EchelonError as error:
             answers[site] = error.message
 
@@ -375,6 +380,4 @@ def _check_rows(site: "Site", answer: Any) -> list[dict[str, Any]]:
         isinstance(one, dict) and one.keys() >= COLUMNS for one in answer
     ):
         return answer
-    raise UnavailableError(
-        f"unexpected answer from {site.host}", hint="use the same version of Echelon on both ends"
-    )
+    raise unexpected(site, "ps", answer)

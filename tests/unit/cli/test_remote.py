@@ -283,14 +283,14 @@ def test_hosts_are_asked_at_the_same_time(sent, tmp_path, monkeypatch, capsys):
             raise UnavailableError("cannot connect", hint="x")
         return [row]
 
-    monkeypatch.setattr(remote, "ask", ask)
+    monkeypatch.setattr(remote, "ask_any", ask)
     assert remote.list_elsewhere() == [(SITE, [row])]
     assert "me@other: the runs there are unknown: cannot connect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], [{"run": "x"}]])
 def test_a_host_that_lists_nonsense_is_noted(sent, monkeypatch, capsys, answer):
-    monkeypatch.setattr(remote, "ask", lambda _site, _argv: answer)
+    monkeypatch.setattr(remote, "ask_any", lambda _site, _argv: answer)
     assert remote.list_elsewhere() == []
     assert "unexpected answer from me@login" in capsys.readouterr().err
 
@@ -298,7 +298,7 @@ def test_a_host_that_lists_nonsense_is_noted(sent, monkeypatch, capsys, answer):
 def test_a_host_that_does_not_answer_is_not_waited_for(sent, monkeypatch, capsys):
     never = threading.Event()
     monkeypatch.setattr(remote, "_ANSWER_S", 0.1)
-    monkeypatch.setattr(remote, "ask", lambda _site, _argv: never.wait())
+    monkeypatch.setattr(remote, "ask_any", lambda _site, _argv: never.wait())
     assert remote.list_elsewhere() == []
     assert "no answer within" in capsys.readouterr().err
     never.set()
@@ -307,7 +307,7 @@ def test_a_host_that_does_not_answer_is_not_waited_for(sent, monkeypatch, capsys
 def test_a_rerun_is_asked_for_under_one_name_until_it_is_answered(sent, monkeypatch, no_pause):
     asked = []
 
-    def ask(_site, argv):
+    def ask(_site, argv, _keys):
         asked.append(argv)
         if len(asked) == 1:
             raise LostConnectionError("lost", hint="x")
@@ -321,7 +321,7 @@ def test_a_rerun_is_asked_for_under_one_name_until_it_is_answered(sent, monkeypa
 
 
 def test_a_rerun_that_was_refused_is_forgotten(sent, monkeypatch):
-    def ask(_site, _argv):
+    def ask(_site, _argv, _keys):
         raise ConflictError("no", hint="x")
 
     monkeypatch.setattr(remote, "ask", ask)
