@@ -8,6 +8,8 @@ export PYTHON
 export PATH := $(PATH):/usr/sbin:/sbin
 # Most tests wait half of the time: two side by side, each file in one worker with its own sandbox.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# Where those are that need the machine for themselves: collecting all tests again would take longer.
+ALONE := $$(grep -rl --include='*.py' 'mark\.alone' tests)
 THOROUGH := --hypothesis-profile=thorough
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -49,7 +51,7 @@ test-quick: system  ## before a commit, in 3 minutes: the units, and one run of 
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@tools/setup.sh user docs test
 	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest $(PARALLEL) -m "not full and not alone" --durations=25 && \
-	    $(BIN)/pytest -m "alone and not full" --durations=10)
+	    $(BIN)/pytest -m "alone and not full" --durations=10 $(ALONE))
 
 peers:  ## install Lightning, Accelerate and Transformers into .venv-peers, for test-all and bench
 	@tools/setup.sh peers
@@ -58,7 +60,7 @@ test-all: peers  ## the full matrices too
 	@tools/setup.sh system full
 	@tools/setup.sh user docs test
 	@$(if $(ARGS),$(BIN)/pytest $(THOROUGH) $(ARGS),$(BIN)/pytest $(THOROUGH) $(PARALLEL) -m "not alone" --durations=25 && \
-	    $(BIN)/pytest $(THOROUGH) -m alone --durations=10)
+	    $(BIN)/pytest $(THOROUGH) -m alone --durations=10 $(ALONE))
 
 test-gpu:  ## tests/gpu, with the Python of PYTHON, which has torch and a GPU; NCCL=libnccl.so.2 if torch has none from 2.30
 	@PYTHONPATH=src:tests ECHELON_TEST_NCCL=$(abspath $(NCCL)) $(or $(PYTHON),python3) -m pytest \
