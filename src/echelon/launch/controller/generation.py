@@ -448,6 +448,8 @@ class Generation:
             return
         stacks = {rank: script_frames(text) for one in told for rank, text in one.ranks.items()}
         hang = hang.with_stacks(stacks)
+        if self._watch.excuse(hang, stacks.get(str(hang.rank), ""), time.monotonic()):
+            return
         if cause and (place := place_of(stacks.get(str(hang.rank), ""))).startswith("in "):
             hang = replace(hang, message=f"{hang.message}; it is {place}")
         owner = self._ranks.get(hang.rank)

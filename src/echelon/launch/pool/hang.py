@@ -17,6 +17,8 @@ _ASLEEP_S = 0.005
 """CPU time that a main thread may use while it only waits."""
 _RECENT_S = 2.5
 """Two pulses of an agent, and some delay."""
+COMPILE_S = 1800.0
+"""How long ranks may wait for one that compiles, beyond the time that counts as a hang."""
 _STOPPED = ("T", "t")
 _HELD = ("D",)
 """In an uninterruptible wait, nearly always for storage."""
@@ -78,17 +80,32 @@ class HangWatch:
         self._ranks: dict[int, _Seen] = {}
         self._active_s = 0.0
         """When collectives were last known to make progress."""
+        self._compiling_s = self._excused_s = float("-inf")
+        """When a compilation was first seen, and last."""
 
     def begin(self, generation: int) -> None:
         self._generation = generation
         self._ranks = {}
 
     def resume(self, hang: Hang, active_s: float) -> None:
-        """Watch on: it is none, for the ranks' collectives made progress at that time."""
+        """Watch on: it is none, for the ranks made progress at that time."""
         self._generation, self._active_s = hang.generation, active_s
         if not hang.suspected:
             for seen in self._ranks.values():
                 seen.awake_s = max(seen.awake_s, active_s)
+                seen.step_since_s = max(seen.step_since_s, active_s)
+
+    def excuse(self, hang: Hang, stack: str, now_s: float) -> bool:
+        """Watch on if a rank compiles, which may take many minutes; tell whether it does."""
+        if not is_compiling(stack):
+            return False
+        if now_s - self._excused_s > 2 * self._timeout_s:  # the last one was another compilation
+            self._compiling_s = now_s
+        self._excused_s = now_s
+        if now_s - self._compiling_s >= COMPILE_S:
+            return False
+        self.resume(hang, now_s)
+        return True
 
     def end(self) -> None:
         self._generation = -1
@@ -228,8 +245,8 @@ def _count(ranks: list[int]) -> str:
 # --- stacks -----------------------------------------------------------------------------------
 
 _FRAME = re.compile(r'^  File "([^"]*)", line (\d+) in (.+)$', re.MULTILINE)
-
-
+_COMPILER = re.compile(r"/torch/(?:_dynamo/convert_frame|_inductor/compile_fx)\.py$")
+"""Only in stacks of a compilation; other files of the compiler also run what was compiled."""
 _OWN_THREAD = re.compile(
     r'^Thread 0x[^\n]*\n(?:  File [^\n]*\n)*  File "[^"\n]*collective_trace\.py", [^\n]*\n\n?',
     re.MULTILINE,
@@ -245,6 +262,11 @@ def script_frames(stack: str) -> str:
         re.MULTILINE,
     )
     return own.sub("", _OWN_THREAD.sub("", stack))
+
+
+def is_compiling(stack: str) -> bool:
+    """Tell whether a rank's script is in `torch.compile`, which may take many minutes."""
+    return any(_COMPILER.search(frame[1]) for frame in _main_thread(stack))
 
 
 def find_odd(stacks: Mapping[str, str]) -> tuple[int, str] | None:

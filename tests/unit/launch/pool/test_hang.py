@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.pool.hang import Hang, HangWatch, find_odd, place_of, script_frames
+from echelon.launch.pool.hang import (
+    COMPILE_S,
+    Hang,
+    HangWatch,
+    find_odd,
+    is_compiling,
+    place_of,
+    script_frames,
+)
 
 STACKS = Path(__file__).parents[3] / "golden" / "stacks"
 TIMEOUT_S = 10
@@ -396,3 +404,46 @@ def test_a_moment_of_storage_explains_no_hang():
     state = lambda rank, now_s: "D" if rank == 2 and now_s >= 8 else "S"  # noqa: E731
     hang, _ = bench.run(60, state=state, cpu=asleep, step=lambda _rank, _s: 7)
     assert "storage" not in hang.message
+
+
+# --- compilation ------------------------------------------------------------------------------
+
+COMPILES = """Current thread 0x1 (most recent call first):
+  File "/env/lib/python3.12/site-packages/torch/_inductor/async_compile.py", line 1 in wait
+  File "/env/lib/python3.12/site-packages/torch/_dynamo/convert_frame.py", line 2316 in __call__
+  File "/env/lib/python3.12/site-packages/torch/_dynamo/eval_frame.py", line 1024 in compile_wrapper
+  File "/home/me/train.py", line 75 in <module>
+"""
+RUNS_COMPILED = """Current thread 0x1 (most recent call first):
+  File "/tmp/torchinductor_me/ab/cab.py", line 9 in call
+  File "/env/lib/python3.12/site-packages/torch/_inductor/output_code.py", line 6 in __call__
+  File "/env/lib/python3.12/site-packages/torch/_dynamo/eval_frame.py", line 1024 in compile_wrapper
+  File "/home/me/train.py", line 75 in <module>
+"""
+
+
+def test_a_compilation_is_told_from_what_was_compiled():
+    assert is_compiling(COMPILES)
+    assert not is_compiling(RUNS_COMPILED)
+    assert not is_compiling("")
+
+
+@pytest.mark.parametrize("step", [-1, 7])
+def test_ranks_that_wait_for_a_compilation_do_not_hang_until_it_takes_too_long(step):
+    bench = Bench(ranks=2)
+    while True:
+        hang, now_s = bench.run(
+            100, step=lambda _rank, _s: step, cpu=lambda rank, s: 0.0 if rank else s
+        )
+        assert hang is not None
+        if not bench.watch.excuse(hang, COMPILES, now_s):
+            break
+    assert now_s == pytest.approx(COMPILE_S, abs=3 * TIMEOUT_S)
+
+
+def test_another_compilation_has_its_own_time():
+    watch = HangWatch(TIMEOUT_S)
+    hang = Hang(rank=0, message="", generation=0)
+    assert watch.excuse(hang, COMPILES, 0.0)
+    assert watch.excuse(hang, COMPILES, 2 * COMPILE_S)
+    assert not watch.excuse(hang, RUNS_COMPILED, 2 * COMPILE_S)
