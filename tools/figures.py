@@ -246,7 +246,8 @@ def _hangs(hangs: Mapping[str, Any]) -> str:
         f"{_number(healthy['minutes'])} minutes with {healthy['false_alarms']} false alarms; "
         f"without a GPU, {_number(minutes)} minutes with {alarms} alarms, on machines with more "
         "runs than cores. One of them was about a compilation that took longer than the "
-        "`--hang-timeout` while the other rank waited; of the other one the text was not kept. "
+        "`--hang-timeout` while the other rank waited, which is no longer reported; of the other "
+        "one the text was not kept. "
         f"{early} runs ended early, because an agent on a busy machine was silent for 5 s; that "
         "limit is 15 s now."
     )
