@@ -8,11 +8,12 @@ import sys
 import time
 
 from echelon.core.waiting import wait_until
+from echelon.launch.protocol.link import NEAR_SILENCE_S
 from local.liverun import START_S, live_run
 from started_programs import clean_environment, run_warm
 
 OPTIONS = ["--set=preload=", "--restarts=1"]
-PAUSE_S = 7
+PAUSE_S = NEAR_SILENCE_S + 2
 """Longer than either end waits for the other."""
 READY = """\
 import os, sys, time

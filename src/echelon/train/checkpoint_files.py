@@ -210,12 +210,12 @@ def _allocate(kinds: Mapping[str, TensorType]) -> dict[str, tuple[torch.Tensor, 
         block = "/".join(name.split("/")[:2])
         places[name] = block, sizes.get(block, 0)
         sizes[block] = places[name][1] + -(-kind.nbytes // _ALIGNED) * _ALIGNED
-    blocks = {block: np.empty(size, np.uint8) for block, size in sizes.items()}
+    blocks = {name: torch.from_numpy(np.empty(size or 1, np.uint8)) for name, size in sizes.items()}
     found = {}
     for name, (block, begin) in places.items():
         part = blocks[block][begin : begin + kinds[name].nbytes]
-        tensor = torch.from_numpy(part).view(DTYPES[kinds[name].dtype]).view(kinds[name].shape)
-        found[name] = tensor, part.data
+        tensor = part.view(DTYPES[kinds[name].dtype]).view(kinds[name].shape)
+        found[name] = tensor, part.numpy().data
     return found
 
 
