@@ -22,7 +22,7 @@ from local.leftovers import (
 )
 from local.liverun import live_run
 
-GONE_S = 10
+GONE_S = 20
 """Mostly half a second: benchmarks/leftovers.py measures it."""
 
 

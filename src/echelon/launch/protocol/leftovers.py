@@ -25,7 +25,7 @@ MAPS = Path("/tmp")  # noqa: S108  perf uses it regardless of TMPDIR
 _TRACKER = b"multiprocessing.resource_tracker"
 _ROUNDS = 20
 """How often a group is checked again for processes that were forked meanwhile."""
-_LAST_S = 5.0
+_LAST_S = 15.0
 """How long trackers may take at the end: they wait for processes that are slow to die."""
 _LOCK = "agent.lock"
 _PREFIX = "echelon-"
