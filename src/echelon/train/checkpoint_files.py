@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from echelon.core.atomic_file import sync_folder, write_atomic
@@ -37,8 +36,6 @@ from echelon.train.tensor_block import DTYPES, TensorBlock
 
 GATHER_S = 600.0
 """How long rank 0 waits for the other ranks' parts before it abandons a checkpoint."""
-_ALIGNED = 64
-"""Where tensors in a block begin: what vector instructions need."""
 _THREADS = 4
 """Threads of a rank that read and verify."""
 
@@ -164,19 +161,18 @@ def load_checkpoint(
     reader = Reader(path, threads=min(_THREADS, torch.get_num_threads()))
     manifest = reader.manifest
     targets = find_targets(path, manifest, like, rank=rank)
-    memory = _allocate(
-        {
-            name: TensorType(manifest.tensors[name].type.dtype, target.box.shape)
-            for name, target in targets.items()
-        }
-    )
-    reader.read({name: (target.box, memory[name][1]) for name, target in targets.items()})
+    tensors, wanted = {}, {}
+    for name, target in targets.items():
+        kind = TensorType(manifest.tensors[name].type.dtype, target.box.shape)
+        tensors[name], memory = _allocate(kind)
+        wanted[name] = target.box, memory
+    reader.read(wanted)
     own = None
     if manifest.world_size == world_size:
         own = _load_own(reader, rank)
     finished = {
         name: targets[name].finish(tensor, manifest.tensors[name].type.shape)
-        for name, (tensor, _) in memory.items()
+        for name, tensor in tensors.items()
     }
     return Checkpoint(
         step=manifest.step,
@@ -190,33 +186,18 @@ def load_checkpoint(
 
 def _load_own(reader: Reader, rank: int) -> Any:
     part = reader.part(rank)
-    memory = _allocate(
-        {name: one.type for name, one in part.tensors.items() if name not in part.offsets}
-    )
-    reader.read_own(rank, {name: view for name, (_, view) in memory.items()})
-    return _restore(reader.path, part.own, {name: tensor for name, (tensor, _) in memory.items()})
+    tensors, wanted = {}, {}
+    for name, stored in part.tensors.items():
+        if name not in part.offsets:
+            tensors[name], wanted[name] = _allocate(stored.type)
+    reader.read_own(rank, wanted)
+    return _restore(reader.path, part.own, tensors)
 
 
-def _allocate(kinds: Mapping[str, TensorType]) -> dict[str, tuple[torch.Tensor, memoryview]]:
-    """Return tensors that are not filled yet, and their memory.
-
-    There is one block for the model, one for the optimizer and so on: each is released as a whole
-    when its tensors were copied elsewhere. numpy asks for huge pages, which the system provides in
-    half the time.
-    """
-    places: dict[str, tuple[str, int]] = {}
-    sizes: dict[str, int] = {}
-    for name, kind in kinds.items():
-        block = "/".join(name.split("/")[:2])
-        places[name] = block, sizes.get(block, 0)
-        sizes[block] = places[name][1] + -(-kind.nbytes // _ALIGNED) * _ALIGNED
-    blocks = {name: torch.from_numpy(np.empty(size or 1, np.uint8)) for name, size in sizes.items()}
-    found = {}
-    for name, (block, begin) in places.items():
-        part = blocks[block][begin : begin + kinds[name].nbytes]
-        tensor = part.view(DTYPES[kinds[name].dtype]).view(kinds[name].shape)
-        found[name] = tensor, part.numpy().data
-    return found
+def _allocate(kind: TensorType) -> tuple[torch.Tensor, memoryview]:
+    """Return a tensor that is not filled yet, and its memory."""
+    memory = torch.empty(kind.nbytes, dtype=torch.uint8)
+    return memory.view(DTYPES[kind.dtype]).view(kind.shape), memory.numpy().data
 
 
 def _restore(path: Path, skeleton: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
