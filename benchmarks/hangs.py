@@ -57,8 +57,8 @@ def run_healthy(minutes):
         )
     said = done.stdout + done.stderr
     lines = said.splitlines()
-    # What the verdict says follows the line that tells of the hang.
-    alarms = [lines[n : n + 12] for n, line in enumerate(lines) if line.endswith(" hangs")]
+    # The verdict's first line follows the one that tells of the hang.
+    alarms = [lines[n + 1] for n, line in enumerate(lines) if line.endswith(" hangs")]
     steps = [line for line in lines if "steps:" in line]
     took = (time.monotonic() - began_s) / 60
     return alarms, done.returncode, steps or lines[-20:], took

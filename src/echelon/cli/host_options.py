@@ -59,9 +59,7 @@ def on_host(
         def run(*, context: typer.Context, cluster: str, host: str, **values: Any) -> None:
             for name, value in (("cluster", cluster), ("host", host)):
                 if not value and _is_named(context, name):
-                    raise UsageError(
-                        f"--{name} is empty", hint=f"name one, or remove the option --{name}"
-                    )
+                    raise empty_option(name)
             given = Given(
                 values=values,
                 line=[context.info_name or "", *render_line(context)],
@@ -80,6 +78,11 @@ def on_host(
         return run
 
     return wrap
+
+
+def empty_option(name: str) -> UsageError:
+    """Return the error about an option whose value is empty, mostly a variable that is not set."""
+    return UsageError(f"--{name} is empty", hint=f"name one, or remove the option --{name}")
 
 
 def _is_named(context: typer.Context, name: str) -> bool:

@@ -15,6 +15,7 @@ from echelon.api.requests import SPELLING, read_request
 from echelon.cli import console
 from echelon.cli.completion import complete_partition, complete_script, offer
 from echelon.cli.help import CONFIGURATION, PREPARE, SectionedCommand
+from echelon.cli.host_options import empty_option
 from echelon.errors import UsageError
 from echelon.spec import readers
 from echelon.spec.job_spec import KEYS, Key, show_value
@@ -130,8 +131,8 @@ def takes_changes(command: Callable[..., None]) -> Callable[..., None]:
 
 def _read(values: Mapping[str, Any]) -> Merged:
     for name in ("cluster", "host"):
-        if values[name] == "":  # a variable that is not set
-            raise UsageError(f"--{name} is empty", hint=f"name one, or remove the option --{name}")
+        if values[name] == "":
+            raise empty_option(name)
     return read_request(values, Path.cwd(), os.environ)
 
 

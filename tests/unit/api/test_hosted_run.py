@@ -1,4 +1,4 @@
-"""Answers of a host to questions about a run there, of which any may have another form."""
+"""What a host answers about a run there, and what happens if the answer is malformed."""
 
 import json
 

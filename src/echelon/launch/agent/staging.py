@@ -118,8 +118,8 @@ class NodeStage:
                 hint="stage a virtual or conda environment: --venv, --conda or --python",
             )
         user = ["--user"] if os.geteuid() else []
-        tried = self._shell.run(["unshare", "--mount", *user, "echo", "allowed"])
-        if "allowed" not in tried.stdout:  # the agent collects the exit codes of all children
+        tried = self._shell.run(["unshare", "--mount", *user, "true"])
+        if tried.code:
             raise UnavailableError(
                 f"the kernel allows no mount namespace here: {tried.stderr.strip()}",
                 hint="ask the administrators to allow user namespaces, or use --image",

@@ -14,7 +14,7 @@ from echelon.spec.job_spec import JobSpec
 pytestmark = pytest.mark.leaves_threads  # whoever serves ends with its process
 
 KEY = b"k" * 32
-ALLOWED = {"unshare": "allowed\n"}
+ALLOWED = {"unshare": ""}
 
 
 @pytest.fixture
