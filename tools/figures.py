@@ -41,6 +41,8 @@ ABOUT = {
     "(simulated) does to plan. The ranks share the cores and the bandwidth of memory.",
     "shards-gpu": "A save of 2 GB by 2 and 4 ranks with FSDP2 and NCCL that share one GPU. A stall "
     "lasts until the GPU can change the weights again.",
+    "shardsteps": "A GPT of 124 million parameters with FSDP2 and compiled layers, 2 ranks that "
+    "share one GPU: a step, the peak memory of a rank, and a step while a checkpoint is written.",
     "recording": "What the record of collectives costs, from which hangs are explained: one rank "
     "with NCCL, with the record and without it.",
     "overhead": "Time that a framework adds to a step of `Linear(784, 10)`: the shortest of all "
@@ -84,6 +86,8 @@ MISSED = {
     },
     ("shards-gpu", "4 ranks: time to durable, of torch's"): "Both write and sync the same bytes to "
     "one disk.",
+    ("shardsteps", "a step while a checkpoint is written, of one without"): "Both ranks "
+    "copy over one GPU's link to the host.",
     (
         "launch",
         "submit, ours / srun",
