@@ -147,7 +147,9 @@ def check_listeners(said):
     assert host == "127.0.0.1"
     assert [address for address, number in where if number == int(port)] == ["127.0.0.1"]
     ports = {number for _, number in where}
-    assert not ports & {6379, 8265, 10001, 44217, 44227, 52365}, said["listeners"]
+    assert not ports & {6379, 8265, 10001}, said["listeners"]
+    # These defaults are in the range from which the kernel chooses: one of them may be by chance.
+    assert len(ports & {44217, 44227, 52365}) < 2, said["listeners"]
 
 
 def test_two_jobs_on_one_node_have_each_a_ray_of_their_own(full, tmp_path):
