@@ -22,6 +22,8 @@ ODD = {
     "broadcast": torch.tensor([1.0]).expand(5),
     "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "bits": torch.tensor([True, False, True]),
+    "conjugate": torch.tensor([1 + 2j, 3 - 1j]).conj(),
+    "negative": torch._neg_view(torch.tensor([1.0, 2.0])),
     "a name with a space, ü and /": torch.zeros(1, dtype=torch.int8),
 }
 
@@ -33,7 +35,8 @@ def write(tensors, path):
 
 
 def equal(one, other):
-    as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    plain = [tensor.resolve_conj().resolve_neg() for tensor in (one, other)]
+    as_bytes = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in plain]
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*as_bytes)
 
 
@@ -50,6 +53,16 @@ def test_so_do_all_kinds_and_forms_together(tmp_path):
     write(tensors, tmp_path / "file")
     found = load_file(tmp_path / "file")
     assert found.keys() == tensors.keys()
+    assert all(equal(found[name], tensors[name]) for name in tensors)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_several_threads_copy_parts_of_tensors(tmp_path, monkeypatch, threads):
+    monkeypatch.setattr(tensor_block, "_MOVE", 1000)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    tensors = {str(size): torch.randn(size) for size in (0, 1, 249, 250, 251, 10_007)} | ODD
+    write(tensors, tmp_path / "file")
+    found = load_file(tmp_path / "file")
     assert all(equal(found[name], tensors[name]) for name in tensors)
 
 
