@@ -6,15 +6,16 @@ nodes.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 
 SHARE_GPU = "ECHELON_SHARE_GPU"
 """`1`: ranks may share a GPU with NCCL 2.30 or newer. For tests: it is slower than one rank."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class World:
     """A rank's place, in PyTorch's terms."""
 

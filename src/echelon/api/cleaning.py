@@ -3,10 +3,11 @@
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from echelon.core.atomic_file import remove_tree
+from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.units import counted, render_time
 from echelon.errors import UnavailableError
@@ -16,7 +17,7 @@ from echelon.run.history import OWN_FILES, newest_checkpoint
 _LOGS = frozenset({"attempts", "events", "logs", "telemetry", "metrics.jsonl"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Holding:
     """A run on disk."""
 

@@ -5,11 +5,11 @@ import difflib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.api.project_entries import examine, place_link, relocate_link
 from echelon.api.project_files import find_kind, list_project
+from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
 from echelon.errors import NotFoundError
 from echelon.run.code import Code, CopiedFile, Manifest, read_manifest
@@ -21,7 +21,7 @@ _MOST_BYTES = 2**20
 _LINK = "link to "
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Side:
     """One of two versions of the code."""
 

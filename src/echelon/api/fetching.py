@@ -12,12 +12,12 @@ import re
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.api.project_files import parse_ignore
 from echelon.core.atomic_file import make_private
+from echelon.core.frozen import frozen
 from echelon.core.records import to_count
 from echelon.core.stream import CHUNK_BYTES, Stream
 from echelon.core.tree import BlockedError, Tree, check_paths, is_inner, naming_folder
@@ -47,7 +47,7 @@ class RunFile(NamedTuple):
     """Another one shows that the file was replaced; only for the host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fetched:
     """What was brought here."""
 

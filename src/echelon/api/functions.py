@@ -8,12 +8,12 @@ import pickletools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 from echelon.launch import function_call
 from echelon.launch.function_call import ABOUT, FOLDER, FUNCTION, LIBRARY, PROGRAM
@@ -30,7 +30,7 @@ _LIBRARIES = ("torch", "echelon")
 _CHECKPOINTER = "Checkpointer"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PackedFunction:
     """A function as files for the run's code."""
 

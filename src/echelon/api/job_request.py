@@ -4,7 +4,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack, overload
@@ -27,6 +27,7 @@ from echelon.api.submission import (
     submit_request,
 )
 from echelon.api.sweeps import check_sweep
+from echelon.core.frozen import frozen
 from echelon.core.shell import LocalShell
 from echelon.errors import UsageError
 from echelon.launch.function_call import FOLDER, PROGRAM
@@ -129,7 +130,7 @@ def request(**options: Unpack[RequestOptions]) -> "Request":
     return Request(options={name: _plain(value) for name, value in options.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Request:
     """What a run may use, and how it is started. It never changes; `replace` makes another."""
 

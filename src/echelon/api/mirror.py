@@ -13,7 +13,6 @@ import stat
 import tarfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -28,6 +27,7 @@ from echelon.api.mirror_record import (
 )
 from echelon.api.project_description import Project, ProjectFile, parse_project, render_project
 from echelon.core.atomic_file import make_private, write_atomic
+from echelon.core.frozen import frozen
 from echelon.core.records import find_record, render_json
 from echelon.core.stream import CHUNK_BYTES, ChunkReader, ChunkWriter, Stream
 from echelon.core.tree import BlockedError, Tree, naming_folder
@@ -54,7 +54,7 @@ Progress = Callable[[int, int], None]
 """Is called with the number of bytes that were transferred, and of all that are to be."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sent:
     """What was sent."""
 
@@ -65,7 +65,7 @@ class Sent:
     """From the host, for the user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Received:
     """What was received."""
 

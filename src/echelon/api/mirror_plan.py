@@ -4,10 +4,10 @@ An identity says what is at a path: the digest of a file, or the target of a lin
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from echelon.api.project_description import Project
+from echelon.core.frozen import frozen
 from echelon.core.tree import folders
 from echelon.run.code import Stamp
 
@@ -29,7 +29,7 @@ class Found(NamedTuple):
     """The file or link that is in the place of a folder around this path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """What to do with a mirror. If `changed` or `foreign` is not empty: nothing."""
 

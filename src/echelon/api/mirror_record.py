@@ -8,12 +8,13 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.codec import decode, encode
+from echelon.core.frozen import frozen
 from echelon.core.records import read_record, render_json
 from echelon.core.tree import folders
 from echelon.errors import UnavailableError
@@ -25,7 +26,7 @@ RECORD = f"{OWN_FOLDER}/mirror.json"
 _DAMAGED = (ValueError, TypeError, AttributeError, KeyError)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Commit:
     """What git knows about a project."""
 
@@ -47,7 +48,7 @@ class MirrorFile(NamedTuple):
     """Of the file on the host; None if a change might not show."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MirrorRecord:
     """Everything in a mirror that is code, by path."""
 

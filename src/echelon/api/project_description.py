@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from echelon.api.project_files import IGNORE, MOST_FILES, find_kind, list_projec
 from echelon.api.snapshot import MOST_BYTES, check_size
 from echelon.core.atomic_file import make_private, write_atomic
 from echelon.core.codec import decode, encode
+from echelon.core.frozen import frozen
 from echelon.core.records import find_record, render_json, to_count
 from echelon.core.shell import Shell
 from echelon.core.tree import check_paths
@@ -43,7 +44,7 @@ class ProjectFile(NamedTuple):
     executable: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Project:
     """The code of a project, by path."""
 

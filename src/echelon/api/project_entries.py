@@ -4,10 +4,10 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.api.project_files import IGNORE, Listing
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 from echelon.run.code import Stamp
 
@@ -15,7 +15,7 @@ _TRIES = 3
 """How often a file is read that changes meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Entry:
     """A file or link of a project."""
 

@@ -9,7 +9,7 @@ syntax of .gitignore but without `!`.
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from echelon.api.mirror_record import (
     list_beside,
     read_mirror,
 )
+from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
 from echelon.core.tree import folders
 from echelon.errors import MissingProgramError, UsageError
@@ -62,7 +63,7 @@ _DATA = frozenset(
 """Folders that are data unless there is Python code in them; only without git."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Listing:
     """The files of a project; all paths are relative to its directory."""
 

@@ -7,12 +7,13 @@ where to ask.
 import contextlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from echelon.clusters.ssh.site import Site
 from echelon.core.codec import decode
+from echelon.core.frozen import frozen
 from echelon.core.records import read_bytes
 from echelon.core.userstate import append_line, state_folder
 from echelon.errors import UsageError
@@ -20,7 +21,7 @@ from echelon.errors import UsageError
 _FILE = "hosts.jsonl"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Entry:
     """A run on another host."""
 

@@ -10,7 +10,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.api.project_entries import Entry, examine, place_link, read_settled
@@ -22,6 +21,7 @@ from echelon.api.project_files import (
     read_commit,
 )
 from echelon.core.atomic_file import write_atomic
+from echelon.core.frozen import frozen
 from echelon.core.records import read_bytes
 from echelon.core.shell import Shell
 from echelon.core.units import format_bytes
@@ -45,7 +45,7 @@ _LOOKED_AT = 20
 """How many earlier runs are considered."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Earlier:
     """The code of an earlier run."""
 

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from echelon.api.environments import find_environment
@@ -17,6 +17,7 @@ from echelon.api.trust import remember_script
 from echelon.clusters.base import Cluster
 from echelon.clusters.local import LocalCluster
 from echelon.core.atomic_file import remove_tree
+from echelon.core.frozen import frozen
 from echelon.core.notes import note
 from echelon.core.ownership import find_intruder
 from echelon.core.shell import LocalShell, Shell
@@ -28,7 +29,7 @@ from echelon.spec.job_spec import JobSpec
 from echelon.spec.merging import Merged
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Place:
     """Where runs are started."""
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from echelon.api.outcomes import current_job, find_verdict
@@ -17,6 +17,7 @@ from echelon.clusters.base import Cluster
 from echelon.clusters.local import PREFIX
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.atomic_file import remove_tree
+from echelon.core.frozen import frozen
 from echelon.core.jobs import WAITING, Job, is_job_id
 from echelon.core.slurm import Slurm, forgotten, mark_tasks
 from echelon.errors import ConflictError, UnavailableError, UsageError
@@ -184,7 +185,7 @@ def render_tasks(indices: Sequence[int], max_running: int = 0) -> str:
 # --- query -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Task:
     """One run of a sweep."""
 

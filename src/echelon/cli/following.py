@@ -7,12 +7,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.api.waiting import carry_to_the_end, wait_for_run
 from echelon.cli import console
 from echelon.clusters.base import Cluster
+from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.visible import in_one_line, is_redrawn, settled
 from echelon.run.attempts import attempts, find_output
@@ -71,7 +71,7 @@ def print_logs(
     return _Screen(run, rank, raw=raw, tail=tail).show(over=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Place:
     """How far a run's output was printed, for a reader whose connection may break."""
 

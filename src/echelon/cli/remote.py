@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +22,7 @@ from echelon.api.hosts import (
     unexpected,
 )
 from echelon.cli import console
+from echelon.core.frozen import frozen
 from echelon.core.units import counted
 from echelon.errors import EchelonError, UsageError
 
@@ -56,7 +57,7 @@ class Given(NamedTuple):
     """A directory of runs was named, which is one of this machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class There:
     """A command whose run is on another host."""
 

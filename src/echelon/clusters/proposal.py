@@ -6,9 +6,10 @@ that the command also works without a terminal.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from echelon.clusters.slurm.survey import NodeKind, Partition, Survey
+from echelon.core.frozen import frozen
 from echelon.core.units import counted, format_duration, parse_duration
 from echelon.errors import UsageError
 
@@ -28,7 +29,7 @@ _HEADER = """\
 _EXAMPLES_HEADER = "# Other keys, as examples; `echelon config --all` lists every key.\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Machine:
     """The machine on which the command runs."""
 
@@ -36,7 +37,7 @@ class Machine:
     gpus: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Environment:
     """The ranks' Python environment."""
 
@@ -46,7 +47,7 @@ class Environment:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Facts:
     """What is known before asking the user."""
 
@@ -60,7 +61,7 @@ class Facts:
     """Keys and values that the user's own settings already define."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Question:
     """A question to the user."""
 
@@ -70,7 +71,7 @@ class Question:
     default: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Setting:
     """A line of the file."""
 
@@ -84,7 +85,7 @@ class Setting:
         return f"{self.key} = {json.dumps(self.value, ensure_ascii=False)}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Proposal:
     settings: tuple[Setting, ...]
     examples: tuple[Setting, ...]

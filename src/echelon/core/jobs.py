@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from echelon.core.frozen import frozen
 
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "SUSPENDED", "REQUEUE_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "STAGE_OUT", "SIGNALING", "RESIZING"})
@@ -44,7 +45,7 @@ def own_job(environ: Mapping[str, str]) -> str:
     return f"{array}_{task}" if job_id and array.isdecimal() and task.isdecimal() else job_id
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """One job as its cluster sees it."""
 

@@ -9,8 +9,9 @@ import os
 import pwd
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from echelon.core.frozen import frozen
 
 _ROOT = 0
 _ACLS = ("system.posix_acl_access", "system.nfs4_acl")
@@ -19,7 +20,7 @@ _MOST_LINKS = 40
 """The kernel's own limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class User:
     """The user on whose behalf a file is read."""
 

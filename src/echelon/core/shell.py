@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn, Protocol
 
+from echelon.core.frozen import frozen
 from echelon.errors import CommandError, MissingProgramError, TimedOutError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Result:
     """How a program exited, and its output."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
+from echelon.core.frozen import frozen
 from echelon.lint.patterns import pattern
 
 _T = TypeVar("_T")
@@ -22,7 +23,7 @@ _LONGEST = 50_000
 """Maximum length of a value, which a script can double with every line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Use:
     """An expansion of a variable."""
 
@@ -32,7 +33,7 @@ class Use:
     """The expansion handles an unset variable, as in ${NAME:-…}."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Word:
     text: str
     """The expanded text; parts with unknown values remain as written."""
@@ -89,7 +90,7 @@ _PART = pattern(r"(?:\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`|\"[^\"]*\"|'[^']*'|\S)+
 """A word in the text of a variable; a remaining $(…) may contain spaces."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Moment:
     """The variables of a shell at one time, without a copy for every command."""
 
@@ -111,7 +112,7 @@ class Where(StrEnum):
     """Once per task, started by srun."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Assignment:
     name: str
     value: Word
@@ -124,7 +125,7 @@ class Assignment:
     """The value is an array, written as (…)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Command:
     words: tuple[Word, ...]
     """The program and its arguments."""
@@ -164,7 +165,7 @@ class Command:
         return " ".join(word.text for word in self.words)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Shell:
     """A script file, or text that is passed to a shell."""
 

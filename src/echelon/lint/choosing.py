@@ -3,9 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 from echelon.lint.linting import RULES
 from echelon.lint.rule import Finding, Severity
@@ -16,7 +17,7 @@ KEYS = (*_LISTS, *_TEXTS, "strict")
 _ORDER = list(Severity)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Choice:
     """What to report. These are the keys of `[lint]` in the project file, too."""
 

@@ -6,12 +6,12 @@ what it says. Other fixes are text for a person.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.lint.files import Place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Edit:
     """Replaces a range of a file. Lines and columns count from 1, and the end is exclusive."""
 

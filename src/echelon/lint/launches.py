@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
+from echelon.core.frozen import frozen
 from echelon.lint.bash import Command, Shell, Where, Word
 from echelon.lint.files import Files, Place, beside
 from echelon.lint.patterns import pattern
@@ -56,7 +57,7 @@ _FLAGS = frozenset(
 """Options of launchers that take no value."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Launcher:
     """A program that starts the ranks of a node."""
 
@@ -76,7 +77,7 @@ class Launcher:
         return next((self.options[name] for name in names if name in self.options), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Launch:
     """A Python program that the script starts, and how."""
 
@@ -131,7 +132,7 @@ def find_launches(shell: Shell, job: Amounts, files: Files) -> Found:
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _State:
     """What the layers unwrapped so far have set."""
 

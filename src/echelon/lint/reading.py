@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice, zip_longest
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
+from echelon.core.frozen import frozen
 from echelon.lint.bash import Assignment, Command, Scope, Shell, Where, Word
 from echelon.lint.expanding import NAME, Expander
 from echelon.lint.patterns import pattern
@@ -71,7 +72,7 @@ def read_shell(
     return reader.result()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Context:
     """What encloses a node."""
 

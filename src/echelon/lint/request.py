@@ -6,7 +6,7 @@ unknown. A rule that needs an unknown number reports nothing.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from echelon.clusters.slurm.options import (
     SRUN,
@@ -16,12 +16,13 @@ from echelon.clusters.slurm.options import (
     split_directive,
     split_gpus,
 )
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 from echelon.lint.bash import Word
 from echelon.lint.patterns import pattern
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Directive:
     """One option of an #SBATCH line."""
 
@@ -31,7 +32,7 @@ class Directive:
     line: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Directives:
     items: tuple[Directive, ...] = ()
     """In source order."""
@@ -118,7 +119,7 @@ _GPU_OPTIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Amounts:
     """The resources of a job or a step."""
 

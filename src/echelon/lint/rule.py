@@ -7,10 +7,10 @@ next one. The first one is job.sh if it has no such line.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from echelon.core.frozen import frozen
 from echelon.lint.edits import Edit
 from echelon.lint.subject import Subject
 
@@ -41,7 +41,7 @@ class Located(Protocol):
     def line(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hit:
     """One place where a rule found a problem."""
 
@@ -56,7 +56,7 @@ class Hit:
     """The fix as edits of the file, if it is safe."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Span:
     """A range of a file. Lines and columns count from 1, and the end is exclusive."""
 
@@ -66,7 +66,7 @@ class Span:
     end_column: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finding:
     """The hits of a rule in a file that say the same, as they are reported."""
 
@@ -89,7 +89,7 @@ class Finding:
         return [self.line, *(span.line for span in self.also)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rule:
     code: str
     """Never reused for another rule."""

@@ -2,8 +2,9 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from echelon.core.frozen import frozen
 from echelon.core.shell import Shell as Programs
 from echelon.lint.bash import Assignment, Command, Shell, Where, Word
 from echelon.lint.files import Files, Place, beside
@@ -14,7 +15,7 @@ from echelon.lint.request import Amounts, Directives, known_variables, read_dire
 from echelon.lint.source import clean
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Started:
     """A launch with its Python script, if lint found the file."""
 
@@ -22,7 +23,7 @@ class Started:
     python: PythonScript | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Subject:
     path: str
     text: str

@@ -8,6 +8,7 @@ known from the submission.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from echelon.core.frozen import frozen
 from echelon.launch.protocol.time_accounting import IDLE, PHASES, PRODUCTIVE, REDONE, RESTART
 from echelon.monitor.state import GenerationState, RunState, TimedEvent, Timeline
 from echelon.run.events import AttemptStarted, GenerationEnded, NodeDeparted, SlotsCounted
@@ -18,7 +19,7 @@ RUNNING = "running"
 CATEGORIES = (QUEUE, LAUNCH, *PHASES, RUNNING)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Accounts:
     """Where the time went. In whole microseconds, so that sums are exact."""
 

@@ -1,8 +1,9 @@
 """Suggestions for a run: what was measured, and what to change. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from echelon.core.frozen import frozen
 from echelon.core.units import counted, format_memory, render_time
 from echelon.launch.protocol.time_accounting import (
     DATA_WAIT,
@@ -34,7 +35,7 @@ _LEAST_WAITED_S = 5.0
 _MIB = 2.0**20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankFigures:
     """A rank's mean values over the run."""
 
@@ -49,7 +50,7 @@ class RankFigures:
     gpu_util: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Facts:
     """What is known about a run."""
 
@@ -85,7 +86,7 @@ class Facts:
     """By node: share of the time in which one of its GPUs was throttled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finding:
     """What was measured, and what to change."""
 

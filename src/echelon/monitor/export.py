@@ -7,12 +7,12 @@ a formula. Such text gets a leading apostrophe, which marks it as text.
 import csv
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 from echelon.core.atomic_file import replacing
+from echelon.core.frozen import frozen
 from echelon.monitor.accounting import QUEUE, Accounts, account
 from echelon.monitor.reading import RunReader
 from echelon.monitor.state import AttemptState, RunState
@@ -28,7 +28,7 @@ Cell = str | float | None
 Row = Sequence[Cell]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Table:
     """One file. Its rows can be iterated once: there may be millions."""
 

@@ -5,8 +5,8 @@ The most important lines come first, because those that do not fit are cut.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.core.units import counted, render_time
 from echelon.core.visible import in_one_line
 from echelon.monitor.state import NodeState, RankState, RunState
@@ -17,7 +17,7 @@ _GIB = 2.0**30
 _MOST_LOGS = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class View:
     """The data of a frame."""
 

@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.records import open_regular
 from echelon.run.rank_logs import LogTimes, RunLogs, line_start, parse_generation, parse_rank
 
@@ -27,7 +27,7 @@ _RECENT = 8 << 20
 _LEAST = 1 << 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Wanted:
     """A filter for lines."""
 

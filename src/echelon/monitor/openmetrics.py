@@ -8,13 +8,15 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from echelon.core.frozen import frozen
+
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _MOST_METRICS = 50
 """Number of a run's own metrics that are exported."""
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunSample:
     """What is known of a run now."""
 

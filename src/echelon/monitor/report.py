@@ -1,10 +1,11 @@
 """The report on a run, finished or not: gathered from its directory, and rendered as text."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.units import parse_duration
 from echelon.launch.protocol.time_accounting import DATA_WAIT, PRODUCTIVE, REDONE, STALL
 from echelon.monitor.accounting import RUNNING, Accounts, account
@@ -25,7 +26,7 @@ _MOST_WRONG = 12
 """Number of failures that are listed, the latest ones."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Report:
     """The contents of a report."""
 

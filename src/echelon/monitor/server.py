@@ -12,7 +12,6 @@ import asyncio
 import hmac
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -31,6 +30,7 @@ from starlette.responses import (
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from echelon.core.frozen import frozen
 from echelon.core.records import render_json
 from echelon.monitor.connections import KNOWN
 from echelon.monitor.logbook import Wanted
@@ -71,7 +71,7 @@ _OWN = ("same-origin", "none")
 """Allowed origins of a browser's request: our own page, or the user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gate:
     """Decides which requests are allowed."""
 

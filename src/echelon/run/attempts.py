@@ -12,11 +12,11 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.frozen import frozen
 from echelon.core.jobs import Job
 from echelon.core.records import find_record, to_count
 from echelon.errors import EchelonError
@@ -29,7 +29,7 @@ _STATE = re.compile(r"[A-Z][A-Z_]{0,39}")
 _UNUSED = "unused"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Attempt:
     """One allocation of a run."""
 
@@ -43,7 +43,7 @@ class Attempt:
     """The job whose end it waits for, if it is a standby."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcome:
     """How an attempt ended, as its controller recorded it."""
 

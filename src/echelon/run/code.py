@@ -12,10 +12,10 @@ import shutil
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from echelon.core.frozen import frozen
 from echelon.core.records import read_bytes
 from echelon.errors import NotPermittedError
 from echelon.run.directory import RunDir
@@ -30,7 +30,7 @@ _DAMAGED = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
 """What reading a damaged manifest raises."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Code:
     """Which code a run executes: the table `code` of its request."""
 
@@ -80,7 +80,7 @@ class CopiedFile(NamedTuple):
     """The file that it was copied from; None if a change of that one might not show."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Manifest:
     """Everything in a run's code, by path."""
 
@@ -193,7 +193,7 @@ def _refuse(what: str) -> NotPermittedError:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProjectCopy:
     """Finds the copies of a project's files."""
 

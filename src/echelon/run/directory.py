@@ -7,10 +7,10 @@
 import os
 import re
 import stat
-from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.atomic_file import make_private
+from echelon.core.frozen import frozen
 from echelon.errors import ConflictError, NotFoundError, NotPermittedError, UsageError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"[1-9][0-9]{0,5}")
 _MEASURED = re.compile(r"([0-9]{1,6})-([0-9]{1,6})\.[0-9]\.jsonl")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunDir:
     """The files of one run. Use `create` or `open`, which check its owner."""
 

@@ -9,12 +9,13 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from echelon.core.codec import decode, encode
+from echelon.core.frozen import frozen
 from echelon.core.records import UnreadableError, is_time, open_regular, parse_json
 from echelon.run.background_writer import BackgroundWriter
 
@@ -44,7 +45,7 @@ class Event:
             cls.kinds[cls.kind] = cls
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Unknown:
     """An event without a class: written by another version, or damaged."""
 

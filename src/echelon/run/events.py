@@ -4,10 +4,10 @@ docs/reference/events.md is generated from these classes. Other programs read th
 rename a kind or a field, and give new fields a default.
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from echelon.core.codec import Index, Objects, RankCount, Seconds, SecondsByName, Texts
+from echelon.core.frozen import frozen
 from echelon.run.directory import RunDir
 from echelon.run.event_log import Event, EventReader, Record
 from echelon.run.verdict import Verdict
@@ -25,7 +25,7 @@ class ControllerEvent(Event):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AttemptStarted(ControllerEvent):
     """The controller of an attempt started."""
 
@@ -37,7 +37,7 @@ class AttemptStarted(ControllerEvent):
     slots: Slots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AgentJoined(ControllerEvent):
     """The agent of a node connected."""
 
@@ -48,7 +48,7 @@ class AgentJoined(ControllerEvent):
     gpus: Annotated[int, "number of GPUs that the job was granted on the node"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeRejected(ControllerEvent):
     """A node failed its start check or the preflight and is not used."""
 
@@ -58,7 +58,7 @@ class NodeRejected(ControllerEvent):
     reason: Annotated[str, "what is wrong with the node"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodesExamined(ControllerEvent):
     """The preflight examined all nodes before the first ranks started."""
 
@@ -67,7 +67,7 @@ class NodesExamined(ControllerEvent):
     findings: Annotated[Objects, "list of objects, as printed by `echelon doctor --json`"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SlotsCounted(ControllerEvent):
     """The controller stopped waiting for agents: all that will connect at the start have."""
 
@@ -75,7 +75,7 @@ class SlotsCounted(ControllerEvent):
     slots: Slots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodesAwaited(ControllerEvent):
     """A run on Ray waits for nodes."""
 
@@ -83,7 +83,7 @@ class NodesAwaited(ControllerEvent):
     reason: Annotated[str, "what it waits for"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeDeparted(ControllerEvent):
     """A node is not part of the job, or no longer."""
 
@@ -92,7 +92,7 @@ class NodeDeparted(ControllerEvent):
     slots: Slots
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AgentLost(ControllerEvent):
     """The connection to an agent broke, or the agent was silent for too long."""
 
@@ -103,7 +103,7 @@ class AgentLost(ControllerEvent):
     reason: Annotated[str, "how the loss was noticed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AgentNote(ControllerEvent):
     """A message from an agent to the user."""
 
@@ -112,7 +112,7 @@ class AgentNote(ControllerEvent):
     text: Annotated[str, "the message"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodesStaged(ControllerEvent):
     """With `--stage`: nodes have a copy of the environment or image on their own disks."""
 
@@ -127,7 +127,7 @@ class NodesStaged(ControllerEvent):
     changed: Annotated[bool, "whether the environment is not the one that was submitted"] = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModulesImported(ControllerEvent):
     """The process that ranks are forked from has imported their modules."""
 
@@ -137,7 +137,7 @@ class ModulesImported(ControllerEvent):
     waited_s: Annotated[Seconds, "how much of that it waited, mostly for storage"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StrangerRejected(ControllerEvent):
     """A connection without the run's key was closed."""
 
@@ -147,7 +147,7 @@ class StrangerRejected(ControllerEvent):
     count: Annotated[int, "rejected so far; the first and every thousandth are recorded"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ControllerPaused(ControllerEvent):
     """The controller's own process was suspended for a while."""
 
@@ -155,7 +155,7 @@ class ControllerPaused(ControllerEvent):
     seconds: Annotated[Seconds, "duration in seconds"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SignalIgnored(ControllerEvent):
     """The controller received a signal on which it does not act, SIGUSR1 or SIGUSR2."""
 
@@ -163,7 +163,7 @@ class SignalIgnored(ControllerEvent):
     signal: Annotated[int, "number of the signal"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GenerationStarted(ControllerEvent):
     """The controller ordered the agents to start a generation of ranks."""
 
@@ -173,7 +173,7 @@ class GenerationStarted(ControllerEvent):
     nodes: Annotated[int, "number of nodes"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankStarted(ControllerEvent):
     """A rank started."""
 
@@ -184,7 +184,7 @@ class RankStarted(ControllerEvent):
     warm: Annotated[bool, "whether it was forked from a process that had imported its modules"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankExited(ControllerEvent):
     """A rank exited."""
 
@@ -196,7 +196,7 @@ class RankExited(ControllerEvent):
     step: Annotated[Index, "last step that it reported; -1 if it reported none"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Heartbeat(ControllerEvent):
     """Written once a minute."""
 
@@ -205,14 +205,14 @@ class Heartbeat(ControllerEvent):
     step: Annotated[Index, "highest step of any rank; -1 if none was reported"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HangDetected(ControllerEvent, Verdict):
     """No rank made progress for `hang_timeout`."""
 
     kind = "hang"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RanksStopped(ControllerEvent):
     """All ranks stopped after the same step."""
 
@@ -221,7 +221,7 @@ class RanksStopped(ControllerEvent):
     step: Annotated[Index, "the step"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GenerationEnded(ControllerEvent):
     """All ranks of a generation are gone: what they spent their time on."""
 
@@ -236,7 +236,7 @@ class GenerationEnded(ControllerEvent):
     steps_s: Annotated[Seconds | None, "seconds per step of one rank"] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RestartDecided(ControllerEvent):
     """Ranks failed and are started again, in this job or the next one."""
 
@@ -245,7 +245,7 @@ class RestartDecided(ControllerEvent):
     generation: Annotated[int | None, "number of the next generation, if it is in this job"] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StandbySubmitted(ControllerEvent):
     """The job that takes over after this one was submitted, or Slurm refused it."""
 
@@ -255,7 +255,7 @@ class StandbySubmitted(ControllerEvent):
     refused: Annotated[str | None, "error message from Slurm"] = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MailRefused(ControllerEvent):
     """Slurm did not accept a change of the job's mail types."""
 
@@ -264,14 +264,14 @@ class MailRefused(ControllerEvent):
     refused: Annotated[str, "error message from Slurm"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VerdictReached(ControllerEvent, Verdict):
     """Why the run failed; `verdict.json` holds the same object."""
 
     kind = "verdict"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AttemptEnded(ControllerEvent):
     """The attempt ended; `outcome.json` holds the same object."""
 
@@ -291,7 +291,7 @@ class AttemptEnded(ControllerEvent):
     ] = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NotifyCommandRun(ControllerEvent):
     """The `--notify` command was run."""
 
@@ -300,7 +300,7 @@ class NotifyCommandRun(ControllerEvent):
     wrong: Annotated[str, "error message; empty if it succeeded"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EventsLost(ControllerEvent):
     """Storage was unavailable for so long that the oldest events were dropped."""
 

@@ -6,10 +6,10 @@ Read from the events of its controllers, which remain even if the controllers we
 import os
 import re
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
+from echelon.core.frozen import frozen
 from echelon.run.attempts import outcome
 from echelon.run.directory import RunDir
 from echelon.run.events import AttemptStarted, RestartDecided, RunEvents
@@ -30,7 +30,7 @@ OWN_FILES = frozenset(
 _MOST_FILES = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class History:
     """The history before an attempt."""
 

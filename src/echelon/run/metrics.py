@@ -1,10 +1,10 @@
 """The events in a run's `metrics.jsonl`, written by the Trainer. See run/events.py."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 from echelon.core.codec import Index, Metrics, Seconds
+from echelon.core.frozen import frozen
 from echelon.core.units import render_time
 from echelon.run.event_log import Event
 
@@ -17,7 +17,7 @@ class MetricEvent(Event):
     __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StepLogged(MetricEvent):
     """Metrics of the training since the last such line."""
 
@@ -36,7 +36,7 @@ class StepLogged(MetricEvent):
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ValidationLogged(MetricEvent):
     """Metrics of a validation."""
 

@@ -12,11 +12,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 from echelon.core.codec import Read, Seconds, decode, encode
+from echelon.core.frozen import frozen
 from echelon.core.nodes import compress, expand
 from echelon.core.userstate import state_folder
 from echelon.run.event_log import Event, EventReader, EventWriter, Unknown
@@ -42,7 +43,7 @@ def _read_keep_s(raw: object) -> float | None:
     return min(raw, _LATEST_S) if isinstance(raw, int | float) and raw >= 0 else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Entry:
     """One line of a cluster's file."""
 
@@ -58,7 +59,7 @@ class Entry:
     """For how long it counts against the node, in seconds, as the run requested."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BadNode:
     """A node to avoid."""
 

@@ -3,10 +3,11 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from echelon.core.codec import decode
+from echelon.core.frozen import frozen
 from echelon.core.records import UnreadableError, parse_toml, read_bytes
 from echelon.errors import EchelonError, NotPermittedError, UnavailableError
 from echelon.run.code import Code
@@ -20,7 +21,7 @@ _SWEEP = "sweep"
 _ENVIRONMENT = "environment"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Environment:
     """The ranks' environment as it was when a run was submitted."""
 

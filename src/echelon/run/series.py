@@ -9,11 +9,12 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.frozen import frozen
 from echelon.core.records import MOST_COUNT, MOST_NUMBER, is_time, parse_json, read_bytes
 
 LINES = 1200
@@ -26,7 +27,7 @@ MOST_TAIL = 16 << 20
 """How many bytes at the end of a file are searched for its last lines."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sample:
     """Values measured at one time, or summarised over a period."""
 

@@ -13,11 +13,12 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from echelon.core.atomic_file import encode, remove_tree, write_atomic
+from echelon.core.frozen import frozen
 from echelon.core.records import find_record, parse_json, read_bytes
 from echelon.errors import (
     ConflictError,
@@ -100,7 +101,7 @@ def check_placeholders(texts: Sequence[str], names: Sequence[str]) -> None:
 # --- files -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Table:
     """The parameters of all tasks."""
 
@@ -128,7 +129,7 @@ class Array(NamedTuple):
         return f"{self.job_id}_{index - self.offset}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SweepDir:
     """The files of one sweep. Use `open`, which checks its owner."""
 

@@ -7,12 +7,13 @@ the one that reached the controller first counts.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Self
 
 from echelon.core.codec import Read, Texts, encode
+from echelon.core.frozen import frozen
 from echelon.core.nodes import compress
 from echelon.core.records import MOST_RANKS, to_count
 
@@ -76,7 +77,7 @@ _FRAME = re.compile(r' *File "')
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[^/]*/|<frozen ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Failure:
     """A failure of a rank or of a node."""
 
@@ -101,7 +102,7 @@ class Failure:
 _FAILURE = ", ".join(f"`{field.name}`" for field in fields(Failure))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Verdict:
     """Why a run ended."""
 

@@ -4,10 +4,11 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from echelon.core.frozen import frozen
 from echelon.core.shell import Result, Shell
 from echelon.core.slurm import scrub
 from echelon.core.waiting import wait_until
@@ -28,7 +29,7 @@ _COMPLAINT = re.compile(r"fatal|error", re.IGNORECASE)
 _NOISE = re.compile(r"state save file|pmix|recover|No such file or directory|hwloc", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeStatus:
     """State of a node, from Slurm and from the process table."""
 

@@ -4,9 +4,10 @@ Pure functions; nothing here touches the machine. Comments give the reason for u
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Self
 
+from echelon.core.frozen import frozen
 from echelon.core.nodes import compress
 from echelon.core.units import format_memory
 from echelon.sandbox.layout import DEFAULT_NAME, Layout, is_name
@@ -28,7 +29,7 @@ MAX_NODES = 200
 MAX_GPUS = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SandboxConfig:
     """The cluster requested by the user."""
 
@@ -72,7 +73,7 @@ class SandboxConfig:
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Network:
     """Addresses and ports of the hosts."""
 
@@ -90,7 +91,7 @@ class Network:
     """Whether the daemons can listen at the hosts' addresses only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SandboxState:
     """Contents of `sandbox.json`: what later commands need to know."""
 

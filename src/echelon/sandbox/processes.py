@@ -16,9 +16,9 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.frozen import frozen
 from echelon.core.proc import read_stat
 from echelon.errors import TimedOutError
 from echelon.sandbox.layout import Layout
@@ -31,7 +31,7 @@ HOST = "SLURMD_NODENAME"
 _TITLES = ("slurmstepd:", "sshd:", "sshd-session:", "sshd-auth:")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Process:
     pid: int
     argv: tuple[str, ...]
@@ -54,7 +54,7 @@ def mark(layout: Layout, host: str) -> dict[str, str]:
     return {MARK: str(layout.root), HOST: host}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Scan:
     """One pass over the kernel's process table, which changes during the pass."""
 

@@ -5,9 +5,10 @@ from it. merging.py merges layers into one request, conflicts.py finds what conf
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.units import format_memory
 from echelon.spec import readers
 from echelon.spec.readers import LimitSignal, NodeCount
@@ -36,7 +37,7 @@ def _key(read: Callable[[object], Any], default: Any, help_text: str, **more: An
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JobSpec:
     """What the user requests. Empty or 0 means not requested: Slurm's or the site's default."""
 
@@ -56,7 +57,7 @@ class JobSpec:
     exclude: str = _key(readers.hosts, "", "nodes to avoid")
     dependency: str = _key(readers.text, "", "job dependencies, in sbatch's syntax")
 
-    nodes: NodeCount = _key(readers.nodes, _ONE_NODE, "number of nodes, such as 2 or 2:4")  # noqa: RUF009  frozen
+    nodes: NodeCount = _key(readers.nodes, _ONE_NODE, "number of nodes, such as 2 or 2:4")
     gpus: int = _key(readers.count, 0, "GPUs per node")
     gpu_type: str = _key(readers.text, "", "GPU type")
     gpu_option: str = _key(
@@ -266,7 +267,7 @@ class JobSpec:
 # --- keys -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Key:
     """A name that users write, and how its value is read."""
 

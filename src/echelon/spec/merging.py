@@ -6,16 +6,17 @@ before an error is raised. Pure: the command line reads the files.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.errors import EchelonError, UsageError
 from echelon.spec.conflicts import find_conflicts
 from echelon.spec.job_spec import KEYS, JobSpec
 from echelon.spec.readers import nearest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layer:
     """Values from one source, as written."""
 
@@ -23,7 +24,7 @@ class Layer:
     values: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Merged:
     spec: JobSpec
     origins: Mapping[str, str]

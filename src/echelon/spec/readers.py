@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.core.nodes import compress, expand
 from echelon.core.units import format_duration, parse_duration, parse_memory
 from echelon.errors import UsageError
@@ -35,7 +36,7 @@ class NodeCount:
         return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LimitSignal:
     """A warning before the time limit, as sbatch's `--signal` requests it."""
 

@@ -10,13 +10,13 @@ import shutil
 import time
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from echelon.core.atomic_file import sync_folder, write_atomic
+from echelon.core.frozen import frozen
 from echelon.errors import UnavailableError, UsageError
 from echelon.train.checkpoints.manifest import (
     MANIFEST,
@@ -40,7 +40,7 @@ _THREADS = 4
 """Threads of a rank that read and verify."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Checkpoint:
     """A checkpoint that was loaded and verified."""
 
@@ -54,7 +54,7 @@ class Checkpoint:
     """How many bytes of tensors this rank read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Part:
     """One rank's part in writing one checkpoint."""
 

@@ -10,7 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 import torch
 import torch.distributed as dist
 
+from echelon.core.frozen import frozen
 from echelon.errors import TimedOutError, UnavailableError, UsageError
 from echelon.launch.protocol.rank_shm import find_rank_shm
 from echelon.train.mesh import forget_meshes, make_mesh
@@ -48,7 +49,7 @@ def release_before_close(step: Recorded) -> None:
     _RECORDED.add(step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Group(World):
     """A rank's place, device and process group.
 

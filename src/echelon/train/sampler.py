@@ -7,16 +7,16 @@ any sequence of world sizes.
 """
 
 from collections.abc import Iterator, Mapping, Sized
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Share:
     """One rank's part of one global batch."""
 

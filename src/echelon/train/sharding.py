@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 from echelon.train.checkpoints.layout import Box, Layout, assign_copies, replicated, whole
 from echelon.train.checkpoints.manifest import Laid, Manifest
@@ -19,7 +20,7 @@ _LISTED = 10
 """How many differences between a checkpoint and a model are listed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """What is saved, and what of it this rank writes. It serves for all states of the same form."""
 

@@ -14,10 +14,10 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.jobs import RAY
 from echelon.core.userstate import append_line, state_folder
 from echelon.errors import NotPermittedError, UsageError
@@ -39,7 +39,7 @@ Raises OSError if there is no response.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JobName:
     """A job ID as it is recorded, with the address of its cluster."""
 

@@ -5,8 +5,8 @@ getopt_long finds an option's name and value.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "cpu_bind": "cpu-bind"}
@@ -33,7 +33,7 @@ _ONLY_IN_FULL |= {"async", "external-launcher", "ignore-signals", "wait-for-chil
 """Options that Slurm 22.05 or a cluster may not have. They do not make abbreviations ambiguous."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OptionTable:
     """The options of a program."""
 
@@ -161,7 +161,7 @@ SRUN = OptionTable(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Option:
     """An option as it was given."""
 

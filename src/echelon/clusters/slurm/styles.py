@@ -9,12 +9,13 @@ port is in use by the time rank 0 listens on it, the script tries another.
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from echelon.clusters.slurm.bash import FREE_PORT, INTERFACE, PEER
 from echelon.clusters.slurm.image_style import render_entry, render_exports, render_srun_options
 from echelon.clusters.slurm.ray_style import CLUSTER, render_driver
 from echelon.clusters.slurm.sbatch import render_directives
+from echelon.core.frozen import frozen
 from echelon.core.slurm import mark_tasks
 from echelon.launch.roles import BOOTSTRAP
 from echelon.run.sweep import INDEX_EXPRESSION
@@ -24,7 +25,7 @@ PLACEHOLDER = "{dist_file}"
 """Replaced in arguments by the path of the rendezvous file, in style `file`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Shipped:
     """The files of a run directory that its script executes."""
 

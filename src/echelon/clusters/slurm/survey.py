@@ -6,8 +6,9 @@ slurmctld) is not an error.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from echelon.core.frozen import frozen
 from echelon.core.shell import Result, Shell
 from echelon.core.slurm import scrub
 from echelon.errors import EchelonError, UnavailableError
@@ -23,7 +24,7 @@ _NAME = re.compile(r"[\w.@+-]+")
 """Names that need no quoting or escaping."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NodeKind:
     """Nodes of a partition with the same resources."""
 
@@ -34,7 +35,7 @@ class NodeKind:
     gpu_type: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Partition:
     """A partition that accepts jobs."""
 
@@ -53,7 +54,7 @@ class Partition:
         return max(with_gpus, key=lambda kind: (kind.count, kind.gpus), default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Membership:
     """A user's accounts and QOS."""
 
@@ -63,7 +64,7 @@ class Membership:
     qos: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Survey:
     """What a request needs to know about a cluster."""
 

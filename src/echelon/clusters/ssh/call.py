@@ -5,7 +5,9 @@ It travels on standard input, where no other user of the host can read it.
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+
+from echelon.core.frozen import frozen
 
 MARK = b"\x1eechelon\n"
 """First line of a command's answer."""
@@ -17,7 +19,7 @@ FOLLOW, SUBMIT, SEND = "@follow", "@submit", "@send"
 """Commands that only another machine gives: `cli/hosted.py` executes them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Call:
     """A command to run on the host."""
 

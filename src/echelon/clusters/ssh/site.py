@@ -1,14 +1,14 @@
 """Where a project is on a cluster that is reached by ssh."""
 
 import re
-from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 
 _HOST = re.compile(r"(?:[^\s@/:-][^\s@/:]*@)?[A-Za-z0-9_\[][A-Za-z0-9._:%\[\]-]*")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Site:
     """A login host, and the project's folder on it."""
 

@@ -10,11 +10,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from echelon.core.frozen import frozen
 from echelon.core.proc import describe_process, tail
 from echelon.launch.protocol.rank_environment import RankFiles
 from echelon.launch.zygote.rank import DUMP, PATIENCE_S, read_record
@@ -30,7 +30,7 @@ _LOG_POLL_S = 0.2
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Dumper:
     """A rank that is asked to write its stacks."""
 

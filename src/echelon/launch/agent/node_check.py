@@ -8,9 +8,9 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.frozen import frozen
 from echelon.core.nodes import compress
 from echelon.core.proc import tail
 from echelon.core.shell import Shell, signal_group
@@ -29,7 +29,7 @@ ROOM_MIB = 16
 """Upper bound of what ranks' shared memory and sockets need in the scratch folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fault:
     """Why a node cannot be used."""
 

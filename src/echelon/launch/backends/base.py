@@ -1,10 +1,11 @@
 """What a controller needs from the place where its nodes are. Each backend implements this."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol
 
+from echelon.core.frozen import frozen
 from echelon.launch.protocol.messages import Pace
 from echelon.launch.protocol.stop import Stop
 from echelon.run.directory import RunDir
@@ -31,7 +32,7 @@ _SAVE_S = 20.0
 # --- agents -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AgentCommand:
     """How to start an agent."""
 
@@ -43,7 +44,7 @@ class AgentCommand:
     """Agents read it from their input (`receive_key`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Started:
     """A process that was started to bring up some of the agents."""
 
@@ -54,7 +55,7 @@ class Started:
     """Signal that tells it that no more agents are wanted; 0 if it exits with its agents."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outlook:
     """What is known about nodes whose agents have not connected yet."""
 
@@ -191,7 +192,7 @@ class NoStandby:
 # --- all of it --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Backend:
     """One kind of place for a run. `choosing.py` chooses it."""
 
@@ -202,7 +203,7 @@ class Backend:
     """Whether nodes come from a cluster, so that examining them first and excluding some pays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AttemptContext:
     """The attempt that a backend serves."""
 

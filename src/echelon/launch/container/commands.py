@@ -6,9 +6,10 @@ network, user and devices are the node's own. Agent and ranks rely on that.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import PurePosixPath
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 
 APPTAINER = ("apptainer", "singularity")
@@ -35,7 +36,7 @@ AT_3 = 'if [ "$0" != 3 ]; then exec 3<&"$0"; eval "exec $0<&-"; fi; exec "$@"'
 """A program for `bash -c`: podman passes on descriptors from 3, whichever number ours has."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Container:
     """An image, and how a program is started in it."""
 

@@ -2,8 +2,8 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.errors import UsageError
 
 DOCKER_HUB = "docker.io"
@@ -18,7 +18,7 @@ _REFERENCE = re.compile(
 _LOOPBACK = re.compile(r"(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reference:
     """An image. A file has a path, and nothing else."""
 

@@ -8,11 +8,11 @@ import os
 import platform
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from echelon.core.atomic_file import make_private
+from echelon.core.frozen import frozen
 from echelon.core.ownership import find_intruder
 from echelon.core.shell import Result, Shell
 from echelon.errors import MissingProgramError, NotFoundError, NotPermittedError, UnavailableError
@@ -24,7 +24,7 @@ _WITHOUT_LOCKS = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stored:
     """An image in the cache."""
 

@@ -6,10 +6,10 @@ have reached: a name may resolve elsewhere, and there may be several interfaces.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from echelon.core import addresses
+from echelon.core.frozen import frozen
 from echelon.launch.controller.failures import from_lost_agent
 from echelon.launch.pool.agent_pool import AgentPool
 from echelon.launch.pool.controller_events import AgentHandle, Lost
@@ -18,7 +18,7 @@ from echelon.launch.protocol.stop import Stop, StopError
 from echelon.run.verdict import Failure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Endpoint:
     address: str
     port: int

@@ -3,8 +3,7 @@
 How the next job gets into the queue is up to the backend (`launch/backends`).
 """
 
-from dataclasses import dataclass
-
+from echelon.core.frozen import frozen
 from echelon.core.slurm import Slurm
 from echelon.errors import UnavailableError
 from echelon.launch.controller.failures import used_up
@@ -80,7 +79,7 @@ def _without_progress(jobs: int, saved: int) -> str:
     return f"{jobs} jobs in a row made no progress: {seen}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Objection:
     """Why an attempt must not start."""
 

@@ -6,10 +6,11 @@ fast as the others; a bad one never is. With three rounds this holds for any two
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median_low
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.launch.doctor.probe_client import ProbeAnswer, ProbeClient, Question
 from echelon.launch.doctor.results import Group, read_ranks
 
@@ -20,7 +21,7 @@ LAGGING = 10.0
 """The same for the time of an all-reduce of one number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Suspect:
     """A node that is worse than the others."""
 
@@ -114,7 +115,7 @@ def limit_of(ranks: int) -> float:
     return min(LONGEST_S, LIMIT_S + RANK_S * ranks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AllReduce:
     """Measures groups of nodes, and merges the answers of their ranks."""
 

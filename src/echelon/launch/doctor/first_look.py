@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.frozen import frozen
 from echelon.core.shell import Shell
 from echelon.core.units import counted
 from echelon.launch.backends.base import Starter
@@ -24,7 +25,7 @@ from echelon.launch.doctor.results import Look, read_count
 from echelon.launch.doctor.timed_program import run_program
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DoctorPaths:
     """Paths that an examination uses."""
 
@@ -175,7 +176,7 @@ class Turn:
 FIRST, AGAIN = Turn(20, 30.0), Turn(40, 60.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FirstLook:
     """See the module."""
 

@@ -3,9 +3,10 @@
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.shell import Result, Shell
 from echelon.errors import EchelonError
 from echelon.launch.doctor.results import Facts, Gpu, read_count, read_ranks
@@ -121,7 +122,7 @@ _OLD_MIG = re.compile(r"MIG-(GPU-[^/]+)/.*")
 """Drivers before 470 named a MIG instance by its GPU: `MIG-GPU-<uuid>/1/0`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Grant:
     """The GPUs granted to a process, from its environment."""
 

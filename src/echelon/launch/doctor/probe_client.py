@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.errors import EchelonError
 from echelon.launch.pool.agent_launcher import read_reason
 from echelon.launch.pool.agent_pool import AgentPool
@@ -22,7 +23,7 @@ _AT_ONCE = 64
 Question = tuple[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProbeAnswer:
     """A node's answer."""
 

@@ -6,10 +6,11 @@ is used.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
 from echelon.core.codec import Figure, Read, decode, to_figure
+from echelon.core.frozen import frozen
 from echelon.core.records import to_count
 
 Severity = Literal["error", "warning"]
@@ -20,7 +21,7 @@ def _read_indices(value: Any) -> list[int] | None:
     return value if plain else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Look:
     """The first look at a node, from a few lines of sh."""
 
@@ -49,7 +50,7 @@ class Look:
     """Size of /dev/shm; -1 if there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     """One GPU, as reported by its driver."""
 
@@ -67,7 +68,7 @@ class Gpu:
     """Bytes read and written per second during a copy, in 1e9."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Facts:
     """What a node's probe reports."""
 
@@ -101,7 +102,7 @@ class Facts:
     """Why the driver could not be queried."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Torch:
     """What a node's torch reports."""
 
@@ -118,7 +119,7 @@ class Torch:
     """Why it cannot use any."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Node:
     """All results for a node."""
 
@@ -142,7 +143,7 @@ class Node:
         return self.facts.skew_s if self.facts else 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Group:
     """Result of an all-reduce over some nodes."""
 
@@ -156,7 +157,7 @@ class Group:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Examined:
     """All results of an examination."""
 
@@ -167,7 +168,7 @@ class Examined:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finding:
     """A problem."""
 

@@ -4,8 +4,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.launch.protocol.collective_trace import DEFAULT, Call, Group, Trace
 from echelon.launch.protocol.nccl_counts import Counts
 
@@ -16,7 +16,7 @@ _EVEN = ("_base", "into_tensor")
 """Variants of them whose sizes may not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cause:
     """Why ranks wait in a collective."""
 
@@ -64,7 +64,7 @@ def find_cause(
     return _blame_all(fronts[0]) if fronts else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Front:
     """The oldest collective of a group that some rank waits in."""
 
@@ -233,7 +233,7 @@ def _waits(trace: Trace) -> bool:
     return any(group.pending or group.waits for group in trace.groups.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Odd:
     """A rank that differs, and those that most agree with each other."""
 

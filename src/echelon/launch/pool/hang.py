@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from echelon.core.frozen import frozen
 from echelon.launch.pool.collective_cause import Cause
 
 _ASLEEP_S = 0.005
@@ -24,7 +25,7 @@ _HELD = ("D",)
 """In an uninterruptible wait, nearly always for storage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hang:
     """Ranks that make no progress."""
 

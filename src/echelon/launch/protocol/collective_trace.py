@@ -5,9 +5,10 @@ The record is that of torch's Flight Recorder as JSON, format 2.10 (torch 2.11 a
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.records import parse_json
 
 BACKENDS = ("nccl", "gloo")
@@ -22,7 +23,7 @@ _DEFAULT = "default_pg"
 DEFAULT = "the default group"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Call:
     """A collective that a rank has called."""
 
@@ -35,7 +36,7 @@ class Call:
     """Whether the GPU is known to have started it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Group:
     """A process group, as one of its ranks sees it."""
 
@@ -52,7 +53,7 @@ class Group:
     """Unfinished sends and receives."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trace:
     """What one rank has recorded."""
 

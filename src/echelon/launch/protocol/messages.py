@@ -5,13 +5,14 @@ packets of a socket pair, where file descriptors can travel beside them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, NamedTuple
 
+from echelon.core.frozen import frozen
 from echelon.launch.protocol.wire import WireError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Message:
     """Base class; has no fields."""
 
@@ -19,7 +20,7 @@ class Message:
 # --- agent → controller -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hello(Message):
     """An agent introduces itself."""
 
@@ -45,7 +46,7 @@ class Hello(Message):
     """Why it cannot have a stage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Staged(Message):
     """A node has a copy, or goes on without one."""
 
@@ -59,7 +60,7 @@ class Staged(Message):
     """Whether the environment is not the one that was submitted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Imported(Message):
     """The zygote has imported what ranks need."""
 
@@ -68,7 +69,7 @@ class Imported(Message):
     """How much of that it waited, mostly for storage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Opened(Message):
     """Sockets for the ranks' rendezvous are bound."""
 
@@ -79,7 +80,7 @@ class Opened(Message):
     """Whether the zygote serves a store there; otherwise rank 0 opens its own."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reached(Message):
     """Which of the probed addresses this node can reach."""
 
@@ -87,7 +88,7 @@ class Reached(Message):
     addresses: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankStarted(Message):
     generation: int
     rank: int
@@ -95,7 +96,7 @@ class RankStarted(Message):
     warm: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankExited(Message):
     """A rank has exited, and its process group has been killed."""
 
@@ -118,7 +119,7 @@ class RankExited(Message):
     """How it spent its time: numbers from its shared memory, see `time_accounting.py`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ZygoteLost(Message):
     """A zygote with ranks has died. They die with it; their `RankExited` follow."""
 
@@ -130,7 +131,7 @@ class ZygoteLost(Message):
     """As in `RankExited`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ended(Message):
     """All ranks of a generation on this node have exited."""
 
@@ -150,7 +151,7 @@ class Pace(NamedTuple):
     """and of the one that is furthest ahead."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Pulse(Message):
     """Heartbeat; an agent's also describes its ranks."""
 
@@ -165,14 +166,14 @@ class Pulse(Message):
             object.__setattr__(self, "pace", Pace(*self.pace))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Signalled(Message):
     """The agent received a signal, mostly from Slurm."""
 
     signal: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stacks(Message):
     """Python stacks of a node's ranks, or a description of the process."""
 
@@ -180,7 +181,7 @@ class Stacks(Message):
     ranks: dict[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Traces(Message):
     """What a node's ranks have recorded about their collectives, see `collective_trace.py`."""
 
@@ -191,7 +192,7 @@ class Traces(Message):
     """NCCL's own counts, see `nccl_counts.py`: of all nodes' ranks, from one node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Place(Message):
     """How far a node's ranks are, once they have reached or passed a proposed place."""
 
@@ -203,7 +204,7 @@ class Place(Message):
     """Whether all of them wait at the proposed place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Answer(Message):
     """A probe's answer to the doctor."""
 
@@ -214,7 +215,7 @@ class Answer(Message):
     """Why there is no answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Note(Message):
     """A line for the log."""
 
@@ -225,7 +226,7 @@ MEET_S = 60.0
 """How long ranks may take to form a process group before the user is told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StoreUsed(Message):
     """A rank has used the store. Its server tells the agent, and the agent the controller."""
 
@@ -235,7 +236,7 @@ class StoreUsed(Message):
 # --- controller → agent -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Open(Message):
     """Bind sockets on these addresses for the ranks' rendezvous."""
 
@@ -243,7 +244,7 @@ class Open(Message):
     addresses: list[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Probe(Message):
     """Try to reach these addresses and ports."""
 
@@ -251,7 +252,7 @@ class Probe(Message):
     ports: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Start(Message):
     """Start a node's ranks."""
 
@@ -270,7 +271,7 @@ class Start(Message):
     """The newest checkpoint that a script has reported: its step and path."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class End(Message):
     """End a generation's ranks, after a grace period if there is one."""
 
@@ -280,7 +281,7 @@ class End(Message):
     """Signal at the start of the grace period; 0 if ranks were signalled already."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Propose(Message):
     """Have ranks wait at this place; 0 only asks how far they are."""
 
@@ -288,7 +289,7 @@ class Propose(Message):
     place: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Commit(Message):
     """Have ranks stop at this place, where all of them wait."""
 
@@ -296,21 +297,21 @@ class Commit(Message):
     place: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Dump(Message):
     """Send the stacks of all ranks."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReadTraces(Message):
     """Send what all ranks have recorded about their collectives."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ask(Message):
     """A question of the doctor to a probe."""
 
@@ -319,7 +320,7 @@ class Ask(Message):
     about: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stage(Message):
     """Copy what is to be staged, from the first of these nodes that can be reached."""
 
@@ -327,7 +328,7 @@ class Stage(Message):
     """Address and port of each, the nearest first; empty to read the original itself."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Leave(Message):
     """End all processes, and exit."""
 
@@ -338,7 +339,7 @@ ZYGOTE_PACKET = 1 << 17
 """Bytes of the largest message in either direction: a rank's variables are its largest part."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForkRank(Message):
     """Fork a rank; answered by `RankForked`, and by `RankReaped` when it has exited."""
 
@@ -358,14 +359,14 @@ class ForkRank(Message):
     """Folder for the sockets of multiprocessing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ServeStore(Message):
     """Fork a process that serves the ranks' store on the socket that comes with this message."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SignalRanks(Message):
     """Signal a generation's ranks; SIGKILL also ends their process groups and their store."""
 
@@ -376,7 +377,7 @@ class SignalRanks(Message):
 # --- zygote → agent ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ZygoteStarted(Message):
     """It runs, inside an image too: imports follow."""
 
@@ -388,7 +389,7 @@ class ZygoteStarted(Message):
     """Whether that has torch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ZygoteReady(Message):
     """Imports are done: ranks can be forked."""
 
@@ -403,14 +404,14 @@ class ZygoteReady(Message):
     """and how much of that was spent waiting, mostly for storage."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankForked(Message):
     rank: int
     pid: int
     warm: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankReaped(Message):
     """A rank has exited, and its process group has been killed."""
 

@@ -1,14 +1,14 @@
 """The program that every rank runs."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.frozen import frozen
 from echelon.run.code import ProjectCopy
 from echelon.spec.job_spec import JobSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Program:
     """A script, module or other program."""
 

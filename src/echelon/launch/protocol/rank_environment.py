@@ -5,10 +5,10 @@ for the rank, so that scripts that read those work too. docs/reference/environme
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from echelon.core.frozen import frozen
 from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.errors import UsageError
@@ -92,7 +92,7 @@ def node_in_job(environ: Mapping[str, str]) -> int:
     return hosts.index(environ["SLURMD_NODENAME"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankFiles:
     """The files of one rank in one generation."""
 

@@ -8,16 +8,18 @@ supports all of them.
 import contextlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import ModuleType
 from typing import Any
+
+from echelon.core.frozen import frozen
 
 _KIB = 1024.0
 _ALL = 2**32 - 1
 """Selects the sum over all links of a GPU."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     """One GPU at one moment. Values that it does not support are missing."""
 

@@ -8,13 +8,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.frozen import frozen
 from echelon.core.proc import read_stat, read_text
 
 _SECTOR = 512
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Counters:
     """The kernel's counters since boot; in bytes, except for CPU ticks."""
 

@@ -8,9 +8,10 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from echelon.core.frozen import frozen
 from echelon.launch.protocol.leftovers import CONTROLLER_CLOCK, TELEMETRY_NOTES
 from echelon.launch.protocol.rank_shm import RankShm
 from echelon.launch.telemetry.gpu_stats import Gpu, Gpus, find_nvml
@@ -39,7 +40,7 @@ _IDLE_SHARE = 0.02
 """Utilization up to which a GPU counts as idle."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RankLook:
     """A rank, from its shared memory and the kernel."""
 
@@ -53,7 +54,7 @@ class RankLook:
     mem: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Look:
     """Everything that is read at one moment."""
 

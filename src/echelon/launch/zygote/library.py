@@ -8,17 +8,17 @@ import contextlib
 import importlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from echelon.core.frozen import frozen
 from echelon.launch.protocol.program_text import PACKAGE
 from echelon.launch.zygote.rank import hide_launcher, lead_path
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Library:
     """An imported copy of the package."""
 

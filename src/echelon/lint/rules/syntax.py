@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from echelon.core.frozen import frozen
 from echelon.core.shell import Shell as Programs
 from echelon.errors import MissingProgramError, TimedOutError
 from echelon.lint.bash import Shell
@@ -60,7 +60,7 @@ def _is_file(subject: Subject, shell: Shell) -> bool:
     return whole and (not shell.text.startswith("#!") or bool(_BASH.match(shell.text)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Complaint:
     line: int
     message: str

@@ -7,11 +7,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.records import read_record
 from echelon.errors import EchelonError
 from echelon.run.background_writer import persist
@@ -71,7 +71,7 @@ def dumps(value: Any) -> str:
     return json.dumps(value, allow_nan=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Laid:
     """A tensor of the state, and where it is."""
 
@@ -81,7 +81,7 @@ class Laid:
     """Which of the copies was written."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Manifest:
     """What all parts of a checkpoint have in common."""
 
@@ -122,7 +122,7 @@ class Manifest:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PartIndex:
     """What one rank has written."""
 

@@ -1,16 +1,16 @@
 """A state to convert, whatever format it comes from."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.train.checkpoints.safetensors_file import TensorType
 
 DCP_METADATA = ".metadata"
 """The file that makes a directory a checkpoint of torch.distributed.checkpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Source:
     """A state whose tensors are read when they are needed."""
 

@@ -11,7 +11,6 @@ import signal
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from echelon.core.frozen import frozen
 from echelon.errors import UnavailableError
 
 _AHEAD = 4
@@ -31,7 +31,7 @@ class BrokenImageError(Exception):
     """The file is not an image, or is a damaged one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Form:
     """The common form of all images."""
 
@@ -41,7 +41,7 @@ class Form:
     """Resize and crop images of another size; otherwise they count as flaws."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Flaw:
     """Why an image of a block is missing."""
 
@@ -52,7 +52,7 @@ class Flaw:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Block:
     """Several images in sequence, without those that have a flaw."""
 

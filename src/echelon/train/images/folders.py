@@ -7,10 +7,11 @@ such directory, or has one per split (`train`, `val`, …), which then share the
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from echelon.core.frozen import frozen
 from echelon.errors import NotFoundError, UsageError
 
 SPLITS = ("train", "val", "valid", "validation", "test")
@@ -29,7 +30,7 @@ class Entry(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Listing:
     """The images of one packed file, in its order."""
 

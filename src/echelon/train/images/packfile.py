@@ -8,10 +8,11 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import IO
 
+from echelon.core.frozen import frozen
 from echelon.errors import NotFoundError, UsageError
 
 SUFFIX = ".packed"
@@ -26,7 +27,7 @@ _PREFIX = struct.Struct("<8sII32s")
 _AGAIN = "copy it again, or pack it again: echelon pack SOURCE --force"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Header:
     """The file's header."""
 

@@ -11,9 +11,9 @@ import shutil
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.frozen import frozen
 from echelon.errors import ConflictError, EchelonError, UnavailableError, UsageError
 from echelon.train.images import packfile
 from echelon.train.images.decoding import Block, BrokenImageError, Flaw, Form, decode_blocks, load
@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 """Called with the number of images done and their total."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Packed:
     """Result of packing one file."""
 

@@ -13,11 +13,12 @@ import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from echelon.core.atomic_file import sync_folder
+from echelon.core.frozen import frozen
 from echelon.errors import ConflictError, EchelonError, UnavailableError, UsageError
 from echelon.train.images import packfile
 from echelon.train.images.decoding import Block, Form
@@ -30,7 +31,7 @@ Note = Callable[[str], None]
 """Called with a message for the user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Plan:
     """What to pack, and where."""
 

@@ -12,10 +12,10 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
+from echelon.core.frozen import frozen
 from echelon.launch.backends.base import CAUSE
 from echelon.launch.protocol.rank_environment import REPLACES
 from echelon.run.journal import write_error
@@ -25,7 +25,7 @@ ORDERS = "orders"
 _LOOK_S = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Order:
     """An agent that is wanted."""
 

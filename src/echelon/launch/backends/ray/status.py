@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Any
 
+from echelon.core.frozen import frozen
 from echelon.core.records import parse_json, read_bytes
 
 NODES = "nodes.json"
@@ -20,7 +21,7 @@ FRESH_S = 0.25
 """How long the file is not read again, however many nodes are asked about."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Place:
     """The node of Ray that has one of the run's places, or had it last."""
 
@@ -33,7 +34,7 @@ class Place:
     """Why no agent can run there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Status:
     """What the driver reports."""
 

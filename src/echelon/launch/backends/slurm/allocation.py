@@ -9,8 +9,9 @@ import calendar
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from echelon.core.frozen import frozen
 from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
@@ -33,7 +34,7 @@ Most jobs show only COMPLETING while they end; the reason reveals a time limit.
 _CLOCK = re.compile(r"sdiag output at .*\((\d+)\)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Look:
     """One answer of Slurm about the job."""
 
