@@ -10,6 +10,8 @@ export PATH := $(PATH):/usr/sbin:/sbin
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # Where those are that need the machine for themselves: collecting all tests again would take longer.
 ALONE := $$(grep -rl --include='*.py' 'mark\.alone' tests)
+# Otherwise each of thousands of processes compiles them, where PYTHONDONTWRITEBYTECODE is set.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 src tests
 THOROUGH := --hypothesis-profile=thorough
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -46,10 +48,12 @@ docs:  ## renew docs/reference and docs/benchmarks.md, and build the site in bui
 
 test-quick: system  ## before a commit, in 3 minutes: the units, and one run of each kind
 	@tools/setup.sh user docs test
+	@$(COMPILE)
 	@$(BIN)/pytest $(PARALLEL) -m "(unit or quick) and not full" $(ARGS)
 
 test: system  ## everything that CI runs: unit, local, real Slurm, browser
 	@tools/setup.sh user docs test
+	@$(COMPILE)
 	@$(if $(ARGS),$(BIN)/pytest -m "not full" $(ARGS),$(BIN)/pytest $(PARALLEL) -m "not full and not alone" --durations=25 && \
 	    $(BIN)/pytest -m "alone and not full" --durations=10 $(ALONE))
 
@@ -59,6 +63,7 @@ peers:  ## install Lightning, Accelerate and Transformers into .venv-peers, for 
 test-all: peers  ## the full matrices too
 	@tools/setup.sh system full
 	@tools/setup.sh user docs test
+	@$(COMPILE)
 	@$(if $(ARGS),$(BIN)/pytest $(THOROUGH) $(ARGS),$(BIN)/pytest $(THOROUGH) $(PARALLEL) -m "not alone" --durations=25 && \
 	    $(BIN)/pytest $(THOROUGH) -m alone --durations=10 $(ALONE))
 

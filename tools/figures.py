@@ -88,6 +88,10 @@ MISSED = {
     },
     (
         "launch",
+        "ours / torchrun",
+    ): "Importing torch once takes 1.5 s of it; torchrun imports it five times on two cores.",
+    (
+        "launch",
         "submit, ours / srun",
     ): "Narrowly missed: controller and agents have to start before the first rank.",
     (

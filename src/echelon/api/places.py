@@ -49,10 +49,11 @@ def choose_cluster(
 def choose_spec(request: "Merged", place: str, environ: Mapping[str, str]) -> "JobSpec":
     """Return a request that the cluster supports, with the ranks' Python set."""
     from echelon.api.runs import choose_python  # noqa: PLC0415
-    from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
 
     if place != "ray":
         return choose_python(request.spec, environ, inherits=True)
+    from echelon.clusters.ray.cluster import keep_what_ray_knows  # noqa: PLC0415
+
     spec, dropped = keep_what_ray_knows(request)
     if dropped:
         note(f"ignored on Ray, because only Slurm has it: {', '.join(dropped)}")

@@ -1,5 +1,6 @@
 """Create, submit and query runs."""
 
+import contextlib
 import hashlib
 import importlib.util
 import io
@@ -7,12 +8,14 @@ import marshal
 import re
 import secrets
 import shutil
+import struct
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from echelon import _version
 from echelon.clusters.base import Cluster
@@ -271,11 +274,26 @@ def _bytecode_name(name: str) -> str:
 
 def _compile(path: Path) -> bytes:
     """Return a module's bytecode, marked so that Python does not check the source's age."""
-    loader = SourceFileLoader(path.stem, str(path))
-    code = loader.get_code(path.stem)  # mostly from Python's own cache
     unchecked = (1).to_bytes(4, "little")
     head = importlib.util.MAGIC_NUMBER + unchecked + importlib.util.source_hash(path.read_bytes())
-    return head + marshal.dumps(code)
+    return head + (_cached(path) or marshal.dumps(_load(path)))
+
+
+def _cached(path: Path) -> bytes:
+    """Return what Python has cached of a module, if that is up to date."""
+    source = path.stat()
+    times = (int(source.st_mtime), source.st_size)
+    head = importlib.util.MAGIC_NUMBER + struct.pack(
+        "<LLL", 0, *(one & 0xFFFFFFFF for one in times)
+    )
+    with contextlib.suppress(OSError):
+        known = Path(importlib.util.cache_from_source(str(path))).read_bytes()
+        return known.removeprefix(head) if known.startswith(head) else b""
+    return b""
+
+
+def _load(path: Path) -> CodeType | None:
+    return SourceFileLoader(path.stem, str(path)).get_code(path.stem)
 
 
 def submit_run(run: RunDir, cluster: Cluster, environ: Mapping[str, str], script: bytes) -> Attempt:
