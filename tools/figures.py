@@ -21,11 +21,11 @@ ABOUT = {
     "raylaunch": "Time from `submit --on ray` to the first all-reduce on 2 nodes of a Ray cluster, "
     "compared with Ray Train.",
     "image": "4 ranks on 2 simulated nodes inside an image (podman) that is on the machine, and "
-    "without one: time from the command to the first all-reduce, and from the death of a rank until "
-    "all step again.",
+    "without one: time from the command to the first all-reduce, and from the death of a rank "
+    "until all step again.",
     "stage": "`--stage` with an environment of 800 MB in 14,000 files on storage with 2 ms per "
-    "operation and 50 MB/s for all nodes together. Nodes are simulated on one machine. `warm stage`: "
-    "the copy is there already.",
+    "operation and 50 MB/s for all nodes together. Nodes are simulated on one machine. `warm "
+    "stage`: the copy is there already.",
     "restart": "One of 4 ranks is killed with SIGKILL. Time until all ranks step again.",
     "restart-nccl": "The same with 2 ranks and NCCL. They share one GPU.",
     "gpt": "A GPT-2-small class model (124 million parameters, 1,024 tokens, batch 16, bf16, "
