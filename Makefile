@@ -10,8 +10,8 @@ export PATH := $(PATH):/usr/sbin:/sbin
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 # Where those are that need the machine for themselves: collecting all tests again would take longer.
 ALONE := $$(grep -rl --include='*.py' 'mark\.alone' tests)
-# Otherwise each of thousands of processes compiles them, where PYTHONDONTWRITEBYTECODE is set.
-COMPILE := $(BIN)/python -m compileall -qq -j 0 src tests
+# Otherwise each of thousands of processes compiles it, where PYTHONDONTWRITEBYTECODE is set.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 src
 THOROUGH := --hypothesis-profile=thorough
 # Without mkdocs-material's notice about MkDocs 2.
 SITE := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
