@@ -263,3 +263,35 @@ def test_deepspeed_sets_the_device(line, found):
         f"dist.init_process_group('nccl')\nmodel = torch.nn.Linear(2, 2).to('cuda')\n{line}"
     )
     assert bool(of_python("E621", text)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("# sbatch --array=0-3 job.sh", []),
+        ("#sbatch --time=2:00:00 slurm/job.sbatch", []),
+        ("#sbatch --time=2:00:00", ["error"]),
+        ("#BATCH --job-name=a", ["error"]),
+    ],
+)
+def test_a_comment_that_tells_how_to_submit(line, found):
+    assert severities(f"{JOB}{line}\npython a.py\n", "E103") == found
+
+
+def test_a_model_from_a_tuple_is_not_the_wrapped_one():
+    train = """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import models
+
+def evaluate(path):
+    model, config = models.load(path)
+    return model(config)
+
+dist.init_process_group("nccl")
+model = DDP(models.make())
+if dist.get_rank() == 0:
+    evaluate("best.pt")
+"""
+    script = f"{JOB}#SBATCH --gres=gpu:4\nsrun -n4 python train.py\n"
+    assert severities(script, "E615", train=train) == []

@@ -29,7 +29,7 @@ _PLACEHOLDER_IN_LINE = pattern(
 )
 _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
-    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME|"""
+    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|\b[Yy]our(?:Path|Name|Project|Account|User)\w*|REPLACE_\w+|CHANGE_?ME|"""
     r"""(?<==)\.\.\.(?!\S)|(?<==["'])\.\.\.(?=["']))"""
 )
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")

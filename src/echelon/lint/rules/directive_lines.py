@@ -26,7 +26,10 @@ _NEVER_EMPTY = frozenset(
     }
 )
 """Options whose empty value sbatch 22.05 rejects, as tried; it ignores other empty options."""
-_MISSPELT = pattern(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
+_MISSPELT = pattern(
+    r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|SBACH|BATCH|Sbatch)\s+-|"
+    r"#sbatch\s+-(?!.*[\s/]\S+\.(sh|bash|sbatch|slurm|job)\b)"  # how to submit a script
+)
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 

@@ -247,7 +247,8 @@ def _is_after(python: PythonScript, call: ast.Call, wrapping: ast.Assign) -> boo
     if function is enclosing_function(python, wrapping):
         return call.lineno > wrapping.lineno
     own = (node for node in ast.walk(function) if isinstance(node, ast.Assign)) if function else ()
-    return not any(name == unparse(target) for node in own for target in node.targets)
+    set_here = (part for node in own for target in node.targets for part in ast.walk(target))
+    return not any(isinstance(part, ast.expr) and name == unparse(part) for part in set_here)
 
 
 def _may_have_buffers(python: PythonScript) -> bool:
