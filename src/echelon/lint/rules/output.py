@@ -272,8 +272,8 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
     functions = _training_functions(batch) - {c.function for c in decides}
-    launched |= {id(c) for c in plain if c.name in functions or _runs_script(c)}
-    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in launched), None)
+    run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
+    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
     if last is None or any(c in decides and c.text != "exit 0" for c in plain):
         return
     command, after = plain[last], plain[last + 1 :]
@@ -284,8 +284,8 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     if certain and all(not c.background and c.name in _ENDING for c in after):
         yield Hit(
             at=command,
-            what=f"The job is COMPLETED even if this command fails, because {_shown(after[-1])} (line "
-            f"{after[-1].line}) succeeds afterwards.",
+            what=f"The job is COMPLETED even if this command fails, because "
+            f"{_shown(after[-1])} (line {after[-1].line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
         )
 
