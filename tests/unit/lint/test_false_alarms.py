@@ -295,3 +295,49 @@ if dist.get_rank() == 0:
 """
     script = f"{JOB}#SBATCH --gres=gpu:4\nsrun -n4 python train.py\n"
     assert severities(script, "E615", train=train) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("def main():\n    return 1\n    print(missing)\nmain()\n", []),
+        ("fast = True\nif not fast:\n    print(missing)\n", []),
+        ("fast = True\nif fast:\n    print(1)\nelse:\n    print(missing)\n", []),
+        ("import sys\nif sys.argv[1:]:\n    print(missing)\n", ["warning"]),
+        ("def unused():\n    print(missing)\n", ["warning"]),
+        ("def main():\n    print(missing)\nmain()\n", ["error"]),
+        ("for i in range(2):\n    print(missing)\n", ["error"]),
+    ],
+)
+def test_an_undefined_name_is_an_error_where_the_script_reaches_it(body, found):
+    assert severities(f"{JOB}python a.py\n", "E626", a=body) == found
+
+
+def test_a_device_that_follows_the_number_of_visible_gpus():
+    train = """\
+import os, torch
+if torch.cuda.device_count() == 1:
+    index = 0
+else:
+    index = int(os.environ["SLURM_LOCALID"])
+device = torch.device(f"cuda:{index}")
+torch.cuda.set_device(device)
+"""
+    head = f"{JOB}#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\n"
+    assert severities(f"{head}srun python train.py\n", "E206", train=train) == []
+
+
+def test_a_file_of_several_requests_to_choose_from():
+    lines = "".join(f"#SBATCH --mem={n}G\n" for n in (16, 32, 64))
+    assert severities(f"{JOB}{lines}python a.py\n", "E107") == ["advice", "advice"]
+
+
+@pytest.mark.parametrize(("first", "found"), [("", []), ("torch.load('best.pt')\n", ["warning"])])
+def test_weights_that_only_a_test_loads_are_no_checkpoint(first, found):
+    train = f"""\
+import torch
+{first}for step in range(9):
+    torch.save({{"step": step}}, 'best.pt')
+print(torch.load('best.pt'))
+"""
+    assert severities(f"{JOB}python train.py\n", "E613", train=train) == found

@@ -143,12 +143,15 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         if python.mentions(*_ATOMIC):
             continue
-        loaded = {
-            unparse(keyword(call, "f", 0) or call)
-            for call in python.calls("load")
-            if unparse(call.func) == "torch.load"
-        }
+        loads = [call for call in python.calls("load") if unparse(call.func) == "torch.load"]
         for call, target in _saves(python):
+            function = enclosing_function(python, call)
+            loaded = {
+                unparse(keyword(load, "f", 0) or load)
+                for load in loads
+                # Further down, the script loads its best weights for a test.
+                if load.lineno < call.lineno or enclosing_function(python, load) is not function
+            }
             if unparse(target) in loaded and _replaces_itself(python, call, target):
                 yield Hit(
                     at=python.at(call),
