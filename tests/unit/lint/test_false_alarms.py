@@ -307,6 +307,7 @@ if dist.get_rank() == 0:
         ("def unused():\n    print(missing)\n", ["warning"]),
         ("def main():\n    print(missing)\nmain()\n", ["error"]),
         ("for i in range(2):\n    print(missing)\n", ["error"]),
+        ("if missing > 1:\n    print(1)\n", ["error"]),
     ],
 )
 def test_an_undefined_name_is_an_error_where_the_script_reaches_it(body, found):

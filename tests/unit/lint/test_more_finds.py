@@ -467,3 +467,18 @@ def test_the_directory_of_the_copy_in_a_script_that_prints_its_job():
 
 def test_a_placeholder_without_a_separator():
     assert ("E116", "warning") in codes('export DATA="YourPath/raw"\npython a.py\n')
+
+
+@pytest.mark.parametrize(
+    ("signal", "run", "found"),
+    [
+        ("B:USR1@60", "srun python a.py", True),
+        ("B:SIGUSR1@60", "python a.py", True),
+        ("USR1@60", "srun python a.py", False),
+        ("B:TERM@60", "srun python a.py", False),
+        ("B:USR1@60", "srun python a.py &\nwait $!", False),
+    ],
+)
+def test_a_handler_that_waits_for_a_command(signal, run, found):
+    body = f"#SBATCH --signal={signal}\ntrap 'scontrol requeue $SLURM_JOB_ID' SIGUSR1\n{run}\n"
+    assert (("E509", "warning") in codes(body)) is found

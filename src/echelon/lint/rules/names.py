@@ -74,7 +74,13 @@ def find_undefined_names(subject: Subject) -> Iterator[Hit]:
                 )
 
 
-def _always_runs(python: PythonScript, node: ast.Name) -> bool:
+def _always_runs(python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a node is in no branch; the condition of an `if` statement always runs."""
+    for parent in ancestors(python, node):
+        if isinstance(parent, ast.If) and node in ast.walk(parent.test):
+            return _always_runs(python, parent)
+        if isinstance(parent, ast.stmt):
+            break
     return not is_conditional(python, node) and is_called(python, node)
 
 

@@ -1,4 +1,4 @@
-"""E501 to E508: lost output, hidden failures and lost training."""
+"""E501 to E509: lost output, hidden failures and lost training."""
 
 import re
 from collections.abc import Iterator
@@ -36,6 +36,8 @@ _RESUMES = (
 _OF_JOB = pattern(r"%\d*[jJA]")
 _CREATES_FOLDERS = (23, 2)
 """The first version of Slurm that creates the directories of output files."""
+_TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)\b")
+"""A signal that Slurm sends to the job script, not to its steps."""
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -307,6 +309,27 @@ def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Ite
         )
 
 
+def find_late_handler(subject: Subject) -> Iterator[Hit]:
+    batch, signal = subject.batch, subject.directives.last("signal")
+    if batch is None or signal is None or not (sent := _TO_THE_SHELL.match(signal.value)):
+        return
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    traps = [
+        c
+        for c in plain
+        if c.name == "trap" and any(w.text.removeprefix("SIG") == sent[1] for w in c.arguments[1:])
+    ]
+    launched = {id(one.launch.command) for one in subject.started}
+    run = [c for c in plain if id(c) in launched and traps and c.line > traps[0].line]
+    if run and not any(c.background for c in plain):
+        yield Hit(
+            at=run[-1],
+            what=f"Bash runs the handler of {sent[1]} (line {traps[0].line}) only when this "
+            "command has ended. At the time limit, Slurm kills the job before that.",
+            fix=f"{run[-1].name} … &\nwait $!  # a signal ends wait",
+        )
+
+
 RULES = (
     Rule(
         code="E501",
@@ -439,6 +462,23 @@ RULES = (
 +code=$?
 +kill $monitor
 +exit $code
+""",
+    ),
+    Rule(
+        code="E509",
+        title="signal handler that runs too late",
+        severity=WARNING,
+        check=find_late_handler,
+        why="With `--signal=B:…`, Slurm sends the signal to the job script only. Bash does not run "
+        "a handler while it waits for a command, but the `wait` command ends on a signal.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --time=1-00:00:00
+ #SBATCH --signal=B:USR1@60
+ trap 'scontrol requeue $SLURM_JOB_ID' USR1
+-srun python train.py    # <- here
++srun python train.py &
++wait $!
 """,
     ),
 )
