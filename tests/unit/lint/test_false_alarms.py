@@ -342,3 +342,10 @@ import torch
 print(torch.load('best.pt'))
 """
     assert severities(f"{JOB}python train.py\n", "E613", train=train) == found
+
+
+@pytest.mark.parametrize(("nodes", "found"), [(4, []), (3, ["error"])])
+def test_each_task_is_a_node_of_torchrun(nodes, found):
+    torchrun = f"torchrun --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500"
+    script = f"{JOB}#SBATCH --ntasks-per-node=4\nsrun {torchrun} a.py\n"
+    assert severities(script, "E205") == found

@@ -263,6 +263,8 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
             continue
         if given is None or step is None or given in (nodes, step) or (standalone and nodes == 1):
             continue
+        if given == one.launch.amounts.tasks and one.launch.srun is not None:
+            continue  # srun starts as many launchers as nodes are expected
         waits = given > nodes
         yield Hit(
             at=one.launch.place_of(option, subject.path),
