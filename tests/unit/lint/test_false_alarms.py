@@ -349,3 +349,28 @@ def test_each_task_is_a_node_of_torchrun(nodes, found):
     torchrun = f"torchrun --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500"
     script = f"{JOB}#SBATCH --ntasks-per-node=4\nsrun {torchrun} a.py\n"
     assert severities(script, "E205") == found
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("/path/to/data", ["warning"]),
+        ("${DATA:-/path/to/data}", ["advice"]),
+        ("${DATA:?Set DATA=/path/to/data}", []),
+    ],
+)
+def test_a_placeholder_as_a_default(value, found):
+    assert severities(f"{JOB}DATA={value}\npython a.py\n", "E116") == found
+
+
+@pytest.mark.parametrize(("start", "found"), [("", []), ("srun ", ["warning"])])
+def test_without_srun_a_script_runs_on_one_node(start, found):
+    train = """\
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+if int(os.environ["LOCAL_RANK"]) == 0:
+    torch.save({}, "last.pt")
+"""
+    script = f"#!/bin/bash\n#SBATCH --ntasks=4\n{start}python train.py\n"
+    assert severities(script, "E612", train=train) == found

@@ -125,6 +125,11 @@ def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
     if not subject.may_have_several_nodes:
         return
     for python in subject.distributed:
+        launches = subject.with_python(python)
+        if launches and not any(
+            one.srun is not None or one.mpi or one.elsewhere for one in launches
+        ):
+            continue  # it runs on the first node only
         for call, target in _saves(python):
             tests = guards(python, call)
             if not tests or re.search("rank|RANK|node|NODE", origin(python, target)):
