@@ -38,7 +38,10 @@ def mention_directives(script: Path) -> None:
 
 
 def _find_errors(script: Path) -> "list[Finding]":
-    """Return the errors in a script; none if it is not a text file, or lint is not installed."""
+    """Return the errors in a script, and undefined names that it may reach.
+
+    None if it is not a text file, or lint is not installed.
+    """
     try:
         from echelon.lint.files import DiskFiles  # noqa: PLC0415
         from echelon.lint.linting import lint  # noqa: PLC0415
@@ -47,7 +50,8 @@ def _find_errors(script: Path) -> "list[Finding]":
         return []
     text = DiskFiles().read(str(script))
     found = lint(text, path=str(script), files=DiskFiles()) if text else []
-    return [one for one in found if one.severity is Severity.ERROR and one.path == str(script)]
+    own = [one for one in found if one.path == str(script)]
+    return [one for one in own if one.severity is Severity.ERROR or one.code == "E626"]
 
 
 def _mention(errors: "list[Finding]") -> None:

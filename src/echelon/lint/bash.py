@@ -144,6 +144,8 @@ class Command:
     """Its input comes from a pipe."""
     certain: bool = True
     """False in a branch, a loop, a pipe or a function, and after && or ||."""
+    looped: bool = False
+    """In a `for` loop, and otherwise certain."""
     function: str = ""
     """The enclosing function, if any."""
     substituted: bool = False

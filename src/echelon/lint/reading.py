@@ -77,6 +77,7 @@ class _Context:
     """What encloses a node."""
 
     certain: bool = True
+    looped: bool = False
     function: str = ""
     substituted: bool = False
     background: bool = False
@@ -134,14 +135,15 @@ class _Reader:
             handler(self, node, context)
             return
         if node.type in _LOOPS:
-            context = replace(context, certain=False)
+            looped = node.type != "while_statement" and (context.certain or context.looped)
+            context = replace(context, certain=False, looped=looped)
             if (name := node.child_by_field_name("variable")) is not None:
                 unknown = Word(
                     text=f"${self._source.text(name)}", line=self._line(node), known=False
                 )
                 self._scope.assign(self._source.text(name), unknown, certain=False)
         elif node.type in _BRANCHES:
-            context = replace(context, certain=False)
+            context = replace(context, certain=False, looped=False)
         children = node.children
         for child, after in zip_longest(children, children[1:]):
             behind = after is not None and after.type == "&" and not context.background
@@ -158,14 +160,14 @@ class _Reader:
         positional, self._scope.positional = self._scope.positional, None
         if body is not None:
             function = self._source.text(name) if name is not None else "?"
-            self.walk(body, replace(context, function=function, certain=False))
+            self.walk(body, replace(context, function=function, certain=False, looped=False))
         self._scope.positional = positional
 
     def _walk_list(self, node: Node, context: _Context) -> None:
         """Read a && b || c: the commands after the first may not run."""
         for number, child in enumerate(node.children):
             certain = context.certain and number == 0
-            self.walk(child, replace(context, certain=certain))
+            self.walk(child, replace(context, certain=certain, looped=False))
 
     def _walk_pipeline(self, node: Node, context: _Context) -> None:
         parts = [child for child in node.children if child.is_named]
@@ -173,7 +175,8 @@ class _Reader:
         for number, part in enumerate(parts):
             into = (*names[number + 1 : number + _LONGEST_PIPE], *context.piped_into)
             piped = context.piped or number > 0
-            self.walk(part, replace(context, piped_into=into, piped=piped, certain=False))
+            inner = replace(context, piped_into=into, piped=piped, certain=False, looped=False)
+            self.walk(part, inner)
 
     def _program(self, node: Node) -> str:
         """Return the name of the program in one part of a pipe."""
@@ -321,6 +324,7 @@ class _Reader:
             piped_into=context.piped_into,
             piped=context.piped,
             certain=context.certain,
+            looped=context.looped,
             function=context.function,
             substituted=context.substituted,
             stdin=context.stdin,

@@ -263,3 +263,114 @@ def test_deepspeed_sets_the_device(line, found):
         f"dist.init_process_group('nccl')\nmodel = torch.nn.Linear(2, 2).to('cuda')\n{line}"
     )
     assert bool(of_python("E621", text)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("# sbatch --array=0-3 job.sh", []),
+        ("#sbatch --time=2:00:00 slurm/job.sbatch", []),
+        ("#sbatch --time=2:00:00", ["error"]),
+        ("#BATCH --job-name=a", ["error"]),
+    ],
+)
+def test_a_comment_that_tells_how_to_submit(line, found):
+    assert severities(f"{JOB}{line}\npython a.py\n", "E103") == found
+
+
+def test_a_model_from_a_tuple_is_not_the_wrapped_one():
+    train = """\
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+import models
+
+def evaluate(path):
+    model, config = models.load(path)
+    return model(config)
+
+dist.init_process_group("nccl")
+model = DDP(models.make())
+if dist.get_rank() == 0:
+    evaluate("best.pt")
+"""
+    script = f"{JOB}#SBATCH --gres=gpu:4\nsrun -n4 python train.py\n"
+    assert severities(script, "E615", train=train) == []
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("def main():\n    return 1\n    print(missing)\nmain()\n", []),
+        ("fast = True\nif not fast:\n    print(missing)\n", []),
+        ("fast = True\nif fast:\n    print(1)\nelse:\n    print(missing)\n", []),
+        ("import sys\nif sys.argv[1:]:\n    print(missing)\n", ["warning"]),
+        ("def unused():\n    print(missing)\n", ["warning"]),
+        ("def main():\n    print(missing)\nmain()\n", ["error"]),
+        ("for i in range(2):\n    print(missing)\n", ["error"]),
+        ("if missing > 1:\n    print(1)\n", ["error"]),
+    ],
+)
+def test_an_undefined_name_is_an_error_where_the_script_reaches_it(body, found):
+    assert severities(f"{JOB}python a.py\n", "E626", a=body) == found
+
+
+def test_a_device_that_follows_the_number_of_visible_gpus():
+    train = """\
+import os, torch
+if torch.cuda.device_count() == 1:
+    index = 0
+else:
+    index = int(os.environ["SLURM_LOCALID"])
+device = torch.device(f"cuda:{index}")
+torch.cuda.set_device(device)
+"""
+    head = f"{JOB}#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-task=1\n"
+    assert severities(f"{head}srun python train.py\n", "E206", train=train) == []
+
+
+def test_a_file_of_several_requests_to_choose_from():
+    lines = "".join(f"#SBATCH --mem={n}G\n" for n in (16, 32, 64))
+    assert severities(f"{JOB}{lines}python a.py\n", "E107") == ["advice", "advice"]
+
+
+@pytest.mark.parametrize(("first", "found"), [("", []), ("torch.load('best.pt')\n", ["warning"])])
+def test_weights_that_only_a_test_loads_are_no_checkpoint(first, found):
+    train = f"""\
+import torch
+{first}for step in range(9):
+    torch.save({{"step": step}}, 'best.pt')
+print(torch.load('best.pt'))
+"""
+    assert severities(f"{JOB}python train.py\n", "E613", train=train) == found
+
+
+@pytest.mark.parametrize(("nodes", "found"), [(4, []), (3, ["error"])])
+def test_each_task_is_a_node_of_torchrun(nodes, found):
+    torchrun = f"torchrun --nnodes={nodes} --rdzv_backend=c10d --rdzv_endpoint=$HOSTNAME:29500"
+    script = f"{JOB}#SBATCH --ntasks-per-node=4\nsrun {torchrun} a.py\n"
+    assert severities(script, "E205") == found
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("/path/to/data", ["warning"]),
+        ("${DATA:-/path/to/data}", ["advice"]),
+        ("${DATA:?Set DATA=/path/to/data}", []),
+    ],
+)
+def test_a_placeholder_as_a_default(value, found):
+    assert severities(f"{JOB}DATA={value}\npython a.py\n", "E116") == found
+
+
+@pytest.mark.parametrize(("start", "found"), [("", []), ("srun ", ["warning"])])
+def test_without_srun_a_script_runs_on_one_node(start, found):
+    train = """\
+import os, torch
+import torch.distributed as dist
+dist.init_process_group("nccl")
+if int(os.environ["LOCAL_RANK"]) == 0:
+    torch.save({}, "last.pt")
+"""
+    script = f"#!/bin/bash\n#SBATCH --ntasks=4\n{start}python train.py\n"
+    assert severities(script, "E612", train=train) == found

@@ -427,3 +427,58 @@ def test_the_option_of_the_old_launcher(option, found):
     head = "#!/bin/bash\n#SBATCH -N 1\n#SBATCH --gpus-per-node=2\n#SBATCH --exclusive\n"
     line = "python -m torch.distributed.launch --nproc_per_node=2 a.py\n"
     assert [one for one in codes(line, head, a=script) if one[0] == "E207"] == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("train() {\n  python a.py $1\n}\ntrain 0\necho done\n", True),
+        ("train() {\n  python a.py $1 || exit 1\n}\ntrain 0\necho done\n", False),
+        ("bash train.sh 1\necho done\n", True),
+        ("python a.py\necho done\nexit 0\n", True),
+        ("python a.py || exit 1\necho done\nexit 0\n", False),
+        ("python a.py\nexit\n", False),
+        ("for i in 1 2; do\n  python a.py $i\ndone\necho done\n", True),
+        ("for i in 1 2; do\n  python a.py $i || bad=1\ndone\necho done\n", False),
+        ("for i in 1 2; do\n  if ! python a.py $i; then bad=1; fi\ndone\necho done\n", False),
+        ("while python a.py; do\n  sleep 1\ndone\necho done\n", False),
+    ],
+)
+def test_failures_that_a_later_command_hides(body, found):
+    assert (("E507", "warning") in codes(body)) is found
+
+
+@pytest.mark.parametrize("step", ["train {}", "bash train.sh {}"])
+def test_a_wait_for_functions_and_scripts(step):
+    steps = "".join(f"{step.format(n)} &\n" for n in range(2))
+    body = f"train() {{\n  python a.py $1\n}}\n{steps}wait\n"
+    assert ("E503", "warning") in codes(body)
+
+
+def test_a_function_in_the_background_without_a_wait():
+    body = "train() {\n  python a.py $1\n}\ntrain 0 &\ntrain 1 &\n"
+    assert ("E504", "error") in codes(body)
+
+
+def test_the_directory_of_the_copy_in_a_script_that_prints_its_job():
+    body = 'echo "job ${SLURM_JOB_ID:-local}"\ncd "$(dirname "$0")"\npython a.py\n'
+    assert ("E211", "warning") in codes(body)
+
+
+def test_a_placeholder_without_a_separator():
+    assert ("E116", "warning") in codes('export DATA="YourPath/raw"\npython a.py\n')
+
+
+@pytest.mark.parametrize(
+    ("signal", "run", "found"),
+    [
+        ("B:USR1@60", "srun python a.py", True),
+        ("B:SIGUSR1@60", "python a.py", True),
+        ("USR1@60", "srun python a.py", False),
+        ("B:TERM@60", "srun python a.py", False),
+        ("B:USR1@60", "srun python a.py &\nwait $!", False),
+    ],
+)
+def test_a_handler_that_waits_for_a_command(signal, run, found):
+    body = f"#SBATCH --signal={signal}\ntrap 'scontrol requeue $SLURM_JOB_ID' SIGUSR1\n{run}\n"
+    assert (("E509", "warning") in codes(body)) is found

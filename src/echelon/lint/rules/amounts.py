@@ -29,9 +29,11 @@ _PLACEHOLDER_IN_LINE = pattern(
 )
 _PLACEHOLDER_IN_VALUE = pattern(
     r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
-    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|REPLACE_\w+|CHANGE_?ME|"""
+    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|\b[Yy]our(?:Path|Name|Project|Account|User)\w*|REPLACE_\w+|CHANGE_?ME|"""
     r"""(?<==)\.\.\.(?!\S)|(?<==["'])\.\.\.(?=["']))"""
 )
+_DEFAULT = pattern(r"\$\{\w+:?([-=?])")
+"""The start of a default, as in ${DATA:-/path/to/data}."""
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
 _PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)
 _TEMPLATE = pattern(r"=(#\w+#)")
@@ -241,8 +243,11 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
     if not subject.is_job or any(shell.suspect for shell in subject.shells):
         return  # bash stops at a placeholder without quotes, which E210 reports
     for assignment in subject.assignments:
-        if match := _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment)):
+        match = _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment))
+        if match and not (default := _DEFAULT.search(match[0])):
             yield _unfilled(assignment, match[1], None)
+        elif match and default and default[1] != "?":  # which is the text of an error
+            yield _unfilled(assignment, match[1], ADVICE)
     if any("path/to" in shell.text for shell in subject.shells):
         yield from _placeholder_paths(subject)
 

@@ -276,7 +276,7 @@ RULES = (
     Rule(
         code="E604",
         title="process group that uses the local rank",
-        severity=ERROR,
+        severity=WARNING,
         check=find_local_group_rank,
         why="`LOCAL_RANK` starts at 0 on every node. The ranks of a process group must be unique.",
         example="""\

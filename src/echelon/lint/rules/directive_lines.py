@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,11 +13,12 @@ from echelon.lint.edits import Edit, apply_edits, insert_line, replace_group
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.amounts import placeholder_in
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
 
+_TWICE = 2
 _GATHERED = frozenset({"mail-type", "licenses", "dependency", "export"})
 """Options that are often repeated; some versions of Slurm combine the values."""
 _NEVER_EMPTY = frozenset(
@@ -26,7 +28,10 @@ _NEVER_EMPTY = frozenset(
     }
 )
 """Options whose empty value sbatch 22.05 rejects, as tried; it ignores other empty options."""
-_MISSPELT = pattern(r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|sbatch|Sbatch)\s+-")
+_MISSPELT = pattern(
+    r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|SBACH|BATCH|Sbatch)\s+-|"
+    r"#sbatch\s+-(?!.*[\s/]\S+\.(sh|bash|sbatch|slurm|job)\b)"  # how to submit a script
+)
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 
@@ -197,6 +202,7 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
     if subject.directives.several:
         return
     seen: dict[str, Directive] = {}
+    times = Counter(item.option for item in subject.directives.items)
     for item in subject.directives.items:
         before = seen.get(item.option)
         if item.option in _GATHERED:
@@ -207,6 +213,8 @@ def find_repeated(subject: Subject) -> Iterator[Hit]:
                 what=f"`--{item.option}` has another value on line {before.line}. Slurm uses the "
                 f"last one, '{item.value}'.",
                 fix=f"remove line {before.line} or this line",
+                # A file with several requests to choose from.
+                severity=ADVICE if times[item.option] > _TWICE else None,
             )
         seen[item.option] = item
 

@@ -10,8 +10,15 @@ from collections.abc import Iterator
 
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import PythonScript, ancestors
-from echelon.lint.rule import ADVICE, ERROR, Hit, Rule
+from echelon.lint.python_guards import is_called
+from echelon.lint.python_script import (
+    PythonScript,
+    ancestors,
+    constant,
+    is_conditional,
+    values_of,
+)
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _MODULE_NAMES = frozenset(
@@ -54,15 +61,58 @@ _NEWER = (
 
 def find_undefined_names(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
-        for name, line in sorted(_undefined(python).items(), key=lambda item: item[1]):
-            yield Hit(
-                at=Place(python.path, line),
-                what=f"`{name}` is not defined. This line raises a NameError.",
-                fix=_guess(python, name),
-            )
+        for name, nodes in _undefined(python).items():
+            reached = [node for node in nodes if not _is_dead(python, node)]
+            sure = [node for node in reached if _always_runs(python, node)]
+            if reached:
+                yield Hit(
+                    at=Place(python.path, min(node.lineno for node in sure or reached)),
+                    what=f"`{name}` is not defined. This line raises a NameError"
+                    + ("." if sure else " if the script reaches it."),
+                    fix=_guess(python, name),
+                    severity=None if sure else WARNING,
+                )
 
 
-def _undefined(python: PythonScript) -> dict[str, int]:
+def _always_runs(python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a node is in no branch; the condition of an `if` statement always runs."""
+    for parent in ancestors(python, node):
+        if isinstance(parent, ast.If) and node in ast.walk(parent.test):
+            return _always_runs(python, parent)
+        if isinstance(parent, ast.stmt):
+            break
+    return not is_conditional(python, node) and is_called(python, node)
+
+
+def _is_dead(python: PythonScript, node: ast.AST) -> bool:
+    """Tell whether a node is after a `return`, or in a branch whose condition is a constant."""
+    for parent in ancestors(python, node):
+        for block in (getattr(parent, name, None) for name in ("body", "orelse", "finalbody")):
+            if isinstance(block, list) and node in block:
+                before = block[: block.index(node)]
+                if any(
+                    isinstance(s, ast.Return | ast.Raise | ast.Continue | ast.Break) for s in before
+                ):
+                    return True
+        if isinstance(parent, ast.If) and node is not parent.test:
+            value = _constant_test(python, parent.test)
+            if value is not None and value is (node in parent.orelse):
+                return True
+        node = parent
+    return False
+
+
+def _constant_test(python: PythonScript, test: ast.expr) -> bool | None:
+    """Return the value of a condition on a flag that the script sets once; None if unknown."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = _constant_test(python, test.operand)
+        return None if inner is None else not inner
+    values = values_of(python, test)
+    value = constant(values[0]) if len(values) == 1 else None
+    return value if isinstance(value, bool) else None
+
+
+def _undefined(python: PythonScript) -> dict[str, list[ast.Name]]:
     if re.search(
         r"import \*|\bbuiltins\b|globals\(\)|exec\(|__getattr__|NameError|locals\(\)", python.text
     ):
@@ -83,12 +133,12 @@ def _undefined(python: PythonScript) -> dict[str, int]:
             elif symbol.is_referenced() and (symbol.is_global() or table is top):
                 wanted.add(symbol.get_name())
     missing = wanted - known - set(dir(builtins)) - _MODULE_NAMES
-    found: dict[str, int] = {}
+    found: dict[str, list[ast.Name]] = {}
     for node in python.nodes:
         if not isinstance(node, ast.Name) or node.id not in missing:
             continue
         if not _in_annotation(python, node) and not _is_local(python, node):
-            found[node.id] = min(found.get(node.id, node.lineno), node.lineno)
+            found.setdefault(node.id, []).append(node)
     return found
 
 

@@ -1,4 +1,4 @@
-"""E501 to E508: lost output, hidden failures and lost training."""
+"""E501 to E509: lost output, hidden failures and lost training."""
 
 import re
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
 _ENDING = (_QUIET - {"kill"}) | {
     *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
-    *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount"),
+    *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount", "exit"),
 }
 """Commands that succeed whether the training did or not."""
 _SERVER = pattern(
@@ -36,6 +36,8 @@ _RESUMES = (
 _OF_JOB = pattern(r"%\d*[jJA]")
 _CREATES_FOLDERS = (23, 2)
 """The first version of Slurm that creates the directories of output files."""
+_TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)\b")
+"""A signal that Slurm sends to the job script, not to its steps."""
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -144,7 +146,12 @@ def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job:
         return
-    background = [c for c in batch.commands if c.background and _starts(c)]
+    functions = _training_functions(batch)
+    background = [
+        c
+        for c in batch.commands
+        if c.background and (_starts(c) or _runs_script(c) or c.name in functions)
+    ]
     waits = [c for c in batch.commands if c.name == "wait" and not c.function]
     bare = [c for c in waits if len(c.words) == 1]
     if not background or len(bare) != len(waits):
@@ -188,12 +195,23 @@ def _starts(command: Command) -> bool:
     return command.name in _STARTERS or bool(re.match(r"python|.*\.py$", command.name))
 
 
+def _runs_script(command: Command) -> bool:
+    scripts = (word.text for word in command.arguments if word.text.endswith((".sh", ".bash")))
+    return command.name in ("bash", "sh") and any(scripts)
+
+
+def _training_functions(batch: Shell) -> set[str]:
+    """Return the functions of a script that start a program."""
+    return {c.function for c in batch.commands if c.function and _starts(c)}
+
+
 def find_missing_wait(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job:
         return
     commands = [c for c in batch.commands if not c.substituted and not c.function]
-    background = [c for c in commands if c.background and _starts(c)]
+    functions = _training_functions(batch)
+    background = [c for c in commands if c.background and (_starts(c) or c.name in functions)]
     if not background:
         return
     last = background[-1]
@@ -254,20 +272,28 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
         return
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
-    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in launched), None)
-    if last is None or any(c.name in ("trap", "exit") for c in plain):
+    decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
+    functions = _training_functions(batch) - {c.function for c in decides}
+    run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
+    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
+    if last is None or any(c in decides and c.text != "exit 0" for c in plain):
         return
     command, after = plain[last], plain[last + 1 :]
     yield from _continued(batch, plain[: last + 1], launched)
-    if command.background or command.piped_into or not command.certain or not after:
+    if command.background or command.piped_into or not after:
         return
-    if all(c.certain and not c.background and c.name in _ENDING for c in after):
+    certain = all(c.certain or c.looped for c in (command, *after))
+    if certain and all(not c.background and c.name in _ENDING for c in after):
         yield Hit(
             at=command,
-            what=f"The job is COMPLETED even if this command fails, because {after[-1].name} (line "
-            f"{after[-1].line}) succeeds afterwards.",
+            what=f"The job is COMPLETED even if this command fails, because "
+            f"{_shown(after[-1])} (line {after[-1].line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
         )
+
+
+def _shown(command: Command) -> str:
+    return f"`{command.text}`" if command.name == "exit" else command.name
 
 
 def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Iterator[Hit]:
@@ -280,6 +306,27 @@ def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Ite
             "has the status of its last command.",
             fix="set -e  # near the top of the script, or join the commands with &&",
             severity=ADVICE,
+        )
+
+
+def find_late_handler(subject: Subject) -> Iterator[Hit]:
+    batch, signal = subject.batch, subject.directives.last("signal")
+    if batch is None or signal is None or not (sent := _TO_THE_SHELL.match(signal.value)):
+        return
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    traps = [
+        c
+        for c in plain
+        if c.name == "trap" and any(w.text.removeprefix("SIG") == sent[1] for w in c.arguments[1:])
+    ]
+    launched = {id(one.launch.command) for one in subject.started}
+    run = [c for c in plain if id(c) in launched and traps and c.line > traps[0].line]
+    if run and not any(c.background for c in plain):
+        yield Hit(
+            at=run[-1],
+            what=f"Bash runs the handler of {sent[1]} (line {traps[0].line}) only when this "
+            "command has ended. At the time limit, Slurm kills the job before that.",
+            fix=f"{run[-1].name} … &\nwait $!  # a signal ends wait",
         )
 
 
@@ -415,6 +462,23 @@ RULES = (
 +code=$?
 +kill $monitor
 +exit $code
+""",
+    ),
+    Rule(
+        code="E509",
+        title="signal handler that runs too late",
+        severity=WARNING,
+        check=find_late_handler,
+        why="With `--signal=B:…`, Slurm sends the signal to the job script only. Bash does not run "
+        "a handler while it waits for a command, but the `wait` command ends on a signal.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --time=1-00:00:00
+ #SBATCH --signal=B:USR1@60
+ trap 'scontrol requeue $SLURM_JOB_ID' USR1
+-srun python train.py    # <- here
++srun python train.py &
++wait $!
 """,
     ),
 )

@@ -8,7 +8,9 @@ from echelon.lint.subject import Subject
 
 _OWN_PATH = pattern(r"\$\{?(0\b|BASH_SOURCE)")
 _READS_ITSELF = pattern(r"\b(?:cat|cp|head|tail|md5sum|sha256sum)\s+\"?\$\((?:readlink|realpath)\b")
-_HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|SLURM_JOB_ID:")
+_HANDLED = pattern(
+    r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|\[\s*(-[nz]\s+)?\"?\$\{SLURM_JOB_ID:"
+)
 """Scripts that look for their directory in another way, or that submit themselves."""
 
 

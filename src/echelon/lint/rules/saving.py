@@ -125,6 +125,11 @@ def find_one_writer_per_node(subject: Subject) -> Iterator[Hit]:
     if not subject.may_have_several_nodes:
         return
     for python in subject.distributed:
+        launches = subject.with_python(python)
+        if launches and not any(
+            one.srun is not None or one.mpi or one.elsewhere for one in launches
+        ):
+            continue  # it runs on the first node only
         for call, target in _saves(python):
             tests = guards(python, call)
             if not tests or re.search("rank|RANK|node|NODE", origin(python, target)):
@@ -143,12 +148,15 @@ def find_torn_checkpoint(subject: Subject) -> Iterator[Hit]:
     for python in subject.pythons:
         if python.mentions(*_ATOMIC):
             continue
-        loaded = {
-            unparse(keyword(call, "f", 0) or call)
-            for call in python.calls("load")
-            if unparse(call.func) == "torch.load"
-        }
+        loads = [call for call in python.calls("load") if unparse(call.func) == "torch.load"]
         for call, target in _saves(python):
+            function = enclosing_function(python, call)
+            loaded = {
+                unparse(keyword(load, "f", 0) or load)
+                for load in loads
+                # Further down, the script loads its best weights for a test.
+                if load.lineno < call.lineno or enclosing_function(python, load) is not function
+            }
             if unparse(target) in loaded and _replaces_itself(python, call, target):
                 yield Hit(
                     at=python.at(call),
@@ -247,7 +255,8 @@ def _is_after(python: PythonScript, call: ast.Call, wrapping: ast.Assign) -> boo
     if function is enclosing_function(python, wrapping):
         return call.lineno > wrapping.lineno
     own = (node for node in ast.walk(function) if isinstance(node, ast.Assign)) if function else ()
-    return not any(name == unparse(target) for node in own for target in node.targets)
+    set_here = (part for node in own for target in node.targets for part in ast.walk(target))
+    return not any(isinstance(part, ast.expr) and name == unparse(part) for part in set_here)
 
 
 def _may_have_buffers(python: PythonScript) -> bool:

@@ -1,5 +1,6 @@
 """E201 to E206: numbers of nodes, ranks and GPUs that do not match."""
 
+import ast
 from collections.abc import Iterator
 
 from echelon.core.units import counted
@@ -262,6 +263,8 @@ def find_wrong_nnodes(subject: Subject) -> Iterator[Hit]:
             continue
         if given is None or step is None or given in (nodes, step) or (standalone and nodes == 1):
             continue
+        if given == one.launch.amounts.tasks and one.launch.srun is not None:
+            continue  # srun starts as many launchers as nodes are expected
         waits = given > nodes
         yield Hit(
             at=one.launch.place_of(option, subject.path),
@@ -349,6 +352,8 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
         for call in python.calls("set_device"):
             device = keyword(call, "device", 0)
             values = values_of(python, device) if device is not None else []
+            names = (n for value in values for n in ast.walk(value) if isinstance(n, ast.Name))
+            values = [*values, *(value for name in names for value in values_of(python, name))]
             if any(isinstance(constant(value), int) for value in values):
                 continue  # set to 0, because the task sees one GPU
             made_of = origin(python, device)
