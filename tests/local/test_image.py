@@ -5,10 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import echelon
 from echelon.core.waiting import wait_until
 from local.inside import INSIDE, Folder
 from procfs import cmdline
@@ -70,7 +72,7 @@ env = {{ GIVEN = "a, b" }}
     assert torch_image.containers() == []
 
 
-def test_a_stop_is_at_one_step_and_leaves_no_container(project, torch_image):
+def test_a_stop_is_at_one_step_and_a_resumed_run_goes_on_there(project, torch_image):
     survivor = Path(__file__).parents[1] / "slurm" / "survivor.py"
     command = project.start(
         *("run", "--procs=2", f"--image={torch_image.path}", "--image-runtime=podman"),
@@ -84,9 +86,28 @@ def test_a_stop_is_at_one_step_and_leaves_no_container(project, torch_image):
     (stopped,) = project.events("stopped")
     steps = [json.loads(path.read_text().splitlines()[-1])[2] for path in files]
     assert steps == [stopped["step"]] * 2
-    assert (project.run / "checkpoints").is_dir()
     assert torch_image.containers() == []
     assert project.processes() == []
+
+    command = project.start("resume", "last")
+    on = lambda: all(len(path.read_text().splitlines()) > steps[0] + 5 for path in files)  # noqa: E731
+    assert wait_until(on, timeout_s=90), (project.path / "output").read_text()
+    assert project("stop", "last").returncode == 0
+    command.wait(timeout=60)
+    consumed = [json.loads(line)[2] for line in files[0].read_text().splitlines()]
+    assert consumed == list(range(1, len(consumed) + 1))
+    assert torch_image.containers() == []
+
+
+def where():
+    return sys.executable, int(os.environ["RANK"])
+
+
+def test_a_function_is_called_inside(torch_image, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image = {"image": str(torch_image.path), "image_runtime": "podman"}
+    run = echelon.request(on="local", procs=2, **image).submit(where)
+    assert run.results(timeout=200) == [("/usr/local/bin/python3", rank) for rank in (0, 1)]
 
 
 def test_a_hang_is_found_and_stacks_show_where(project, torch_image):
