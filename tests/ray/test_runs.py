@@ -270,3 +270,13 @@ def test_an_address_that_does_not_answer_is_named(cluster, folder):
     assert done.returncode == 69
     assert "no Ray cluster responds at http://127.0.0.1:9: " in done.stderr
     assert "hint: " in done.stderr
+
+
+@pytest.mark.full
+def test_ranks_are_inside_an_image(cluster, folder, torch_image):
+    (folder / "train.py").write_text("import sys, torch\nprint('ran with', sys.executable)\n")
+    image = (f"--image={torch_image.path}", "--image-runtime=podman")
+    chain = submit(cluster, folder, "--nodes=2", "--procs=1", *image, "train.py")
+    assert end_of(chain, 180) == 0, output(chain)
+    assert output(chain).count("ran with /usr/local/bin/python3") == 2, output(chain)
+    assert torch_image.containers() == []
