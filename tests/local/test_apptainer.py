@@ -57,3 +57,16 @@ def test_an_archive_is_converted_once(apptainer_project, apptainer_place, bare_i
         assert (done.returncode, "from yes" in done.stdout) == (0, True), done.stderr
         (row,) = json.loads(project("image", "ls", "--json").stdout)
         assert row["path"].endswith(".sif")
+
+
+def test_a_staged_image_is_opened_from_the_node_s_own_disk(apptainer_project, torch_sif):
+    project = apptainer_project
+    (project.path / "where.py").write_text("import sys; print('ran with', sys.executable)\n")
+    options = ["--nodes=2", "--procs=1", "--stage", f"--stage-dir={project.path}/stages/%N"]
+    for found, copied in ((0, 2 * torch_sif.stat().st_size), (2, 0)):
+        done = project("run", "--image", torch_sif, *options, "where.py", timeout_s=300)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("ran with /usr/local/bin/python3") == 2
+        (event,) = project.events("staged")
+        assert (event["nodes"], event["found"], event["copied"]) == (2, found, copied)
+        shutil.rmtree(project.run)

@@ -273,10 +273,12 @@ def test_an_address_that_does_not_answer_is_named(cluster, folder):
 
 
 @pytest.mark.full
-def test_ranks_are_inside_an_image(cluster, folder, torch_image):
+def test_ranks_are_inside_an_image_that_each_node_has_copied(cluster, folder, torch_image):
     (folder / "train.py").write_text("import sys, torch\nprint('ran with', sys.executable)\n")
     image = (f"--image={torch_image.path}", "--image-runtime=podman")
-    chain = submit(cluster, folder, "--nodes=2", "--procs=1", *image, "train.py")
+    stage = ("--stage", f"--stage-dir={folder}/stages/%N")
+    chain = submit(cluster, folder, "--nodes=2", "--procs=1", *image, *stage, "train.py")
     assert end_of(chain, 180) == 0, output(chain)
+    assert [one["nodes"] for one in events(chain.run, "staged", 1)] == [2], output(chain)
     assert output(chain).count("ran with /usr/local/bin/python3") == 2, output(chain)
     assert torch_image.containers() == []
