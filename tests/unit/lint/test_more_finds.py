@@ -482,3 +482,75 @@ def test_a_placeholder_without_a_separator():
 def test_a_handler_that_waits_for_a_command(signal, run, found):
     body = f"#SBATCH --signal={signal}\ntrap 'scontrol requeue $SLURM_JOB_ID' SIGUSR1\n{run}\n"
     assert (("E509", "warning") in codes(body)) is found
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ("mkdir -p out\n{run}\nrsync -a out/ /home/me/\n", True),
+        ("mkdir -p $TMP/out\n{run}\ncp -r $TMP/out /home/me\n", True),
+        ("mkdir -p out\n{run}\ntar czf out.tgz out\n", True),
+        ("{run}\ncp best.pt /home/me\n", False),
+        ("mkdir -p out\n{run}\ncp out/best.pt /home/me\n", False),
+        ("{run}\ncp best.pt /home/me\necho copied\n", True),
+        ("{run}\npython plot.py\n", False),
+        ("python -m pip install a\nrun_all --fast\necho done\n", False),
+        ("for i in 1 2; do\n{run}\ndate\ndone\n", True),
+        ("{run}\nif [ -f a ]; then cp a b; fi\ndate\n", True),
+        ("{run}\nif [ -f a ]; then date; fi\n", False),
+        ("set -e\n{run}\ncp best.pt /home/me\necho copied\n", False),
+        ("{run}\nscancel $SLURM_JOB_ID\n", True),
+        ("{run}\nscancel $OTHER\n", False),
+        ("{run}\nscancel $OTHER\necho done\n", False),
+    ],
+)
+def test_what_hides_a_failure(end, found):
+    kinds = codes(end.replace("{run}", "python train.py"), train="print(1)\n")
+    assert (("E507", "warning") in kinds) == found
+
+
+@pytest.mark.parametrize(("address", "found"), [("%u@site.org", True), ("me@site.org", False)])
+def test_patterns_in_an_address(address, found):
+    head = f"#!/bin/bash\n#SBATCH --mail-user={address}\n#SBATCH --output=%u-%j.out\n"
+    assert (("E106", "warning") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "threads", "found"),
+    [
+        ("#SBATCH --ntasks=1\n", 8, True),
+        ("#SBATCH --ntasks=8\n#SBATCH --nodes=1\n", 8, False),
+        ("#SBATCH --ntasks=1\n#SBATCH --cpus-per-task=8\n", 8, False),
+        ("#SBATCH --ntasks=1\n#SBATCH --exclusive\n", 8, False),
+        ("#SBATCH --ntasks=1\n", 1, False),
+    ],
+)
+def test_threads_of_a_job_without_cpus(head, threads, found):
+    body = f"export OMP_NUM_THREADS={threads}\npython a.py\n"
+    assert (("E403", "advice") in codes(body, f"#!/bin/bash\n{head}", a="print(1)\n")) == found
+
+
+RANKS = """\
+import os
+import torch.distributed as dist
+
+rank = int(os.environ["SLURM_PROCID"])
+world_size = int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("nccl", rank=rank, world_size=world_size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tasks", "command", "script", "found"),
+    [
+        (4, "python a.py", RANKS, True),
+        (4, "srun python a.py", RANKS, False),
+        (4, "torchrun --nproc_per_node=4 a.py", RANKS, False),
+        (1, "python a.py", RANKS, False),
+        (4, "python a.py", RANKS.replace("SLURM_NTASKS", "WORLD_SIZE"), False),
+        (4, "python a.py", RANKS.replace("dist.init", "print"), False),
+    ],
+)
+def test_one_of_several_tasks(tasks, command, script, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node={tasks}\n"
+    assert (("E201", "error") in codes(f"{command}\n", head, a=script)) == found

@@ -196,6 +196,14 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
                 what="Slurm does not expand variables in directives. It uses the text literally.",
                 fix=f"replace {shown} with {better}",
             )
+        elif item.option == "mail-user" and (found := re.search(r"%[A-Za-z]", item.value)):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"Slurm replaces {found[0]} only in file names. Mail to this address does not "
+                "arrive.",
+                fix=f"replace {found[0]} with your user name",
+                severity=WARNING,
+            )
 
 
 def find_repeated(subject: Subject) -> Iterator[Hit]:

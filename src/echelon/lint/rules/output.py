@@ -20,6 +20,8 @@ _ENDING = (_QUIET - {"kill"}) | {
     *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount", "exit"),
 }
 """Commands that succeed whether the training did or not."""
+_COPIES = frozenset({"cp", "mv", "rsync", "tar"})
+_ENDS_JOB = frozenset({"exec", "kill", "scancel"})
 _SERVER = pattern(
     r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
     r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
@@ -282,14 +284,37 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     yield from _continued(batch, plain[: last + 1], launched)
     if command.background or command.piped_into or not after:
         return
-    certain = all(c.certain or c.looped for c in (command, *after))
-    if certain and all(not c.background and c.name in _ENDING for c in after):
+    end = after[-1]
+    sure = (command.certain or command.looped) and (end.certain or end.looped)
+    installs = re.search(r"-m (?:pip|venv|ensurepip)\b", command.text)
+    if not sure or end.background or (installs and any(c.name not in _ENDING for c in after)):
+        return  # a program that lint does not know may be the one that matters
+    if end.name == "scancel" and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text):
+        yield Hit(
+            at=command,
+            what=f"The job is always CANCELLED, whether this command fails or not, because scancel "
+            f"(line {end.line}) cancels it.",
+            fix=f"remove line {end.line}: a job ends with its script",
+        )
+    elif not any(c.name in _ENDS_JOB for c in after) and (
+        end.name in _ENDING or _copies_anyway(end, plain)
+    ):
         yield Hit(
             at=command,
             what=f"The job is COMPLETED even if this command fails, because "
-            f"{_shown(after[-1])} (line {after[-1].line}) succeeds afterwards.",
+            f"{_shown(end)} (line {end.line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
         )
+
+
+def _copies_anyway(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command copies directories that the script itself has created."""
+    made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
+    words = [w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")]
+    sources = words[:-1]
+    if command.name == "tar":
+        sources = words[-1:] if "c" in command.arguments[0].text else []
+    return command.name in _COPIES and bool(sources) and set(sources) <= made
 
 
 def _shown(command: Command) -> str:

@@ -32,12 +32,17 @@ _JOINS_RAY = pattern(r"--address\b|symmetric.run|ray up\b|RAY_ADDRESS|start_work
 """Text of scripts that add nodes to a Ray cluster."""
 _OF_DEEPSPEED = {"nnodes": "--num_nodes", "nodes": "--num_nodes", "nproc-per-node": "--num_gpus"}
 """Options of torchrun and Slurm, and what deepspeed calls them."""
+_WORLD_OF_SLURM = pattern(
+    r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
+)
+"""A world size that the script takes from Slurm in any case."""
 _NUMBERS_OF_TASKS = frozenset(
     {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
 )
 
 
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
+    yield from _one_of_several_tasks(subject)
     if not subject.is_job or not subject.job.several_nodes:
         return
     yield from _ray_on_one_node(subject)
@@ -67,6 +72,28 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             # A program that lint cannot read may contact the other nodes itself.
             severity=None if one.launch.launcher or one.python is not None else WARNING,
         )
+
+
+def _one_of_several_tasks(subject: Subject) -> Iterator[Hit]:
+    """Find a script that expects as many ranks as the job has tasks, but is started once."""
+    tasks = subject.job.tasks or 0
+    spread = any(
+        _SPREADERS & {w.text.rpartition("/")[2] for w in c.words} for c in subject.commands
+    )
+    if not subject.is_job or subject.job.several_nodes or tasks < 2 or spread:
+        return
+    for one in subject.started:
+        python, launch = one.python, one.launch
+        if python is None or launch.launcher or launch.command.background or spawns(python):
+            continue
+        if python.calls("init_process_group") and _WORLD_OF_SLURM.search(python.text):
+            yield Hit(
+                at=launch,
+                what=f"{python.path} expects {tasks} ranks from SLURM_NTASKS, but only one starts, "
+                "because srun does not start it. It waits for the others until it times out.",
+                fix=_started_by_srun(one),
+            )
+            return
 
 
 def _expects_others(launch: Launch) -> bool:
@@ -372,7 +399,7 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
 RULES = (
     Rule(
         code="E201",
-        title="several nodes without srun",
+        title="several nodes or tasks without srun",
         severity=ERROR,
         check=find_missing_srun,
         why="A job script runs on the first node of the job. Only srun, or a similar launcher "
