@@ -554,3 +554,74 @@ dist.init_process_group("nccl", rank=rank, world_size=world_size)
 def test_one_of_several_tasks(tasks, command, script, found):
     head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node={tasks}\n"
     assert (("E201", "error") in codes(f"{command}\n", head, a=script)) == found
+
+
+@pytest.mark.parametrize(
+    ("address", "found"), [("#sBATCH", True), ("#SBatch", True), ("#SBATCH", False)]
+)
+def test_directives_in_other_cases(address, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n{address} --time=1:00:00\n"
+    assert ("E103" in dict(codes("python a.py\n", head))) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("module load cuda/12.2", True),
+        ("module purge\nmodule load gcc/11 cuda", True),
+        ("module load anaconda3", False),
+        ("module load site-tools", False),
+        ("ml cuda conda", False),
+    ],
+)
+def test_modules_before_conda(before, found):
+    assert ("E408" in dict(codes(f"{before}\nconda activate a\npython a.py\n"))) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('out="~/runs"\nmkdir -p $out\npython a.py\n', True),
+        ("out=~/runs\nmkdir -p $out\npython a.py\n", False),
+        ('out="$HOME/runs"\nmkdir -p $out\npython a.py\n', False),
+        ('out="~/runs"\npython a.py --out $out\n', False),  # Python may expand it
+    ],
+)
+def test_a_home_in_quotes(body, found):
+    assert (("E313", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("memory", "body", "found"),
+    [
+        ("100", "python a.py\n", True),
+        ("0", "python a.py\n", False),
+        ("4000", "python a.py\n", False),
+        ("100G", "python a.py\n", False),
+        ("100", "hostname\n", False),
+    ],
+)
+def test_memory_without_a_unit(memory, body, found):
+    head = f"#!/bin/bash\n#SBATCH --mem={memory}\n"
+    assert (("E111", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("cd data || exit 1\npython a.py\necho done\n", True),
+        ("python a.py || exit 1\necho done\n", False),
+        ("python a.py\n[ -f x ] || exit 1\necho done\n", False),
+        ("mkdir x\necho $?\npython a.py\necho done\n", True),
+        ("python a.py\ncode=$?\necho done\n", False),
+    ],
+)
+def test_only_what_follows_a_program_decides(body, found):
+    assert (("E507", "warning") in codes(body, a="print(1)\n")) == found
+
+
+@pytest.mark.parametrize("word", ["array", "ray"])
+def test_words_that_start_other_nodes(word):
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n"
+    found = codes("python a.py\n", head, a=f"import json\nx = '{word}'\n")
+    assert ("E201" in dict(found)) == (word == "array")

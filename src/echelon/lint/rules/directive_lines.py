@@ -29,6 +29,7 @@ _NEVER_EMPTY = frozenset(
 )
 """Options whose empty value sbatch 22.05 rejects, as tried; it ignores other empty options."""
 _MISSPELT = pattern(
+    r"#(?!SBATCH|sbatch)(?i:sbatch)\s+-|"
     r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|SBACH|BATCH|Sbatch)\s+-|"
     r"#sbatch\s+-(?!.*[\s/]\S+\.(sh|bash|sbatch|slurm|job)\b)"  # how to submit a script
 )

@@ -268,9 +268,9 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
 
 def find_lost_status(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
-    if batch is None or not subject.is_job or "errexit" in batch.settings:
+    if batch is None or not subject.is_job:
         return
-    if re.match(r"#!.*\s-\w*e", batch.text) or re.search(r"\$\?|PIPESTATUS", batch.text):
+    if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
         return
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
@@ -278,9 +278,13 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     functions = _training_functions(batch) - {c.function for c in decides}
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
-    if last is None or any(c in decides and c.text != "exit 0" for c in plain):
+    if last is None:
         return
     command, after = plain[last], plain[last + 1 :]
+    rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
+    told = re.search(r"\$\?|PIPESTATUS", rest) or any(c.name == "trap" for c in batch.commands)
+    if told or any(c in decides and c.text != "exit 0" for c in after):
+        return
     yield from _continued(batch, plain[: last + 1], launched)
     if command.background or command.piped_into or not after:
         return

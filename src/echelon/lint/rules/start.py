@@ -32,6 +32,9 @@ _JOINS_RAY = pattern(r"--address\b|symmetric.run|ray up\b|RAY_ADDRESS|start_work
 """Text of scripts that add nodes to a Ray cluster."""
 _OF_DEEPSPEED = {"nnodes": "--num_nodes", "nodes": "--num_nodes", "nproc-per-node": "--num_gpus"}
 """Options of torchrun and Slurm, and what deepspeed calls them."""
+_INSTALLERS = frozenset({"pip", "venv", "ensurepip", "virtualenv"})
+_CONTACTS_OTHERS = pattern(r"\b(?:submitit|subprocess|ray|dask|mpi4py|paramiko)\b")
+"""Words in scripts that may start processes on the other nodes themselves."""
 _WORLD_OF_SLURM = pattern(
     r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
 )
@@ -55,9 +58,9 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             return
         if "-m" in (texts := [w.text for w in command.words]) and "echelon" in texts:
             return
-    for one in subject.started[-1:]:
-        words = ["submitit", "subprocess", "ray", "dask", "mpi4py", "paramiko"]
-        if one.python is not None and one.python.mentions(*words):
+    for one in [one for one in subject.started if not _installs(one.launch)][-1:]:
+        python = one.python
+        if python is not None and _CONTACTS_OTHERS.search(python.text + python.neighbours):
             return
         count = subject.job.fewest_nodes or 2
         waits = _expects_others(one.launch)
@@ -94,6 +97,10 @@ def _one_of_several_tasks(subject: Subject) -> Iterator[Hit]:
                 fix=_started_by_srun(one),
             )
             return
+
+
+def _installs(launch: Launch) -> bool:
+    return launch.module and launch.program is not None and launch.program.text in _INSTALLERS
 
 
 def _expects_others(launch: Launch) -> bool:

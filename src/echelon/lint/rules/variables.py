@@ -33,6 +33,33 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
                     fix=f"${found[1]}  # without the backslash, or without the inner single quotes",
                 )
 
+    yield from _quoted_home(subject)
+
+
+def _quoted_home(subject: Subject) -> Iterator[Hit]:
+    """Find directories of which bash makes one with the name `~`."""
+    for assignment in subject.assignments if subject.is_job else ():
+        name, line = assignment.name, subject.line_at(assignment)
+        if not re.search(rf"""(?<!\w){name}=["']~/""", line):
+            continue
+        made = [
+            c
+            for c in subject.commands
+            if c.name in ("mkdir", "cd", "source", ".", "cp", "ls")
+            and any(
+                name in w.names and w.text.startswith(("~/", f"${name}", f"${{{name}}}"))
+                for w in c.arguments
+            )
+        ]
+        if made:
+            yield Hit(
+                at=assignment,
+                what=f"Bash does not expand ~ in quotes. {made[0].name} (line {made[0].line}) uses "
+                "a directory named '~'.",
+                fix=f'{name}="$HOME/…"',
+                severity=WARNING,
+            )
+
 
 def _words(launch: Launch) -> Iterator[Word]:
     yield from (launch.launcher.options.values() if launch.launcher else ())
