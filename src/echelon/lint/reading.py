@@ -127,7 +127,7 @@ class _Reader:
         self._names_read.update(_names_read(tree.root_node, self._source))
         children = tree.root_node.children
         for number, child in enumerate(children):
-            if child.type == "command" and self._source.text(child).split()[0] == "exit":
+            if child.type == "command" and self._source.text(child).split()[:1] == ["exit"]:
                 children = children[: number + 1]  # bash does not read on
                 break
         self._walk_all(children, _Context())

@@ -625,3 +625,48 @@ def test_words_that_start_other_nodes(word):
     head = "#!/bin/bash\n#SBATCH --nodes=2\n"
     found = codes("python a.py\n", head, a=f"import json\nx = '{word}'\n")
     assert ("E201" in dict(found)) == (word == "array")
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py &\npid=$!\nwait $pid\necho done\n", "warning"),
+        ("trap 'kill $pid' TERM\npython a.py &\npid=$!\nwait $pid\necho done\n", "warning"),
+        ("trap 'echo failed' ERR\npython a.py\necho done\n", None),
+        ("python a.py &\npid=$!\nwait $pid || exit 1\necho done\n", None),
+        ("python a.py\nrmdir tmp\n", "advice"),
+        ("python a.py\ncp best.pt /home/me\n", "advice"),
+    ],
+)
+def test_the_status_of_a_job(body, found):
+    assert dict(codes(body, a="print(1)\n")).get("E507") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("set -u\npython a.py\necho $ExpName\n", True),
+        ("set -euo pipefail\nlog=logs/${ExpName}.txt\npython a.py > $log\n", True),
+        ("python a.py\necho $ExpName\n", False),
+        ("set -u\npython a.py\necho ${ExpName:-none}\n", False),
+        ("set -u\nfor ExpName in a b; do echo $ExpName; done\n", False),
+        ("set -u\npython a.py --name $EXPNAME\n", False),  # may come from outside
+    ],
+)
+def test_variables_at_which_bash_stops(body, found):
+    assert ("E314" in dict(codes(body))) == found
+
+
+@pytest.mark.parametrize(
+    ("tasks", "script", "found"),
+    [
+        (4, "import json\nprint(json.dumps(1))\n", True),
+        (1, "import json\nprint(json.dumps(1))\n", False),
+        (4, "import os\nprint(os.environ['SLURM_PROCID'])\n", False),
+        (4, "from mpi4py import MPI\nprint(MPI)\n", False),
+        (4, "import lightning\nprint(lightning)\n", False),
+    ],
+)
+def test_tasks_that_do_the_same_work(tasks, script, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks={tasks}\n"
+    assert (("E202", "warning") in codes("srun python a.py\n", head, a=script)) == found

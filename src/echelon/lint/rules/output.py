@@ -20,6 +20,7 @@ _ENDING = (_QUIET - {"kill"}) | {
     *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount", "exit"),
 }
 """Commands that succeed whether the training did or not."""
+_ENDS = frozenset({"EXIT", "ERR", "0"})
 _COPIES = frozenset({"cp", "mv", "rsync", "tar"})
 _ENDS_JOB = frozenset({"exec", "kill", "scancel"})
 _SERVER = pattern(
@@ -277,17 +278,24 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
     functions = _training_functions(batch) - {c.function for c in decides}
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
+    if any(c.background for c in plain if id(c) in run):
+        run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
     if last is None:
         return
     command, after = plain[last], plain[last + 1 :]
     rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
-    told = re.search(r"\$\?|PIPESTATUS", rest) or any(c.name == "trap" for c in batch.commands)
+    told = re.search(r"\$\?|PIPESTATUS", rest) or any(map(_handles_failures, batch.commands))
     if told or any(c in decides and c.text != "exit 0" for c in after):
         return
     yield from _continued(batch, plain[: last + 1], launched)
     if command.background or command.piped_into or not after:
         return
+    yield from _hidden(command, after, plain)
+
+
+def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
+    """Find a command whose status is not that of the job."""
     end = after[-1]
     sure = (command.certain or command.looped) and (end.certain or end.looped)
     installs = re.search(r"-m (?:pip|venv|ensurepip)\b", command.text)
@@ -309,6 +317,18 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
             f"{_shown(end)} (line {end.line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
         )
+    elif end.name in _COPIES | {"rmdir"} and end.certain:
+        yield Hit(
+            at=command,
+            what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
+
+
+def _handles_failures(command: Command) -> bool:
+    """Tell whether a command is a trap that runs when the script fails or ends."""
+    return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
 
 
 def _copies_anyway(command: Command, commands: list[Command]) -> bool:

@@ -1,9 +1,11 @@
 """E201 to E206: numbers of nodes, ranks and GPUs that do not match."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from echelon.core.units import counted
+from echelon.lint.bash import Where
 from echelon.lint.facts import (
     is_alone,
     is_training,
@@ -35,6 +37,14 @@ _OF_DEEPSPEED = {"nnodes": "--num_nodes", "nodes": "--num_nodes", "nproc-per-nod
 _INSTALLERS = frozenset({"pip", "venv", "ensurepip", "virtualenv"})
 _CONTACTS_OTHERS = pattern(r"\b(?:submitit|subprocess|ray|dask|mpi4py|paramiko)\b")
 """Words in scripts that may start processes on the other nodes themselves."""
+_COPIES = 2
+_OF_TASK = pattern(r"PROCID|LOCALID|NODEID|\bRANK\b|--multi-prog|hostname")
+_TELLS_TASKS = pattern(
+    r"rank|SLURM|PMI|mpi|distributed|horovod|lightning|accelerate|Trainer|jax|tensorflow|submitit|"
+    r"\bray\b|dask|hostname|getpid|subprocess|importlib|environ|getenv|deepspeed|fabric",
+    re.IGNORECASE,
+)
+"""Words of scripts that may tell their tasks apart, or that lint cannot follow."""
 _WORLD_OF_SLURM = pattern(
     r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
 )
@@ -153,6 +163,7 @@ def _ray_on_one_node(subject: Subject) -> Iterator[Hit]:
 
 def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
     yield from _starts_twice(subject)
+    yield from _same_work(subject)
     for one in subject.started:
         launch, tasks = one.launch, one.launch.amounts.tasks_per_node
         if launch.launcher is None or launch.srun is None or not tasks or tasks < 2:
@@ -168,6 +179,27 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 "instance starts all ranks of the node.",
                 fix=_once_per_node(subject, launch),
             )
+
+
+def _same_work(subject: Subject) -> Iterator[Hit]:
+    """Find a script that srun starts several times, and that cannot tell its tasks apart."""
+    if any(_OF_TASK.search(shell.text) for shell in subject.shells):
+        return
+    for one in subject.started:
+        launch, python, tasks = one.launch, one.python, one.launch.amounts.tasks or 0
+        if launch.srun is None or launch.launcher or python is None or tasks < _COPIES:
+            continue
+        if launch.mpi or launch.command.background or launch.command.where is not Where.BATCH:
+            continue
+        if not _TELLS_TASKS.search(python.text + python.neighbours):
+            yield Hit(
+                at=launch,
+                what=f"srun starts the script {tasks} times, and all tasks do the same work: "
+                f"{python.path} does not read its rank.",
+                fix="srun --ntasks=1 …  # and --cpus-per-task instead of --ntasks for more CPUs",
+                severity=WARNING,
+            )
+            return
 
 
 def _starts_twice(subject: Subject) -> Iterator[Hit]:
@@ -422,7 +454,7 @@ RULES = (
     ),
     Rule(
         code="E202",
-        title="launcher started more than once per node",
+        title="launcher or script started too often",
         severity=ERROR,
         check=find_launcher_per_task,
         why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
