@@ -441,8 +441,8 @@ RULES = (
         title="several nodes or tasks without srun",
         severity=ERROR,
         check=find_missing_srun,
-        why="A job script runs on the first node of the job. Only srun, or a similar launcher "
-        "such as mpirun, starts processes on the other nodes.",
+        why="A job script runs once, on the first node of the job. Only srun, or a similar "
+        "launcher such as mpirun, starts the other tasks and processes on the other nodes.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2
@@ -459,7 +459,8 @@ RULES = (
         check=find_launcher_per_task,
         why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
         "too many ranks, or the rendezvous never completes. The same happens if torchrun starts a "
-        "script that calls `mp.spawn`, or srun starts deepspeed with a hostfile.",
+        "script that calls `mp.spawn`, or srun starts deepspeed with a hostfile. A script that "
+        "does not read its rank does the same work in every task, which is a warning.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
