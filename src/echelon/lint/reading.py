@@ -125,7 +125,12 @@ class _Reader:
         tree = _parser().parse(self._source.shown)
         self._suspect = tree.root_node.has_error or bool(_UNFILLED.search(self._text))
         self._names_read.update(_names_read(tree.root_node, self._source))
-        self.walk(tree.root_node, _Context())
+        children = tree.root_node.children
+        for number, child in enumerate(children):
+            if child.type == "command" and self._source.text(child).split()[:1] == ["exit"]:
+                children = children[: number + 1]  # bash does not read on
+                break
+        self._walk_all(children, _Context())
 
     # --- statements ---------------------------------------------------------------------
 
@@ -144,7 +149,9 @@ class _Reader:
                 self._scope.assign(self._source.text(name), unknown, certain=False)
         elif node.type in _BRANCHES:
             context = replace(context, certain=False, looped=False)
-        children = node.children
+        self._walk_all(node.children, context)
+
+    def _walk_all(self, children: list[Node], context: _Context) -> None:
         for child, after in zip_longest(children, children[1:]):
             behind = after is not None and after.type == "&" and not context.background
             self.walk(child, replace(context, background=True) if behind else context)

@@ -374,3 +374,39 @@ if int(os.environ["LOCAL_RANK"]) == 0:
 """
     script = f"#!/bin/bash\n#SBATCH --ntasks=4\n{start}python train.py\n"
     assert severities(script, "E612", train=train) == found
+
+
+def test_nothing_after_exit_runs():
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n"
+    text = f"{head}python a.py\nexit 0\n{head}python b.py\nexit 0\n"
+    found = lint(text, path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert [(f.code, f.line) for f in found if str(f.severity) != "advice"] == [("E507", 3)]
+
+
+@pytest.mark.parametrize("command", ["if FAST:\n    ", ""])
+def test_undefined_names_in_functions(command):
+    python = f"import sys\nFAST = len(sys.argv) > 1\ndef f():\n    return nothing\n{command}f()\n"
+    found = lint(python, path="a.py", files=TextFiles({}), programs=SlurmOf())
+    kinds = [str(f.severity) for f in found if f.code == "E626"]
+    assert kinds == ["warning" if command else "error"]
+
+
+@pytest.mark.parametrize(
+    ("start", "found"), [("python a.py", False), ("torchrun --nproc_per_node=2 a.py", True)]
+)
+def test_a_sampler_for_several_ranks(start, found):
+    python = (
+        "import sys\nfrom torch.utils.data import DistributedSampler\nrank = int(sys.argv[1])\n"
+        "sampler = DistributedSampler([1]) if rank != -1 else None\n"
+        "for epoch in range(3):\n    print(sampler)\n"
+    )
+    text = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\n{start}\n"
+    files = TextFiles({"a.py": python})
+    seen = lint(text, path="job.sh", files=files, programs=SlurmOf())
+    assert ("E602" in {f.code for f in seen}) == found
+
+
+def test_installing_is_not_the_program_of_a_job():
+    text = "#!/bin/bash\n#SBATCH --nodes=2\npython -m pip install torch\nsh train.sh\n"
+    found = lint(text, path="job.sh", files=TextFiles({}), programs=SlurmOf())
+    assert "E201" not in {f.code for f in found}

@@ -482,3 +482,191 @@ def test_a_placeholder_without_a_separator():
 def test_a_handler_that_waits_for_a_command(signal, run, found):
     body = f"#SBATCH --signal={signal}\ntrap 'scontrol requeue $SLURM_JOB_ID' SIGUSR1\n{run}\n"
     assert (("E509", "warning") in codes(body)) is found
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        ("mkdir -p out\n{run}\nrsync -a out/ /home/me/\n", True),
+        ("mkdir -p $TMP/out\n{run}\ncp -r $TMP/out /home/me\n", True),
+        ("mkdir -p out\n{run}\ntar czf out.tgz out\n", True),
+        ("{run}\ncp best.pt /home/me\n", False),
+        ("mkdir -p out\n{run}\ncp out/best.pt /home/me\n", False),
+        ("{run}\ncp best.pt /home/me\necho copied\n", True),
+        ("{run}\npython plot.py\n", False),
+        ("python -m pip install a\nrun_all --fast\necho done\n", False),
+        ("for i in 1 2; do\n{run}\ndate\ndone\n", True),
+        ("{run}\nif [ -f a ]; then cp a b; fi\ndate\n", True),
+        ("{run}\nif [ -f a ]; then date; fi\n", False),
+        ("set -e\n{run}\ncp best.pt /home/me\necho copied\n", False),
+        ("{run}\nscancel $SLURM_JOB_ID\n", True),
+        ("{run}\nscancel $OTHER\n", False),
+        ("{run}\nscancel $OTHER\necho done\n", False),
+    ],
+)
+def test_what_hides_a_failure(end, found):
+    kinds = codes(end.replace("{run}", "python train.py"), train="print(1)\n")
+    assert (("E507", "warning") in kinds) == found
+
+
+@pytest.mark.parametrize(("address", "found"), [("%u@site.org", True), ("me@site.org", False)])
+def test_patterns_in_an_address(address, found):
+    head = f"#!/bin/bash\n#SBATCH --mail-user={address}\n#SBATCH --output=%u-%j.out\n"
+    assert (("E106", "warning") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("head", "threads", "found"),
+    [
+        ("#SBATCH --ntasks=1\n", 8, True),
+        ("#SBATCH --ntasks=8\n#SBATCH --nodes=1\n", 8, False),
+        ("#SBATCH --ntasks=1\n#SBATCH --cpus-per-task=8\n", 8, False),
+        ("#SBATCH --ntasks=1\n#SBATCH --exclusive\n", 8, False),
+        ("#SBATCH --ntasks=1\n", 1, False),
+    ],
+)
+def test_threads_of_a_job_without_cpus(head, threads, found):
+    body = f"export OMP_NUM_THREADS={threads}\npython a.py\n"
+    assert (("E403", "advice") in codes(body, f"#!/bin/bash\n{head}", a="print(1)\n")) == found
+
+
+RANKS = """\
+import os
+import torch.distributed as dist
+
+rank = int(os.environ["SLURM_PROCID"])
+world_size = int(os.environ["SLURM_NTASKS"])
+dist.init_process_group("nccl", rank=rank, world_size=world_size)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tasks", "command", "script", "found"),
+    [
+        (4, "python a.py", RANKS, True),
+        (4, "srun python a.py", RANKS, False),
+        (4, "torchrun --nproc_per_node=4 a.py", RANKS, False),
+        (1, "python a.py", RANKS, False),
+        (4, "python a.py", RANKS.replace("SLURM_NTASKS", "WORLD_SIZE"), False),
+        (4, "python a.py", RANKS.replace("dist.init", "print"), False),
+    ],
+)
+def test_one_of_several_tasks(tasks, command, script, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node={tasks}\n"
+    assert (("E201", "error") in codes(f"{command}\n", head, a=script)) == found
+
+
+@pytest.mark.parametrize(
+    ("address", "found"), [("#sBATCH", True), ("#SBatch", True), ("#SBATCH", False)]
+)
+def test_directives_in_other_cases(address, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n{address} --time=1:00:00\n"
+    assert ("E103" in dict(codes("python a.py\n", head))) == found
+
+
+@pytest.mark.parametrize(
+    ("before", "found"),
+    [
+        ("module load cuda/12.2", True),
+        ("module purge\nmodule load gcc/11 cuda", True),
+        ("module load anaconda3", False),
+        ("module load site-tools", False),
+        ("ml cuda conda", False),
+    ],
+)
+def test_modules_before_conda(before, found):
+    assert ("E408" in dict(codes(f"{before}\nconda activate a\npython a.py\n"))) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ('out="~/runs"\nmkdir -p $out\npython a.py\n', True),
+        ("out=~/runs\nmkdir -p $out\npython a.py\n", False),
+        ('out="$HOME/runs"\nmkdir -p $out\npython a.py\n', False),
+        ('out="~/runs"\npython a.py --out $out\n', False),  # Python may expand it
+    ],
+)
+def test_a_home_in_quotes(body, found):
+    assert (("E313", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("memory", "body", "found"),
+    [
+        ("100", "python a.py\n", True),
+        ("0", "python a.py\n", False),
+        ("4000", "python a.py\n", False),
+        ("100G", "python a.py\n", False),
+        ("100", "hostname\n", False),
+    ],
+)
+def test_memory_without_a_unit(memory, body, found):
+    head = f"#!/bin/bash\n#SBATCH --mem={memory}\n"
+    assert (("E111", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("cd data || exit 1\npython a.py\necho done\n", True),
+        ("python a.py || exit 1\necho done\n", False),
+        ("python a.py\n[ -f x ] || exit 1\necho done\n", False),
+        ("mkdir x\necho $?\npython a.py\necho done\n", True),
+        ("python a.py\ncode=$?\necho done\n", False),
+    ],
+)
+def test_only_what_follows_a_program_decides(body, found):
+    assert (("E507", "warning") in codes(body, a="print(1)\n")) == found
+
+
+@pytest.mark.parametrize("word", ["array", "ray"])
+def test_words_that_start_other_nodes(word):
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n"
+    found = codes("python a.py\n", head, a=f"import json\nx = '{word}'\n")
+    assert ("E201" in dict(found)) == (word == "array")
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py &\npid=$!\nwait $pid\necho done\n", "warning"),
+        ("trap 'kill $pid' TERM\npython a.py &\npid=$!\nwait $pid\necho done\n", "warning"),
+        ("trap 'echo failed' ERR\npython a.py\necho done\n", None),
+        ("python a.py &\npid=$!\nwait $pid || exit 1\necho done\n", None),
+        ("python a.py\nrmdir tmp\n", "advice"),
+        ("python a.py\ncp best.pt /home/me\n", "advice"),
+    ],
+)
+def test_the_status_of_a_job(body, found):
+    assert dict(codes(body, a="print(1)\n")).get("E507") == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("set -u\npython a.py\necho $ExpName\n", True),
+        ("set -euo pipefail\nlog=logs/${ExpName}.txt\npython a.py > $log\n", True),
+        ("python a.py\necho $ExpName\n", False),
+        ("set -u\npython a.py\necho ${ExpName:-none}\n", False),
+        ("set -u\nfor ExpName in a b; do echo $ExpName; done\n", False),
+        ("set -u\npython a.py --name $EXPNAME\n", False),  # may come from outside
+    ],
+)
+def test_variables_at_which_bash_stops(body, found):
+    assert ("E314" in dict(codes(body))) == found
+
+
+@pytest.mark.parametrize(
+    ("tasks", "script", "found"),
+    [
+        (4, "import json\nprint(json.dumps(1))\n", True),
+        (1, "import json\nprint(json.dumps(1))\n", False),
+        (4, "import os\nprint(os.environ['SLURM_PROCID'])\n", False),
+        (4, "from mpi4py import MPI\nprint(MPI)\n", False),
+        (4, "import lightning\nprint(lightning)\n", False),
+    ],
+)
+def test_tasks_that_do_the_same_work(tasks, script, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks={tasks}\n"
+    assert (("E202", "warning") in codes("srun python a.py\n", head, a=script)) == found

@@ -39,6 +39,8 @@ _PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$
 _TEMPLATE = pattern(r"=(#\w+#)")
 """A value that another program fills in; for Slurm, it is a comment."""
 _MANY = 3
+_FEW_MIB = 256
+"""Less than `import torch` needs."""
 _FREE_TEXT = frozenset({"comment", "constraint", "job-name", "output", "error", "wckey"})
 """Options for which such a value is valid."""
 _EXCLUSIVE = [
@@ -64,6 +66,16 @@ def find_bad_memory(subject: Subject) -> Iterator[Hit]:
                 what=f"'{item.value}' is not a valid memory size. sbatch rejects the script.",
                 fix=f"#SBATCH --{item.option}={better}",
                 edits=_plain_unit(subject, item),
+            )
+            continue
+        few = _PLAIN.fullmatch(item.value) and 0 < int(item.value) <= _FEW_MIB
+        if few and item.option == "mem" and subject.started:
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"Without a unit, the size is in MiB. {item.value} MiB are too few for most "
+                "Python programs.",
+                fix=f"#SBATCH --mem={item.value}G",
+                severity=WARNING,
             )
 
 

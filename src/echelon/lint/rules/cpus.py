@@ -119,6 +119,23 @@ def _too_many_threads(subject: Subject) -> Iterator[Hit]:
                 fix=f"#SBATCH --cpus-per-task={threads}",
                 severity=ADVICE,  # some clusters allocate whole nodes
             )
+        tasks = subject.job.tasks or 0
+        if (
+            subject.is_job
+            and subject.started
+            and all(one.launch.srun is None and not one.launch.mpi for one in subject.started)
+            and not any(map(subject.directives.last, asked))
+            and any(map(subject.directives.last, ("ntasks", "ntasks-per-node")))
+            and not subject.job.several_nodes
+            and 0 < tasks < threads
+        ):
+            yield Hit(
+                at=assignment,
+                what=f"{threads} threads share {counted(tasks, 'CPU')}, unless the cluster adds "
+                "some or allocates whole nodes.",
+                fix=f"#SBATCH --cpus-per-task={threads}",
+                severity=ADVICE,
+            )
         for one in subject.started:
             cpus, processes = one.launch.cpus, processes_per_task(one)
             if cpus and processes and threads * processes > cpus and not one.launch.mpi:

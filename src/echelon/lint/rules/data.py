@@ -5,12 +5,13 @@ import re
 from collections.abc import Iterator
 
 from echelon.lint.edits import Edit, replace_range
-from echelon.lint.facts import may_have_several_ranks
+from echelon.lint.facts import may_have_several_ranks, spawns
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.python_guards import guards, is_called
 from echelon.lint.python_script import (
     PythonScript,
+    ancestors,
     constant,
     enclosing_function,
     has_spread,
@@ -88,7 +89,7 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
             (one, call)
             for one in (python, *python.modules)
             for call in _samplers(one)
-            if _is_training_sampler(call)
+            if _is_training_sampler(call) and not _is_unused(subject, python, one, call)
         ]
         framework = python.mentions("lightning", "Accelerator(", "accelerate", "ignite", "Fabric(")
         if not samplers or python.mentions("set_epoch") or framework or not _has_epochs(python):
@@ -98,6 +99,17 @@ def find_missing_set_epoch(subject: Subject) -> Iterator[Hit]:
             what="Nothing calls `set_epoch`, so every epoch has the same order of samples.",
             fix="sampler.set_epoch(epoch)  # as the first line of the epoch loop",
         )
+
+
+def _is_unused(subject: Subject, main: PythonScript, one: PythonScript, call: ast.Call) -> bool:
+    """Tell whether a sampler is only for several ranks, and the job starts one process."""
+    launches = subject.with_python(main)
+    alone = all(a.launcher is None and a.srun is None and not a.mpi for a in launches)
+    choice = next((a for a in ancestors(one, call) if isinstance(a, ast.IfExp)), None)
+    ranks = choice is not None and re.search(
+        r"rank|world_size|distributed|ddp", unparse(choice.test)
+    )
+    return bool(launches and alone and ranks and not spawns(main))
 
 
 def _has_epochs(python: PythonScript) -> bool:

@@ -29,6 +29,7 @@ _NEVER_EMPTY = frozenset(
 )
 """Options whose empty value sbatch 22.05 rejects, as tried; it ignores other empty options."""
 _MISSPELT = pattern(
+    r"#(?!SBATCH|sbatch)(?i:sbatch)\s+-|"
     r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|SBACH|BATCH|Sbatch)\s+-|"
     r"#sbatch\s+-(?!.*[\s/]\S+\.(sh|bash|sbatch|slurm|job)\b)"  # how to submit a script
 )
@@ -195,6 +196,14 @@ def find_variables(subject: Subject) -> Iterator[Hit]:
                 at=Place(subject.path, item.line),
                 what="Slurm does not expand variables in directives. It uses the text literally.",
                 fix=f"replace {shown} with {better}",
+            )
+        elif item.option == "mail-user" and (found := re.search(r"%[A-Za-z]", item.value)):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"Slurm replaces {found[0]} only in file names. Mail to this address does not "
+                "arrive.",
+                fix=f"replace {found[0]} with your user name",
+                severity=WARNING,
             )
 
 

@@ -138,14 +138,20 @@ def _unset(at: Located, name: str, value: str, option: str) -> Hit:
     return Hit(at=at, what=what, fix=fix)
 
 
+_WITHOUT_CONDA = pattern(
+    r"(?:module|ml)(?: (?:load|add|purge|list|reset|--force|"
+    r"(?:cuda|cudnn|nccl|gcc|cmake|git|openmpi)(?:/[\w.-]+)?))*"
+)
+"""Commands that load only modules that do not set up conda."""
+
+
 def find_unready_conda(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or re.match(r"#!.*(-l|--login|-i)\b", subject.text):
         return
     for command in batch.commands:
-        if command.name in ("source", ".", "eval", "module", "ml", "spack") or (
-            "hook" in command.text
-        ):
+        loads = command.name in ("module", "ml") and not _WITHOUT_CONDA.fullmatch(command.text)
+        if loads or command.name in ("source", ".", "eval", "spack") or "hook" in command.text:
             return
         if command.name in ("conda", "mamba") and [w.text for w in command.words[1:2]] == [
             "activate"

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.python_guards import is_called
 from echelon.lint.python_script import (
     PythonScript,
     ancestors,
     constant,
+    enclosing_function,
     is_conditional,
     values_of,
 )
@@ -81,7 +81,13 @@ def _always_runs(python: PythonScript, node: ast.AST) -> bool:
             return _always_runs(python, parent)
         if isinstance(parent, ast.stmt):
             break
-    return not is_conditional(python, node) and is_called(python, node)
+    if is_conditional(python, node):
+        return False
+    function = enclosing_function(python, node)
+    if function is None:
+        return True
+    calls = (c for c in python.calls(function.name) if function not in ancestors(python, c))
+    return any(not is_conditional(python, call) for call in calls)
 
 
 def _is_dead(python: PythonScript, node: ast.AST) -> bool:

@@ -20,6 +20,9 @@ _ENDING = (_QUIET - {"kill"}) | {
     *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount", "exit"),
 }
 """Commands that succeed whether the training did or not."""
+_ENDS = frozenset({"EXIT", "ERR", "0"})
+_COPIES = frozenset({"cp", "mv", "rsync", "tar"})
+_ENDS_JOB = frozenset({"exec", "kill", "scancel"})
 _SERVER = pattern(
     r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
     r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
@@ -266,30 +269,76 @@ def find_nothing_saved(subject: Subject) -> Iterator[Hit]:
 
 def find_lost_status(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
-    if batch is None or not subject.is_job or "errexit" in batch.settings:
+    if batch is None or not subject.is_job:
         return
-    if re.match(r"#!.*\s-\w*e", batch.text) or re.search(r"\$\?|PIPESTATUS", batch.text):
+    if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
         return
     launched = {id(one.launch.command) for one in subject.started}
     plain = [c for c in batch.commands if not c.substituted and not c.function]
     decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
     functions = _training_functions(batch) - {c.function for c in decides}
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
+    if any(c.background for c in plain if id(c) in run):
+        run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
-    if last is None or any(c in decides and c.text != "exit 0" for c in plain):
+    if last is None:
         return
     command, after = plain[last], plain[last + 1 :]
+    rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
+    told = re.search(r"\$\?|PIPESTATUS", rest) or any(map(_handles_failures, batch.commands))
+    if told or any(c in decides and c.text != "exit 0" for c in after):
+        return
     yield from _continued(batch, plain[: last + 1], launched)
     if command.background or command.piped_into or not after:
         return
-    certain = all(c.certain or c.looped for c in (command, *after))
-    if certain and all(not c.background and c.name in _ENDING for c in after):
+    yield from _hidden(command, after, plain)
+
+
+def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
+    """Find a command whose status is not that of the job."""
+    end = after[-1]
+    sure = (command.certain or command.looped) and (end.certain or end.looped)
+    installs = re.search(r"-m (?:pip|venv|ensurepip)\b", command.text)
+    if not sure or end.background or (installs and any(c.name not in _ENDING for c in after)):
+        return  # a program that lint does not know may be the one that matters
+    if end.name == "scancel" and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text):
+        yield Hit(
+            at=command,
+            what=f"The job is always CANCELLED, whether this command fails or not, because scancel "
+            f"(line {end.line}) cancels it.",
+            fix=f"remove line {end.line}: a job ends with its script",
+        )
+    elif not any(c.name in _ENDS_JOB for c in after) and (
+        end.name in _ENDING or _copies_anyway(end, plain)
+    ):
         yield Hit(
             at=command,
             what=f"The job is COMPLETED even if this command fails, because "
-            f"{_shown(after[-1])} (line {after[-1].line}) succeeds afterwards.",
+            f"{_shown(end)} (line {end.line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
         )
+    elif end.name in _COPIES | {"rmdir"} and end.certain:
+        yield Hit(
+            at=command,
+            what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
+
+
+def _handles_failures(command: Command) -> bool:
+    """Tell whether a command is a trap that runs when the script fails or ends."""
+    return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
+
+
+def _copies_anyway(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command copies directories that the script itself has created."""
+    made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
+    words = [w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")]
+    sources = words[:-1]
+    if command.name == "tar":
+        sources = words[-1:] if "c" in command.arguments[0].text else []
+    return command.name in _COPIES and bool(sources) and set(sources) <= made
 
 
 def _shown(command: Command) -> str:

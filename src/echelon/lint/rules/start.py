@@ -1,9 +1,11 @@
 """E201 to E206: numbers of nodes, ranks and GPUs that do not match."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from echelon.core.units import counted
+from echelon.lint.bash import Where
 from echelon.lint.facts import (
     is_alone,
     is_training,
@@ -32,12 +34,28 @@ _JOINS_RAY = pattern(r"--address\b|symmetric.run|ray up\b|RAY_ADDRESS|start_work
 """Text of scripts that add nodes to a Ray cluster."""
 _OF_DEEPSPEED = {"nnodes": "--num_nodes", "nodes": "--num_nodes", "nproc-per-node": "--num_gpus"}
 """Options of torchrun and Slurm, and what deepspeed calls them."""
+_INSTALLERS = frozenset({"pip", "venv", "ensurepip", "virtualenv"})
+_CONTACTS_OTHERS = pattern(r"\b(?:submitit|subprocess|ray|dask|mpi4py|paramiko)\b")
+"""Words in scripts that may start processes on the other nodes themselves."""
+_COPIES = 2
+_OF_TASK = pattern(r"PROCID|LOCALID|NODEID|\bRANK\b|--multi-prog|hostname")
+_TELLS_TASKS = pattern(
+    r"rank|SLURM|PMI|mpi|distributed|horovod|lightning|accelerate|Trainer|jax|tensorflow|submitit|"
+    r"\bray\b|dask|hostname|getpid|subprocess|importlib|environ|getenv|deepspeed|fabric",
+    re.IGNORECASE,
+)
+"""Words of scripts that may tell their tasks apart, or that lint cannot follow."""
+_WORLD_OF_SLURM = pattern(
+    r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
+)
+"""A world size that the script takes from Slurm in any case."""
 _NUMBERS_OF_TASKS = frozenset(
     {"SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"}
 )
 
 
 def find_missing_srun(subject: Subject) -> Iterator[Hit]:
+    yield from _one_of_several_tasks(subject)
     if not subject.is_job or not subject.job.several_nodes:
         return
     yield from _ray_on_one_node(subject)
@@ -50,9 +68,9 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             return
         if "-m" in (texts := [w.text for w in command.words]) and "echelon" in texts:
             return
-    for one in subject.started[-1:]:
-        words = ["submitit", "subprocess", "ray", "dask", "mpi4py", "paramiko"]
-        if one.python is not None and one.python.mentions(*words):
+    for one in [one for one in subject.started if not _installs(one.launch)][-1:]:
+        python = one.python
+        if python is not None and _CONTACTS_OTHERS.search(python.text + python.neighbours):
             return
         count = subject.job.fewest_nodes or 2
         waits = _expects_others(one.launch)
@@ -67,6 +85,32 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
             # A program that lint cannot read may contact the other nodes itself.
             severity=None if one.launch.launcher or one.python is not None else WARNING,
         )
+
+
+def _one_of_several_tasks(subject: Subject) -> Iterator[Hit]:
+    """Find a script that expects as many ranks as the job has tasks, but is started once."""
+    tasks = subject.job.tasks or 0
+    spread = any(
+        _SPREADERS & {w.text.rpartition("/")[2] for w in c.words} for c in subject.commands
+    )
+    if not subject.is_job or subject.job.several_nodes or tasks < 2 or spread:
+        return
+    for one in subject.started:
+        python, launch = one.python, one.launch
+        if python is None or launch.launcher or launch.command.background or spawns(python):
+            continue
+        if python.calls("init_process_group") and _WORLD_OF_SLURM.search(python.text):
+            yield Hit(
+                at=launch,
+                what=f"{python.path} expects {tasks} ranks from SLURM_NTASKS, but only one starts, "
+                "because srun does not start it. It waits for the others until it times out.",
+                fix=_started_by_srun(one),
+            )
+            return
+
+
+def _installs(launch: Launch) -> bool:
+    return launch.module and launch.program is not None and launch.program.text in _INSTALLERS
 
 
 def _expects_others(launch: Launch) -> bool:
@@ -119,6 +163,7 @@ def _ray_on_one_node(subject: Subject) -> Iterator[Hit]:
 
 def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
     yield from _starts_twice(subject)
+    yield from _same_work(subject)
     for one in subject.started:
         launch, tasks = one.launch, one.launch.amounts.tasks_per_node
         if launch.launcher is None or launch.srun is None or not tasks or tasks < 2:
@@ -134,6 +179,27 @@ def find_launcher_per_task(subject: Subject) -> Iterator[Hit]:
                 "instance starts all ranks of the node.",
                 fix=_once_per_node(subject, launch),
             )
+
+
+def _same_work(subject: Subject) -> Iterator[Hit]:
+    """Find a script that srun starts several times, and that cannot tell its tasks apart."""
+    if any(_OF_TASK.search(shell.text) for shell in subject.shells):
+        return
+    for one in subject.started:
+        launch, python, tasks = one.launch, one.python, one.launch.amounts.tasks or 0
+        if launch.srun is None or launch.launcher or python is None or tasks < _COPIES:
+            continue
+        if launch.mpi or launch.command.background or launch.command.where is not Where.BATCH:
+            continue
+        if not _TELLS_TASKS.search(python.text + python.neighbours):
+            yield Hit(
+                at=launch,
+                what=f"srun starts the script {tasks} times, and all tasks do the same work: "
+                f"{python.path} does not read its rank.",
+                fix="srun --ntasks=1 …  # and --cpus-per-task instead of --ntasks for more CPUs",
+                severity=WARNING,
+            )
+            return
 
 
 def _starts_twice(subject: Subject) -> Iterator[Hit]:
@@ -372,11 +438,11 @@ def find_hidden_devices(subject: Subject) -> Iterator[Hit]:
 RULES = (
     Rule(
         code="E201",
-        title="several nodes without srun",
+        title="several nodes or tasks without srun",
         severity=ERROR,
         check=find_missing_srun,
-        why="A job script runs on the first node of the job. Only srun, or a similar launcher "
-        "such as mpirun, starts processes on the other nodes.",
+        why="A job script runs once, on the first node of the job. Only srun, or a similar "
+        "launcher such as mpirun, starts the other tasks and processes on the other nodes.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=2
@@ -388,12 +454,13 @@ RULES = (
     ),
     Rule(
         code="E202",
-        title="launcher started more than once per node",
+        title="launcher or script started too often",
         severity=ERROR,
         check=find_launcher_per_task,
         why="torchrun starts all ranks of a node. If srun starts torchrun once per GPU, there are "
         "too many ranks, or the rendezvous never completes. The same happens if torchrun starts a "
-        "script that calls `mp.spawn`, or srun starts deepspeed with a hostfile.",
+        "script that calls `mp.spawn`, or srun starts deepspeed with a hostfile. A script that "
+        "does not read its rank does the same work in every task, which is a warning.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1

@@ -33,6 +33,33 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
                     fix=f"${found[1]}  # without the backslash, or without the inner single quotes",
                 )
 
+    yield from _quoted_home(subject)
+
+
+def _quoted_home(subject: Subject) -> Iterator[Hit]:
+    """Find directories of which bash makes one with the name `~`."""
+    for assignment in subject.assignments if subject.is_job else ():
+        name, line = assignment.name, subject.line_at(assignment)
+        if not re.search(rf"""(?<!\w){name}=["']~/""", line):
+            continue
+        made = [
+            c
+            for c in subject.commands
+            if c.name in ("mkdir", "cd", "source", ".", "cp", "ls")
+            and any(
+                name in w.names and w.text.startswith(("~/", f"${name}", f"${{{name}}}"))
+                for w in c.arguments
+            )
+        ]
+        if made:
+            yield Hit(
+                at=assignment,
+                what=f"Bash does not expand ~ in quotes. {made[0].name} (line {made[0].line}) uses "
+                "a directory named '~'.",
+                fix=f'{name}="$HOME/…"',
+                severity=WARNING,
+            )
+
 
 def _words(launch: Launch) -> Iterator[Word]:
     yield from (launch.launcher.options.values() if launch.launcher else ())
@@ -48,20 +75,40 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
     read = {name for shell in subject.shells for name in shell.names_read}
     unread = {name for name in assigned - read if name not in subject.exported}
     told = set[str]()
-    for command in subject.commands:
-        own = [own.value for own in command.assignments]
-        for use in (use for word in (*command.words, *own) for use in word.uses):
+    used = [
+        (c.path, (*c.words, *(own.value for own in c.assignments))) for c in subject.commands
+    ] + [(a.path, (a.value,)) for a in subject.assignments]
+    for path, words in used:
+        for use in (use for word in words for use in word.uses):
             name = use.name
             if use.guarded or name in assigned | told or not name[0].isalpha() or len(name) < 5:
                 continue
-            if near := _nearest(name, unread):
+            if path == subject.path and _stops_at(subject, name):
                 told.add(name)
                 yield Hit(
-                    at=Place(command.path, use.line),
+                    at=Place(path, use.line),
+                    what=f"With `set -u`, bash stops here, because nothing sets `{name}`.",
+                    fix=f"${{{name}:-}}  # or set it",
+                )
+            elif near := _nearest(name, unread):
+                told.add(name)
+                yield Hit(
+                    at=Place(path, use.line),
                     what=f"Nothing in the script sets `{name}`, and nothing reads `{near}`, which "
                     "has a similar name.",
                     fix=f"${near}",
                 )
+
+
+def _stops_at(subject: Subject, name: str) -> bool:
+    """Tell whether bash stops at a variable: with `set -u`, and a name that the script chose."""
+    batch = subject.batch
+    if batch is None or "nounset" not in batch.settings or name.upper() == name:
+        return False
+    words = rf"\b(?:for|export|select)\s+{name}\b|\b{name}\+?=|\b{name}\[|-v\s+{name}\b"
+    return not name.endswith("_proxy") and not re.search(
+        words, "\n".join(shell.text for shell in subject.shells)
+    )
 
 
 def _nearest(name: str, unread: set[str]) -> str:
@@ -74,7 +121,7 @@ def _nearest(name: str, unread: set[str]) -> str:
 RULES = (
     Rule(
         code="E313",
-        title="variable that is not expanded",
+        title="variable or `~` that is not expanded",
         severity=ERROR,
         check=find_unexpanded,
         why="In single quotes, a backslash before `$` stays in the text. The shell that srun "
@@ -95,8 +142,9 @@ RULES = (
         title="variable that is never set",
         severity=WARNING,
         check=find_never_set,
-        why="Bash expands a variable that is not set to nothing. Lint reports only names that "
-        "resemble a variable that the script sets and never reads; others may come from outside.",
+        why="Bash expands a variable that is not set to nothing, and stops at it after `set -u`. "
+        "Without `set -u`, lint reports only names that resemble a variable that the script sets "
+        "and never reads; others may come from outside.",
         example="""\
  #!/bin/bash
  #SBATCH --nodes=1
