@@ -8,7 +8,7 @@ from echelon.lint.bash import Word
 from echelon.lint.files import Place
 from echelon.lint.launches import Launch
 from echelon.lint.patterns import pattern
-from echelon.lint.rule import ERROR, WARNING, Hit, Rule
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
 from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
@@ -87,8 +87,10 @@ def find_never_set(subject: Subject) -> Iterator[Hit]:
                 told.add(name)
                 yield Hit(
                     at=Place(path, use.line),
-                    what=f"With `set -u`, bash stops here, because nothing sets `{name}`.",
+                    what=f"With `set -u`, bash stops here unless `{name}` comes from outside: the "
+                    "script does not set it.",
                     fix=f"${{{name}:-}}  # or set it",
+                    severity=ADVICE,
                 )
             elif near := _nearest(name, unread):
                 told.add(name)
