@@ -18,8 +18,10 @@ from echelon.lint.rules import (
     data,
     directive_lines,
     environment,
+    failures,
     frameworks,
     names,
+    nodes,
     output,
     paths,
     ports,
@@ -35,20 +37,19 @@ from echelon.lint.source import clean
 from echelon.lint.subject import Subject, read_subject
 
 THEMES = {
-    "`#SBATCH` directives": (*directive_lines.RULES, *amounts.RULES),
-    "Launching": (
-        *(*start.RULES, *commands.RULES, *syntax.RULES),
-        *(*paths.RULES, *prose.RULES, *frameworks.RULES),
-    ),
-    "Rendezvous and variables": (
-        *(*ports.RULES, *addresses.RULES),
-        *(*world.RULES, *variables.RULES),
-    ),
-    "CPUs and environment variables": (*cpus.RULES, *environment.RULES),
-    "Output and failures": output.RULES,
-    "Python scripts": (*data.RULES, *saving.RULES, *processes.RULES, *names.RULES),
+    "`#SBATCH` directives": (directive_lines, amounts),
+    "Launching": (start, nodes, commands, syntax, paths, prose, frameworks),
+    "Rendezvous and variables": (ports, addresses, world, variables),
+    "CPUs and environment variables": (cpus, environment),
+    "Output and failures": (output, failures),
+    "Python scripts": (data, saving, processes, names),
 }
-RULES: tuple[Rule, ...] = tuple(rule for rules in THEMES.values() for rule in rules)
+RULES: tuple[Rule, ...] = tuple(
+    sorted(
+        (rule for modules in THEMES.values() for module in modules for rule in module.RULES),
+        key=lambda rule: rule.code,
+    )
+)
 
 _IGNORE = pattern(
     r"#\s*echelon:\s*ignore(?P<whole>-file)?\b(?P<codes>\s+E\d+(?:[\s,]+E\d+)*)?",

@@ -1,0 +1,350 @@
+"""E503 to E505 and E507 to E509: failures that nobody notices."""
+
+import re
+from collections.abc import Iterator
+
+from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.patterns import pattern
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.subject import Subject
+
+_SPREADS = ("parallel", "xargs")
+_STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
+_QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
+_ENDING = (_QUIET - {"kill"}) | {
+    *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
+    *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount", "exit"),
+}
+"""Commands that succeed whether the training did or not."""
+_ENDS = frozenset({"EXIT", "ERR", "0"})
+_COPIES = frozenset({"cp", "mv", "rsync", "tar"})
+_ENDS_JOB = frozenset({"exec", "kill", "scancel"})
+_SERVER = pattern(
+    r"\bvllm serve\b|vllm\.entrypoints|sglang\.launch_server|\btext-generation-launcher\b|"
+    r"\btensorboard\b.*--logdir|\bjupyter[- ](lab|notebook)\b|\bray start\b.*--block|"
+    r"\bnvidia-smi\b.* (-l|--loop|dmon|pmon)|-m http\.server|\bmlflow (ui|server)\b|"
+    r"\bollama serve\b|\bredis-server\b|\btail -[fF]\b"
+)
+"""Programs that run until something ends them."""
+_ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
+_TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)\b")
+"""A signal that Slurm sends to the job script, not to its steps."""
+_HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
+
+
+def find_swallowed_failure(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    functions = _training_functions(batch)
+    background = [
+        c
+        for c in batch.commands
+        if c.background and (_starts(c) or _runs_script(c) or c.name in functions)
+    ]
+    waits = [c for c in batch.commands if c.name == "wait" and not c.function]
+    bare = [c for c in waits if len(c.words) == 1]
+    if not background or len(bare) != len(waits):
+        return
+    ended = [c.line for c in batch.commands if c.name in ("kill", "pkill", "scancel")]
+    for wait in bare[-1:]:
+        if any(background[-1].line < line <= wait.line for line in ended):
+            continue  # the script has ended them itself
+        if wait.line >= background[-1].line:
+            yield Hit(
+                at=wait,
+                what="`wait` without arguments returns 0, so the job is COMPLETED even if a step "
+                "failed.",
+                fix="pids+=($!)  # after each &, then replace wait with:\n"
+                'for pid in "${pids[@]}"; do wait "$pid" || code=1; done; exit "${code:-0}"',
+            )
+
+
+def find_endless_wait(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or "trap" in batch.text:
+        return
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    if any(c.name in _ENDS_OTHERS for c in batch.commands):
+        return
+    servers = [c for c in plain if c.background and _SERVER.search(c.text)]
+    if any("jupyter" in c.text for c in servers):
+        return  # a person works with it, as long as the job runs
+    others = [c for c in plain if _starts(c) and not _SERVER.search(c.text)]
+    waits = [c for c in plain if c.name == "wait" and len(c.words) == 1 and c.certain]
+    if servers and others and waits and waits[-1].line > servers[-1].line:
+        yield Hit(
+            at=waits[-1],
+            what=f"`wait` also waits for the server in line {servers[-1].line}, which does not "
+            "exit. The job runs until its time limit.",
+            fix="server=$!  # after the server, and here instead of wait:\nkill $server",
+        )
+
+
+def _starts(command: Command) -> bool:
+    return command.name in _STARTERS or bool(re.match(r"python|.*\.py$", command.name))
+
+
+def _runs_script(command: Command) -> bool:
+    scripts = (word.text for word in command.arguments if word.text.endswith((".sh", ".bash")))
+    return command.name in ("bash", "sh") and any(scripts)
+
+
+def _training_functions(batch: Shell) -> set[str]:
+    """Return the functions of a script that start a program."""
+    return {c.function for c in batch.commands if c.function and _starts(c)}
+
+
+def find_missing_wait(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    commands = [c for c in batch.commands if not c.substituted and not c.function]
+    functions = _training_functions(batch)
+    background = [c for c in commands if c.background and (_starts(c) or c.name in functions)]
+    if not background:
+        return
+    last = background[-1]
+    after = [
+        c for c in commands if c.line > last.line or (c.line == last.line and not c.background)
+    ]
+    if all(c.name in _QUIET for c in after) and not any(c.name == "sleep" for c in after):
+        yield Hit(
+            at=last,
+            what="The script ends while this command is still running. Slurm then kills the "
+            "command.",
+            fix="wait $!  # as the last line",
+        )
+
+
+def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job or "PIPESTATUS" in subject.text:
+        return
+    launched = {(one.launch.path, one.launch.line) for one in subject.started}
+    launched |= {(one.launch.command.path, one.launch.command.line) for one in subject.started}
+    plain = [c for shell in subject.shells if "pipefail" not in shell.text for c in shell.commands]
+    for command in plain:
+        starts = _starts(command) and not command.substituted and not command.background
+        into = command.piped_into[:1]
+        known = (command.path, command.line) in launched
+        if starts and known and into and into[0] not in _HARMLESS_PIPES:
+            yield Hit(
+                at=command,
+                what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
+                "if this command fails.",
+                fix="set -o pipefail  # near the top of the script"
+                if command.where is Where.BATCH
+                else "set -o pipefail; …  # at the start of the inner script",
+            )
+
+
+def find_lost_status(subject: Subject) -> Iterator[Hit]:
+    batch = subject.batch
+    if batch is None or not subject.is_job:
+        return
+    if "errexit" in batch.settings or re.match(r"#!.*\s-\w*e", batch.text):
+        return
+    launched = {id(one.launch.command) for one in subject.started}
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
+    functions = _training_functions(batch) - {c.function for c in decides}
+    run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
+    if any(c.background for c in plain if id(c) in run):
+        run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
+    last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
+    if last is None:
+        return
+    command, after = plain[last], plain[last + 1 :]
+    rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
+    told = re.search(r"\$\?|PIPESTATUS", rest) or any(map(_handles_failures, batch.commands))
+    if told or any(c in decides and c.text != "exit 0" for c in after):
+        return
+    yield from _continued(batch, plain[: last + 1], launched)
+    if command.background or command.piped_into or not after:
+        return
+    yield from _hidden(command, after, plain)
+
+
+def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
+    """Find a command whose status is not that of the job."""
+    end = after[-1]
+    sure = (command.certain or command.looped) and (end.certain or end.looped)
+    installs = re.search(r"-m (?:pip|venv|ensurepip)\b", command.text)
+    if not sure or end.background or (installs and any(c.name not in _ENDING for c in after)):
+        return  # a program that lint does not know may be the one that matters
+    if end.name == "scancel" and re.search(r"\$\{?SLURM_JOB_?ID\b", end.text):
+        yield Hit(
+            at=command,
+            what=f"The job is always CANCELLED, whether this command fails or not, because scancel "
+            f"(line {end.line}) cancels it.",
+            fix=f"remove line {end.line}: a job ends with its script",
+        )
+    elif not any(c.name in _ENDS_JOB for c in after) and (
+        end.name in _ENDING or _copies_anyway(end, plain)
+    ):
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because "
+            f"{_shown(end)} (line {end.line}) succeeds afterwards.",
+            fix="set -e  # near the top of the script",
+        )
+    elif end.name in _COPIES | {"rmdir"} and end.certain:
+        yield Hit(
+            at=command,
+            what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
+
+
+def _handles_failures(command: Command) -> bool:
+    """Tell whether a command is a trap that runs when the script fails or ends."""
+    return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
+
+
+def _copies_anyway(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command copies directories that the script itself has created."""
+    made = {w.text.rstrip("/") for c in commands if c.name == "mkdir" for w in c.arguments}
+    words = [w.text.rstrip("/") for w in command.arguments if not w.text.startswith("-")]
+    sources = words[:-1]
+    if command.name == "tar":
+        sources = words[-1:] if "c" in command.arguments[0].text else []
+    return command.name in _COPIES and bool(sources) and set(sources) <= made
+
+
+def _shown(command: Command) -> str:
+    return f"`{command.text}`" if command.name == "exit" else command.name
+
+
+def _continued(batch: Shell, commands: list[Command], launched: set[int]) -> Iterator[Hit]:
+    """Find programs that run one after the other, whether they succeed or not."""
+    run = [c for c in commands if id(c) in launched and c.certain and not c.background]
+    if len(run) > 1 and "errexit" not in batch.settings and run[0].name not in _SPREADS:
+        yield Hit(
+            at=run[0],
+            what=f"If this command fails, the script continues with line {run[1].line}. The job "
+            "has the status of its last command.",
+            fix="set -e  # near the top of the script, or join the commands with &&",
+            severity=ADVICE,
+        )
+
+
+def find_late_handler(subject: Subject) -> Iterator[Hit]:
+    batch, signal = subject.batch, subject.directives.last("signal")
+    if batch is None or signal is None or not (sent := _TO_THE_SHELL.match(signal.value)):
+        return
+    plain = [c for c in batch.commands if not c.substituted and not c.function]
+    traps = [
+        c
+        for c in plain
+        if c.name == "trap" and any(w.text.removeprefix("SIG") == sent[1] for w in c.arguments[1:])
+    ]
+    launched = {id(one.launch.command) for one in subject.started}
+    run = [c for c in plain if id(c) in launched and traps and c.line > traps[0].line]
+    if run and not any(c.background for c in plain):
+        yield Hit(
+            at=run[-1],
+            what=f"Bash runs the handler of {sent[1]} (line {traps[0].line}) only when this "
+            "command has ended. At the time limit, Slurm kills the job before that.",
+            fix=f"{run[-1].name} … &\nwait $!  # a signal ends wait",
+        )
+
+
+RULES = (
+    Rule(
+        code="E503",
+        title="`wait` that hides failures",
+        severity=WARNING,
+        check=find_swallowed_failure,
+        why="`wait` without arguments returns 0 even if a background process failed. Jobs that "
+        "depend on the success of this job then start.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=2
+-srun -N1 -n1 python a.py &
+-srun -N1 -n1 python b.py &
+-wait    # <- here
++srun -N1 -n1 python a.py & first=$!
++srun -N1 -n1 python b.py & second=$!
++wait $first && wait $second
+""",
+    ),
+    Rule(
+        code="E504",
+        title="background step without `wait`",
+        severity=ERROR,
+        check=find_missing_wait,
+        why="A job ends when its script ends. Slurm then kills all remaining processes.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ python train.py &    # <- here
++wait $!
+""",
+    ),
+    Rule(
+        code="E505",
+        title="pipe that hides a failure",
+        severity=WARNING,
+        check=find_swallowing_pipe,
+        why="Without `pipefail`, the exit status of a pipe is that of its last command.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++set -o pipefail
+ srun python train.py 2>&1 | tee train.log    # <- here
+""",
+    ),
+    Rule(
+        code="E507",
+        title="failure hidden by a later command",
+        severity=WARNING,
+        check=find_lost_status,
+        why="The exit status of a job is that of the last command in its script. After `echo`, it "
+        "is 0, and jobs that depend on the success of this job start.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
++set -e
+ srun python train.py    # <- here
+ echo done
+""",
+    ),
+    Rule(
+        code="E508",
+        title="`wait` for a server that does not exit",
+        severity=WARNING,
+        check=find_endless_wait,
+        why="`wait` without arguments waits for all background processes. A server or a monitor "
+        "does not exit by itself, so the nodes stay allocated until the time limit.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --nodes=1
+ nvidia-smi dmon -d 10 > gpu.log &
++monitor=$!
+ python train.py
+-wait    # <- here
++code=$?
++kill $monitor
++exit $code
+""",
+    ),
+    Rule(
+        code="E509",
+        title="signal handler that runs too late",
+        severity=WARNING,
+        check=find_late_handler,
+        why="With `--signal=B:…`, Slurm sends the signal to the job script only. Bash does not run "
+        "a handler while it waits for a command, but the `wait` command ends on a signal.",
+        example="""\
+ #!/bin/bash
+ #SBATCH --time=1-00:00:00
+ #SBATCH --signal=B:USR1@60
+ trap 'scontrol requeue $SLURM_JOB_ID' USR1
+-srun python train.py    # <- here
++srun python train.py &
++wait $!
+""",
+    ),
+)
