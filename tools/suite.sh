@@ -108,10 +108,5 @@ say "installing Slurm and the Python packages; later calls skip this"
 enter make system
 enter tools/setup.sh user test
 say "$(enter slurmctld -V), $(enter .venv/bin/python --version)"
-test_with() { ALONE=yes enter .venv/bin/pytest "$@"; }
-if [ $# -gt 0 ]; then
-    test_with -m "not full" "$@"
-else # like `make test`
-    test_with -n 2 --dist loadfile --no-loadscope-reorder -m "not full and not alone" tests/slurm
-    test_with -m "alone and not full" tests/slurm
-fi
+[ $# -gt 0 ] || set -- tests/slurm
+ALONE=yes enter .venv/bin/pytest -m "not full" "$@"
