@@ -40,7 +40,7 @@ def mention_directives(script: Path) -> None:
 def _find_errors(script: Path) -> "list[Finding]":
     """Return the errors in a script, and undefined names that it may reach.
 
-    None if it is not a text file, or lint is not installed.
+    Empty if it is not a text file, or lint is not installed.
     """
     try:
         from echelon.lint.files import DiskFiles  # noqa: PLC0415

@@ -1,6 +1,9 @@
 import json
+import marshal
+import py_compile
 import shutil
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -260,3 +263,12 @@ def test_a_run_s_script_knows_the_conda_of_the_shell_that_asked(tmp_path):
     request = spec(script="train.py", conda="mine")
     run, _ = runs.prepare_run(request, tmp_path, tmp_path, conda_exe="/opt/conda/bin/conda")
     assert "\nconda_exe=/opt/conda/bin/conda\n" in run.script.read_text()
+
+
+def test_a_launcher_takes_bytecode_from_pythons_cache_only_while_it_is_up_to_date(tmp_path):
+    module = tmp_path / "module.py"
+    module.write_text("value = 1\n")
+    cache = Path(py_compile.compile(module))
+    assert runs._compile(module)[16:] == cache.read_bytes()[16:]
+    module.write_text("value = 1000\n")
+    assert 1000 in marshal.loads(runs._compile(module)[16:]).co_consts  # noqa: S302

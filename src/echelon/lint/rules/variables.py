@@ -37,7 +37,7 @@ def find_unexpanded(subject: Subject) -> Iterator[Hit]:
 
 
 def _quoted_home(subject: Subject) -> Iterator[Hit]:
-    """Find directories of which bash makes one with the name `~`."""
+    """Find quoted paths that begin with `~`, which bash does not expand."""
     for assignment in subject.assignments if subject.is_job else ():
         name, line = assignment.name, subject.line_at(assignment)
         if not re.search(rf"""(?<!\w){name}=["']~/""", line):
