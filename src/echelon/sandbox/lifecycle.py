@@ -12,7 +12,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -178,26 +178,27 @@ def _build(
     *,
     namespaces: bool,
 ) -> Sandbox:
-    network = (
+    planned = (
         plan_namespaces(wanted, layout, shell)
         if namespaces
-        else plan_loopback(wanted, socket.gethostname())
+        else nullcontext(plan_loopback(wanted, socket.gethostname()))
     )
-    state = SandboxState(
-        config=wanted,
-        network=network,
-        user=pwd.getpwuid(os.geteuid()).pw_name,
-        slurm=_slurm_version(shell),
-        database_port=3306 if namespaces else free_ports(1)[0],
-    )
-    if not network.confined:
-        progress(
-            "Slurm's daemons listen on all network interfaces, because the host name "
-            f"'{network.machine}' does not resolve to 127.0.0.1"
+    with planned as network:
+        state = SandboxState(
+            config=wanted,
+            network=network,
+            user=pwd.getpwuid(os.geteuid()).pw_name,
+            slurm=_slurm_version(shell),
+            database_port=3306 if namespaces else free_ports(1)[0],
         )
-    _write_files(layout, state)
-    sandbox = Sandbox(layout, state, shell, environ)
-    sandbox.start_all(progress)
+        if not network.confined:
+            progress(
+                "Slurm's daemons listen on all network interfaces, because the host name "
+                f"'{network.machine}' does not resolve to 127.0.0.1"
+            )
+        _write_files(layout, state)
+        sandbox = Sandbox(layout, state, shell, environ)
+        sandbox.start_all(progress)
     sandbox.state = replace(state, ready=True)
     write_atomic(layout.state, sandbox.state.render(), mode=0o644)
     return sandbox

@@ -6,11 +6,13 @@ processes. The hosts are connected by a bridge inside the login host's network n
 machine's own network gets one additional link.
 """
 
+import errno
 import ipaddress
 import json
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from echelon.core.shell import Shell
@@ -187,8 +189,8 @@ def hardware_address(address: str) -> str:
 def choose_subnet(layout: Layout, routes: Iterable[str]) -> ipaddress.IPv4Network:
     """Return a /24 of the test range that no route of this machine covers.
 
-    The search starts at a different place for each sandbox, so that two that start at the same time
-    choose different networks.
+    The search starts at a different place for each sandbox, so that a restarted one usually has the
+    same addresses again.
     """
     networks = [ipaddress.IPv4Network(route, strict=False) for route in routes]
     # A VPN for all traffic routes two halves of the address space; treat them as default routes.
@@ -204,17 +206,48 @@ def choose_subnet(layout: Layout, routes: Iterable[str]) -> ipaddress.IPv4Networ
     )
 
 
-def plan_namespaces(config: SandboxConfig, layout: Layout, shell: Shell) -> Network:
-    """Choose the addresses; the ports are Slurm's defaults, since every host has its own."""
+@contextmanager
+def plan_namespaces(config: SandboxConfig, layout: Layout, shell: Shell) -> Iterator[Network]:
+    """Choose the addresses, and reserve them until the block ends and the hosts are connected.
+
+    The ports are Slurm's defaults, since every host has its own.
+    """
+    with _reserve_subnet(layout, shell) as subnet:
+        names = config.node_names
+        addresses = {name: str(subnet[number]) for number, name in enumerate(names, start=1)}
+        yield Network(
+            kind="namespaces",
+            addresses={**addresses, LOGIN: str(subnet[253])},
+            ports={**dict.fromkeys(names, 6818), LOGIN: 6817, "slurmdbd": 6819, SSHD: 22},
+            outside=str(subnet[254]),
+            machine=socket.gethostname().partition(".")[0],
+        )
+
+
+@contextmanager
+def _reserve_subnet(layout: Layout, shell: Shell) -> Iterator[ipaddress.IPv4Network]:
+    """Choose a subnet that no sandbox chooses that starts at the same time.
+
+    A sandbox's route shows what it uses only after its hosts are connected. Until then, it holds a
+    socket with an abstract name, which the kernel gives out once per network namespace.
+    """
+    reserved: list[str] = []
+    while True:
+        subnet = choose_subnet(layout, [*_routes(shell), *reserved])
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0echelon-sandbox-{subnet}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                reserved.append(str(subnet))
+                continue
+            # Its last owner may have connected its hosts and closed its socket in between.
+            if str(subnet) not in _routes(shell):
+                yield subnet
+                return
+
+
+def _routes(shell: Shell) -> list[str]:
     shown = shell.run(["ip", "-json", "-4", "route", "show", "table", "all"]).check().stdout
-    routes = [entry["dst"] for entry in json.loads(shown or "[]") if entry["dst"] != "default"]
-    subnet = choose_subnet(layout, routes)
-    names = config.node_names
-    addresses = {name: str(subnet[number]) for number, name in enumerate(names, start=1)}
-    return Network(
-        kind="namespaces",
-        addresses={**addresses, LOGIN: str(subnet[253])},
-        ports={**dict.fromkeys(names, 6818), LOGIN: 6817, "slurmdbd": 6819, SSHD: 22},
-        outside=str(subnet[254]),
-        machine=socket.gethostname().partition(".")[0],
-    )
+    return [entry["dst"] for entry in json.loads(shown or "[]") if entry["dst"] != "default"]

@@ -5,12 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echelon.core.shell import FakeShell, Result
 from echelon.errors import UnavailableError
+from echelon.sandbox.config import LOGIN, SandboxConfig
 from echelon.sandbox.layout import Layout
 from echelon.sandbox.namespaces import (
     TEST_NETWORK,
     choose_subnet,
     hardware_address,
+    plan_namespaces,
     uplink_name,
 )
 
@@ -36,6 +39,35 @@ def test_a_subnet_never_overlaps_a_route(taken):
 def test_when_all_are_taken_it_says_so():
     with pytest.raises(UnavailableError, match="no free /24"):
         choose_subnet(LAYOUT, [str(TEST_NETWORK)])
+
+
+def _login(network):
+    return network.addresses[LOGIN]
+
+
+def test_sandboxes_that_start_at_the_same_time_have_different_networks():
+    shell = FakeShell(answers={"ip": "[]"})
+    config = SandboxConfig(name="demo")
+    with (
+        plan_namespaces(config, LAYOUT, shell) as one,
+        plan_namespaces(config, LAYOUT, shell) as other,
+    ):
+        assert _login(one) != _login(other)
+    with plan_namespaces(config, LAYOUT, shell) as later:
+        assert _login(later) == _login(one)
+
+
+def test_a_network_that_was_connected_just_before_it_was_reserved_is_not_used():
+    config = SandboxConfig(name="demo")
+    with plan_namespaces(config, LAYOUT, FakeShell(answers={"ip": "[]"})) as network:
+        used = str(ipaddress.IPv4Network(f"{_login(network)}/24", strict=False))
+    shown = iter(["[]"])
+    answer = f'[{{"dst": "default"}}, {{"dst": "{used}"}}]'
+    shell = FakeShell(
+        answers={"ip": lambda argv: Result(argv=tuple(argv), stdout=next(shown, answer))}
+    )
+    with plan_namespaces(config, LAYOUT, shell) as second:
+        assert _login(second) != _login(network)
 
 
 def test_the_link_s_name_fits_the_kernel():
