@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from echelon.core.waiting import wait_until
 from echelon.launch.protocol.link import NEAR_SILENCE_S
 from local.liverun import START_S, live_run
@@ -39,6 +41,7 @@ def test_a_controller_that_was_stopped_says_so_and_gets_its_agents_back(tmp_path
         assert wait_until(lambda: not run.processes(), timeout_s=30)
 
 
+@pytest.mark.full
 def test_a_machine_that_stands_still_for_a_while_loses_no_run(tmp_path):
     with live_run(tmp_path, f"{READY}time.sleep({PAUSE_S + 3})\n", OPTIONS) as run:
         run.await_ranks()

@@ -85,6 +85,7 @@ def test_agents_that_are_killed_one_after_the_other_all_come_back(tmp_path):
         assert worlds(run) == [2, 2]
 
 
+@pytest.mark.full
 def test_an_agent_that_was_stopped_is_replaced_and_its_ranks_with_it(tmp_path):
     with live_run(tmp_path, options=["--nodes=2", "--procs=1"], **ENDLESS) as run:
         await_step(run, 0)

@@ -194,6 +194,7 @@ def test_a_restart_waits_for_storage(tmp_path, disk):
         assert kinds(run).count("restart") == 1
 
 
+@pytest.mark.full
 def test_a_zygote_that_dies_while_storage_hangs_is_replaced(tmp_path, disk):
     with live_run(tmp_path, SCRIPT, OPTIONS) as run:
         run.await_ranks(range(2))

@@ -145,6 +145,7 @@ def test_agents_that_are_killed_come_back_one_after_the_other(cluster, folder, n
     assert len(names) == len(dict(names)) == len({name for _, name in names}) == nodes
 
 
+@pytest.mark.full
 def test_a_spare_node_takes_the_place_of_one_that_is_lost(cluster, folder):
     cluster.add("gamma")
     words = ["--nodes=2", "--procs=1", str(SURVIVOR), "120", "0.05", "--save-every=5"]
@@ -205,6 +206,7 @@ def test_a_run_in_the_foreground_ends_with_its_command(cluster, folder):
 # --- what can be wrong ------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_a_node_that_does_not_see_the_folder_is_named(cluster, folder):
     require("unshare")
     require_root("a node with mounts of its own")

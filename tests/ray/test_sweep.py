@@ -55,6 +55,7 @@ except echelon.RunFailedError as error:
 """
 
 
+@pytest.mark.full
 @pytest.mark.ray
 def test_functions_return_from_ray(cluster, folder):
     address = cluster.here[-1].partition("=")[2]

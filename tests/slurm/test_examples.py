@@ -92,8 +92,8 @@ TABLE = {
 }
 """A new example is a new row."""
 
-QUICK = ("echelon", "torchrun-plain_loop")
-"""In CI each example once, and one without Echelon: test_styles.py has each style."""
+QUICK = ("echelon-mnist", "echelon-tinyimagenet", "torchrun-plain_loop")
+"""In CI: tests/local/test_examples.py runs the others, and test_styles.py each style."""
 
 
 RANKED = STYLES[:-1]

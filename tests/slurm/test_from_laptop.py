@@ -373,6 +373,7 @@ print([run.result() for run in echelon.as_completed(runs)])
 """
 
 
+@pytest.mark.full
 def test_functions_from_a_laptop(laptop):
     laptop.write("main.py", FROM_PYTHON)
     done = subprocess.run(

@@ -13,7 +13,7 @@ from echelon.core.nodes import expand
 from echelon.core.waiting import wait_until
 from slurm.survival import check_samples, start_chain, train_undisturbed
 
-STEPS = 150
+STEPS = 100
 SHAPE = ("--nodes=2", "--procs=1")
 
 
@@ -128,6 +128,7 @@ def test_a_sharded_training_outlives_a_time_limit_on_two_nodes_and_goes_on_on_th
         assert one == pytest.approx(other, rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.full
 def test_a_signal_that_a_script_asks_for_before_the_limit_is_no_request_to_stop(full, tmp_path):
     (tmp_path / "train.py").write_text("""\
 import pathlib, signal, sys
@@ -282,6 +283,7 @@ time.sleep(600)
         full.calm()
 
 
+@pytest.mark.full
 def test_where_jobs_may_not_submit_the_command_that_waits_does(
     full, chain, short, tmp_path, undisturbed
 ):

@@ -69,6 +69,13 @@ def project(full, tmp_path):
     return Project(full, tmp_path)
 
 
+def await_task(cluster, project, sweep, index):
+    """Wait until Slurm has cleaned up a task that failed."""
+    queued = lambda: cluster.exec("squeue", "--array", "--noheader", "--format=%K").split()  # noqa: E731
+    ended = lambda: project.has_started(f"{sweep}-{index}") and str(index) not in queued()  # noqa: E731
+    assert wait_until(ended, timeout_s=60, interval_s=0.2)
+
+
 def lose_node(cluster, project, run):
     """Kill the node of a run, once its task has started; return the node."""
     assert wait_until(lambda: project.has_started(run), timeout_s=60, interval_s=0.1)
@@ -80,6 +87,7 @@ def lose_node(cluster, project, run):
 @pytest.mark.slurm
 def test_each_task_of_a_sweep_has_its_own_end(full, project):
     sweep = project.sweep(["fine", "crash", "fine", "lose", "fine", "fine"], "--max-running=4")
+    await_task(full, project, sweep, 1)  # Slurm starts a job again whose node fails as it ends
     lose_node(full, project, f"{sweep}-3")
     rows = project.await_end(sweep)
     assert [row["state"] for row in rows] == [

@@ -22,7 +22,7 @@ MESSAGE_TIMEOUT_S = 10
 CONTROLLER_MESSAGE_TIMEOUT_S = 2
 
 NODE_TIMEOUT_S = 1
-PATIENT_NODE_TIMEOUT_S = 5
+PATIENT_NODE_TIMEOUT_S = 10
 """For versions that may mark a node as lost before they have recorded its answer to a ping."""
 
 MAX_NODES = 200

@@ -80,7 +80,7 @@ def test_state_round_trips(state):
 
 @pytest.mark.parametrize(
     ("slurm", "timeout_s"),
-    [((22, 5, 8), 1), ((23, 2, 1), 5), ((24, 11, 5), 5), ((26, 5, 5), 1), ((), 5)],
+    [((22, 5, 8), 1), ((23, 2, 1), 10), ((24, 11, 5), 10), ((26, 5, 5), 1), ((), 10)],
 )
 def test_a_version_that_may_miss_answers_waits_longer_for_nodes(slurm, timeout_s):
     text = render_slurm_conf(replace(NAMESPACES, slurm=slurm), LAYOUT)

@@ -21,16 +21,17 @@ from echelon.launch.backends.base import ANSWER_S, LOOK_S, RESERVE_S, RESUMABLE_
 from echelon.launch.protocol.stop import Stop
 
 _LIMIT = ("time limit", "the job reached its time limit")
+_NODE = ("lost node", "a node of the job failed")
 _ENDING = {
     "TIMEOUT": _LIMIT,
+    "NODE_FAIL": _NODE,
     "PREEMPTED": ("preemption", "another job takes its nodes"),
     "CANCELLED": ("cancelled", "the job was cancelled"),
     "COMPLETING": ("cancelled", "the job was cancelled"),
 }
-"""States of a job that is being ended: cause and message.
-
-Most jobs show only COMPLETING while they end; the reason reveals a time limit.
-"""
+"""States of a job that is being ended: cause and message."""
+_REASONS = {"TimeLimit": _LIMIT, "NodeDown": _NODE}
+"""Reasons of such a job. Most show only COMPLETING while they end."""
 _CLOCK = re.compile(r"sdiag output at .*\((\d+)\)")
 
 
@@ -151,7 +152,7 @@ def judge_stop(stop: Stop, look: _Look, now_s: float, monotonic_s: float) -> Sto
     state = "PREEMPTED" if look.preempted else look.state
     if state not in _ENDING:
         return stop
-    cause, message = _LIMIT if look.reason == "TimeLimit" else _ENDING[state]
+    cause, message = _REASONS.get(look.reason, _ENDING[state])
     if cause in (stop.cause, "preemption"):
         message = stop.message
     if stop.at_once or look.end_s is None or cause != "preemption":

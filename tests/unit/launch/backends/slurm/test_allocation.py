@@ -169,6 +169,8 @@ def test_nor_does_a_node_without_slurms_commands(monkeypatch):
         (Answers(state="COMPLETING"), "cancelled", True),
         (Answers(state="COMPLETING", reason="TimeLimit"), "time limit", True),
         (Answers(state="TIMEOUT"), "time limit", True),
+        (Answers(state="COMPLETING", reason="NodeDown"), "lost node", True),
+        (Answers(state="NODE_FAIL", reason="NodeDown"), "lost node", True),
         (Answers(preempted=True, left_s=30), "preemption", True),
         (Answers(state="RUNNING"), "preemption", True),  # as it was said
     ],
