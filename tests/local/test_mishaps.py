@@ -25,6 +25,7 @@ Path(f"ready-{os.environ['RANK']}").write_text(str(os.getpid()))
 """
 
 
+@pytest.mark.full
 def test_a_controller_that_was_stopped_says_so_and_gets_its_agents_back(tmp_path):
     with live_run(tmp_path, f"{READY}time.sleep(600)\n", OPTIONS) as run:
         run.await_ranks()

@@ -9,9 +9,14 @@ import pytest
 SHAPES = [
     pytest.param(["--nodes=2", "--ntasks-per-node=1", "--gres=gpu:2"], [2, 2], id="task-per-node"),
     pytest.param(["--nodes=2", "--ntasks-per-node=2", "--gpus-per-task=1"], [2, 2], id="per-task"),
-    pytest.param(["--nodes=2", "--ntasks=4", "--gpus=4"], None, id="total"),
+    pytest.param(["--nodes=2", "--ntasks=4", "--gpus=4"], None, id="total", marks=pytest.mark.full),
     pytest.param(["--nodes=2", "--ntasks-per-node=2"], [2, 2], id="no-gpus"),
-    pytest.param(["--nodes=1", "--ntasks=3", "--cpus-per-task=2"], [3], id="uneven-cpus"),
+    pytest.param(
+        ["--nodes=1", "--ntasks=3", "--cpus-per-task=2"],
+        [3],
+        id="uneven-cpus",
+        marks=pytest.mark.full,
+    ),
 ]
 PROBE = """\
 import json, os, pathlib

@@ -245,6 +245,7 @@ def test_a_connection_that_stalls_is_given_up_and_made_again(laptop):
     assert found == list(range(400))
 
 
+@pytest.mark.full
 def test_a_view_in_the_terminal_comes_back_after_a_cut(laptop):
     run = submit(laptop, numbers=200, pause_s=0.1)
     ours, theirs = os.openpty()
@@ -399,6 +400,7 @@ def test_functions_from_a_laptop(laptop):
     assert found.count(None) == 1  # the script's
 
 
+@pytest.mark.full
 def test_a_sweep_from_a_laptop(laptop, remote):
     words = ["--grid", "count=1,2", "--grid", "pause=0,0.1", "--max-running=1", "--wait", "--json"]
     done = laptop("sweep", *words, "train.py", "{count}", "{pause}")
