@@ -32,10 +32,10 @@ from echelon.core.slurm_json import (
     parse_job_json,
     read_jobs,
 )
+from echelon.core.slurm_text import clean_nodes, parse_accounting, parse_job, word
 from echelon.errors import (
     CommandError,
     MissingProgramError,
-    NotFoundError,
     UnavailableError,
     UsageError,
 )
@@ -413,18 +413,7 @@ def parse_queue(text: str, owners: Mapping[str, str]) -> dict[str, Job]:
         owner = owners.get(job_id) or owners.get(array)
         if owner and _is_of(comment, owner):
             said = "" if reason == "None" else reason
-            found[job_id] = Job(id=job_id, state=state, reason=said, nodes=_no_nodes(nodes))
-    return found
-
-
-def parse_accounting(text: str) -> dict[str, Job]:
-    """Parse `sacct --parsable2 --format=jobid,state,nodelist,exitcode`: jobs by id."""
-    found = {}
-    for line in text.splitlines():
-        job_id, state, nodes, code = line.split("|")
-        found[job_id] = Job(
-            id=job_id, state=state.split()[0], nodes=_no_nodes(nodes), exit_code=_exit_code(code)
-        )
+            found[job_id] = Job(id=job_id, state=state, reason=said, nodes=clean_nodes(nodes))
     return found
 
 
@@ -449,56 +438,6 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
         for key, value in environ.items()
         if not key.startswith(_VARIABLES) or key == "SLURM_CONF"
     }
-
-
-def parse_job(text: str) -> Job:
-    """Parse one line of `scontrol --oneliner show job`.
-
-    Raises:
-        NotFoundError: there is no job in it.
-    """
-    if not re.search(r"\bJobId=", text):
-        raise NotFoundError("Slurm knows no such job", hint="list your jobs: squeue --me")
-
-    reason = word(text, "Reason")
-    return Job(
-        id=word(text, "JobId"),
-        state=word(text, "JobState"),
-        reason="" if reason == "None" else reason,
-        nodes=_no_nodes(word(text, "NodeList")),
-        output=_path(text, "StdOut"),
-        exit_code=_exit_code(word(text, "ExitCode")),
-    )
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """Parse `slurmctld -V`: (24, 11, 5) from `slurm-wlm 24.11.5`; empty if there is no version."""
-    found = re.search(r"\b(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else ()
-
-
-def word(text: str, name: str) -> str:
-    """Return a value from scontrol's output that is one word, as most are."""
-    match = re.search(rf"(?:^|\s){name}=(\S*)", text)
-    return match[1] if match else ""
-
-
-def _path(text: str, name: str) -> str:
-    """Return a value that may contain spaces: it extends to the next `name=`."""
-    match = re.search(rf"(?:^|\s){name}=(.*?)(?:\s+\w+=|\s*$)", text)
-    return match[1] if match else ""
-
-
-def _exit_code(text: str) -> int:
-    """Parse `3:0` as exit code 3, `0:9` as signal 9."""
-    code, _, number = text.partition(":")
-    if number.isdecimal() and int(number):
-        return 128 + int(number)
-    return int(code) if code.isdecimal() else 0
-
-
-def _no_nodes(text: str) -> str:
-    return "" if text in ("(null)", "None assigned") else text
 
 
 def _last_line(text: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from echelon.core.atomic_file import write_atomic
 from echelon.core.shell import Shell
-from echelon.core.slurm import parse_version
+from echelon.core.slurm_text import parse_version
 from echelon.errors import (
     ConflictError,
     MissingProgramError,

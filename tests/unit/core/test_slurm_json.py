@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, Result
-from echelon.core.slurm import parse_job
 from echelon.core.slurm_json import (
     parse_accounting_json,
     parse_comment_json,
     parse_job_json,
     read_jobs,
 )
+from echelon.core.slurm_text import parse_job
 from echelon.errors import UnavailableError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm-json"

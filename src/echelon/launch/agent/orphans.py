@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping
 from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
-from echelon.core.slurm import scrub, word
+from echelon.core.slurm import scrub
+from echelon.core.slurm_text import word
 from echelon.errors import EchelonError
 from echelon.launch.protocol.rank_environment import HERE
 from echelon.run.attempts import orphan

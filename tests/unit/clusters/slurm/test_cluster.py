@@ -9,7 +9,8 @@ import pytest
 from echelon.clusters.slurm.cluster import SlurmCluster
 from echelon.core.jobs import Job
 from echelon.core.shell import FakeShell, Result
-from echelon.core.slurm import parse_job, scrub
+from echelon.core.slurm import scrub
+from echelon.core.slurm_text import parse_job
 from echelon.errors import UnavailableError, UsageError
 from echelon.spec.merging import Layer, merge
 

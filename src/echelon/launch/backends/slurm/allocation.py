@@ -15,7 +15,8 @@ from echelon.core.frozen import frozen
 from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
-from echelon.core.slurm import scrub, word
+from echelon.core.slurm import scrub
+from echelon.core.slurm_text import word
 from echelon.errors import EchelonError
 from echelon.launch.backends.base import ANSWER_S, LOOK_S, RESERVE_S, RESUMABLE_EXIT, View
 from echelon.launch.protocol.stop import Stop

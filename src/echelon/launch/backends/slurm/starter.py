@@ -7,7 +7,7 @@ from echelon.core import addresses
 from echelon.core.jobs import own_job
 from echelon.core.nodes import expand
 from echelon.core.shell import Shell
-from echelon.core.slurm import parse_version
+from echelon.core.slurm_text import parse_version
 from echelon.launch.backends.base import AgentCommand, Outlook, Started
 from echelon.launch.protocol.rank_environment import NODE, render_key
 from echelon.world import parse_counts

@@ -1,6 +1,6 @@
 import pytest
 
-from echelon.core.slurm import parse_version
+from echelon.core.slurm_text import parse_version
 
 
 @pytest.mark.parametrize(
