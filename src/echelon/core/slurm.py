@@ -9,6 +9,7 @@ versions, and where they are handled (docs/compatibility.md has those that users
   (`launch/backends/slurm/starter.py`).
 - 24.11 and 26.05: tasks also have SLURM_TRES_PER_TASK, and jobs with GPUs per task SLURM_TRES_BIND
   (`launch/protocol/rank_environment.py`, `launch/backends/slurm/starter.py`).
+- 24.11 and 26.05: scontrol's JSON for a task of an array has all its tasks (`slurm_json.py`).
 - 24.11.5: slurmctld may mark nodes as lost that have answered (`sandbox/config.py`).
 - 26.05: `--gres=gpu` and `--gpus-per-node` exclude each other, also between a job and its steps
   (`lint/rules/amounts.py`; what we write uses one of them). SlurmUser must not be `nobody`.
@@ -286,8 +287,8 @@ class Slurm:
             # An unknown option or a missing plugin: the next call would fail too.
             self._has_json = bool(_AWAY.search(shown.stderr))
             return None
-        job = parse_job_json(shown.stdout)
-        if job and not _is_of(parse_comment_json(shown.stdout), run_id):
+        job = parse_job_json(shown.stdout, job_id)
+        if job and not _is_of(parse_comment_json(shown.stdout, job_id), run_id):
             return _anothers(job_id)
         return replace(job, id=job_id) if job else None
 
@@ -296,8 +297,8 @@ class Slurm:
         if self._has_json:
             argv = ["sacct", "--json", f"--jobs={job_id}"]
             shown = self._shell.run(argv, env=self._environ, timeout_s=60)
-            if job := parse_accounting_json(shown.stdout):
-                kept = parse_comment_json(shown.stdout)
+            if job := parse_accounting_json(shown.stdout, job_id):
+                kept = parse_comment_json(shown.stdout, job_id)
                 return (
                     _anothers(job_id)
                     if kept and not _is_of(kept, run_id)

@@ -32,12 +32,12 @@ def read_jobs(text: str) -> list[Mapping[str, Any]] | None:
     return [job for job in jobs if isinstance(job, Mapping)]
 
 
-def parse_job_json(text: str) -> Job | None:
-    """Parse the first job of `scontrol --json show job`, with the values that text would show.
+def parse_job_json(text: str, job_id: str) -> Job | None:
+    """Parse a job from `scontrol --json show job`, with the values that text would show.
 
-    Returns None if there is none, or if values are missing: then text has to be used.
+    Returns None if it is not there, or if values are missing: then text has to be used.
     """
-    job = _first(text)
+    job = _find(text, job_id)
     number, state = _number(job.get("job_id")), _state(job.get("job_state"))
     filled_in, output = _text(job.get("stdout_expanded")), _text(job.get("standard_output"))
     if not number or not state:
@@ -56,9 +56,9 @@ def parse_job_json(text: str) -> Job | None:
     )
 
 
-def parse_accounting_json(text: str) -> Job | None:
-    """Parse the first job of `sacct --json`; None if there is none, or if it is unreliable."""
-    job = _first(text)
+def parse_accounting_json(text: str, job_id: str) -> Job | None:
+    """Parse a job from `sacct --json`; None if it is not there, or if it is unreliable."""
+    job = _find(text, job_id)
     now, code = _mapping(job.get("state")), _mapping(job.get("exit_code"))
     number, state = _number(job.get("job_id")), _state(now.get("current"))
     # Before 23.11 the status is one word, and every job that exited is a SUCCESS with code 0.
@@ -74,14 +74,32 @@ def parse_accounting_json(text: str) -> Job | None:
     )
 
 
-def parse_comment_json(text: str) -> str:
-    """Return the first job's comment, from either command; accounting may not store it."""
-    comment = _first(text).get("comment")
+def parse_comment_json(text: str, job_id: str) -> str:
+    """Return a job's comment, from either command; accounting may not store it."""
+    comment = _find(text, job_id).get("comment")
     return _text(comment) or _text(_mapping(comment).get("job"))
 
 
-def _first(text: str) -> Mapping[str, Any]:
-    return next(iter(read_jobs(text) or ()), {})
+def _find(text: str, job_id: str) -> Mapping[str, Any]:
+    """Return a job; empty if it is not there.
+
+    For a task of an array, scontrol shows all its tasks. Those that wait are one job without a
+    task's number, and text has to be used for them.
+    """
+    id_of = _task_id if "_" in job_id else _job_id
+    return next((job for job in read_jobs(text) or () if id_of(job) == job_id), {})
+
+
+def _job_id(job: Mapping[str, Any]) -> str:
+    return str(_number(job.get("job_id")))
+
+
+def _task_id(job: Mapping[str, Any]) -> str:
+    array = _mapping(job.get("array"))  # in accounting
+    task = array.get("task_id", job.get("array_task_id"))
+    if task is None or (isinstance(task, Mapping) and not task.get("set")):
+        return ""
+    return f"{_number(array.get('job_id', job.get('array_job_id')))}_{_number(task)}"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

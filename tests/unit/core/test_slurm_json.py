@@ -68,23 +68,44 @@ SEEN = [(parse_job(text), text, job) for text, job in zip(TEXTS, JOBS, strict=Tr
 @pytest.mark.parametrize(("said", "text", "job"), SEEN, ids=[said.id for said, _, _ in SEEN])
 def test_json_says_what_text_says(said, text, job):
     if "%" in job["standard_output"]:
-        assert parse_job_json(alone(job)) is None  # only text has the pattern filled in
+        assert (
+            parse_job_json(alone(job), str(job["job_id"])) is None
+        )  # only text has the pattern filled in
         job = {**job, "standard_output": said.output}
-    assert parse_job_json(alone(job)) == said
+    assert parse_job_json(alone(job), str(job["job_id"])) == said
     ours = re.search(r"Comment=(echelon:\S+)", text)[1]
-    assert (parse_comment_json(alone(job)) == ours) == (said.id != "7")
+    assert (parse_comment_json(alone(job), str(job["job_id"])) == ours) == (said.id != "7")
 
 
 @pytest.mark.parametrize("version", NEWER)
 def test_a_newer_slurm_says_in_json_what_it_says_in_text(version):
     jobs = json.loads((GOLDEN / "seen" / f"scontrol-{version}.json").read_text())["jobs"]
     said = [parse_job(text) for text in texts(version)]
-    assert [parse_job_json(alone(job)) for job in jobs] == said
+    assert [parse_job_json(alone(job), str(job["job_id"])) for job in jobs] == said
     assert [job.state for job in said][:5] == [
         *("FAILED", "COMPLETED", "CANCELLED", "RUNNING", "PENDING")
     ]
-    comments = [parse_comment_json(alone(job)) for job in jobs]
+    comments = [parse_comment_json(alone(job), str(job["job_id"])) for job in jobs]
     assert comments == [f"echelon:r-{job.id}/1" for job in said]
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_a_task_of_an_array_is_found_among_all_its_tasks(version):
+    shown = (GOLDEN / "seen" / f"scontrol-array-{version}.json").read_text()
+    assert [_state(shown, f"1_{task}") for task in range(6)] == [
+        *("RUNNING", "RUNNING", "RUNNING", "RUNNING", None, None)  # text has those that wait
+    ]
+    assert _state(shown, "2_3") is None
+    assert parse_job_json(shown, "1_3").id == "5"
+    assert parse_comment_json(shown, "1_3") == "echelon:r-*/1"
+    kept = (GOLDEN / "seen" / f"sacct-array-{version}.json").read_text()
+    assert parse_accounting_json(kept, "1_3").state == "RUNNING"
+    assert parse_accounting_json(kept, "1_2") is None
+
+
+def _state(text, job_id):
+    job = parse_job_json(text, job_id)
+    return job and job.state
 
 
 @pytest.mark.parametrize("version", NEWER)
@@ -132,8 +153,8 @@ def test_a_newer_slurm_has_no_job_to_show_for_an_unknown_id(version):
     ],
 )
 def test_every_layout_is_read(name, job):
-    assert parse_job_json(read(name)) == job
-    assert parse_comment_json(read(name)) == "echelon:r-1"
+    assert parse_job_json(read(name), "4242") == job
+    assert parse_comment_json(read(name), "4242") == "echelon:r-1"
 
 
 @pytest.mark.parametrize(
@@ -149,7 +170,7 @@ def test_every_layout_is_read(name, job):
     ],
 )
 def test_the_state_is_the_one_that_text_would_show(states, state):
-    job = parse_job_json(alone({"job_id": 1, "job_state": states}))
+    job = parse_job_json(alone({"job_id": 1, "job_state": states}), "1")
     assert job == Job(id="1", state=state)
 
 
@@ -170,7 +191,7 @@ def test_the_state_is_the_one_that_text_would_show(states, state):
     ],
 )
 def test_exit_codes_of_every_kind(given, code):
-    assert parse_job_json(alone({"job_id": 1, "job_state": "X", "exit_code": given})) == Job(
+    assert parse_job_json(alone({"job_id": 1, "job_state": "X", "exit_code": given}), "1") == Job(
         id="1", state="X", exit_code=code
     )
 
@@ -186,7 +207,7 @@ def test_exit_codes_of_every_kind(given, code):
     ],
 )
 def test_nodes_of_every_kind(nodes, host_list):
-    job = parse_job_json(alone({"job_id": 1, "job_state": "X", "nodes": nodes}))
+    job = parse_job_json(alone({"job_id": 1, "job_state": "X", "nodes": nodes}), "1")
     assert job == Job(id="1", state="X", nodes=host_list)
 
 
@@ -205,38 +226,48 @@ values = st.recursive(
 )
 fields = ["job_id", "job_state", "state", "state_reason", "state_description", "nodes"]
 fields += ["standard_output", "stdout_expanded", "exit_code", "comment"]
+arrays = ["array", "array_job_id", "array_task_id"]
 
 
-@given(st.dictionaries(st.sampled_from(fields), values) | values)
+def named(job):
+    return {**job, "job_id": 1, "array_job_id": 1, "array_task_id": 0}
+
+
+@given(
+    st.dictionaries(st.sampled_from(fields), values).map(named)
+    | st.dictionaries(st.sampled_from(fields + arrays), values)
+    | values
+)
 def test_no_value_is_too_strange(job):
     for text in (alone(job), json.dumps({"jobs": job}), json.dumps(job)):
-        assert isinstance(parse_comment_json(text), str)
-        for found in (parse_job_json(text), parse_accounting_json(text)):
-            assert found is None or (found.id and found.state)
+        for job_id in ("1", "1_0"):
+            assert isinstance(parse_comment_json(text, job_id), str)
+            for found in (parse_job_json(text, job_id), parse_accounting_json(text, job_id)):
+                assert found is None or (found.id and found.state)
 
 
 @pytest.mark.parametrize("text", ["", "JobId=1 JobState=RUNNING", "[]", "{}", '{"jobs": {}}'])
 def test_text_without_jobs_has_no_job_and_no_comment(text):
     assert read_jobs(text) is None
-    assert parse_job_json(text) is None
-    assert parse_comment_json(text) == ""
+    assert parse_job_json(text, "1") is None
+    assert parse_comment_json(text, "1") == ""
 
 
 # --- accounting -----------------------------------------------------------------------------
 
 
 def test_accounting_of_every_layout():
-    assert parse_accounting_json(read("sacct-v0.0.40")) == Job(
+    assert parse_accounting_json(read("sacct-v0.0.40"), "4242") == Job(
         id="4242", state="FAILED", reason="NonZeroExitCode", nodes="gpu[01-02]", exit_code=3
     )
-    assert parse_accounting_json(read("sacct-v0.0.43")) == CANCELLED
-    assert parse_comment_json(read("sacct-v0.0.40")) == "echelon:r-1"
+    assert parse_accounting_json(read("sacct-v0.0.43"), "4242") == CANCELLED
+    assert parse_comment_json(read("sacct-v0.0.40"), "4242") == "echelon:r-1"
 
 
 @pytest.mark.parametrize("version", NEWER)
 def test_accounting_of_a_newer_slurm_tells_failures_from_successes(version):
     jobs = json.loads((GOLDEN / "seen" / f"sacct-{version}.json").read_text())["jobs"]
-    found = [parse_accounting_json(alone(job)) for job in jobs]
+    found = [parse_accounting_json(alone(job), str(job["job_id"])) for job in jobs]
     assert [(job.id, job.state, job.nodes, job.exit_code) for job in found] == [
         ("1", "FAILED", "node[1-2]", 3),
         ("2", "COMPLETED", "node1", 0),
@@ -254,8 +285,8 @@ def test_accounting_of_a_newer_slurm_tells_failures_from_successes(version):
     ],
 )
 def test_accounting_that_takes_failures_for_successes_is_not_relied_on(text):
-    assert read_jobs(text) is not None
-    assert parse_accounting_json(text) is None
+    for job in read_jobs(text):
+        assert parse_accounting_json(text, str(job["job_id"])) is None
 
 
 # --- the cluster ----------------------------------------------------------------------------
