@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import hypothesis
@@ -15,7 +16,7 @@ from apptainer import (  # noqa: F401  fixtures
     torch_sif,
 )
 from container_image import Image
-from requirements import require, require_root
+from requirements import do_without, require, require_root
 
 # A busy machine is not a failure; whatever hangs is ended by pytest-timeout. (CI=true would choose
 # a profile of hypothesis' own.)
@@ -105,6 +106,8 @@ def image_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def torch_image(image_folder):
     """An image with Python and torch."""
+    if find_spec("nvidia"):  # the packages of CUDA's libraries, which have gigabytes
+        do_without("needs torch without CUDA, for an image of a sensible size")
     image = Image(image_folder, "torch")
     yield image
     image.remove()
