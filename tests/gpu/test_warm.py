@@ -55,6 +55,28 @@ with echelon.init() as world:
 """
 
 
+SHARED = """\
+import ctypes, os, time
+active, flags, driver = ctypes.c_int(), ctypes.c_uint(), ctypes.CDLL("libcuda.so.1")
+driver.cuDevicePrimaryCtxGetState(0, ctypes.byref(flags), ctypes.byref(active))
+import torch, torch.distributed as dist
+if "--choose" in __import__("sys").argv:
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+generation = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"generation {generation} began with {active.value} contexts")
+torch.cuda.set_device(0)
+dist.init_process_group("gloo")
+total = torch.ones(1)
+for step in range(20):
+    assert (torch.ones(4, 4, device="cuda") @ torch.ones(4, 4, device="cuda")).sum() == 64
+    dist.all_reduce(total)
+    time.sleep(0.02)
+if generation == "0" and dist.get_rank() == 1:
+    os.kill(os.getpid(), 9)
+dist.barrier()
+"""
+
+
 def echelon(folder, *arguments, script=TRAIN):
     (folder / "train.py").write_text(script)
     done = subprocess.run(
@@ -83,6 +105,17 @@ def test_a_killed_rank_has_its_gpu_again(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in generation 1" in done.stdout
     assert [event["warm"] for event in events if event["kind"] == "rank"] == [True, True]
+
+
+@pytest.mark.parametrize(("arguments", "contexts"), [((), 1), (("--choose",), 0)])
+def test_contexts_of_ranks_that_restart_are_created_ahead(tmp_path, arguments, contexts):
+    """Not if the script itself chooses its GPU by a variable, which a context would precede."""
+    done, _, _ = echelon(
+        tmp_path, "--procs=2", "--restarts=1", "train.py", *arguments, script=SHARED
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("generation 0 began with 0 contexts") == 2
+    assert done.stdout.count(f"generation 1 began with {contexts} contexts") == 2
 
 
 def test_captured_steps_are_counted_and_their_time_is_accounted_for(tmp_path):

@@ -208,7 +208,7 @@ class LocalWorkers:
                 order.grace_s, self._zygote.send, kill
             )
         else:
-            self._zygote.send(kill)
+            self._zygote.send(replace(kill, again=order.again))
 
     def _cancel_kill(self, generation: int) -> None:
         if kill := self._kills.pop(generation, None):

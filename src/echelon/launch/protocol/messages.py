@@ -279,6 +279,8 @@ class End(Message):
     grace_s: float = 0.0
     signal: int = 0
     """Signal at the start of the grace period; 0 if ranks were signalled already."""
+    again: bool = False
+    """Whether ranks are probably started again."""
 
 
 @frozen
@@ -372,6 +374,8 @@ class SignalRanks(Message):
 
     generation: int
     signal: int
+    again: bool = False
+    """Whether to prepare processes for the next generation."""
 
 
 # --- zygote → agent ---------------------------------------------------------------------------

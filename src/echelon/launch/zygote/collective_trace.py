@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.launch.protocol.collective_trace import BACKENDS
+from echelon.launch.zygote.gpu_context import ContextWatch
 
 _READERS = {"nccl": "_dump_nccl_trace_json", "gloo": "_dump_fr_trace_json"}
 """By backend: torch's function, if this version has it."""
@@ -25,8 +26,8 @@ _CAPTURE_RELAXED = 2
 """CU_STREAM_CAPTURE_MODE_RELAXED"""
 
 
-def offer_trace(path: Path) -> None:
-    """Answer on a socket from the moment the rank creates its process group."""
+def offer_trace(path: Path, watch: ContextWatch) -> None:
+    """Answer on a socket, and watch, from the moment the rank creates its process group."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     init = getattr(c10d, "init_process_group", None)  # None: torch was built without it
     if c10d is None or init is None:
@@ -40,14 +41,14 @@ def offer_trace(path: Path) -> None:
         # groups of its own, which are none of the run's.
         with contextlib.suppress(OSError):  # a second group
             if os.getpid() == rank:
-                _start(path)
+                _start(path, watch)
         init(*args, **options)
 
     for module in (c10d, sys.modules["torch.distributed"]):
         module.init_process_group = offer_and_init  # type: ignore[attr-defined]
 
 
-def _start(path: Path) -> None:
+def _start(path: Path, watch: ContextWatch) -> None:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(path))
@@ -56,13 +57,19 @@ def _start(path: Path) -> None:
         listener.close()
         raise
     # Not `threading`: programs count and join its threads.
-    _thread.start_new_thread(_answer, (listener, sys.modules["torch._C._distributed_c10d"]))
+    _thread.start_new_thread(_answer, (listener, sys.modules["torch._C._distributed_c10d"], watch))
 
 
-def _answer(listener: socket.socket, native: Any) -> None:
+def _answer(listener: socket.socket, native: Any, watch: ContextWatch) -> None:
     with contextlib.suppress(OSError), listener:  # the program has closed all files
         while True:
-            agent, _ = listener.accept()
+            listener.settimeout(watch.pause_s)
+            try:
+                agent, _ = listener.accept()
+            except TimeoutError:
+                _permit_captures()
+                watch.look()
+                continue
             with agent, contextlib.suppress(OSError):
                 agent.sendall(_read(native))  # without SIGPIPE if the agent has given up
 

@@ -49,6 +49,7 @@ from echelon.launch.protocol.program_text import (
 )
 from echelon.launch.stage.mount import mount_copy
 from echelon.launch.zygote.collective_trace import offer_trace
+from echelon.launch.zygote.gpu_context import ContextWatch, create_context, cuda_variables, read_gpu
 from echelon.launch.zygote.library import Library, import_library, own_modules
 from echelon.launch.zygote.rank import PATIENCE_S, keep_sockets_in, restore_fresh_state, run_program
 from echelon.run.background_writer import persist
@@ -62,15 +63,30 @@ _LOOK_S = 0.02
 _LATER_S = 5.0
 """Delay after which the zygote imports what other libraries may make torch import, for later ranks:
 at the start it would cost two seconds, for nothing if the program does not need it."""
+_SPARE_S = 30.0
+"""How long a spare process waits to become a rank: nodes may be missing."""
+_BUSY_S = 0.02
+"""How often a spare process tries to create its context while the GPU is in use."""
+_PLACE = "LOCAL_RANK"
 
 
 @dataclass(slots=True)
 class _Child:
     rank: int
-    """-1 for the process that serves the store."""
+    """-1 for the process that serves the store, and for a spare."""
     generation: int
     ended: bool = False
     """Whether its group has been killed."""
+
+
+@dataclass(slots=True)
+class _Spare:
+    """A process that becomes a rank when it receives its order."""
+
+    pid: int
+    zygote: socket.socket
+    env: dict[str, str]
+    """The variables with which CUDA was initialized."""
 
 
 @dataclass(slots=True)
@@ -96,6 +112,11 @@ class Zygote:
     """How long imports took, and how much of that they waited for storage."""
     wakeup: tuple[int, ...] = ()
     """Both ends of the pipe through which signals wake us; forks close them."""
+    orders: dict[str, ForkRank] = field(default_factory=dict)
+    """By local rank: the last order."""
+    spares: dict[str, _Spare] = field(default_factory=dict)
+    """By local rank: processes that have been prepared."""
+    spare_until_s: float = 0.0
 
     def preload(self, modules: list[str]) -> None:
         """Import what ranks need, unless that makes forking unsafe; measure how long it takes."""
@@ -146,9 +167,12 @@ class Zygote:
             )
         )
         while True:
-            patience_s = _LATER_S if self.later and self.children else None
+            patience_s = _LATER_S if (self.later and self.children) or self.spares else None
             ready, _, _ = select.select([self.agent.fileno(), read_end], [], [], patience_s)
-            if not ready:
+            if not ready and self.spares:
+                if time.monotonic() > self.spare_until_s:
+                    self._end_spares()
+            elif not ready:
                 _import_all(self.later)
                 self.later = ()
             if read_end in ready:
@@ -165,8 +189,10 @@ class Zygote:
             case ForkRank() as order:
                 # Threads that a preloaded library has started would be missing in the fork.
                 warm = self.warm and _count_threads() == 1
-                if (pid := self._fork(order.generation, order.rank)) == 0:
+                pid = self._use_spare(order) if warm else 0
+                if not pid and (pid := self._fork(order.generation, order.rank)) == 0:
                     return partial(self._become_rank, order, warm)
+                self.orders[order.env.get(_PLACE, "")] = order
                 self._send(RankForked(rank=order.rank, pid=pid, warm=warm))
             case ServeStore(generation=generation):
                 agent = self.agent.dup()
@@ -174,8 +200,10 @@ class Zygote:
                     return partial(_serve_store, handles[0], generation, agent)
                 agent.close()
                 os.close(handles[0])
-            case SignalRanks(generation=generation, signal=number):
+            case SignalRanks(generation=generation, signal=number, again=again):
                 self._signal(generation, number)
+                if again and self.warm and not self.spares and _count_threads() == 1:
+                    return self._fork_spares(generation)
         return None
 
     def _fork(self, generation: int, rank: int) -> int:
@@ -187,6 +215,8 @@ class Zygote:
         signal.set_wakeup_fd(-1)
         for end in self.wakeup:
             os.close(end)
+        for spare in self.spares.values():
+            spare.zygote.close()
         die_with(parent, signal.SIGKILL)  # the guard ends our own children
         os.setsid()
         return 0
@@ -198,10 +228,58 @@ class Zygote:
             _execute(self.program)
         restore_fresh_state(Path(order.stacks), self.modules)
         keep_sockets_in(order.temp)
-        offer_trace(Path(order.trace))
+        watch = ContextWatch(os.environ)
+        watch.begin()
+        offer_trace(Path(order.trace), watch)
         if self.library is not None:
             self.library.offer()
         run_program(self.program, Path(order.error))
+
+    def _fork_spares(self, generation: int) -> Callable[[], NoReturn] | None:
+        """Fork a process for each rank whose next CUDA context can be created ahead."""
+        self.spare_until_s = time.monotonic() + _SPARE_S
+        for place, order in self.orders.items():
+            if order.generation != generation or (gpu := read_gpu(order.env)) < 0:
+                continue
+            env = cuda_variables(order.env)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if (pid := self._fork(-1, -1)) == 0:
+                ours.close()
+                return partial(self._await_order, theirs, env, gpu)
+            theirs.close()
+            self.spares[place] = _Spare(pid=pid, zygote=ours, env=env)
+        return None
+
+    def _await_order(self, zygote: socket.socket, env: dict[str, str], gpu: int) -> NoReturn:
+        os.environ.update(env)
+        while not create_context(gpu):
+            if select.select([zygote], [], [], _BUSY_S)[0]:
+                break  # it is time to start, and the program creates it
+        data = zygote.recv(ZYGOTE_PACKET)
+        zygote.close()
+        match decode(json.loads(data)) if data else None:
+            case ForkRank() as order:
+                self._become_rank(order, warm=True)
+        os._exit(0)
+
+    def _use_spare(self, order: ForkRank) -> int:
+        """Hand an order to a prepared process, and return its pid; 0 if there is none."""
+        spare = self.spares.pop(order.env.get(_PLACE, ""), None)
+        if spare is None:
+            return 0
+        with spare.zygote, contextlib.suppress(OSError):  # it has died
+            if spare.env == cuda_variables(order.env):
+                spare.zygote.send(json.dumps(encode(order)).encode())
+                self.children[spare.pid] = _Child(rank=order.rank, generation=order.generation)
+                return spare.pid
+        _kill(spare.pid)
+        return 0
+
+    def _end_spares(self) -> None:
+        for spare in self.spares.values():
+            spare.zygote.close()
+            _kill(spare.pid)
+        self.spares = {}
 
     def _signal(self, generation: int, number: int) -> None:
         groups = list_groups() if number == signal.SIGKILL else {}
@@ -226,6 +304,7 @@ class Zygote:
                 return
             # Kill its group before its pid can be reused.
             child = self.children.pop(gone.si_pid, None)
+            self.spares = {p: one for p, one in self.spares.items() if one.pid != gone.si_pid}
             if child is None or not child.ended:
                 groups = groups or list_groups()  # listed once for all that exit together
                 _end_group(gone.si_pid, groups)
@@ -361,8 +440,12 @@ def _execute(program: Program) -> NoReturn:
 
 def _end_group(pid: int, groups: Groups) -> None:
     end_group(pid, groups)
+    _kill(pid)  # it may not have created its group yet
+
+
+def _kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)  # it may not have created its group yet
+        os.kill(pid, signal.SIGKILL)
 
 
 def _mount(mount: str) -> str:

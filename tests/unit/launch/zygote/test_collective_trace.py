@@ -4,11 +4,14 @@ import ctypes
 import os
 import socket
 import sys
+import threading
 import types
 
 import pytest
 
 from echelon.launch.zygote.collective_trace import offer_trace
+
+NO_WATCH = types.SimpleNamespace(pause_s=None)
 
 
 @pytest.fixture
@@ -35,10 +38,24 @@ def ask(path):
 
 
 def test_it_answers_again_and_again(torch, tmp_path):
-    offer_trace(tmp_path / "trace")
+    offer_trace(tmp_path / "trace", NO_WATCH)
     assert not (tmp_path / "trace").exists(), "before there is a group"
     torch.distributed.init_process_group("gloo", rank=3)
     assert torch.calls == [(("gloo",), {"rank": 3})]
+    assert ask(tmp_path / "trace") == b'{"gloo":{"entries": []}}'
+
+
+def test_it_looks_for_contexts_while_it_waits(torch, tmp_path):
+    looked = threading.Event()
+
+    def look():
+        watch.pause_s = None
+        looked.set()
+
+    watch = types.SimpleNamespace(pause_s=0.01, look=look)
+    offer_trace(tmp_path / "trace", watch)
+    torch.init_process_group()
+    assert looked.wait(10)
     assert ask(tmp_path / "trace") == b'{"gloo":{"entries": []}}'
 
 
@@ -47,7 +64,7 @@ def test_nccl_is_asked_only_where_captures_are_permitted(torch, tmp_path, monkey
     driver = types.SimpleNamespace(cuThreadExchangeStreamCaptureMode=modes.append)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: loaded.append(name) or driver)
     torch.native._dump_nccl_trace_json = lambda **_options: b"{}"
-    offer_trace(tmp_path / "trace")
+    offer_trace(tmp_path / "trace", NO_WATCH)
     torch.init_process_group()
     assert ask(tmp_path / "trace") == b'{"nccl":{},"gloo":{"entries": []}}'
     assert (loaded, len(modes)) == (["libcuda.so.1"], 1)
@@ -60,7 +77,7 @@ def test_nccl_is_asked_only_where_captures_are_permitted(torch, tmp_path, monkey
 
 
 def test_a_second_group_and_an_agent_that_gives_up_do_no_harm(torch, tmp_path):
-    offer_trace(tmp_path / "trace")
+    offer_trace(tmp_path / "trace", NO_WATCH)
     torch.init_process_group()
     torch.init_process_group()
     assert len(torch.calls) == 2
@@ -70,7 +87,7 @@ def test_a_second_group_and_an_agent_that_gives_up_do_no_harm(torch, tmp_path):
 
 
 def test_what_a_rank_forks_does_not_answer_for_it(torch, tmp_path, monkeypatch):
-    offer_trace(tmp_path / "trace")
+    offer_trace(tmp_path / "trace", NO_WATCH)
     monkeypatch.setattr(os, "getpid", lambda: -1)
     torch.init_process_group()
     assert torch.calls
@@ -78,18 +95,18 @@ def test_what_a_rank_forks_does_not_answer_for_it(torch, tmp_path, monkeypatch):
 
 
 def test_a_folder_that_does_not_exist_does_no_harm(torch, tmp_path):
-    offer_trace(tmp_path / "gone" / "trace")
+    offer_trace(tmp_path / "gone" / "trace", NO_WATCH)
     torch.init_process_group()
     assert torch.calls
 
 
 def test_a_torch_that_cannot_record(torch, tmp_path):
     del torch.native._dump_fr_trace_json
-    offer_trace(tmp_path / "trace")
+    offer_trace(tmp_path / "trace", NO_WATCH)
     torch.init_process_group()
     assert ask(tmp_path / "trace") == b"{}"
 
 
 def test_without_torch_nothing_is_offered(monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "torch.distributed.distributed_c10d", raising=False)
-    offer_trace(tmp_path / "trace")
+    offer_trace(tmp_path / "trace", NO_WATCH)

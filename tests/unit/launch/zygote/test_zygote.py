@@ -22,6 +22,8 @@ from echelon.launch.protocol.messages import (
     decode,
     encode,
 )
+from echelon.launch.protocol.rank_shm import VARIABLE as BEACON
+from echelon.launch.protocol.rank_shm import RankShm
 
 SOURCE = Path(__file__).parents[4] / "src"
 SCRIPT = """\
@@ -54,12 +56,16 @@ class Agent:
     def send(self, message):
         self.socket.send(json.dumps(encode(message)).encode())
 
-    def fork(self, rank, generation=0):
+    def fork(self, rank, generation=0, **more):
         """Order a rank, and return the zygote's reply."""
         paths = {name: str(self.folder / f"{name}-{rank}") for name in PATHS}
-        env, temp = {"RANK": str(rank)}, str(self.folder / "temp")
+        env, temp = {"RANK": str(rank), **more}, str(self.folder / "temp")
         self.send(ForkRank(generation=generation, rank=rank, env=env, temp=temp, **paths))
         return self.receive()
+
+    def children(self):
+        task = Path(f"/proc/{self.zygote.pid}/task/{self.zygote.pid}/children")
+        return {int(pid) for pid in task.read_text().split()}
 
     def receive(self):
         return decode(json.loads(self.socket.recv(ZYGOTE_PACKET)))
@@ -112,6 +118,57 @@ def test_a_signal_reaches_the_ranks_of_its_generation_alone(start):
     assert agent.receive() == RankReaped(rank=1, status=-signal.SIGTERM)
     agent.send(SignalRanks(generation=1, signal=signal.SIGKILL))
     assert agent.receive() == RankReaped(rank=0, status=-signal.SIGKILL)
+
+
+@pytest.fixture
+def prepared(start, tmp_path):
+    """A zygote whose only rank was killed, and which has a spare process for the next one."""
+    beacon = RankShm.create(tmp_path / "beacon")
+    beacon.gpu = 0
+    beacon.close()
+    agent = start("wait")
+    agent.receive()
+    variables = {"LOCAL_RANK": "0", "CUDA_X": "1", BEACON: str(tmp_path / "beacon")}
+    first = agent.fork(0, generation=1, **variables).pid
+    agent.await_line(0)
+    (tmp_path / "log-0").unlink()
+    agent.send(SignalRanks(generation=1, signal=signal.SIGKILL, again=True))
+    assert agent.receive() == RankReaped(rank=0, status=-signal.SIGKILL)
+    (spare,) = agent.children() - {first}
+    return agent, spare, variables
+
+
+def test_a_spare_process_becomes_the_next_rank(prepared):
+    agent, spare, variables = prepared
+    assert agent.fork(0, generation=2, **variables) == RankForked(rank=0, pid=spare, warm=True)
+    assert agent.await_line(0) == "0 wait\n"
+    agent.send(SignalRanks(generation=2, signal=signal.SIGTERM))
+    assert agent.receive() == RankReaped(rank=0, status=-signal.SIGTERM)
+
+
+@pytest.mark.parametrize("changed", [{"CUDA_X": "2"}, {"LOCAL_RANK": "1"}])
+def test_a_spare_process_is_not_used_for_another_gpu(prepared, changed):
+    agent, spare, variables = prepared
+    assert agent.fork(0, generation=2, **{**variables, **changed}).pid != spare
+    assert agent.await_line(0) == "0 wait\n"
+
+
+def test_a_spare_process_that_was_killed_is_not_used(prepared):
+    agent, spare, variables = prepared
+    with os.fdopen(os.pidfd_open(spare)) as watch:
+        os.kill(spare, signal.SIGKILL)
+        assert select.select([watch], [], [], 60)[0]
+    assert agent.fork(0, generation=2, **variables).pid != spare
+    assert agent.await_line(0) == "0 wait\n"
+
+
+def test_a_spare_process_ends_with_its_zygote(prepared):
+    agent, spare, _ = prepared
+    watch = os.pidfd_open(spare)
+    agent.socket.close()
+    assert agent.zygote.wait(60) == 0
+    with os.fdopen(watch):
+        assert select.select([watch], [], [], 60)[0], "the spare process still runs"
 
 
 def test_without_its_agent_a_zygote_ends_with_its_ranks(start):
