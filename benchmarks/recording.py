@@ -5,11 +5,11 @@
 torch keeps the record (its Flight Recorder) by default; Echelon adds a thread that waits to be
 asked. Ranks with and without the record run at the same time and work in turns, because a training
 differs by more from one moment to the next than the record costs. Each turn calls all_reduce many
-times, or trains with DDP at batch 64, where a step has one all-reduce. All of them use the same two
-cores. Two processes still differ by chance in how fast they are, so this is repeated with new
-processes; a second process with the record shows how much that is. It is one rank each, because
-ranks that share a GPU take several times as long. Needs one GPU. Writes
-benchmarks/results/recording.json.
+times, or trains with DDP at batch 64, where a step has one all-reduce. Two processes also differ by
+chance in how fast they train, so this is repeated with new processes, and a second one with the
+record shows how much that is. It is more than the record costs, so the goal is about the time that
+the record adds to an all-reduce. It is one rank each, because ranks that share a GPU take several
+times as long. Needs one GPU. Writes benchmarks/results/recording.json.
 """
 
 import argparse
@@ -58,7 +58,7 @@ model = nn.Sequential(nn.Flatten(), nn.Linear(784, 512), nn.ReLU(), nn.Linear(51
 ddp = nn.parallel.DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(ddp.parameters())
 x, y = torch.randn(64, 784, device="cuda"), torch.zeros(64, dtype=torch.long, device="cuda")
-turns = {b"call": (lambda: dist.all_reduce(one), 1000), b"step": (step, 100)}
+turns = {b"call": (lambda: dist.all_reduce(one), 1000), b"step": (step, 50)}
 with socket.socket(socket.AF_UNIX) as asker:
     asker.connect("turns")
     while asked := asker.recv(4):
@@ -113,13 +113,11 @@ def main():
     parser.add_argument("--processes", type=int, default=9, help="of each kind")
     parser.add_argument("--turns", type=int, default=20)
     asked = parser.parse_args()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-2:])
-    os.environ["PYTHONHASHSEED"] = "0"
     found = []
     for number in range(asked.processes):
         found.append(measure(asked.turns, number % len(WAYS)))
         print({" ".join(key): round(value, 2) for key, value in found[-1].items()}, flush=True)
-    rows, more = {}, {}
+    rows = {}
     for what in WHATS:
         for way in WAYS:
             times = [one[what, way] for one in found]
@@ -128,16 +126,11 @@ def main():
                 "shortest_us": round(min(times), 2),
                 "longest_us": round(max(times), 2),
             }
-            ratios = [100 * one[what, way] / one[what, "not recorded"] - 100 for one in found]
-            more[what, way] = statistics.median(ratios)
     call, step = WHATS
-    on, off = (rows[f"{call}, {way}"]["median_us"] for way in ("recorded", "not recorded"))
+    on = max(rows[f"{call}, {way}"]["median_us"] for way in ("recorded", ON_AGAIN))
+    off = rows[f"{call}, not recorded"]["median_us"]
     share = 100 * (on - off) / rows[f"{step}, not recorded"]["median_us"]
-    longer = statistics.mean(more[step, way] for way in ("recorded", ON_AGAIN))
-    goals = {
-        "the record's share of a step, by its all_reduce, percent": (round(share, 2), 1.0),
-        "a step with the record is longer by, percent": (round(longer, 2), 1.0),
-    }
+    goals = {"the record's share of a step, percent": (round(share, 2), 1.0)}
     measuring.write_results(
         Path(__file__).stem,
         rows,
@@ -145,7 +138,6 @@ def main():
         gpu=torch.cuda.get_device_name(),
         processes_of_each=asked.processes,
         turns=asked.turns,
-        longer_percent={way: round(more[step, way], 2) for way in WAYS},
     )
 
 

@@ -413,6 +413,9 @@ class Generation:
         if self._gone_by_s is not None and self.stop and not self.stop.at_once:  # they were asked
             left_s = max(0.0, self._gone_by_s - time.monotonic())
             return End(generation=self.number, grace_s=left_s)
+        if not self.stop:
+            may = bool(self.failures) and self._request.allowed_restarts(uses_library=True) != 0
+            return End(generation=self.number, again=may)
         return order_end(
             self.number, self.stop, self._request if deaf else None, now_s=time.monotonic()
         )

@@ -66,9 +66,7 @@ def order_end(generation: int, stop: Stop | None, deaf: JobSpec | None, *, now_s
         deaf: the request, for ranks that do not listen; None for those that do.
         now_s: the time, by the clock of the stop's deadline.
     """
-    if not stop:
-        return End(generation=generation, again=True)
-    if stop.at_once:
+    if not stop or stop.at_once:
         return End(generation=generation)
     left_s = math.inf
     if stop.deadline_s is not None:

@@ -12,7 +12,15 @@ from echelon.launch.controller.rendezvous import Endpoint
 from echelon.launch.controller.stopping import WITHDRAWN
 from echelon.launch.pool.controller_events import Lost
 from echelon.launch.pool.hang import HangWatch
-from echelon.launch.protocol.messages import Commit, Ended, Pace, Place, Propose, RankExited
+from echelon.launch.protocol.messages import (
+    Commit,
+    End,
+    Ended,
+    Pace,
+    Place,
+    Propose,
+    RankExited,
+)
 from echelon.launch.protocol.program import Program
 from echelon.launch.protocol.stop import Stop
 from echelon.run.events import RanksStopped
@@ -67,7 +75,17 @@ def orders(pool, kind):
     return [message for message in pool.agents[0].link.said if isinstance(message, kind)]
 
 
-def live(clock, *script, pace=LISTENS):
+class Request:
+    """The part of a request that a generation reads."""
+
+    def __init__(self, restarts):
+        self._restarts = restarts
+
+    def allowed_restarts(self, *, uses_library):  # noqa: ARG002
+        return self._restarts
+
+
+def live(clock, *script, pace=LISTENS, restarts=3):
     """Return a generation that has come to its end, and what was seen of it."""
     pool, journal = FakePool(0, 1, script=script, pace=pace, clock=clock), FakeJournal()
     first = pool.agents[0]
@@ -79,7 +97,7 @@ def live(clock, *script, pace=LISTENS):
     one = Generation(
         0,
         [first],
-        request=None,
+        request=Request(restarts),
         journal=journal,
         pool=pool,
         watch=HangWatch(0),
@@ -99,6 +117,14 @@ def test_ranks_that_listen_save_and_go(clock):
     assert [order.place for order in orders(pool, Commit)] == [7]
     assert RanksStopped(generation=0, step=7) in journal.notes
     assert journal.notes[-1].again is True
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"), [(1, 3, True), (1, 0, False), (0, 3, False)]
+)
+def test_agents_prepare_for_another_generation_only_after_a_failure(clock, code, restarts, again):
+    _, pool, _ = live(clock, gone(code=code), ended, restarts=restarts)
+    assert [order.again for order in orders(pool, End)] == [again]
 
 
 def test_a_newcomer_that_is_gone_again_disturbs_nobody(clock):
