@@ -72,7 +72,7 @@ WHATS = {"an all_reduce": b"call", "a step with one all_reduce": b"step"}
 
 
 def start(more, stack):
-    """Start a rank, and return the connection on which it is asked to take turns."""
+    """Start a rank, and return the socket to which it connects."""
     folder = stack.enter_context(tempfile.TemporaryDirectory())
     Path(folder, "train.py").write_text(SCRIPT)
     listener = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -84,6 +84,11 @@ def start(more, stack):
         command, cwd=folder, env={**os.environ, **more}, stdout=subprocess.DEVNULL
     )
     stack.callback(process.wait, PATIENCE_S)
+    return listener
+
+
+def connect(listener, stack):
+    """Return the connection on which a rank is asked to take turns; it exits at its end."""
     rank, _ = listener.accept()
     rank.settimeout(PATIENCE_S)
     return stack.enter_context(rank)
@@ -98,8 +103,9 @@ def ask(rank, what):
 def measure(turns, first):
     """Return by measurement and way the median over turns, in µs, with new processes."""
     ways = list(WAYS)[first:] + list(WAYS)[:first]
-    with ExitStack() as stack:
-        ranks = {way: start(WAYS[way], stack) for way in ways}
+    with ExitStack() as runs, ExitStack() as connections:
+        listeners = {way: start(WAYS[way], runs) for way in ways}
+        ranks = {way: connect(one, connections) for way, one in listeners.items()}
         found = {(what, way): [] for what in WHATS for way in ways}
         for turn in range(turns + 1):
             for what, word in WHATS.items():
