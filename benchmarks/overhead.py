@@ -286,6 +286,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)
     rounds = parser.parse_args().rounds
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the loops are compared on the CPU
     torch.set_num_threads(1)
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning|accelerate")

@@ -54,9 +54,14 @@ ABOUT = {
     "shardsteps": "A GPT of 124 million parameters with FSDP2 and compiled layers, 2 ranks that "
     "share one GPU: a step, the peak memory of a rank, and a step while a checkpoint is written.",
     "recording": "What the record of collectives costs, from which hangs are explained: one rank "
-    "with NCCL, with the record and without it.",
-    "overhead": "Time that a framework adds to a step of `Linear(784, 10)`: the shortest of all "
-    "turns, and the median.",
+    "with NCCL, with the record and without it. They work in turns. Processes of the same kind "
+    "differ in their steps by more than the record costs, so its share of a step is what it adds "
+    "to an all-reduce.",
+    "overhead": "Time that a framework adds to a step of `Linear(784, 10)`: the tenth percentile "
+    "of all turns, and the median. All loops took turns on one core, while other cores ran another "
+    "benchmark. On a slower machine with two cores, where a raw step takes 550 µs, Echelon adds "
+    "27 µs and misses the goal; most of it is the log at every tenth step (8 µs with "
+    "`log_every=50`).",
     "loader": "Images of 64 × 64 loaded per second and core.",
     "page": "The web page with a simulated run of 1,000 ranks, in Chromium.",
     "lint": "`echelon lint` on one script, including its start.",
@@ -72,9 +77,12 @@ MISSED = {
     "memory took 24 ms, and torch's async_save 270 ms. Here the copy alone takes 68 ms; see the "
     "table. From a GPU the copy overlaps with the loop; see `gpu`.",
     ("checkpoint", "a step while writing, percent slower"): "On two cores, beside other work.",
-    ("restart-nccl", "median, s"): "CUDA's context takes 0.35 s of it and NCCL's start 0.7 s. With "
-    "NCCL_MAX_NCHANNELS=4 a restart took 0.3 s less, with NCCL_CUMEM_ENABLE=0 0.2 s less. Both "
-    "change NCCL for the whole training, so Echelon does not set them.",
+    ("restart-nccl", "median, s"): "CUDA's contexts take 0.2 to 0.35 s of it and NCCL's start "
+    "0.75 s: about 0.35 s to load its kernels and 0.3 s to connect 64 channels. Contexts that were "
+    "created while the old ranks were being ended saved 0.2 s in a trial, which is too little for "
+    "a context outside the program's control. With NCCL_MAX_NCHANNELS=4 a restart took 0.3 s less, "
+    "with NCCL_CUMEM_ENABLE=0 0.2 s less. Both change NCCL for the whole training, so Echelon does "
+    "not set them.",
     ("gpt", "compiled, plain loop / Echelon"): "Both compile the model. Echelon also "
     "compiles the loss and replays a CUDA graph, which matters less with steps of 40 ms.",
     ("shards", "time to load, of torch's"): "The time includes verifying all checksums.",
@@ -108,12 +116,6 @@ MISSED = {
         "one script, median, seconds",
     ): "On a busy machine. A bare start of the command is about two thirds of it.",
     ("lint", "one script, median, CPU seconds"): "Without the time of other processes.",
-    (
-        "overhead",
-        "Echelon over the raw loop, µs per step",
-    ): "Two fifths of it are the log files and the progress bar, at every tenth step; see "
-    "`log_every=50`. With real data, where the raw loop uses a DataLoader, the whole step is "
-    "shorter than the raw loop's.",
     (
         "limit",
         "longest gap between steps of two jobs, s",

@@ -7,7 +7,7 @@ one. It leaves an unfinished last line for the next read, and skips lines that a
 import errno
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -90,14 +90,18 @@ def parse_event(line: str, events: type[E]) -> Record[E] | None:
 
 
 class EventWriter:
-    """Appends to one file. Each event is one `write`: lines never mix and nothing is buffered."""
+    """Appends to one file. Each call is one `write`: lines never mix and nothing is buffered."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._file = _open_at_line_start(path)
 
     def write(self, event: Event | Unknown) -> None:
-        os.write(self._file, _line(self._clock(), event))
+        self.write_all([(self._clock(), event)])
+
+    def write_all(self, events: Iterable[tuple[float, Event | Unknown]]) -> None:
+        """Append several events with their times, in one `write`."""
+        os.write(self._file, b"".join(_line(time_s, event) for time_s, event in events))
 
     def close(self) -> None:
         os.close(self._file)

@@ -51,6 +51,14 @@ class Tally:
                 held = value.detach() if isinstance(value, torch.Tensor) else value
                 self._sums[name].add_(held, alpha=unit)
 
+    def add_loss(self, loss: torch.Tensor, count: int, *, unit: float) -> None:
+        """Add a batch's loss and its number of samples; every step does this."""
+        if self._on_cpu:
+            self._count += count
+            self._sums["loss"] = self._sums.get("loss", 0.0) + unit * loss.item()
+        else:
+            self.add({"loss": loss, "count": count}, unit=unit)
+
     def means(self) -> dict[str, float]:
         """Return the means over all ranks' samples, and reset the sums. A collective."""
         names = sorted(self._sums)

@@ -23,6 +23,9 @@ _LINE_S = 10.0
 """Interval between lines, if there is no terminal for a bar."""
 _BAR_S = 0.1
 """Interval between updates of the bar."""
+_WRITE_S = 0.1
+"""Interval between writes to files. Lines of a faster training are written together: a write may
+take longer than a step."""
 RETRY_S = 30.0
 """Interval between attempts to write files after a failure."""
 
@@ -67,6 +70,9 @@ class Progress:
         self._metrics: EventWriter | None = None
         self._scalars: ScalarWriter | None = None
         self._missed, self._again_s = 0, 0.0
+        self._pending: list[tuple[float, StepLogged | ValidationLogged]] = []
+        """Events to write, each with its time."""
+        self._due_s = -math.inf
         self._draws = TENSORBOARD in loggers
         if self._folder:
             persist(partial(self._open, self._folder), within_s=retry_s)
@@ -122,8 +128,8 @@ class Progress:
             unit=self._unit,
             metrics={**means, "rate": round(rate, 1), **waited},
         )
-        self._log(logged)
         last = done >= self._length
+        self._log(logged, at_once=last)
         if self._quiet:
             return
         if last or now_s - self._told_s >= (_BAR_S if self._terminal else _LINE_S):
@@ -134,39 +140,41 @@ class Progress:
         """Report the results of a validation."""
         if not metrics or not self._speaks:
             return
-        self._log(ValidationLogged(step=step, epoch=epoch, metrics=dict(metrics)))
+        event = ValidationLogged(step=step, epoch=epoch, metrics=dict(metrics))
+        self._log(event, at_once=True)
         if self._quiet:
             return
         shown = "  ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         self.tell(f"epoch {epoch}/{self._epochs}: {shown}")
 
-    def _log(self, event: StepLogged | ValidationLogged) -> None:
-        prefix = "train" if isinstance(event, StepLogged) else "validation"
-        scalars = {f"{prefix}/{name}": value for name, value in event.metrics.items()}
+    def _log(self, event: StepLogged | ValidationLogged, *, at_once: bool) -> None:
         for tracker in self._trackers:
-            tracker.log(event.step, scalars)
-        if self._folder:
-            self._write(self._folder, event, scalars)
+            tracker.log(event.step, _scalars_of(event))
+        if self._folder is None:
+            return
+        self._pending.append((self._clock(), event))
+        if at_once or time.monotonic() >= self._due_s:
+            self._write(self._folder)
 
-    def _write(
-        self, folder: Path, event: StepLogged | ValidationLogged, scalars: Mapping[str, float]
-    ) -> None:
+    def _write(self, folder: Path) -> None:
+        events, self._pending = self._pending, []
+        self._due_s = time.monotonic() + _WRITE_S
         if self._missed and time.monotonic() < self._again_s:
-            self._missed += 1
+            self._missed += len(events)
             return
         try:
             if self._metrics is None:
                 self._open(folder)
             if self._metrics:
-                self._metrics.write(event)
+                self._metrics.write_all(events)
             if self._scalars:
-                self._scalars.write(scalars, step=event.step, now_s=self._clock())
+                self._scalars.write((at_s, one.step, _scalars_of(one)) for at_s, one in events)
         except OSError as error:  # a full disk must not end a training
             self._close_files()
             self._again_s = time.monotonic() + self._retry_s
             if not self._missed:
                 self.tell(f"cannot write metrics, retrying every {self._retry_s:g} s: {error}")
-            self._missed += 1
+            self._missed += len(events)
         else:
             if self._missed:
                 self.tell(f"writing metrics again; {self._missed} records are missing")
@@ -196,6 +204,8 @@ class Progress:
         Args:
             complete: whether the training is.
         """
+        if self._folder and self._pending:
+            self._write(self._folder)
         self._close_files()
         for tracker in self._trackers:
             tracker.close(complete=complete)
@@ -206,3 +216,8 @@ class Progress:
                 with contextlib.suppress(OSError):  # flushing earlier writes may fail
                     file.close()
         self._metrics = self._scalars = None
+
+
+def _scalars_of(event: StepLogged | ValidationLogged) -> dict[str, float]:
+    prefix = "train" if isinstance(event, StepLogged) else "validation"
+    return {f"{prefix}/{name}": value for name, value in event.metrics.items()}

@@ -106,6 +106,7 @@ class EagerStep:
         self._clip, self._accumulate = clip_norm, accumulate
         self._current = current
         self._cast = choose_precision(precision, device)
+        self._sharded = is_sharded_model(model)
         self._judge, self._move = self._judge_plainly, optimizer.step
         self.peer_wait: PeerWait | StreamWait | None = None
         if isinstance(model, DistributedDataParallel):
@@ -134,7 +135,7 @@ class EagerStep:
 
     def _backward(self, portion: Portion, tally: Tally | None) -> None:
         *early, last = self._divide(portion)
-        if is_sharded_model(self.model):
+        if self._sharded:
             # All ranks take part in every pass, so a rank with fewer parts repeats one for nothing.
             unused = replace(portion, size=0)
             for _ in range(self._accumulate - len(early) - 1):
@@ -160,7 +161,7 @@ class EagerStep:
             with self._current.of(portion, part[1]):
                 loss, unit, count, sums = self._differentiate(part, portion, parts, syncs)
         if tally is not None and portion.size:
-            tally.add({"loss": loss, "count": count}, unit=unit)
+            tally.add_loss(loss, count, unit=unit)
             if sums:
                 tally.add(sums)
         elif tally is not None:
@@ -173,7 +174,8 @@ class EagerStep:
         loss, unit, count, sums = self._judge(batch, keys)
         factor = self._factor(batch, portion, unit, count, parts)
         scaled = loss if factor == 1.0 else loss * factor
-        scaled = self.scaler.scale(scaled)
+        if self._cast == torch.float16:
+            scaled = self.scaler.scale(scaled)
         if self.peer_wait is None or not syncs:
             scaled.backward()  # type: ignore[no-untyped-call]
         else:
@@ -196,6 +198,8 @@ class EagerStep:
         if isinstance(batch, Rows):
             keys = batch.keys() if self._transform or self._current else None
             batch = batch.read()
+        if self._accumulate == 1:
+            return [(batch, keys)]
         parts = divide(batch, self._accumulate)
         if keys is None:
             return [(part, None) for part in parts]

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Self
 
-from echelon.launch.protocol.rank_shm import find_rank_shm
+from echelon.launch.protocol.rank_shm import PASSED, PROPOSED, STEP, find_rank_shm
 
 _LOOK_S = 0.002
 """Poll interval of a rank that waits for the commit."""
@@ -111,7 +111,7 @@ class StopBarrier:
     def tell(self, step: int) -> None:
         """Report the number of steps taken."""
         if self._beacon is not None:
-            self._beacon.step = int(step)
+            self._beacon.numbers[STEP] = int(step)
 
     def pass_by(self) -> bool:
         """Former name of `arrive`, kept for one release."""
@@ -132,9 +132,9 @@ class StopBarrier:
             self._longest_s = came_s - self._came_s
             beacon.pass_us = int(self._longest_s * 1e6)
         self._came_s = came_s
-        proposed = beacon.proposed
+        proposed = beacon.numbers[PROPOSED]
         if proposed <= 0 or proposed != self._passed:
-            beacon.passed = self._passed
+            beacon.numbers[PASSED] = self._passed
             return False
         beacon.waiting = self._passed
         beacon.passed = self._passed

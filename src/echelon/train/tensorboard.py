@@ -6,7 +6,7 @@ length, the length's checksum, a protobuf message `Event`, and the message's che
 
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _WALL_TIME, _STEP, _VERSION, _SUMMARY = 1, 2, 3, 5
@@ -24,16 +24,21 @@ class ScalarWriter:
         self._file = (folder / name).open("ab", buffering=0)
         self._file.write(frame(_double(_WALL_TIME, now_s) + _bytes(_VERSION, b"brain.Event:2")))
 
-    def write(self, scalars: Mapping[str, float], *, step: int, now_s: float) -> None:
-        values = b"".join(
-            _bytes(_VALUE, _bytes(_TAG, tag.encode()) + _float(_SIMPLE, value))
-            for tag, value in scalars.items()
-        )
-        event = _double(_WALL_TIME, now_s) + _varint(_STEP << 3) + _varint(step)
-        self._file.write(frame(event + _bytes(_SUMMARY, values)))
+    def write(self, points: Iterable[tuple[float, int, Mapping[str, float]]]) -> None:
+        """Append scalars of several steps, each with its time and step, in one `write`."""
+        self._file.write(b"".join(frame(_event(*point)) for point in points))
 
     def close(self) -> None:
         self._file.close()
+
+
+def _event(time_s: float, step: int, scalars: Mapping[str, float]) -> bytes:
+    values = b"".join(
+        _bytes(_VALUE, _bytes(_TAG, tag.encode()) + _float(_SIMPLE, value))
+        for tag, value in scalars.items()
+    )
+    event = _double(_WALL_TIME, time_s) + _varint(_STEP << 3) + _varint(step)
+    return event + _bytes(_SUMMARY, values)
 
 
 def frame(message: bytes) -> bytes:

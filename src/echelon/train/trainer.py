@@ -346,27 +346,29 @@ class Trainer:
 
     def _train_epoch(self, source: Source, progress: Progress) -> None:
         """Take the remaining steps of an epoch."""
-        progress.begin(source.order.cursor)
+        order, learner, pace = source.order, self._learner, self._pace
+        progress.begin(order.cursor)
         portions = source.portions()
-        self._pace.begin(self.step)
+        pace.begin(self.step)
         while not self._have_enough():
             asked_s = time.perf_counter()
             portion = next(portions, None)
             if portion is None:
                 break
-            portion = self._learner.make_ready(portion)
-            self._pace.have_data(asked_s)
-            self._learner.take_step(portion)
+            portion = learner.make_ready(portion)
+            pace.have_data(asked_s)
+            learner.take_step(portion)
             self._samples += portion.total or 0
             self.indices = None if portion.indices is None else portion.indices[: portion.size]
-            source.order.advance()
+            order.advance()
             self._after_step()
-            self._reserve_once()
-            over = source.order.cursor >= source.order.usable
-            if over or self.step % self._log_every == 0:
-                self._pace.end(self.step)
+            if not self._reserved:
+                self._reserve()
+            over, step = order.cursor >= order.usable, learner.steps
+            if over or step % self._log_every == 0:
+                pace.end(step)
                 self._log(source, progress)
-            if not over and self._save_every and self.step % self._save_every == 0:
+            if not over and self._save_every and step % self._save_every == 0:
                 self.save()
             self._stop_if_agreed()
 
@@ -462,10 +464,10 @@ class Trainer:
         order = self._source.order.state_dict()
         return {**self._learner.state_dict(), "source": order, "epoch": self.epoch}
 
-    def _reserve_once(self) -> None:
+    def _reserve(self) -> None:
         """Have memory for checkpoints ready before the first one, once the optimizer has state."""
-        if self.checkpointer and not self._reserved:
-            self._reserved = True
+        self._reserved = True
+        if self.checkpointer:
             self.checkpointer.reserve(self._state(), own=self._learner.own_state())
 
     def _resume(self, source: Source, start: Checkpoint | None) -> bool:

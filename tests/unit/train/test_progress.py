@@ -13,7 +13,7 @@ def make(tmp_path, monkeypatch):
     def begin(folder=None, *, speaks=True, terminal=False, **more):
         monkeypatch.setattr(module.sys.stderr, "isatty", lambda: terminal, raising=False)
         usual = {"epochs": 2, "length": 100, "unit": "samples", "clock": lambda: 5.0}
-        return Progress(folder, speaks=speaks, **usual, **more)
+        return Progress(folder, speaks=speaks, **{**usual, **more})
 
     return begin
 
@@ -37,6 +37,36 @@ def test_metrics_are_written_for_programs(tmp_path, make):
         "time": 5.0, "kind": "validation", "step": 9, "epoch": 1, "metrics": {"accuracy": 0.9},
     }  # fmt: skip
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_lines_of_fast_steps_are_written_together(tmp_path, make, monkeypatch):
+    monkeypatch.setattr(module, "_WRITE_S", 3600.0)
+    progress = make(tmp_path, clock=iter([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]).__next__)
+
+    def written():
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        return [(line["done"], line["time"]) for line in map(json.loads, lines)]
+
+    update(progress, 10)  # the first one is written at once; the files took a time of their own
+    assert written() == [(10, 2.0)]
+    update(progress, 20)
+    update(progress, 30)
+    assert written() == [(10, 2.0)]
+    update(progress, 100)  # the last one of an epoch
+    assert written() == [(10, 2.0), (20, 3.0), (30, 4.0), (100, 5.0)]
+    update(progress, 40)
+    progress.close()
+    assert written()[-1] == (40, 6.0)
+
+
+def test_a_validation_is_written_at_once(tmp_path, make, monkeypatch):
+    monkeypatch.setattr(module, "_WRITE_S", 3600.0)
+    progress = make(tmp_path)
+    update(progress)
+    update(progress, 60)
+    progress.end_epoch(step=9, epoch=1, metrics={"accuracy": 0.9})
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+    progress.close()
 
 
 def test_one_rank_alone_speaks(tmp_path, make, capsys):
@@ -71,13 +101,14 @@ def test_a_terminal_gets_a_bar_in_one_line(make, capsys):
 def test_a_disk_that_fills_up_interrupts_the_writing_not_the_training(
     tmp_path, make, capsys, monkeypatch
 ):
+    monkeypatch.setattr(module, "_WRITE_S", 0.0)
     progress = make(tmp_path, retry_s=0)
 
     def fail(*_, **__):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr("echelon.train.progress.EventWriter.write", fail)
+        full.setattr("echelon.train.progress.EventWriter.write_all", fail)
         update(progress, 50)
         update(progress, 60)
     assert capsys.readouterr().err.count("cannot write metrics") == 1
@@ -94,13 +125,14 @@ def test_a_disk_that_fills_up_interrupts_the_writing_not_the_training(
 def test_a_full_disk_is_not_tried_again_before_the_interval_is_over(
     tmp_path, make, capsys, monkeypatch
 ):
+    monkeypatch.setattr(module, "_WRITE_S", 0.0)
     progress, tries = make(tmp_path, retry_s=3600), []
 
     def fail(*_, **__):
         tries.append(1)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("echelon.train.progress.EventWriter.write", fail)
+    monkeypatch.setattr("echelon.train.progress.EventWriter.write_all", fail)
     for done in (50, 60, 70):
         update(progress, done)
     assert len(tries) == 1

@@ -19,9 +19,9 @@ def read(tmp_path):
 
 def test_tensorboard_reads_what_we_write(tmp_path, read):
     writer = ScalarWriter(tmp_path, now_s=1000.5)
-    writer.write({"train/loss": 0.25, "ünï": -3.0}, step=1, now_s=1001.25)
-    writer.write({"train/loss": float("nan")}, step=300, now_s=1002.0)
-    writer.write({"train/loss": 1e30}, step=2**40, now_s=1003.0)
+    first = (1001.25, 1, {"train/loss": 0.25, "ünï": -3.0})
+    writer.write([first, (1002.0, 300, {"train/loss": float("nan")})])
+    writer.write([(1003.0, 2**40, {"train/loss": 1e30})])
     writer.close()
     first, second, third = read("train/loss")
     assert first == (1, 1001.25, 0.25)

@@ -14,6 +14,9 @@ from typing import Any
 _BYTES = 8
 _SIZE = 160
 VARIABLE = "ECHELON_BEACON"
+STEP, PASSED, WAITING, PROPOSED, COMMITTED = range(5)
+"""Places of the numbers that every version has. Training loops use `numbers` with them, because an
+attribute takes three times as long."""
 
 
 class _Field:
@@ -29,7 +32,7 @@ class _Field:
             return -1
 
     def __set__(self, beacon: "RankShm", value: int) -> None:
-        try:  # noqa: SIM105  every step does this, and suppress() is slower
+        try:  # noqa: SIM105  suppress() is slower
             beacon.numbers[self._place] = value
         except IndexError:
             pass
@@ -38,15 +41,15 @@ class _Field:
 class RankShm:
     """Created by the agent with `create`, opened by the rank with `open`."""
 
-    step = _Field(0)
+    step = _Field(STEP)
     """By the rank: number of completed steps."""
-    passed = _Field(1)
+    passed = _Field(PASSED)
     """By the rank: number of places it has passed where it can stop; -1 if it never stops."""
-    waiting = _Field(2)
+    waiting = _Field(WAITING)
     """By the rank: the place where it waits for the decision to stop."""
-    proposed = _Field(3)
+    proposed = _Field(PROPOSED)
     """By the agent: the place where all ranks are to wait."""
-    committed = _Field(4)
+    committed = _Field(COMMITTED)
     """By the agent: the place where they stop, because all of them wait there."""
     started_us = _Field(5)
     """By the agent: when the rank was ordered, by the host's monotonic clock."""
