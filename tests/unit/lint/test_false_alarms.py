@@ -410,3 +410,41 @@ def test_installing_is_not_the_program_of_a_job():
     text = "#!/bin/bash\n#SBATCH --nodes=2\npython -m pip install torch\nsh train.sh\n"
     found = lint(text, path="job.sh", files=TextFiles({}), programs=SlurmOf())
     assert "E201" not in {f.code for f in found}
+
+
+@pytest.mark.parametrize(
+    ("imported", "kinds"),
+    [("numpy", ["error"]), ("idr_torch", []), ("our_cluster", ["warning"]), ("mine", ["error"])],
+)
+def test_modules_that_may_set_the_rendezvous(imported, kinds):
+    python = (
+        f"import {imported}\nimport torch.distributed as dist\n"
+        "dist.init_process_group('nccl', rank=0, world_size=4)\n"
+    )
+    text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=4\nsrun python a.py\n"
+    assert severities(text, "E310", a=python, mine="x = 1\n") == kinds
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"), [("ls -l $out.bin", "advice"), ("ls", "warning"), ("ls -la", "warning")]
+)
+def test_a_listing_of_the_result(end, kind):
+    found = findings(f"{JOB}python a.py\n{end}\n", a="print(1)\n")
+    assert [str(f.severity) for f in found if f.code == "E507"] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("script", "found"), [("a.py --use_vllm", False), ("a.py", True), ("a.py # vllm", True)]
+)
+def test_a_gpu_for_an_inference_server(script, found):
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n"
+        f"accelerate launch --num_processes=3 {script}\n"
+    )
+    assert bool(severities(text, "E203")) == found
+
+
+@pytest.mark.parametrize(("argument", "found"), [("--template run.sh", False), ("--lr 1", True)])
+def test_a_program_that_may_start_srun_itself(argument, found):
+    text = f"#!/bin/bash\n#SBATCH --nodes=4\npython drive.py {argument}\n"
+    assert bool(severities(text, "E201")) == found

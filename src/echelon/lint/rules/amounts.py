@@ -35,6 +35,9 @@ _PLACEHOLDER_IN_VALUE = pattern(
 _DEFAULT = pattern(r"\$\{\w+:?([-=?])")
 """The start of a default, as in ${DATA:-/path/to/data}."""
 _PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
+_PLACEHOLDER_PART = pattern(r"(?<=/)<[A-Za-z][\w -]*>(?=/)")
+"""A part of a path, which bash takes for two redirections."""
+_PRINTS = frozenset({"echo", "printf", "cat", "grep", "sed", "awk"})
 _PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)
 _TEMPLATE = pattern(r"=(#\w+#)")
 """A value that another program fills in; for Slurm, it is a comment."""
@@ -262,15 +265,26 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
             yield _unfilled(assignment, match[1], ADVICE)
     if any("path/to" in shell.text for shell in subject.shells):
         yield from _placeholder_paths(subject)
+    if any("/<" in shell.text for shell in subject.shells):
+        yield from _placeholder_parts(subject)
 
 
 def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
-    for command in (c for c in subject.commands if c.name not in ("echo", "printf", "cat")):
+    for command in (c for c in subject.commands if c.name not in _PRINTS):
         for word in command.words:
             match = _PLACEHOLDER_PATH.search(word.text)
             at = Place(command.path, word.line)
             if match and match[0] in subject.line_at(at):
                 yield _unfilled(at, match[0], None)
+
+
+def _placeholder_parts(subject: Subject) -> Iterator[Hit]:
+    for command in (c for c in subject.commands if c.name not in _PRINTS):
+        line = subject.line_at(command)
+        match = _PLACEHOLDER_PART.search(line)
+        quoted = match and any(line[: match.start()].count(quote) % 2 for quote in "\"'")
+        if match and not quoted:
+            yield _unfilled(command, match[0], None)
 
 
 def _unfilled(at: Located, value: str, severity: Severity | None) -> Hit:

@@ -160,10 +160,10 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     told = re.search(r"\$\?|PIPESTATUS", rest) or any(map(_handles_failures, batch.commands))
     if told or any(c in decides and c.text != "exit 0" for c in after):
         return
-    yield from _continued(batch, plain[: last + 1], launched)
-    if command.background or command.piped_into or not after:
-        return
-    yield from _hidden(command, after, plain)
+    hits = list(_continued(batch, plain[: last + 1], launched))
+    if after and not command.background and not command.piped_into:
+        hits += _hidden(command, after, plain)
+    yield from hits or _in_loop(command)
 
 
 def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
@@ -181,7 +181,7 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             fix=f"remove line {end.line}: a job ends with its script",
         )
     elif not any(c.name in _ENDS_JOB for c in after) and (
-        end.name in _ENDING or _copies_anyway(end, plain)
+        (end.name in _ENDING and not _lists(end)) or _copies_anyway(end, plain)
     ):
         yield Hit(
             at=command,
@@ -189,7 +189,7 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             f"{_shown(end)} (line {end.line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
         )
-    elif end.name in _COPIES | {"rmdir"} and end.certain:
+    elif end.name in _COPIES | {"rmdir", "ls"} and end.certain:
         yield Hit(
             at=command,
             what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
@@ -198,9 +198,26 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
         )
 
 
+def _in_loop(command: Command) -> Iterator[Hit]:
+    """Find the last program of a script, if it runs several times."""
+    if command.looped and not command.background and not command.piped_into:
+        yield Hit(
+            at=command,
+            what="If this command fails, the loop continues. The job has the status of the last "
+            "command only.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
+
+
 def _handles_failures(command: Command) -> bool:
     """Tell whether a command is a trap that runs when the script fails or ends."""
     return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
+
+
+def _lists(command: Command) -> bool:
+    """Tell whether a command lists a path, and fails if the program has not written it."""
+    return command.name == "ls" and any(not w.text.startswith("-") for w in command.arguments)
 
 
 def _copies_anyway(command: Command, commands: list[Command]) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.core.units import counted
-from echelon.lint.bash import Where
+from echelon.lint.bash import Where, Word
 from echelon.lint.facts import (
     is_alone,
     is_training,
@@ -71,6 +71,10 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         python = one.python
         if python is not None and _CONTACTS_OTHERS.search(python.text + python.neighbours):
             return
+        if python is None and any(
+            w.text.endswith((".sh", ".sbatch")) for w in one.launch.arguments
+        ):
+            return  # the program may run this script, which may call srun
         count = subject.job.fewest_nodes or 2
         waits = _expects_others(one.launch)
         alone = one.launch.launcher is not None and one.launch.launcher.kind == "deepspeed"
@@ -249,7 +253,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
             or may_use_all_gpus(one.python)
         ):
             continue
-        if not uses_several_gpus(one.python):
+        if not uses_several_gpus(one.python) and not _leaves_one(launch, gpus - ranks * tasks):
             yield Hit(
                 at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
@@ -258,6 +262,16 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
             )
+
+
+def _leaves_one(launch: Launch, idle: int) -> bool:
+    """Tell whether a program keeps a GPU for the inference server that it starts."""
+    return idle == 1 and any(re.search(r"vllm|grpo", w.text, re.I) for w in _program_words(launch))
+
+
+def _program_words(launch: Launch) -> Iterator[Word]:
+    yield from (launch.program,) if launch.program else ()
+    yield from launch.arguments
 
 
 def _has_alternative(subject: Subject, one: Started) -> bool:

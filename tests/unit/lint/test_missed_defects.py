@@ -1,0 +1,105 @@
+"""Defects that a reader found in scripts and lint did not, beside what looks like them."""
+
+import pytest
+
+from echelon.lint.linting import lint
+from unit.lint.fakes import SlurmOf, TextFiles
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n"
+
+
+def codes(body, head=JOB, **beside):
+    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
+    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity)) for f in found]
+
+
+@pytest.mark.parametrize(
+    ("signal", "found"),
+    [
+        ("B:TERM@00:30", True),
+        ("USR1@120s", True),
+        ("B:@60", True),
+        ("B,USR1@60", True),
+        ("B:USR1@60", False),
+        ("SIGUSR1@90", False),
+        ("BR:USR1@60", False),
+        ("R:12@60", False),
+        ("USR1", False),
+        ("$SIGNAL", False),  # E106
+    ],
+)
+def test_signals_that_sbatch_rejects(signal, found):
+    head = f"#!/bin/bash\n#SBATCH --signal={signal}\n"
+    assert (("E105", "error") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('$data = "/scratch/data"', True),
+        ("$data=/scratch/data", True),
+        ("${data} = 3", True),
+        ('"$data" = 3', False),
+        ('[ "$data" = 3 ]', False),
+        ("echo $data = 3", False),
+        ("$program --data = 3", False),
+        ("$data", False),
+    ],
+)
+def test_assignments_to_the_value_of_a_variable(line, found):
+    assert (("E209", "error") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cd /proj/<project>/code", True),
+        ("source /home/<user-name>/env/bin/activate", True),
+        ("python /home/<user>/train.py", True),
+        ("python a.py < /proj/in.txt > /proj/out.txt", False),
+        ("python a.py </proj/in >/proj/out", False),
+        ("echo 'cd /proj/<project>/code'", False),
+        ("grep '/<a>/' page.html", False),
+    ],
+)
+def test_placeholders_in_paths(line, found):
+    assert (("E116", "warning") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("NUMBA_DISABLE_INTEL_SVML", True), ("XLA_FLAGS", True), ("NUMBA_CASES", False)],
+)
+def test_more_variables_of_programs(name, found):
+    assert (("E312", "error") in codes(f"{name}=1\npython a.py\n")) == found
+
+
+SUBMITS_ITSELF = 'if [ -z "$SLURM_JOB_ID" ]; then\n    exec sbatch "$0"\nfi\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (SUBMITS_ITSELF + 'HERE="$(dirname "$0")"\npython $HERE/a.py\n', True),
+        (SUBMITS_ITSELF + 'if [ -n "$LOCAL" ]; then HERE="$(dirname "$0")"; fi\n', False),
+        ('HERE="$(dirname "$0")"\n' + SUBMITS_ITSELF + "python a.py\n", False),
+        ('sbatch other.sh\nHERE="$(dirname "$0")"\npython $HERE/a.py\n', False),
+    ],
+)
+def test_the_directory_of_a_script_that_submits_itself(body, found):
+    assert (("E211", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("for i in 1 2; do\n  python a.py $i\ndone\n", True),
+        ("set -e\nfor i in 1 2; do\n  python a.py $i\ndone\n", False),
+        ("for i in 1 2; do\n  python a.py $i || exit 1\ndone\n", False),
+        ("for i in 1 2; do\n  python a.py $i || failed=1\ndone\nexit $failed\n", False),
+        ("for i in 1 2; do\n  python a.py $i &\ndone\nwait\n", False),
+    ],
+)
+def test_failures_in_a_loop(body, found):
+    assert (("E507", "advice") in codes(body, a="print(1)\n")) == found
