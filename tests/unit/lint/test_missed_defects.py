@@ -103,3 +103,38 @@ def test_the_directory_of_a_script_that_submits_itself(body, found):
 )
 def test_failures_in_a_loop(body, found):
     assert (("E507", "advice") in codes(body, a="print(1)\n")) == found
+
+
+def of_generated(body, quote="", before="", after=""):
+    text = f"#!/bin/bash\n{before}sbatch <<{quote}EOF{quote}\n#!/bin/bash\n{body}EOF\n{after}"
+    found = lint(text, path="submit.sh", files=TextFiles({}), programs=SlurmOf())
+    return [(f.code, f.line) for f in found if str(f.severity) != "advice"]
+
+
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("#SBATCH --partition=<name>\nsrun python a.py\n", [("E116", 4)]),
+        ("#SBATCH --mem=16Go\nsrun python a.py\n", [("E111", 4)]),
+        ("#SBATCH --nodes=1\nsrun python a.py\necho done\n", [("E507", 5)]),
+        ("#SBATCH --nodes=1\nsrun python a.py | tee log\n", [("E505", 5)]),
+        ("#SBATCH --nodes=$N\n#SBATCH --array=0-$((N - 1))\nsrun python a.py\n", []),
+        ("#SBATCH --output=$DIR/a.out\nsrun python $SCRIPT\n", []),
+        ("#SBATCH --nodes=1\nsrun python a.py\nexit \\$?\n", []),
+    ],
+)
+def test_jobs_in_here_documents(body, found, quote):
+    assert of_generated(body, quote) == found
+
+
+def test_comments_also_silence_rules_in_here_documents():
+    body = "#SBATCH --mem=16Go  # echelon: ignore E111\nsrun python a.py\n"
+    assert of_generated(body) == []
+    wrong = "#SBATCH --mem=16Go\nsrun python a.py\n"
+    assert of_generated(wrong, before="# echelon: ignore-file E111\n") == []
+
+
+def test_a_here_document_that_is_no_job():
+    text = "#!/bin/bash\ncat > notes <<EOF\nuse\n#SBATCH --mem=16Go\nEOF\n"
+    assert lint(text, path="a.sh", files=TextFiles({}), programs=SlurmOf()) == []

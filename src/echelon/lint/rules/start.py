@@ -266,7 +266,8 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
 
 def _leaves_one(launch: Launch, idle: int) -> bool:
     """Tell whether a program keeps a GPU for the inference server that it starts."""
-    return idle == 1 and any(re.search(r"vllm|grpo", w.text, re.I) for w in _program_words(launch))
+    words = (word.text.lower() for word in _program_words(launch))
+    return idle == 1 and any("vllm" in word or "grpo" in word for word in words)
 
 
 def _program_words(launch: Launch) -> Iterator[Word]:
