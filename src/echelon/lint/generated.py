@@ -17,8 +17,6 @@ CODES = frozenset(
 )
 """The rules that apply to such a script."""
 _START = pattern(r"(?<!<)<<-?\s*(['\"]?)(\w+)\1")
-_VALUE = pattern(r"^\s*#SBATCH.*[$`].*$", re.MULTILINE)
-"""A directive that the outer shell completes."""
 
 
 def generated_jobs(text: str) -> Iterator[str]:
@@ -38,10 +36,12 @@ def generated_jobs(text: str) -> Iterator[str]:
         end = ends[after] if after < len(ends) else number
         body = "\n".join(lines[number + 1 : end])
         if re.search(r"^#SBATCH\s+-", body, re.MULTILINE) and body.lstrip().startswith("#!"):
-            inner = body if found[1] else body.replace("\\$", "$").replace("\\`", "`")
-            known = _VALUE.sub("", body)
-            inner = "\n".join(
-                a if b or not a.lstrip().startswith("#SBATCH") else ""
-                for a, b in zip(inner.split("\n"), known.split("\n"), strict=True)
-            )
-            yield "\n" * (number + 1) + inner
+            known = (_known(line, quoted=bool(found[1])) for line in body.split("\n"))
+            yield "\n" * (number + 1) + "\n".join(known)
+
+
+def _known(line: str, *, quoted: bool) -> str:
+    """Return a line as the inner shell sees it; empty for a directive that the outer completes."""
+    if line.lstrip().startswith("#SBATCH") and re.search(r"[$`]", line):
+        return ""
+    return line if quoted else line.replace("\\$", "$").replace("\\`", "`")

@@ -138,3 +138,15 @@ def test_comments_also_silence_rules_in_here_documents():
 def test_a_here_document_that_is_no_job():
     text = "#!/bin/bash\ncat > notes <<EOF\nuse\n#SBATCH --mem=16Go\nEOF\n"
     assert lint(text, path="a.sh", files=TextFiles({}), programs=SlurmOf()) == []
+
+
+def test_an_empty_line_before_a_directive_with_a_variable():
+    body = "#SBATCH --nodes=1\n\n#SBATCH --account=$ACCOUNT\n#SBATCH --mem=16Go\nsrun python a.py\n"
+    assert of_generated(body) == [("E111", 7)]
+
+
+@pytest.mark.parametrize("marks", ["%%{}%%", "@{}@", "__{}__"])
+def test_templates_with_other_marks(marks):
+    given = {"ntasks": "n", "cpus-per-task": "c", "time": "t", "mem": "m"}
+    head = "".join(f"#SBATCH --{option}={marks.format(name)}\n" for option, name in given.items())
+    assert codes("python a.py\n", f"#!/bin/bash\n{head}") == [("E116", "advice")]

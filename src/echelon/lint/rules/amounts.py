@@ -20,7 +20,8 @@ from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, Severi
 from echelon.lint.subject import Started, Subject
 
 _PLACEHOLDER = pattern(
-    r"\.\.\.|<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*",
+    r"\.\.\.|<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*|"
+    r"%%\w+%%|@\w+@|__\w+__",
     re.IGNORECASE,
 )
 _PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
@@ -250,7 +251,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
         if placeholder := filled[1] if filled else placeholder_in(lines[number - 1]):
             found.append((number, placeholder, ""))
     # Another program fills in a file that has many of them.
-    template = sum(value[:1] in ("{", "#") for _, value, _ in found) >= _MANY
+    template = sum(value[:1] in ("{", "#", "%", "@", "_") for _, value, _ in found) >= _MANY
     for number, value, option in found:
         advice = template or option == "mail-user"
         severity = ADVICE if advice else None
