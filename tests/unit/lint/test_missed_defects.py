@@ -150,3 +150,113 @@ def test_templates_with_other_marks(marks):
     given = {"ntasks": "n", "cpus-per-task": "c", "time": "t", "mem": "m"}
     head = "".join(f"#SBATCH --{option}={marks.format(name)}\n" for option, name in given.items())
     assert codes("python a.py\n", f"#!/bin/bash\n{head}") == [("E116", "advice")]
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py\nuname -a\n", True),
+        ('python a.py\necho "end $(date)"; pwd\n', True),
+        ("python a.py\nwait\n", True),
+        ("srun ./simulate\necho done\n", True),
+        ("srun make train\ndate\n", True),
+        ("srun ./simulate\n", False),
+        ("srun hostname\necho done\n", False),
+        ("srun ./simulate\nstatus=$?\necho done\nexit $status\n", False),
+        ("srun ./simulate\nsrun rm -rf /tmp/a\n", False),
+        ("srun ft_launcher --nproc_per_node=1 a.py\necho done\n", True),
+    ],
+)
+def test_more_endings_that_hide_a_failure(body, found):
+    assert (("E507", "warning") in codes(body, a="print(1)\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("gres", "found"),
+    [("gpu=2", True), ("gpu:a100=2", True), ("gpu:2", False), ("gpu:a100:2,shard:1", False)],
+)
+def test_generic_resources_that_sbatch_rejects(gres, found):
+    head = f"#!/bin/bash\n#SBATCH --gres={gres}\n"
+    assert (("E105", "error") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("signal", "body", "found"),
+    [
+        ("B:USR1@300", "srun python a.py\n", True),
+        ("B:TERM@300", "python a.py\n", True),
+        ("USR1@300", "srun python a.py\n", False),
+        ("B:USR1@300", "trap 'touch stop' USR1\nsrun python a.py &\nwait\n", False),
+        ("B:USR1@300", "trap - EXIT\nexec python a.py\n", False),
+        ("B:USR1@300", "exec python a.py\n", False),
+        ("B:USR1@300", "source handlers.sh\nsrun python a.py\n", False),
+        ("B:URG@300", "srun python a.py\n", False),
+    ],
+)
+def test_signals_that_end_the_script(signal, body, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal={signal}\n"
+    assert (("E509", "warning") in codes(body, head, a="print(1)\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("conda activate YOUR_CONDA_ENV\npython a.py\n", True),
+        ("python YOUR_SCRIPT.py\n", True),
+        ("echo YOUR_SCRIPT\npython a.py\n", False),
+        ("python a.py --prompt 'YOUR_TURN to play'\n", False),
+    ],
+)
+def test_placeholders_in_capital_letters(body, found):
+    assert (("E116", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("folder", "made", "found"),
+    [
+        ("/scratch/me/logs", "mkdir -p /scratch/me/logs", True),
+        ("/scratch/me/logs", "mkdir -p /scratch/me/out", False),
+        ("/scratch/me/logs", ":", False),
+    ],
+)
+def test_output_directories_that_the_script_creates_itself(folder, made, found):
+    head = f"#!/bin/bash\n#SBATCH --output={folder}/%j.out\n"
+    assert (("E501", "advice") in codes(f"{made}\npython a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("argument", "found"),
+    [
+        ("--num_workers=18", True),
+        ("datasets.num_workers=18", True),
+        ("data.loader.workers=18", True),
+        ("datasets.num_workers=8", False),
+        ("network.num_workers_name=18", False),
+    ],
+)
+def test_workers_of_configurations(argument, found):
+    head = "#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --cpus-per-task=10\n"
+    text = "from torch.utils.data import DataLoader\n"
+    assert ("E402" in dict(codes(f"python a.py {argument}\n", head, a=text))) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("vllm serve model --tensor-parallel-size 4\n", True),
+        ("N=4\nlm_eval --model vllm --model_args a=b,tensor_parallel_size=$N\n", True),
+        ("vllm serve model --tensor-parallel-size=2\n", False),
+        ("vllm serve model --tensor-parallel-size $N\n", False),
+        ("echo --tensor-parallel-size 4\n", False),
+    ],
+)
+def test_tensor_parallel_processes(body, found):
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=2\n"
+    assert (("E204", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("activate.csh", True), ("activate.fish", True), ("activate", False)]
+)
+def test_environments_for_another_shell(name, found):
+    assert (("E408", "warning") in codes(f"source env/bin/{name}\npython a.py\n")) == found

@@ -35,7 +35,9 @@ _PLACEHOLDER_IN_VALUE = pattern(
 )
 _DEFAULT = pattern(r"\$\{\w+:?([-=?])")
 """The start of a default, as in ${DATA:-/path/to/data}."""
-_PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
+_PLACEHOLDER_PATH = pattern(
+    r"(?<![\w./-])/?path/to/[\w./-]*|^YOUR_[A-Z][A-Z_]+(?:\.\w+)?$"
+)
 _PLACEHOLDER_PART = pattern(r"(?<=/)<[A-Za-z][\w -]*>(?=/)")
 """A part of a path, which bash takes for two redirections."""
 _PRINTS = frozenset({"echo", "printf", "cat", "grep", "sed", "awk"})
@@ -264,7 +266,7 @@ def find_placeholders(subject: Subject) -> Iterator[Hit]:
             yield _unfilled(assignment, match[1], None)
         elif match and default and default[1] != "?":  # which is the text of an error
             yield _unfilled(assignment, match[1], ADVICE)
-    if any("path/to" in shell.text for shell in subject.shells):
+    if any("path/to" in shell.text or "YOUR_" in shell.text for shell in subject.shells):
         yield from _placeholder_paths(subject)
     if any("/<" in shell.text for shell in subject.shells):
         yield from _placeholder_parts(subject)

@@ -171,6 +171,14 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
             fix=f"#SBATCH --{item.option}=…",
         )
     yield from _bad_signals(subject)
+    for item in subject.directives.items:
+        if item.option == "gres" and re.fullmatch(r"[\w:.-]+=\d+", item.value):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"'{item.value}' is not a valid resource. The number follows a colon. sbatch "
+                "rejects the script.",
+                fix=f"#SBATCH --gres={item.value.replace('=', ':')}",
+            )
 
 
 def _bad_signals(subject: Subject) -> Iterator[Hit]:

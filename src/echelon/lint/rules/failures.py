@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterator
 
-from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.bash import Command, Shell, Where, Word
+from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
 _SPREADS = ("parallel", "xargs")
@@ -13,9 +15,30 @@ _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
 _ENDING = (_QUIET - {"kill"}) | {
     *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
-    *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount", "exit"),
+    *("uname", "pwd", "whoami", "id", "env", "printenv", "unset", "export", "uptime", "clear"),
+    *("set", "touch", "mkdir", "du", "df", "free", "umount", "fusermount", "exit"),
 }
 """Commands that succeed whether the training did or not."""
+_ASIDE = frozenset(
+    {
+        *(
+            "hostname",
+            "rm",
+            "mkdir",
+            "cp",
+            "mv",
+            "rsync",
+            "tar",
+            "nvidia-smi",
+            "echo",
+            "date",
+            "ls",
+        ),
+        *("sleep", "bash", "sh", "env", "cat", "ip", "df", "free", "scontrol", "true", "kill"),
+        *("pkill", "sbcast", "killall", "test", "printenv", "module", "lscpu", "numactl", "nproc"),
+    }
+)
+"""Programs of steps that are not the work of the job, or that lint has to look into."""
 _ENDS = frozenset({"EXIT", "ERR", "0"})
 _COPIES = frozenset({"cp", "mv", "rsync", "tar"})
 _ENDS_JOB = frozenset({"exec", "kill", "scancel"})
@@ -29,6 +52,8 @@ _SERVER = pattern(
 _ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
 _TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)\b")
 """A signal that Slurm sends to the job script, not to its steps."""
+_IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
+"""Signals that do not end a process."""
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -150,6 +175,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
     functions = _training_functions(batch) - {c.function for c in decides}
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
+    run |= {id(c) for c, _, rest in subject.sruns if rest and _is_work(rest[0])}
     if any(c.background for c in plain if id(c) in run):
         run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
@@ -181,7 +207,9 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             fix=f"remove line {end.line}: a job ends with its script",
         )
     elif not any(c.name in _ENDS_JOB for c in after) and (
-        (end.name in _ENDING and not _lists(end)) or _copies_anyway(end, plain)
+        (end.name in _ENDING and not _lists(end))
+        or _copies_anyway(end, plain)
+        or _waits_for_nothing(end, plain)
     ):
         yield Hit(
             at=command,
@@ -196,6 +224,12 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             fix="set -e  # near the top of the script",
             severity=ADVICE,
         )
+
+
+def _is_work(program: Word) -> bool:
+    """Tell whether a step runs a program of its own, such as ./simulate."""
+    name = program.text.rpartition("/")[2]
+    return program.known and bool(name) and name not in _ASIDE
 
 
 def _in_loop(command: Command) -> Iterator[Hit]:
@@ -213,6 +247,11 @@ def _in_loop(command: Command) -> Iterator[Hit]:
 def _handles_failures(command: Command) -> bool:
     """Tell whether a command is a trap that runs when the script fails or ends."""
     return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
+
+
+def _waits_for_nothing(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command is `wait` in a script that starts nothing in the background."""
+    return command.text == "wait" and not any(c.background for c in commands)
 
 
 def _lists(command: Command) -> bool:
@@ -258,6 +297,8 @@ def find_late_handler(subject: Subject) -> Iterator[Hit]:
         if c.name == "trap" and any(w.text.removeprefix("SIG") == sent[1] for w in c.arguments[1:])
     ]
     launched = {id(one.launch.command) for one in subject.started}
+    if not traps:
+        yield from _unhandled(subject, batch, sent[1])
     run = [c for c in plain if id(c) in launched and traps and c.line > traps[0].line]
     if run and not any(c.background for c in plain):
         yield Hit(
@@ -266,6 +307,20 @@ def find_late_handler(subject: Subject) -> Iterator[Hit]:
             "command has ended. At the time limit, Slurm kills the job before that.",
             fix=f"{run[-1].name} … &\nwait $!  # a signal ends wait",
         )
+
+
+def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
+    """Find a signal that ends the job script, because it has no handler."""
+    handled = any(c.name in ("trap", "exec") for c in subject.commands if c.text != "trap - EXIT")
+    signal = subject.directives.last("signal")
+    if handled or sources_others(subject) or name in _IGNORED or not batch.commands or not signal:
+        return
+    yield Hit(
+        at=Place(subject.path, signal.line),
+        what=f"Slurm sends {name} to the job script, which has no handler. The signal ends the "
+        "script, and with it the job, before the time limit.",
+        fix=f"trap '…' {name}  # before the first command, or --signal={name}@… for the steps",
+    )
 
 
 RULES = (
@@ -349,7 +404,7 @@ RULES = (
     ),
     Rule(
         code="E509",
-        title="signal handler that runs too late",
+        title="signal handler that is missing or runs too late",
         severity=WARNING,
         check=find_late_handler,
         why="With `--signal=B:…`, Slurm sends the signal to the job script only. Bash does not run "

@@ -44,6 +44,7 @@ _TELLS_TASKS = pattern(
     re.IGNORECASE,
 )
 """Words of scripts that may tell their tasks apart, or that lint cannot follow."""
+_TENSOR_PARALLEL = pattern(r"\btensor[-_]parallel[-_]size[= ](\d{1,3})\b")
 _WORLD_OF_SLURM = pattern(
     r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
 )
@@ -287,6 +288,7 @@ def _has_alternative(subject: Subject, one: Started) -> bool:
 
 
 def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
+    yield from _tensor_parallel(subject)
     for one in subject.started:
         launch, amounts = one.launch, one.launch.amounts
         gpus, tasks, ranks = amounts.gpus_per_node, amounts.tasks_per_node, ranks_per_launch(launch)
@@ -311,6 +313,24 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}",
             )
+
+
+def _tensor_parallel(subject: Subject) -> Iterator[Hit]:
+    """Find an inference server that expects more GPUs than a node of the job has."""
+    gpus = subject.job.gpus_per_node
+    for command in subject.commands if gpus and subject.is_job else ():
+        found = _TENSOR_PARALLEL.search(command.text)
+        known = all(word.known for word in command.words if "arallel" in word.text)
+        if found and known and command.name not in ("echo", "printf") and gpus:
+            size = int(found[1])
+            if size > gpus and not subject.may_have_several_nodes:
+                yield Hit(
+                    at=command,
+                    what=f"The server expects {counted(size, 'GPU')}, but the job has "
+                    f"{gpus} on its node.",
+                    fix=f"#SBATCH --gpus-per-node={size}",
+                    severity=WARNING,
+                )
 
 
 def find_hidden_devices(subject: Subject) -> Iterator[Hit]:

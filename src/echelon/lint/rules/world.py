@@ -19,6 +19,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
+from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Started, Subject
 
@@ -96,6 +97,7 @@ def find_world_size(subject: Subject) -> Iterator[Hit]:
         if number is None or "WORLD_SIZE" not in subject.exported or amounts.tasks is None:
             continue
         ranks = {amounts.tasks, (amounts.nodes or 0) * (amounts.gpus_per_node or 0)} - {0}
+        ranks |= {read_step(subject.job, options).tasks or 0 for _, options, _ in subject.sruns}
         literal = not assignment.value.uses
         if number not in ranks:
             yield Hit(
