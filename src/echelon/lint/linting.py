@@ -25,6 +25,7 @@ from echelon.lint.rules import (
     nodes,
     output,
     paths,
+    placeholders,
     ports,
     processes,
     prose,
@@ -38,7 +39,7 @@ from echelon.lint.source import clean
 from echelon.lint.subject import Subject, read_subject
 
 THEMES = {
-    "`#SBATCH` directives": (directive_lines, amounts),
+    "`#SBATCH` directives": (directive_lines, amounts, placeholders),
     "Launching": (start, nodes, commands, syntax, paths, prose, frameworks),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),

@@ -493,3 +493,17 @@ def test_ranks_that_see_one_gpu(gpus, found):
     )
     text = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gpus-{gpus}\n"
     assert severities(f"{text}srun python a.py\n", "E614", a=python) == found
+
+
+@pytest.mark.parametrize(("ranks", "found"), [(1, []), (2, ["warning"])])
+def test_nodes_with_one_rank(ranks, found):
+    python = (
+        "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
+        "model = torch.nn.Linear(1, 1).cuda()\n"
+        "model.load_state_dict(torch.load('model.pt'))\n"
+    )
+    text = (
+        f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:{ranks}\n"
+        f"srun torchrun --nnodes=2 --nproc_per_node={ranks} a.py\n"
+    )
+    assert severities(text, "E614", a=python) == found

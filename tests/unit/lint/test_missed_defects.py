@@ -260,3 +260,37 @@ def test_tensor_parallel_processes(body, found):
 )
 def test_environments_for_another_shell(name, found):
     assert (("E408", "warning") in codes(f"source env/bin/{name}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("ns-train nerfacto\nexit 0\n", True),
+        ("module load cuda\n./simulate input\n\nexit 0\n", True),
+        ("ns-train nerfacto\nexit\n", False),
+        ("set -e\nns-train nerfacto\nexit 0\n", False),
+        ("ns-train nerfacto || exit 1\nexit 0\n", False),
+        ("if ns-train nerfacto; then\n  exit 0\nfi\nexit 1\n", False),
+        ("sbatch next.sh\nexit 0\n", False),
+        ("echo done\nexit 0\n", False),
+    ],
+)
+def test_jobs_that_always_succeed(body, found):
+    assert (("E507", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("bash tools/train.sh a | tee log\n", True),
+        ("set -o pipefail\nbash tools/train.sh a | tee log\n", False),
+        ("bash tools/list.sh | grep a\n", False),
+    ],
+)
+def test_pipes_of_scripts(body, found):
+    assert (("E505", "warning") in codes(body)) == found
+
+
+def test_a_secret_that_is_only_its_name():
+    found = codes("export WANDB_API_KEY=WANDB_API_KEY\npython a.py\n")
+    assert found == [("E116", "warning")]

@@ -14,7 +14,7 @@ from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
-from echelon.lint.rules.amounts import is_placeholder, placeholder_in
+from echelon.lint.rules.placeholders import is_placeholder, placeholder_in
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
 

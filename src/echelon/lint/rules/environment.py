@@ -50,7 +50,7 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
     told = set[str]()
     for assignment in subject.assignments:
         text = assignment.value.text
-        if not assignment.value.known or assignment.value.uses:
+        if not assignment.value.known or assignment.value.uses or text == assignment.name:
             continue
         named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):

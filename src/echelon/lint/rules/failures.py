@@ -39,6 +39,27 @@ _ASIDE = frozenset(
     }
 )
 """Programs of steps that are not the work of the job, or that lint has to look into."""
+_PREPARES = frozenset(
+    {
+        *("source", ".", "ml", "eval", "sbatch", "scancel", "pip", "pip3", "git", "wget", "curl"),
+        *("read", "shift", "ulimit", "umask", "alias", "shopt", "declare", "let", "local", "which"),
+        *("[", "[[", "pushd", "popd", "ln", "chmod", "unzip", "mail", "find", "grep", "sed", "awk"),
+        *(
+            "head",
+            "tail",
+            "sort",
+            "tee",
+            "wait",
+            "spack",
+            "nvcc",
+            "gcc",
+            "make",
+            "cmake",
+            "lsb_release",
+        ),
+    }
+)
+"""Commands around the work of a job."""
 _ENDS = frozenset({"EXIT", "ERR", "0"})
 _COPIES = frozenset({"cp", "mv", "rsync", "tar"})
 _ENDS_JOB = frozenset({"exec", "kill", "scancel"})
@@ -152,8 +173,9 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
     for command in plain:
         starts = _starts(command) and not command.substituted and not command.background
         into = command.piped_into[:1]
-        known = (command.path, command.line) in launched
-        if starts and known and into and into[0] not in _HARMLESS_PIPES:
+        known = (command.path, command.line) in launched and starts
+        script = _runs_script(command) and not command.substituted and not command.background
+        if (known or script) and into and into[0] not in _HARMLESS_PIPES:
             yield Hit(
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
@@ -180,6 +202,7 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
         run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
     if last is None:
+        yield from _always_succeeds(batch, plain, decides)
         return
     command, after = plain[last], plain[last + 1 :]
     rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
@@ -223,6 +246,22 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
             fix="set -e  # near the top of the script",
             severity=ADVICE,
+        )
+
+
+def _always_succeeds(batch: Shell, plain: list[Command], decides: list[Command]) -> Iterator[Hit]:
+    """Find a program that lint does not know, in a script that ends with `exit 0`."""
+    end = plain[-1] if plain else None
+    if end is None or end.text != "exit 0" or decides != [end] or "$?" in batch.text:
+        return
+    programs = [c for c in plain if c.certain and not c.background and not c.piped_into]
+    programs = [c for c in programs if c.name not in _ENDING | _ASIDE | _PREPARES]
+    for command in programs[-1:]:
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
+            f"{end.line}) succeeds afterwards.",
+            fix=f"remove line {end.line}",
         )
 
 

@@ -8,7 +8,7 @@ from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
-from echelon.lint.rules.amounts import is_placeholder
+from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Subject
 
 _RESUMES = (

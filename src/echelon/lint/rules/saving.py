@@ -188,7 +188,8 @@ def find_missing_map_location(subject: Subject) -> Iterator[Hit]:
         if not python.mentions("cuda", "nccl") or _saves_from_cpu(python):
             continue
         launches = subject.with_python(python)
-        if launches and all(launch.amounts.gpus_per_task == 1 for launch in launches):
+        seen = (launch.amounts for launch in launches)
+        if launches and all(1 in (a.gpus_per_task, a.gpus_per_node) for a in seen):
             continue  # each rank sees one GPU
         for call in python.calls("load"):
             if unparse(call.func) != "torch.load" or keyword(call, "map_location", 1) is not None:
