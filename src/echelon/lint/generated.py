@@ -44,4 +44,4 @@ def _known(line: str, *, quoted: bool) -> str:
     """Return a line as the inner shell sees it; empty for a directive that the outer completes."""
     if line.lstrip().startswith("#SBATCH") and re.search(r"[$`]", line):
         return ""
-    return line if quoted else line.replace("\\$", "$").replace("\\`", "`")
+    return line if quoted else re.sub(r"\\([$`\\])", r"\1", line)

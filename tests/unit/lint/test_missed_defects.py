@@ -128,6 +128,11 @@ def test_jobs_in_here_documents(body, found, quote):
     assert of_generated(body, quote) == found
 
 
+def test_escaped_line_ends_in_here_documents():
+    body = "#SBATCH --nodes=1\nsrun \\\\\n  --ntasks=1 \\\\\n  python a.py\necho done\n"
+    assert of_generated(body) == [("E507", 5)]
+
+
 def test_comments_also_silence_rules_in_here_documents():
     body = "#SBATCH --mem=16Go  # echelon: ignore E111\nsrun python a.py\n"
     assert of_generated(body) == []
@@ -245,6 +250,7 @@ def test_workers_of_configurations(argument, found):
     [
         ("vllm serve model --tensor-parallel-size 4\n", True),
         ("N=4\nlm_eval --model vllm --model_args a=b,tensor_parallel_size=$N\n", True),
+        ("N=4\nlm_eval --model_args a=$1,tensor_parallel_size=$N\n", True),
         ("vllm serve model --tensor-parallel-size=2\n", False),
         ("vllm serve model --tensor-parallel-size $N\n", False),
         ("echo --tensor-parallel-size 4\n", False),
@@ -273,6 +279,7 @@ def test_environments_for_another_shell(name, found):
         ("if ns-train nerfacto; then\n  exit 0\nfi\nexit 1\n", False),
         ("sbatch next.sh\nexit 0\n", False),
         ("echo done\nexit 0\n", False),
+        ("time sleep 10\nexit 0\n", False),
     ],
 )
 def test_jobs_that_always_succeed(body, found):

@@ -320,8 +320,7 @@ def _tensor_parallel(subject: Subject) -> Iterator[Hit]:
     gpus = subject.job.gpus_per_node
     for command in subject.commands if gpus and subject.is_job else ():
         found = _TENSOR_PARALLEL.search(command.text)
-        known = all(word.known for word in command.words if "arallel" in word.text)
-        if found and known and command.name not in ("echo", "printf") and gpus:
+        if found and command.name not in ("echo", "printf") and gpus:
             size = int(found[1])
             if size > gpus and not subject.may_have_several_nodes:
                 yield Hit(
