@@ -44,19 +44,7 @@ _PREPARES = frozenset(
         *("source", ".", "ml", "eval", "sbatch", "scancel", "pip", "pip3", "git", "wget", "curl"),
         *("read", "shift", "ulimit", "umask", "alias", "shopt", "declare", "let", "local", "which"),
         *("[", "[[", "pushd", "popd", "ln", "chmod", "unzip", "mail", "find", "grep", "sed", "awk"),
-        *(
-            "head",
-            "tail",
-            "sort",
-            "tee",
-            "wait",
-            "spack",
-            "nvcc",
-            "gcc",
-            "make",
-            "cmake",
-            "lsb_release",
-        ),
+        *("head", "tail", "sort", "tee", "wait", "time", "spack", "nvcc", "gcc", "make", "cmake"),
     }
 )
 """Commands around the work of a job."""
