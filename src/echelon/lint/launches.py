@@ -207,6 +207,8 @@ class _Finder:
             self._enter_python(command, words[1:], state)
         elif name in ("torchrun", "deepspeed"):
             self._add_launcher(name, command, words[1:], state)
+        elif name == "ft_launcher":  # torchrun with more options
+            self._add_launcher("torchrun", command, words[1:], state)
         elif name == "accelerate-launch":
             self._add_launcher("accelerate", command, words[1:], state)
         elif name == "accelerate" and [word.text for word in words[1:2]] == ["launch"]:

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from echelon.core.shell import LocalShell
 from echelon.core.shell import Shell as Programs
 from echelon.lint.files import Files, Place
+from echelon.lint.generated import CODES, generated_jobs
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import Finding, Hit, Rule, Severity, Span
 from echelon.lint.rules import (
@@ -24,6 +25,7 @@ from echelon.lint.rules import (
     nodes,
     output,
     paths,
+    placeholders,
     ports,
     processes,
     prose,
@@ -37,7 +39,7 @@ from echelon.lint.source import clean
 from echelon.lint.subject import Subject, read_subject
 
 THEMES = {
-    "`#SBATCH` directives": (directive_lines, amounts),
+    "`#SBATCH` directives": (directive_lines, amounts, placeholders),
     "Launching": (start, nodes, commands, syntax, paths, prose, frameworks),
     "Rendezvous and variables": (ports, addresses, world, variables),
     "CPUs and environment variables": (cpus, environment),
@@ -66,9 +68,19 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
         files: the file system.
         programs: the shell that runs `bash -n` and `sinfo`; None for the real one.
     """
-    subject = read_subject(text, path=path, files=files, programs=programs or LocalShell())
+    programs = programs or LocalShell()
+    subject = read_subject(text, path=path, files=files, programs=programs)
     texts = _texts(subject)
     ignored = _Ignored(texts)
+    findings = _find(subject, texts, ignored)
+    for inner in generated_jobs(subject.text) if subject.shells else ():
+        written = read_subject(inner, path=path, files=files, programs=programs)
+        found = (f for f in _find(written, _texts(written), ignored) if f.path == path)
+        findings += [replace(f, edits=()) for f in found if f.code in CODES]
+    return sorted(findings, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+
+
+def _find(subject: Subject, texts: Mapping[str, str], ignored: "_Ignored") -> list[Finding]:
     unclear = {shell.path for shell in subject.shells if shell.suspect or shell.too_deep}
     # Columns count in the text without these, so the other edits follow when they are gone.
     dirty = {path for path in texts if clean(raw := _raw(subject, path)) != raw}
@@ -84,8 +96,7 @@ def lint(text: str, *, path: str, files: Files, programs: Programs | None = None
                 hit = replace(hit, edits=())  # noqa: PLW2901
             severity = hit.severity or rule.severity
             found.setdefault((rule.code, hit.at.path, severity, hit.what), []).append((span, hit))
-    findings = [_merged(key, same) for key, same in found.items()]
-    return sorted(findings, key=lambda f: (f.path != path, f.path, f.line, f.code, f.what))
+    return [_merged(key, same) for key, same in found.items()]
 
 
 def _merged(key: tuple[str, ...], same: list[tuple[Span, Hit]]) -> Finding:

@@ -307,10 +307,7 @@ class _Reader:
         for child in node.children:
             if child.type == "variable_assignment":
                 # The grammar joins a line of several assignments with the next command.
-                lasting = name is None or (
-                    self._source.line(child.end_byte) < self._line(name)
-                    and not self._continues(child.end_byte)
-                )
+                lasting = name is None or self._ends_before(child, name)
                 assignment = self._assign(child, context, lasting=lasting)
                 if assignment and not lasting:
                     own.append(assignment)
@@ -382,8 +379,16 @@ class _Reader:
                     self._settings.add(setting)
             self._settings.update({"pipefail", "errexit", "allexport", "nounset"} & set(texts))
 
-    def _continues(self, end: int) -> bool:
-        return self._source.between(end, end + 200).lstrip(" \t").startswith("\\\n")
+    def _ends_before(self, assignment: Node, name: Node) -> bool:
+        """Tell whether a line ends between an assignment and the name of the command."""
+        at: Node | None = assignment
+        while at is not None and at.start_byte < name.start_byte:
+            after = at.next_sibling
+            start = name.start_byte if after is None else after.start_byte
+            if "\n" in self._source.between(at.end_byte, start).replace("\\\n", ""):
+                return True
+            at = after
+        return False
 
     def _line(self, node: Node) -> int:
         return self._source.line(node.start_byte)

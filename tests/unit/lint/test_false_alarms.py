@@ -410,3 +410,100 @@ def test_installing_is_not_the_program_of_a_job():
     text = "#!/bin/bash\n#SBATCH --nodes=2\npython -m pip install torch\nsh train.sh\n"
     found = lint(text, path="job.sh", files=TextFiles({}), programs=SlurmOf())
     assert "E201" not in {f.code for f in found}
+
+
+@pytest.mark.parametrize(
+    ("imported", "kinds"),
+    [("numpy", ["error"]), ("idr_torch", []), ("our_cluster", ["warning"]), ("mine", ["error"])],
+)
+def test_modules_that_may_set_the_rendezvous(imported, kinds):
+    python = (
+        f"import {imported}\nimport torch.distributed as dist\n"
+        "dist.init_process_group('nccl', rank=0, world_size=4)\n"
+    )
+    text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=4\nsrun python a.py\n"
+    assert severities(text, "E310", a=python, mine="x = 1\n") == kinds
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"), [("ls -l $out.bin", "advice"), ("ls", "warning"), ("ls -la", "warning")]
+)
+def test_a_listing_of_the_result(end, kind):
+    found = findings(f"{JOB}python a.py\n{end}\n", a="print(1)\n")
+    assert [str(f.severity) for f in found if f.code == "E507"] == [kind]
+
+
+@pytest.mark.parametrize(
+    ("script", "found"), [("a.py --use_vllm", False), ("a.py", True), ("a.py # vllm", True)]
+)
+def test_a_gpu_for_an_inference_server(script, found):
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gres=gpu:4\n"
+        f"accelerate launch --num_processes=3 {script}\n"
+    )
+    assert bool(severities(text, "E203")) == found
+
+
+@pytest.mark.parametrize(("argument", "found"), [("--template run.sh", False), ("--lr 1", True)])
+def test_a_program_that_may_start_srun_itself(argument, found):
+    text = f"#!/bin/bash\n#SBATCH --nodes=4\npython drive.py {argument}\n"
+    assert bool(severities(text, "E201")) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("HF_HOME=/a TORCH_HOME=/b \\\npython a.py", []),
+        ("HF_HOME=/a \\\n  TORCH_HOME=/b \\\n  python a.py", []),
+        ("HF_HOME='a\nb' TORCH_HOME=/b python a.py", []),
+        ("HF_HOME=/a TORCH_HOME=/b\npython a.py", ["error", "error"]),
+        ("HF_HOME=/a\npython a.py", ["error"]),
+    ],
+)
+def test_variables_of_one_command_on_several_lines(lines, found):
+    assert severities(f"{JOB}{lines}\n", "E312") == found
+
+
+def test_the_ranks_of_several_steps():
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\n"
+        "srun --ntasks=1 python prepare.py\nexport WORLD_SIZE=$SLURM_NTASKS\n"
+        'srun bash -c "$COMMAND"\n'
+    )
+    assert severities(text, "E309") == []
+
+
+@pytest.mark.parametrize(("name", "found"), [("temp_weights.pth", []), ("last.pth", ["warning"])])
+def test_a_file_that_is_read_back_at_once(name, found):
+    python = (
+        "import torch\nmodel = torch.nn.Linear(1, 1)\n"
+        f"model.load_state_dict(torch.load('{name}'))\n"
+        f"for epoch in range(9):\n    torch.save(model.state_dict(), '{name}')\n"
+    )
+    assert severities(f"{JOB}python a.py\n", "E613", a=python) == found
+
+
+@pytest.mark.parametrize(("gpus", "found"), [("per-task=1", []), ("per-node=2", ["warning"])])
+def test_ranks_that_see_one_gpu(gpus, found):
+    python = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl', init_method='tcp://h:1', rank=0, world_size=2)\n"
+        "model = torch.nn.Linear(1, 1).cuda()\n"
+        "model.load_state_dict(torch.load('model.pt'))\n"
+    )
+    text = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks=2\n#SBATCH --gpus-{gpus}\n"
+    assert severities(f"{text}srun python a.py\n", "E614", a=python) == found
+
+
+@pytest.mark.parametrize(("ranks", "found"), [(1, []), (2, ["warning"])])
+def test_nodes_with_one_rank(ranks, found):
+    python = (
+        "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
+        "model = torch.nn.Linear(1, 1).cuda()\n"
+        "model.load_state_dict(torch.load('model.pt'))\n"
+    )
+    text = (
+        f"#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:{ranks}\n"
+        f"srun torchrun --nnodes=2 --nproc_per_node={ranks} a.py\n"
+    )
+    assert severities(text, "E614", a=python) == found

@@ -1,4 +1,4 @@
-"""E111 to E118: invalid, contradictory or unfinished resource requests."""
+"""E111 to E115 and E117 to E119: invalid, contradictory or missing resource requests."""
 
 import re
 from collections.abc import Iterator
@@ -16,33 +16,12 @@ from echelon.lint.request import (
     is_slurm_time,
     list_gres_gpus,
 )
-from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule, Severity
+from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Started, Subject
 
-_PLACEHOLDER = pattern(
-    r"\.\.\.|<[^<>]+>|\[[a-z][a-z _-]*\]|\S*x{3,}|your[-_.@]\S*|\S*\{+\s*\w+\s*\}+\S*",
-    re.IGNORECASE,
-)
-_PLACEHOLDER_NAME = pattern(r"X|(?:[A-Z]+_)*(?:ACCOUNT|PARTITION|QOS|PROJECT)(?:_NAME|_HERE)?")
-_PLACEHOLDER_IN_LINE = pattern(
-    r"<[A-Za-z][^<>]*>|(?<!\$)\{+\s*\w+\s*\}+|=\s*\[[A-Za-z][A-Za-z _-]*\]"
-)
-_PLACEHOLDER_IN_VALUE = pattern(
-    r"""^[^#]*?\b\w+=["']?[^"'#\s]*?(<[A-Za-z][A-Za-z _./-]+>|/?\bpath/to/[\w./-]*|"""
-    r"""\byour[-_/]\w+|\bYOUR_[A-Z]\w+|\b[Yy]our(?:Path|Name|Project|Account|User)\w*|REPLACE_\w+|CHANGE_?ME|"""
-    r"""(?<==)\.\.\.(?!\S)|(?<==["'])\.\.\.(?=["']))"""
-)
-_DEFAULT = pattern(r"\$\{\w+:?([-=?])")
-"""The start of a default, as in ${DATA:-/path/to/data}."""
-_PLACEHOLDER_PATH = pattern(r"(?<![\w./-])/?path/to/[\w./-]*")
-_PLACEHOLDER_FOLDER = pattern(r"(?:^|/)(?:<[^<>]+>|your[-_][\w-]+|path/to)(?=/|$)", re.IGNORECASE)
-_TEMPLATE = pattern(r"=(#\w+#)")
-"""A value that another program fills in; for Slurm, it is a comment."""
-_MANY = 3
 _FEW_MIB = 256
 """Less than `import torch` needs."""
-_FREE_TEXT = frozenset({"comment", "constraint", "job-name", "output", "error", "wckey"})
-"""Options for which such a value is valid."""
 _EXCLUSIVE = [
     {"mem", "mem-per-cpu", "mem-per-gpu"},
     {"cpus-per-task", "cpus-per-gpu"},
@@ -134,23 +113,6 @@ def _given(subject: Subject, *options: str) -> list[Directive]:
     return [i for i in given if i.value and "$" not in i.value and not is_placeholder(i)]
 
 
-def is_placeholder(item: Directive) -> bool:
-    """Tell whether a value is still to be filled in, such as <account> or {partition}."""
-    if item.option in ("output", "error", "chdir") and _PLACEHOLDER_FOLDER.search(item.value):
-        return True
-    if item.option in ("account", "partition", "qos") and _PLACEHOLDER_NAME.fullmatch(item.value):
-        return True
-    return item.option not in _FREE_TEXT and bool(
-        _PLACEHOLDER.fullmatch(item.value) and "$" not in item.value
-    )
-
-
-def placeholder_in(line: str) -> str:
-    """Return the placeholder in a line that cannot be parsed because of it; empty if none."""
-    found = _PLACEHOLDER_IN_LINE.search(line)
-    return found[0].lstrip("= ") if found else ""
-
-
 def find_contradictions(subject: Subject) -> Iterator[Hit]:
     directives, path = subject.directives, subject.path
     if directives.several:
@@ -235,51 +197,6 @@ def find_uneven_gpus(subject: Subject) -> Iterator[Hit]:
             "not match on some nodes.",
             fix=f"#SBATCH --gpus-per-node={max(1, total // nodes)}  # instead of --gpus",
         )
-
-
-def find_placeholders(subject: Subject) -> Iterator[Hit]:
-    lines = subject.text.split("\n")
-    found = [(i.line, i.value, i.option) for i in subject.directives.items if is_placeholder(i)]
-    unread = [number for number, _ in subject.directives.broken]
-    unread += [item.line for item in subject.directives.items if not item.value]
-    for number in dict.fromkeys(unread):
-        filled = _TEMPLATE.search(lines[number - 1])
-        if placeholder := filled[1] if filled else placeholder_in(lines[number - 1]):
-            found.append((number, placeholder, ""))
-    # Another program fills in a file that has many of them.
-    template = sum(value[:1] in ("{", "#") for _, value, _ in found) >= _MANY
-    for number, value, option in found:
-        advice = template or option == "mail-user"
-        severity = ADVICE if advice else None
-        yield _unfilled(Place(subject.path, number), value, severity)
-    if not subject.is_job or any(shell.suspect for shell in subject.shells):
-        return  # bash stops at a placeholder without quotes, which E210 reports
-    for assignment in subject.assignments:
-        match = _PLACEHOLDER_IN_VALUE.search(subject.line_at(assignment))
-        if match and not (default := _DEFAULT.search(match[0])):
-            yield _unfilled(assignment, match[1], None)
-        elif match and default and default[1] != "?":  # which is the text of an error
-            yield _unfilled(assignment, match[1], ADVICE)
-    if any("path/to" in shell.text for shell in subject.shells):
-        yield from _placeholder_paths(subject)
-
-
-def _placeholder_paths(subject: Subject) -> Iterator[Hit]:
-    for command in (c for c in subject.commands if c.name not in ("echo", "printf", "cat")):
-        for word in command.words:
-            match = _PLACEHOLDER_PATH.search(word.text)
-            at = Place(command.path, word.line)
-            if match and match[0] in subject.line_at(at):
-                yield _unfilled(at, match[0], None)
-
-
-def _unfilled(at: Located, value: str, severity: Severity | None) -> Hit:
-    return Hit(
-        at=at,
-        what="The value is still a placeholder.",
-        fix=f"replace {value} with your own value",
-        severity=severity,
-    )
 
 
 def find_no_time(subject: Subject) -> Iterator[Hit]:
@@ -406,20 +323,6 @@ RULES = (
 -#SBATCH --gpus=5    # <- here
 +#SBATCH --gpus-per-node=2
  srun hostname
-""",
-    ),
-    Rule(
-        code="E116",
-        title="placeholder value",
-        severity=WARNING,
-        check=find_placeholders,
-        why="Example scripts use placeholders for values that depend on the user or the cluster. "
-        "Replace them before you submit the script.",
-        example="""\
- #!/bin/bash
--#SBATCH --account=<project>    # <- here
-+#SBATCH --account=physics
- python train.py
 """,
     ),
     Rule(

@@ -20,6 +20,8 @@ _EXPORTED_EMPTY = pattern(r"\s*(export|readonly) +([A-Za-z_]\w*)= +([^\s#;&|=<>]
 _EXPORTED_PART = pattern(
     r"\s*(export) +([A-Za-z_]\w*)=([^\s\"'$`;#&|()]*,)( +)(\d[\d,]*)\s*(?:#.*)?$"
 )
+_OF_VALUE = pattern(r"\s*\$\{?([A-Za-z_]\w*)\}?\s*=(?!=)\s*(\S.*)")
+"""An assignment that begins with the value of the variable, not with its name."""
 _ONE_WORD = pattern(
     r"\s*(?:(?:export|declare|local|readonly) +)?[A-Za-z_]\w*(\s*=\s*)"
     r"(?:\"[^\"`$\\]*\"|'[^']*'|\$\([^()]*\)|[^\s;&|#<>()\"'`=\\]+)\s*(?:#.*)?$"
@@ -121,6 +123,13 @@ def find_blanks_around_equals(subject: Subject) -> Iterator[Hit]:
         if empty and len(command.words) == 1 and run:
             fix, said = f"{empty[-1]}={name}", "command not found"
             yield _blanks(subject, command, empty[-1], fix, said)
+        if match := _OF_VALUE.match(subject.line_at(command)):
+            yield Hit(
+                at=command,
+                what=f"`{match[1]}` is not assigned because of the `$` before its name: 'command "
+                "not found'.",
+                fix=f"{match[1]}={match[2].strip()}",
+            )
     for path in dict.fromkeys(shell.path for shell in subject.shells):
         for number, line in enumerate(_lines(subject, path), start=1):
             if match := _EXPORTED.match(line):

@@ -8,6 +8,7 @@ from echelon.lint.bash import Assignment, Where
 from echelon.lint.edits import insert_line
 from echelon.lint.facts import processes_per_task, ranks_per_launch, slurm_version, spawns
 from echelon.lint.files import Place
+from echelon.lint.patterns import pattern
 from echelon.lint.python_script import constant, keyword
 from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
@@ -19,6 +20,8 @@ _INHERIT = "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"
 _MANY = 4
 """Ranks that share one CPU noticeably."""
 _CPUS_OF_NODE = frozenset({"SLURM_CPUS_ON_NODE", "SLURM_JOB_CPUS_PER_NODE"})
+_WORKER_KEY = pattern(r"\.(?:num_)?workers$")
+"""A key of a configuration, as in data.num_workers=8."""
 _WORKER_FLAGS = ("--num-workers", "--num_workers", "--workers", "-j", "--dataloader_num_workers")
 
 
@@ -70,7 +73,7 @@ def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
     words = one.launch.arguments
     for number, word in enumerate(words):
         flag, equals, value = word.text.partition("=")
-        if flag not in _WORKER_FLAGS:
+        if flag not in _WORKER_FLAGS and not (equals and _WORKER_KEY.search(flag)):
             continue
         given = value if equals else (words[number + 1].text if number + 1 < len(words) else "")
         path, line = one.launch.place_of(word, subject.path)[:2]

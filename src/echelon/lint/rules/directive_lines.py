@@ -14,7 +14,7 @@ from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
-from echelon.lint.rules.amounts import placeholder_in
+from echelon.lint.rules.placeholders import is_placeholder, placeholder_in
 from echelon.lint.source import BYTE_ORDER_MARK
 from echelon.lint.subject import Subject
 
@@ -33,6 +33,8 @@ _MISSPELT = pattern(
     r"#\s?(SBACTH|SBTACH|SBATH|SBATC|SBTCH|SABTCH|SBATHC|SBACH|BATCH|Sbatch)\s+-|"
     r"#sbatch\s+-(?!.*[\s/]\S+\.(sh|bash|sbatch|slurm|job)\b)"  # how to submit a script
 )
+_SIGNAL = pattern(r"(?:[RB]{1,2}:)?(?:\d+|[A-Za-z]\w*)(?:@\d+)?")
+"""A signal, and the seconds before the time limit at which Slurm sends it."""
 _BLANKS = pattern(r"--[\w-]+(\s+=\s*|=\s+)(?=[\w/%'\"])")
 
 
@@ -168,6 +170,28 @@ def find_broken_lines(subject: Subject) -> Iterator[Hit]:
             what="The option has no value. sbatch rejects the script.",
             fix=f"#SBATCH --{item.option}=…",
         )
+    yield from _bad_signals(subject)
+    for item in subject.directives.items:
+        if item.option == "gres" and re.fullmatch(r"[\w:.-]+=\d+", item.value):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"'{item.value}' is not a valid resource. The number follows a colon. sbatch "
+                "rejects the script.",
+                fix=f"#SBATCH --gres={item.value.replace('=', ':')}",
+            )
+
+
+def _bad_signals(subject: Subject) -> Iterator[Hit]:
+    for item in subject.directives.items:
+        if item.option != "signal" or "$" in item.value or is_placeholder(item):
+            continue
+        if not _SIGNAL.fullmatch(item.value):
+            yield Hit(
+                at=Place(subject.path, item.line),
+                what=f"'{item.value}' is not a valid signal. The time after `@` is a number of "
+                "seconds. sbatch rejects the script.",
+                fix="#SBATCH --signal=B:USR1@120",
+            )
 
 
 def _without_blanks(number: int, line: str) -> tuple[Edit, ...]:

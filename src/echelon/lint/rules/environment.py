@@ -50,7 +50,7 @@ def find_secrets(subject: Subject) -> Iterator[Hit]:
     told = set[str]()
     for assignment in subject.assignments:
         text = assignment.value.text
-        if not assignment.value.known or assignment.value.uses:
+        if not assignment.value.known or assignment.value.uses or text == assignment.name:
             continue
         named = _SECRET.fullmatch(assignment.name) and not _NO_SECRET.fullmatch(text)
         if named or (_TOKEN.fullmatch(text) and not re.search("COMMIT|SHA|HASH", assignment.name)):
@@ -145,7 +145,20 @@ _WITHOUT_CONDA = pattern(
 """Commands that load only modules that do not set up conda."""
 
 
-def find_unready_conda(subject: Subject) -> Iterator[Hit]:
+def find_not_activated(subject: Subject) -> Iterator[Hit]:
+    for command in subject.commands:
+        other = re.search(r"/activate\.(csh|fish)$", command.text)
+        if command.name in ("source", ".") and other:
+            yield Hit(
+                at=command,
+                what=f"This file is for the shell {other[1]}. Bash cannot run it, and the script "
+                "continues with another Python.",
+                fix=command.text.removesuffix(f".{other[1]}"),
+            )
+    yield from _unready_conda(subject)
+
+
+def _unready_conda(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if batch is None or not subject.is_job or re.match(r"#!.*(-l|--login|-i)\b", subject.text):
         return
@@ -246,9 +259,9 @@ RULES = (
     ),
     Rule(
         code="E408",
-        title="`conda activate` without the shell hook",
+        title="environment that is not activated",
         severity=WARNING,
-        check=find_unready_conda,
+        check=find_not_activated,
         why="A job script is not an interactive shell, so bash does not read the conda setup in "
         "`~/.bashrc`.",
         example="""\

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterator
 
-from echelon.lint.bash import Command, Shell, Where
+from echelon.lint.bash import Command, Shell, Where, Word
+from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Rule
+from echelon.lint.rules.world import sources_others
 from echelon.lint.subject import Subject
 
 _SPREADS = ("parallel", "xargs")
@@ -13,9 +15,39 @@ _STARTERS = ("srun", "torchrun", "mpirun", "mpiexec", "deepspeed", "accelerate")
 _QUIET = frozenset({"echo", "date", "printf", "hostname", "true", ":", "kill", "sleep"})
 _ENDING = (_QUIET - {"kill"}) | {
     *("deactivate", "conda", "module", "rm", "ls", "cd", "nvidia-smi", "squeue", "sacct", "seff"),
-    *("set", "touch", "mkdir", "du", "df", "free", "uptime", "umount", "fusermount", "exit"),
+    *("uname", "pwd", "whoami", "id", "env", "printenv", "unset", "export", "uptime", "clear"),
+    *("set", "touch", "mkdir", "du", "df", "free", "umount", "fusermount", "exit"),
 }
 """Commands that succeed whether the training did or not."""
+_ASIDE = frozenset(
+    {
+        *(
+            "hostname",
+            "rm",
+            "mkdir",
+            "cp",
+            "mv",
+            "rsync",
+            "tar",
+            "nvidia-smi",
+            "echo",
+            "date",
+            "ls",
+        ),
+        *("sleep", "bash", "sh", "env", "cat", "ip", "df", "free", "scontrol", "true", "kill"),
+        *("pkill", "sbcast", "killall", "test", "printenv", "module", "lscpu", "numactl", "nproc"),
+    }
+)
+"""Programs of steps that are not the work of the job, or that lint has to look into."""
+_PREPARES = frozenset(
+    {
+        *("source", ".", "ml", "eval", "sbatch", "scancel", "pip", "pip3", "git", "wget", "curl"),
+        *("read", "shift", "ulimit", "umask", "alias", "shopt", "declare", "let", "local", "which"),
+        *("[", "[[", "pushd", "popd", "ln", "chmod", "unzip", "mail", "find", "grep", "sed", "awk"),
+        *("head", "tail", "sort", "tee", "wait", "time", "spack", "nvcc", "gcc", "make", "cmake"),
+    }
+)
+"""Commands around the work of a job."""
 _ENDS = frozenset({"EXIT", "ERR", "0"})
 _COPIES = frozenset({"cp", "mv", "rsync", "tar"})
 _ENDS_JOB = frozenset({"exec", "kill", "scancel"})
@@ -29,6 +61,8 @@ _SERVER = pattern(
 _ENDS_OTHERS = frozenset({"kill", "pkill", "killall", "scancel", "timeout", "exit"})
 _TO_THE_SHELL = pattern(r"[RO]*B[RO]*:(?:SIG)?([A-Z]+\d?)\b")
 """A signal that Slurm sends to the job script, not to its steps."""
+_IGNORED = frozenset({"URG", "CHLD", "CONT", "WINCH"})
+"""Signals that do not end a process."""
 _HARMLESS_PIPES = frozenset({"head", "grep", "wc", "true"})
 
 
@@ -127,8 +161,9 @@ def find_swallowing_pipe(subject: Subject) -> Iterator[Hit]:
     for command in plain:
         starts = _starts(command) and not command.substituted and not command.background
         into = command.piped_into[:1]
-        known = (command.path, command.line) in launched
-        if starts and known and into and into[0] not in _HARMLESS_PIPES:
+        known = (command.path, command.line) in launched and starts
+        script = _runs_script(command) and not command.substituted and not command.background
+        if (known or script) and into and into[0] not in _HARMLESS_PIPES:
             yield Hit(
                 at=command,
                 what=f"The pipe returns the exit status of {into[0]}, so the job is COMPLETED even "
@@ -150,20 +185,22 @@ def find_lost_status(subject: Subject) -> Iterator[Hit]:
     decides = [c for c in batch.commands if c.name in ("trap", "exit", "return")]
     functions = _training_functions(batch) - {c.function for c in decides}
     run = {id(c) for c in plain if id(c) in launched or c.name in functions or _runs_script(c)}
+    run |= {id(c) for c, _, rest in subject.sruns if rest and _is_work(rest[0])}
     if any(c.background for c in plain if id(c) in run):
         run |= {id(c) for c in plain if c.name == "wait" and len(c.words) > 1}
     last = next((n for n in range(len(plain) - 1, -1, -1) if id(plain[n]) in run), None)
     if last is None:
+        yield from _always_succeeds(batch, plain, decides)
         return
     command, after = plain[last], plain[last + 1 :]
     rest = "\n".join(batch.text.split("\n")[command.line - 1 :])
     told = re.search(r"\$\?|PIPESTATUS", rest) or any(map(_handles_failures, batch.commands))
     if told or any(c in decides and c.text != "exit 0" for c in after):
         return
-    yield from _continued(batch, plain[: last + 1], launched)
-    if command.background or command.piped_into or not after:
-        return
-    yield from _hidden(command, after, plain)
+    hits = list(_continued(batch, plain[: last + 1], launched))
+    if after and not command.background and not command.piped_into:
+        hits += _hidden(command, after, plain)
+    yield from hits or _in_loop(command)
 
 
 def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Iterator[Hit]:
@@ -181,7 +218,9 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             fix=f"remove line {end.line}: a job ends with its script",
         )
     elif not any(c.name in _ENDS_JOB for c in after) and (
-        end.name in _ENDING or _copies_anyway(end, plain)
+        (end.name in _ENDING and not _lists(end))
+        or _copies_anyway(end, plain)
+        or _waits_for_nothing(end, plain)
     ):
         yield Hit(
             at=command,
@@ -189,7 +228,7 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
             f"{_shown(end)} (line {end.line}) succeeds afterwards.",
             fix="set -e  # near the top of the script",
         )
-    elif end.name in _COPIES | {"rmdir"} and end.certain:
+    elif end.name in _COPIES | {"rmdir", "ls"} and end.certain:
         yield Hit(
             at=command,
             what=f"The job has the status of {end.name} (line {end.line}), not of this command.",
@@ -198,9 +237,53 @@ def _hidden(command: Command, after: list[Command], plain: list[Command]) -> Ite
         )
 
 
+def _always_succeeds(batch: Shell, plain: list[Command], decides: list[Command]) -> Iterator[Hit]:
+    """Find a program that lint does not know, in a script that ends with `exit 0`."""
+    end = plain[-1] if plain else None
+    if end is None or end.text != "exit 0" or decides != [end] or "$?" in batch.text:
+        return
+    programs = [c for c in plain if c.certain and not c.background and not c.piped_into]
+    programs = [c for c in programs if c.name not in _ENDING | _ASIDE | _PREPARES]
+    for command in programs[-1:]:
+        yield Hit(
+            at=command,
+            what=f"The job is COMPLETED even if this command fails, because `exit 0` (line "
+            f"{end.line}) succeeds afterwards.",
+            fix=f"remove line {end.line}",
+        )
+
+
+def _is_work(program: Word) -> bool:
+    """Tell whether a step runs a program of its own, such as ./simulate."""
+    name = program.text.rpartition("/")[2]
+    return program.known and bool(name) and name not in _ASIDE
+
+
+def _in_loop(command: Command) -> Iterator[Hit]:
+    """Find the last program of a script, if it runs several times."""
+    if command.looped and not command.background and not command.piped_into:
+        yield Hit(
+            at=command,
+            what="If this command fails, the loop continues. The job has the status of the last "
+            "command only.",
+            fix="set -e  # near the top of the script",
+            severity=ADVICE,
+        )
+
+
 def _handles_failures(command: Command) -> bool:
     """Tell whether a command is a trap that runs when the script fails or ends."""
     return command.name == "trap" and any(w.text in _ENDS for w in command.arguments[1:])
+
+
+def _waits_for_nothing(command: Command, commands: list[Command]) -> bool:
+    """Tell whether a command is `wait` in a script that starts nothing in the background."""
+    return command.text == "wait" and not any(c.background for c in commands)
+
+
+def _lists(command: Command) -> bool:
+    """Tell whether a command lists a path, and fails if the program has not written it."""
+    return command.name == "ls" and any(not w.text.startswith("-") for w in command.arguments)
 
 
 def _copies_anyway(command: Command, commands: list[Command]) -> bool:
@@ -241,6 +324,8 @@ def find_late_handler(subject: Subject) -> Iterator[Hit]:
         if c.name == "trap" and any(w.text.removeprefix("SIG") == sent[1] for w in c.arguments[1:])
     ]
     launched = {id(one.launch.command) for one in subject.started}
+    if not traps:
+        yield from _unhandled(subject, batch, sent[1])
     run = [c for c in plain if id(c) in launched and traps and c.line > traps[0].line]
     if run and not any(c.background for c in plain):
         yield Hit(
@@ -249,6 +334,20 @@ def find_late_handler(subject: Subject) -> Iterator[Hit]:
             "command has ended. At the time limit, Slurm kills the job before that.",
             fix=f"{run[-1].name} … &\nwait $!  # a signal ends wait",
         )
+
+
+def _unhandled(subject: Subject, batch: Shell, name: str) -> Iterator[Hit]:
+    """Find a signal that ends the job script, because it has no handler."""
+    handled = any(c.name in ("trap", "exec") for c in subject.commands if c.text != "trap - EXIT")
+    signal = subject.directives.last("signal")
+    if handled or sources_others(subject) or name in _IGNORED or not batch.commands or not signal:
+        return
+    yield Hit(
+        at=Place(subject.path, signal.line),
+        what=f"Slurm sends {name} to the job script, which has no handler. The signal ends the "
+        "script, and with it the job, before the time limit.",
+        fix=f"trap '…' {name}  # before the first command, or --signal={name}@… for the steps",
+    )
 
 
 RULES = (
@@ -332,7 +431,7 @@ RULES = (
     ),
     Rule(
         code="E509",
-        title="signal handler that runs too late",
+        title="signal handler that is missing or runs too late",
         severity=WARNING,
         check=find_late_handler,
         why="With `--signal=B:…`, Slurm sends the signal to the job script only. Bash does not run "

@@ -8,7 +8,7 @@ from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.request import Directive
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
-from echelon.lint.rules.amounts import is_placeholder
+from echelon.lint.rules.placeholders import is_placeholder
 from echelon.lint.subject import Subject
 
 _RESUMES = (
@@ -42,7 +42,9 @@ def _missing_folders(subject: Subject) -> Iterator[tuple[Directive, str, str]]:
     for option in ("output", "error"):
         item = subject.directives.last(option)
         folder = _folder(item.value) if item else ""
-        if item is None or not folder or folder.startswith(("/", "~", "$")) or folder in told:
+        if item is None or not folder or folder.startswith(("~", "$")) or folder in told:
+            continue
+        if folder.startswith("/") and not _is_made(subject, folder):
             continue
         if _OF_JOB.search(item.value.rpartition("/")[0]) or is_placeholder(item):
             continue  # placeholders are reported by E116
@@ -55,6 +57,12 @@ def _missing_folders(subject: Subject) -> Iterator[tuple[Directive, str, str]]:
             )
             late_or_not = ", and the script's own `mkdir` runs too late." if late else "."
             yield item, what + late_or_not, f"mkdir -p {folder}  # before sbatch"
+
+
+def _is_made(subject: Subject, folder: str) -> bool:
+    """Tell whether the script creates a directory itself."""
+    made = (c for c in subject.commands if c.name == "mkdir")
+    return any(word.text.rstrip("/") == folder for c in made for word in c.arguments)
 
 
 def _folders_of_job(subject: Subject) -> Iterator[tuple[Directive, str, str]]:

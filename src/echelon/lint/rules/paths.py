@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 
+from echelon.lint.bash import Command, Shell
 from echelon.lint.patterns import pattern
 from echelon.lint.rule import WARNING, Hit, Rule
 from echelon.lint.subject import Subject
 
 _OWN_PATH = pattern(r"\$\{?(0\b|BASH_SOURCE)")
 _READS_ITSELF = pattern(r"\b(?:cat|cp|head|tail|md5sum|sha256sum)\s+\"?\$\((?:readlink|realpath)\b")
-_HANDLED = pattern(
-    r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\bsbatch\b|\[\s*(-[nz]\s+)?\"?\$\{SLURM_JOB_ID:"
-)
-"""Scripts that look for their directory in another way, or that submit themselves."""
+_HANDLED = pattern(r"scontrol\s+show\s+job|SLURM_SUBMIT_DIR|\[\s*(-[nz]\s+)?\"?\$\{SLURM_JOB_ID:")
+"""Scripts that look for their directory in another way."""
+_SUBMITS = pattern(r"\bsbatch\b")
+_NEAR = 3
+"""Lines between sbatch and `exit` in the same branch."""
 
 
 def find_own_directory(subject: Subject) -> Iterator[Hit]:
@@ -21,11 +23,16 @@ def find_own_directory(subject: Subject) -> Iterator[Hit]:
     code = "\n".join(line for line in batch.text.split("\n") if not line.lstrip().startswith("#"))
     if _HANDLED.search(code):
         return
+    submitting = [c.line for c in batch.commands if _SUBMITS.search(c.text)]
+    if _SUBMITS.search(code) and not _submits_itself(batch):
+        return
     for command in batch.commands:
         if command.name not in ("dirname", "realpath", "readlink") or not command.substituted:
             continue
         if _READS_ITSELF.search(subject.line_at(command)):
             continue  # the copy has the same text
+        if submitting and (command.line < max(submitting) or not _runs_always(batch, command)):
+            continue  # before the job, in a script that submits itself
         if any(_OWN_PATH.search(word.text) for word in command.arguments):
             yield Hit(
                 at=command,
@@ -34,6 +41,24 @@ def find_own_directory(subject: Subject) -> Iterator[Hit]:
                 fix="$SLURM_SUBMIT_DIR  # the directory where sbatch was called, or a full path",
             )
             return
+
+
+def _submits_itself(batch: Shell) -> bool:
+    """Tell whether a script calls sbatch for itself in a branch that ends it."""
+    own = [c for c in batch.commands if _SUBMITS.search(c.text)]
+    ends = [c.line for c in batch.commands if c.name in ("exit", "exec")]
+    return bool(own) and all(
+        _OWN_PATH.search(c.text)
+        and not c.certain
+        and any(c.line <= end <= c.line + _NEAR for end in ends)
+        for c in own
+    )
+
+
+def _runs_always(batch: Shell, inner: Command) -> bool:
+    """Tell whether the line of a $(…) is outside branches."""
+    assigned = any(a.line == inner.line and a.certain for a in batch.assignments)
+    return assigned or any(c.line == inner.line and c.certain for c in batch.commands)
 
 
 RULES = (

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 
 from echelon.core.units import counted
-from echelon.lint.bash import Where
+from echelon.lint.bash import Where, Word
 from echelon.lint.facts import (
     is_alone,
     is_training,
@@ -44,6 +44,7 @@ _TELLS_TASKS = pattern(
     re.IGNORECASE,
 )
 """Words of scripts that may tell their tasks apart, or that lint cannot follow."""
+_TENSOR_PARALLEL = pattern(r"\btensor[-_]parallel[-_]size[= ](\d{1,3})\b")
 _WORLD_OF_SLURM = pattern(
     r"world_size\s*=\s*int\(\s*os\.(?:environ|getenv)\W+SLURM_N(?:TASK|PROC)S\b"
 )
@@ -71,6 +72,10 @@ def find_missing_srun(subject: Subject) -> Iterator[Hit]:
         python = one.python
         if python is not None and _CONTACTS_OTHERS.search(python.text + python.neighbours):
             return
+        if python is None and any(
+            w.text.endswith((".sh", ".sbatch")) for w in one.launch.arguments
+        ):
+            return  # the program may run this script, which may call srun
         count = subject.job.fewest_nodes or 2
         waits = _expects_others(one.launch)
         alone = one.launch.launcher is not None and one.launch.launcher.kind == "deepspeed"
@@ -249,7 +254,7 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
             or may_use_all_gpus(one.python)
         ):
             continue
-        if not uses_several_gpus(one.python):
+        if not uses_several_gpus(one.python) and not _leaves_one(launch, gpus - ranks * tasks):
             yield Hit(
                 at=launch,
                 what=f"The job uses only {ranks * tasks} of {gpus} GPUs on each node. The others "
@@ -258,6 +263,17 @@ def find_idle_gpus(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}  # and start the script with srun",
             )
+
+
+def _leaves_one(launch: Launch, idle: int) -> bool:
+    """Tell whether a program keeps a GPU for the inference server that it starts."""
+    words = (word.text.lower() for word in _program_words(launch))
+    return idle == 1 and any("vllm" in word or "grpo" in word for word in words)
+
+
+def _program_words(launch: Launch) -> Iterator[Word]:
+    yield from (launch.program,) if launch.program else ()
+    yield from launch.arguments
 
 
 def _has_alternative(subject: Subject, one: Started) -> bool:
@@ -272,6 +288,7 @@ def _has_alternative(subject: Subject, one: Started) -> bool:
 
 
 def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
+    yield from _tensor_parallel(subject)
     for one in subject.started:
         launch, amounts = one.launch, one.launch.amounts
         gpus, tasks, ranks = amounts.gpus_per_node, amounts.tasks_per_node, ranks_per_launch(launch)
@@ -296,6 +313,23 @@ def find_too_many_ranks(subject: Subject) -> Iterator[Hit]:
                 if launch.launcher
                 else f"#SBATCH --ntasks-per-node={gpus}",
             )
+
+
+def _tensor_parallel(subject: Subject) -> Iterator[Hit]:
+    """Find an inference server that expects more GPUs than a node of the job has."""
+    gpus = subject.job.gpus_per_node
+    for command in subject.commands if gpus and subject.is_job else ():
+        found = _TENSOR_PARALLEL.search(command.text)
+        if found and command.name not in ("echo", "printf") and gpus:
+            size = int(found[1])
+            if size > gpus and not subject.may_have_several_nodes:
+                yield Hit(
+                    at=command,
+                    what=f"The server expects {counted(size, 'GPU')}, but the job has "
+                    f"{gpus} on its node.",
+                    fix=f"#SBATCH --gpus-per-node={size}",
+                    severity=WARNING,
+                )
 
 
 def find_hidden_devices(subject: Subject) -> Iterator[Hit]:

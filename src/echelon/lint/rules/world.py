@@ -2,13 +2,14 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from echelon.core.units import counted
 from echelon.lint.bash import Assignment, Where
 from echelon.lint.edits import replace_group
-from echelon.lint.files import Place
+from echelon.lint.files import Place, beside
 from echelon.lint.patterns import pattern
 from echelon.lint.python_script import (
     PythonScript,
@@ -18,6 +19,7 @@ from echelon.lint.python_script import (
     origin,
     unparse,
 )
+from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, ERROR, WARNING, Hit, Located, Rule
 from echelon.lint.subject import Started, Subject
 
@@ -54,10 +56,36 @@ _OF_PROGRAMS = frozenset(
         *("HF_DATASETS_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE"),
         *("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"),
         *("WANDB_CACHE_DIR", "WANDB_DISABLED", "WANDB_NAME", "WANDB_RUN_GROUP", "WANDB_RUN_ID"),
+        *(
+            "NUMBA_DISABLE_INTEL_SVML",
+            "NUMBA_NUM_THREADS",
+            "NUMBA_CACHE_DIR",
+            "NUMEXPR_MAX_THREADS",
+        ),
+        *("NUMEXPR_NUM_THREADS", "MKL_THREADING_LAYER", "MKL_SERVICE_FORCE_INTEL", "KMP_AFFINITY"),
+        *("KMP_BLOCKTIME", "KMP_DUPLICATE_LIB_OK", "OMP_PROC_BIND", "OMP_PLACES", "OMP_STACKSIZE"),
+        *("TF_CPP_MIN_LOG_LEVEL", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_XLA_FLAGS", "XLA_FLAGS"),
+        *("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "JAX_PLATFORMS"),
+        *("CUBLAS_WORKSPACE_CONFIG", "HYDRA_FULL_ERROR", "MPLCONFIGDIR", "MPLBACKEND"),
         *("WANDB_RESUME", "WANDB_SILENT", "WANDB_BASE_URL", "WANDB_TAGS", "WANDB_NOTES"),
     }
 )
 """Variables that programs read; other names with the same prefix are the script's own."""
+
+
+_SETS_VARIABLES = frozenset({"idr_torch"})
+"""Modules of computing centres that take the rendezvous from Slurm."""
+_KNOWN_MODULES = frozenset(
+    {
+        *("torch", "torchvision", "torchaudio", "torchtext", "torchdata", "torchmetrics"),
+        *("numpy", "scipy", "pandas", "sklearn", "matplotlib", "seaborn", "PIL", "cv2", "skimage"),
+        *("tqdm", "yaml", "omegaconf", "hydra", "wandb", "tensorboard", "tensorboardX", "mlflow"),
+        *("datasets", "transformers", "tokenizers", "diffusers", "peft", "safetensors", "timm"),
+        *("einops", "h5py", "zarr", "xarray", "netCDF4", "apex", "psutil", "termcolor", "rich"),
+        *("requests", "sentencepiece", "nltk", "torch_geometric", "monai", "albumentations"),
+    }
+)
+"""Modules that do not set variables of the rendezvous."""
 
 
 def find_world_size(subject: Subject) -> Iterator[Hit]:
@@ -69,6 +97,7 @@ def find_world_size(subject: Subject) -> Iterator[Hit]:
         if number is None or "WORLD_SIZE" not in subject.exported or amounts.tasks is None:
             continue
         ranks = {amounts.tasks, (amounts.nodes or 0) * (amounts.gpus_per_node or 0)} - {0}
+        ranks |= {read_step(subject.job, options).tasks or 0 for _, options, _ in subject.sruns}
         literal = not assignment.value.uses
         if number not in ranks:
             yield Hit(
@@ -107,14 +136,30 @@ def find_missing_variables(subject: Subject) -> Iterator[Hit]:
         needed = _needed(python)
         here = subject.exported | launch.variables | _set_in(python)
         missing = [name for name in _NEEDED if name in needed and name not in here]
-        if missing:
+        foreign = _foreign_modules(subject, python) if missing else set()
+        if missing and not foreign & _SETS_VARIABLES:
             values = " ".join(f"{name}={_FROM_SLURM.get(name, '…')}" for name in missing)
             yield Hit(
                 at=launch,
                 what=f"{python.path} needs {_listed(missing)}, but neither srun nor this script "
                 f"sets {'it' if len(missing) == 1 else 'them'}.",
                 fix=f"srun bash -c 'export {values}; exec python …'",
+                severity=WARNING if foreign else None,  # a module may set them
             )
+
+
+def _foreign_modules(subject: Subject, python: PythonScript) -> set[str]:
+    """Return the modules that a script imports, that lint cannot read and does not know."""
+    names = {alias.name for n in python.nodes if isinstance(n, ast.Import) for alias in n.names}
+    names |= {n.module or "" for n in python.nodes if isinstance(n, ast.ImportFrom) if not n.level}
+    tops = {name.partition(".")[0] for name in names} - {""}
+    return {
+        name
+        for name in tops - sys.stdlib_module_names - _KNOWN_MODULES
+        if not subject.files.is_folder(beside(python.path, name))
+        and subject.files.read(beside(python.path, f"{name}.py")) is None
+        and subject.files.read(beside(python.path, f"{name}/__init__.py")) is None
+    }
 
 
 def _listed(names: list[str]) -> str:

@@ -12,7 +12,7 @@ torch.cuda.set_device(gpu)
 local_rank = int(os.environ.get("LOCAL_RANK", 0))
 model = DistributedDataParallel(models.resnet18().cuda())
 if os.path.exists("checkpoint.pt"):
-    state = torch.load("checkpoint.pt")  # expect: E614
+    state = torch.load("checkpoint.pt")
     model.load_state_dict(state)
 data = datasets.CIFAR10("data", download=True)  # expect: E605
 sampler = DistributedSampler(data)

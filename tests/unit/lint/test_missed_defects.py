@@ -1,0 +1,303 @@
+"""Defects that a reader found in scripts and lint did not, beside what looks like them."""
+
+import pytest
+
+from echelon.lint.linting import lint
+from unit.lint.fakes import SlurmOf, TextFiles
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n"
+
+
+def codes(body, head=JOB, **beside):
+    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
+    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity)) for f in found]
+
+
+@pytest.mark.parametrize(
+    ("signal", "found"),
+    [
+        ("B:TERM@00:30", True),
+        ("USR1@120s", True),
+        ("B:@60", True),
+        ("B,USR1@60", True),
+        ("B:USR1@60", False),
+        ("SIGUSR1@90", False),
+        ("BR:USR1@60", False),
+        ("R:12@60", False),
+        ("USR1", False),
+        ("$SIGNAL", False),  # E106
+    ],
+)
+def test_signals_that_sbatch_rejects(signal, found):
+    head = f"#!/bin/bash\n#SBATCH --signal={signal}\n"
+    assert (("E105", "error") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ('$data = "/scratch/data"', True),
+        ("$data=/scratch/data", True),
+        ("${data} = 3", True),
+        ('"$data" = 3', False),
+        ('[ "$data" = 3 ]', False),
+        ("echo $data = 3", False),
+        ("$program --data = 3", False),
+        ("$data", False),
+    ],
+)
+def test_assignments_to_the_value_of_a_variable(line, found):
+    assert (("E209", "error") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("cd /proj/<project>/code", True),
+        ("source /home/<user-name>/env/bin/activate", True),
+        ("python /home/<user>/train.py", True),
+        ("python a.py < /proj/in.txt > /proj/out.txt", False),
+        ("python a.py </proj/in >/proj/out", False),
+        ("echo 'cd /proj/<project>/code'", False),
+        ("grep '/<a>/' page.html", False),
+    ],
+)
+def test_placeholders_in_paths(line, found):
+    assert (("E116", "warning") in codes(f"{line}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("NUMBA_DISABLE_INTEL_SVML", True), ("XLA_FLAGS", True), ("NUMBA_CASES", False)],
+)
+def test_more_variables_of_programs(name, found):
+    assert (("E312", "error") in codes(f"{name}=1\npython a.py\n")) == found
+
+
+SUBMITS_ITSELF = 'if [ -z "$SLURM_JOB_ID" ]; then\n    exec sbatch "$0"\nfi\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (SUBMITS_ITSELF + 'HERE="$(dirname "$0")"\npython $HERE/a.py\n', True),
+        (SUBMITS_ITSELF + 'if [ -n "$LOCAL" ]; then HERE="$(dirname "$0")"; fi\n', False),
+        ('HERE="$(dirname "$0")"\n' + SUBMITS_ITSELF + "python a.py\n", False),
+        ('sbatch other.sh\nHERE="$(dirname "$0")"\npython $HERE/a.py\n', False),
+    ],
+)
+def test_the_directory_of_a_script_that_submits_itself(body, found):
+    assert (("E211", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("for i in 1 2; do\n  python a.py $i\ndone\n", True),
+        ("set -e\nfor i in 1 2; do\n  python a.py $i\ndone\n", False),
+        ("for i in 1 2; do\n  python a.py $i || exit 1\ndone\n", False),
+        ("for i in 1 2; do\n  python a.py $i || failed=1\ndone\nexit $failed\n", False),
+        ("for i in 1 2; do\n  python a.py $i &\ndone\nwait\n", False),
+    ],
+)
+def test_failures_in_a_loop(body, found):
+    assert (("E507", "advice") in codes(body, a="print(1)\n")) == found
+
+
+def of_generated(body, quote="", before="", after=""):
+    text = f"#!/bin/bash\n{before}sbatch <<{quote}EOF{quote}\n#!/bin/bash\n{body}EOF\n{after}"
+    found = lint(text, path="submit.sh", files=TextFiles({}), programs=SlurmOf())
+    return [(f.code, f.line) for f in found if str(f.severity) != "advice"]
+
+
+@pytest.mark.parametrize("quote", ["", "'", '"'])
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("#SBATCH --partition=<name>\nsrun python a.py\n", [("E116", 4)]),
+        ("#SBATCH --mem=16Go\nsrun python a.py\n", [("E111", 4)]),
+        ("#SBATCH --nodes=1\nsrun python a.py\necho done\n", [("E507", 5)]),
+        ("#SBATCH --nodes=1\nsrun python a.py | tee log\n", [("E505", 5)]),
+        ("#SBATCH --nodes=$N\n#SBATCH --array=0-$((N - 1))\nsrun python a.py\n", []),
+        ("#SBATCH --output=$DIR/a.out\nsrun python $SCRIPT\n", []),
+        ("#SBATCH --nodes=1\nsrun python a.py\nexit \\$?\n", []),
+    ],
+)
+def test_jobs_in_here_documents(body, found, quote):
+    assert of_generated(body, quote) == found
+
+
+def test_escaped_line_ends_in_here_documents():
+    body = "#SBATCH --nodes=1\nsrun \\\\\n  --ntasks=1 \\\\\n  python a.py\necho done\n"
+    assert of_generated(body) == [("E507", 5)]
+
+
+def test_comments_also_silence_rules_in_here_documents():
+    body = "#SBATCH --mem=16Go  # echelon: ignore E111\nsrun python a.py\n"
+    assert of_generated(body) == []
+    wrong = "#SBATCH --mem=16Go\nsrun python a.py\n"
+    assert of_generated(wrong, before="# echelon: ignore-file E111\n") == []
+
+
+def test_a_here_document_that_is_no_job():
+    text = "#!/bin/bash\ncat > notes <<EOF\nuse\n#SBATCH --mem=16Go\nEOF\n"
+    assert lint(text, path="a.sh", files=TextFiles({}), programs=SlurmOf()) == []
+
+
+def test_an_empty_line_before_a_directive_with_a_variable():
+    body = "#SBATCH --nodes=1\n\n#SBATCH --account=$ACCOUNT\n#SBATCH --mem=16Go\nsrun python a.py\n"
+    assert of_generated(body) == [("E111", 7)]
+
+
+@pytest.mark.parametrize("marks", ["%%{}%%", "@{}@", "__{}__"])
+def test_templates_with_other_marks(marks):
+    given = {"ntasks": "n", "cpus-per-task": "c", "time": "t", "mem": "m"}
+    head = "".join(f"#SBATCH --{option}={marks.format(name)}\n" for option, name in given.items())
+    assert codes("python a.py\n", f"#!/bin/bash\n{head}") == [("E116", "advice")]
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("python a.py\nuname -a\n", True),
+        ('python a.py\necho "end $(date)"; pwd\n', True),
+        ("python a.py\nwait\n", True),
+        ("srun ./simulate\necho done\n", True),
+        ("srun make train\ndate\n", True),
+        ("srun ./simulate\n", False),
+        ("srun hostname\necho done\n", False),
+        ("srun ./simulate\nstatus=$?\necho done\nexit $status\n", False),
+        ("srun ./simulate\nsrun rm -rf /tmp/a\n", False),
+        ("srun ft_launcher --nproc_per_node=1 a.py\necho done\n", True),
+    ],
+)
+def test_more_endings_that_hide_a_failure(body, found):
+    assert (("E507", "warning") in codes(body, a="print(1)\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("gres", "found"),
+    [("gpu=2", True), ("gpu:a100=2", True), ("gpu:2", False), ("gpu:a100:2,shard:1", False)],
+)
+def test_generic_resources_that_sbatch_rejects(gres, found):
+    head = f"#!/bin/bash\n#SBATCH --gres={gres}\n"
+    assert (("E105", "error") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("signal", "body", "found"),
+    [
+        ("B:USR1@300", "srun python a.py\n", True),
+        ("B:TERM@300", "python a.py\n", True),
+        ("USR1@300", "srun python a.py\n", False),
+        ("B:USR1@300", "trap 'touch stop' USR1\nsrun python a.py &\nwait\n", False),
+        ("B:USR1@300", "trap - EXIT\nexec python a.py\n", False),
+        ("B:USR1@300", "exec python a.py\n", False),
+        ("B:USR1@300", "source handlers.sh\nsrun python a.py\n", False),
+        ("B:URG@300", "srun python a.py\n", False),
+    ],
+)
+def test_signals_that_end_the_script(signal, body, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --signal={signal}\n"
+    assert (("E509", "warning") in codes(body, head, a="print(1)\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("conda activate YOUR_CONDA_ENV\npython a.py\n", True),
+        ("python YOUR_SCRIPT.py\n", True),
+        ("echo YOUR_SCRIPT\npython a.py\n", False),
+        ("python a.py --prompt 'YOUR_TURN to play'\n", False),
+    ],
+)
+def test_placeholders_in_capital_letters(body, found):
+    assert (("E116", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("folder", "made", "found"),
+    [
+        ("/scratch/me/logs", "mkdir -p /scratch/me/logs", True),
+        ("/scratch/me/logs", "mkdir -p /scratch/me/out", False),
+        ("/scratch/me/logs", ":", False),
+    ],
+)
+def test_output_directories_that_the_script_creates_itself(folder, made, found):
+    head = f"#!/bin/bash\n#SBATCH --output={folder}/%j.out\n"
+    assert (("E501", "advice") in codes(f"{made}\npython a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
+    ("argument", "found"),
+    [
+        ("--num_workers=18", True),
+        ("datasets.num_workers=18", True),
+        ("data.loader.workers=18", True),
+        ("datasets.num_workers=8", False),
+        ("network.num_workers_name=18", False),
+    ],
+)
+def test_workers_of_configurations(argument, found):
+    head = "#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --cpus-per-task=10\n"
+    text = "from torch.utils.data import DataLoader\n"
+    assert ("E402" in dict(codes(f"python a.py {argument}\n", head, a=text))) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("vllm serve model --tensor-parallel-size 4\n", True),
+        ("N=4\nlm_eval --model vllm --model_args a=b,tensor_parallel_size=$N\n", True),
+        ("N=4\nlm_eval --model_args a=$1,tensor_parallel_size=$N\n", True),
+        ("vllm serve model --tensor-parallel-size=2\n", False),
+        ("vllm serve model --tensor-parallel-size $N\n", False),
+        ("echo --tensor-parallel-size 4\n", False),
+    ],
+)
+def test_tensor_parallel_processes(body, found):
+    head = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=2\n"
+    assert (("E204", "warning") in codes(body, head)) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("activate.csh", True), ("activate.fish", True), ("activate", False)]
+)
+def test_environments_for_another_shell(name, found):
+    assert (("E408", "warning") in codes(f"source env/bin/{name}\npython a.py\n")) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("ns-train nerfacto\nexit 0\n", True),
+        ("module load cuda\n./simulate input\n\nexit 0\n", True),
+        ("ns-train nerfacto\nexit\n", False),
+        ("set -e\nns-train nerfacto\nexit 0\n", False),
+        ("ns-train nerfacto || exit 1\nexit 0\n", False),
+        ("if ns-train nerfacto; then\n  exit 0\nfi\nexit 1\n", False),
+        ("sbatch next.sh\nexit 0\n", False),
+        ("echo done\nexit 0\n", False),
+        ("time sleep 10\nexit 0\n", False),
+    ],
+)
+def test_jobs_that_always_succeed(body, found):
+    assert (("E507", "warning") in codes(body)) == found
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("bash tools/train.sh a | tee log\n", True),
+        ("set -o pipefail\nbash tools/train.sh a | tee log\n", False),
+        ("bash tools/list.sh | grep a\n", False),
+    ],
+)
+def test_pipes_of_scripts(body, found):
+    assert (("E505", "warning") in codes(body)) == found
+
+
+def test_a_secret_that_is_only_its_name():
+    found = codes("export WANDB_API_KEY=WANDB_API_KEY\npython a.py\n")
+    assert found == [("E116", "warning")]
