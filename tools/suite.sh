@@ -109,4 +109,4 @@ enter make system
 enter tools/setup.sh user test
 say "$(enter slurmctld -V), $(enter .venv/bin/python --version)"
 [ $# -gt 0 ] || set -- tests/slurm
-ALONE=yes enter .venv/bin/pytest -m "not full" "$@"
+ALONE=yes enter .venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not full" "$@"
