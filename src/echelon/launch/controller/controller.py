@@ -17,7 +17,7 @@ from echelon.errors import EchelonError
 from echelon.launch.backends.base import RESERVE_S, SUPERSEDED, Backend, lead_from
 from echelon.launch.controller.agent_recovery import AgentRecovery, report_crash
 from echelon.launch.controller.failures import decide_retry, too_few_nodes
-from echelon.launch.controller.finalize import Conclusion
+from echelon.launch.controller.finalize import Conclusion, as_failure
 from echelon.launch.controller.generation import Generation
 from echelon.launch.controller.membership import Membership
 from echelon.launch.controller.rendezvous import Rendezvous, RendezvousError
@@ -103,7 +103,7 @@ class Controller:
         try:
             verdict = await self._gather() or await self._run_generations()
         except StopError as error:  # while waiting for nodes
-            verdict = judge([_stopped(await self._conclusion.explain(error.stop))])
+            verdict = judge([as_failure(await self._conclusion.explain(error.stop))])
         finally:
             for task in tasks:
                 task.cancel()
@@ -243,7 +243,7 @@ class Controller:
         while True:
             generation = await self._run_generation(number)
             if generation.stop:
-                return judge([_stopped(await self._confirm(generation.stop))])
+                return judge([as_failure(await self._confirm(generation.stop))])
             if generation.made_room:
                 if ended := await self._grow():
                     return ended
@@ -311,7 +311,3 @@ class Controller:
         else:
             await generation.run(endpoint, self._slots.of)
         return generation
-
-
-def _stopped(stop: Stop) -> Failure:
-    return Failure(cause=stop.cause, message=stop.message, exit_code=stop.exit_code)

@@ -4,12 +4,13 @@ The decisions are pure (`standby.py`); the backend provides the next job.
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from echelon.launch.backends.base import RESUMABLE_EXIT, SUPERSEDED, Backend
+from echelon.launch.backends.base import NODE_CAUSES, RESUMABLE_EXIT, SUPERSEDED, Backend
 from echelon.launch.controller.notify import Notifier
 from echelon.launch.controller.standby import PLANNED, RESUMABLE, decide_hand_over
 from echelon.launch.protocol.stop import Stop
@@ -18,7 +19,7 @@ from echelon.run.events import NotifyCommandRun, RestartDecided
 from echelon.run.history import History
 from echelon.run.journal import Journal
 from echelon.run.node_record import cluster_name, exclusions
-from echelon.run.verdict import Failure, Verdict, headline, render
+from echelon.run.verdict import Failure, Verdict, headline, judge, render
 from echelon.spec.job_spec import JobSpec
 
 _CONTINUES = {
@@ -96,6 +97,8 @@ class Conclusion:
             saved: the step from which a next attempt would continue; -1 if nothing is saved.
             progress: what shows that this attempt made progress; empty if nothing does.
         """
+        if verdict is not None and verdict.failure.cause in NODE_CAUSES:
+            verdict = await self._explain_nodes(verdict)
         if self._withdrawing is not None:
             await self._withdrawing
         if verdict is None:
@@ -128,6 +131,13 @@ class Conclusion:
         if verdict.failure.node:
             why = headline(verdict.failure)
         return Outcome(state=state, exit_code=code, next=followed, why=why, progress=progress)
+
+    async def _explain_nodes(self, verdict: Verdict) -> Verdict:
+        """Return why nodes are missing. In a job that is being cancelled, srun starts nothing."""
+        failure = verdict.failure
+        stop = Stop(failure.cause, failure.message, 128 + signal.SIGTERM)
+        explained = await self.explain(stop)
+        return verdict if explained.cause == failure.cause else judge([as_failure(explained)])
 
     def promise(self, outcome: Outcome, verdict: Verdict | None) -> None:
         """Record the notification before the outcome, so that others send it if we are killed."""
@@ -181,6 +191,11 @@ class Conclusion:
             exclude=request.exclude,
             now_s=time.time(),
         )
+
+
+def as_failure(stop: Stop) -> Failure:
+    """Return a stop in the form that verdicts have."""
+    return Failure(cause=stop.cause, message=stop.message, exit_code=stop.exit_code)
 
 
 def _reason(verdict: Verdict | None) -> str:

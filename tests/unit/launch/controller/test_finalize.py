@@ -20,9 +20,9 @@ from unit.launch.fakes import make_backend
 FAILURE = Failure(cause="cancelled", message="so it was", exit_code=143)
 
 
-def make(journal, backend):
+def make(journal, backend, hand_over="never"):
     return Conclusion(
-        request=JobSpec(script="train.py", hand_over="never"),
+        request=JobSpec(script="train.py", hand_over=hand_over),
         history=History(),
         backend=backend,
         journal=journal,
@@ -89,3 +89,25 @@ def test_whoever_cancels_a_run_also_cancels_the_job_that_waits(tmp_path):
     assert asyncio.run(scenario()) == "cancelled"
     assert backend.standby.withdrawn == 1
     journal.close()
+
+
+@pytest.mark.parametrize("cause", ["start", "lost node"])
+def test_nodes_that_are_missing_because_the_job_is_cancelled_are_no_reason_to_continue(
+    tmp_path, cause
+):
+    backend = make_backend()
+    stopped = Stop("cancelled", "the job was cancelled", 143, told=True)
+
+    async def explain(_stop):
+        return stopped
+
+    backend.allocation.explain = explain
+    journal = Journal(RunDir.create(tmp_path, "r-1"), 1, lambda _: None)
+    conclusion = make(journal, backend, hand_over="always")
+    verdict = judge([Failure(cause=cause, message="0 of 1 nodes joined", exit_code=69)])
+    outcome = asyncio.run(
+        conclusion.reach(verdict, failures=(), restarts=3, nodes=0, saved=-1, progress="")
+    )
+    journal.close()
+    assert (outcome.state, outcome.next, outcome.exit_code) == ("CANCELLED", "", 143)
+    assert backend.standby.withdrawn == 1
