@@ -21,21 +21,10 @@ _ENDING = (_QUIET - {"kill"}) | {
 """Commands that succeed whether the training did or not."""
 _ASIDE = frozenset(
     {
-        *(
-            "hostname",
-            "rm",
-            "mkdir",
-            "cp",
-            "mv",
-            "rsync",
-            "tar",
-            "nvidia-smi",
-            "echo",
-            "date",
-            "ls",
-        ),
-        *("sleep", "bash", "sh", "env", "cat", "ip", "df", "free", "scontrol", "true", "kill"),
-        *("pkill", "sbcast", "killall", "test", "printenv", "module", "lscpu", "numactl", "nproc"),
+        *("hostname", "rm", "mkdir", "cp", "mv", "rsync", "tar", "echo", "date", "ls", "cat"),
+        *("nvidia-smi", "sleep", "bash", "sh", "env", "ip", "df", "free", "scontrol", "true"),
+        *("kill", "pkill", "killall", "sbcast", "test", "printenv", "module", "lscpu"),
+        *("numactl", "nproc"),
     }
 )
 """Programs of steps that are not the work of the job, or that lint has to look into."""
