@@ -35,6 +35,23 @@ def test_signals_that_sbatch_rejects(signal, found):
 
 
 @pytest.mark.parametrize(
+    ("nodes", "names", "found"),
+    [
+        ("1", "n[1-3]", True),
+        ("2", "a,b,c", True),
+        ("1-2", "a,b,c", True),
+        ("2-4", "a,b,c", False),
+        ("1", "a,a", False),
+        ("1", "$HOSTS", False),  # E106
+        ("1", "/etc/hosts", False),  # a file with names
+    ],
+)
+def test_a_list_of_more_nodes_than_the_job_has(nodes, names, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --nodelist={names}\n"
+    assert (("E114", "error") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
     ("line", "found"),
     [
         ('$data = "/scratch/data"', True),
