@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from echelon.clusters.slurm.options import (
     SRUN,
+    awaits_value,
     directive_lines,
     parse_options,
     parse_sbatch,
@@ -50,18 +51,28 @@ class Directives:
 def read_directives(script: str) -> Directives:
     """Return the options that Slurm reads: those before the first command."""
     items, broken, several = [], [], False
+    lines: list[tuple[int, list[str]]] = []
     for number, line in directive_lines(script):
         first = line.split()[:1]
         several = several or first in (["hetjob"], ["packjob"])
         if first in ([], ["hetjob"], ["packjob"]):
             continue
         try:
-            options = parse_sbatch(split_directive(line, number))
+            words = split_directive(line, number)
+        except UsageError as error:
+            broken.append((number, error.message))
+            continue
+        if lines and words and not words[0].startswith("-") and awaits_value(lines[-1][1]):
+            lines[-1][1].append(words.pop(0))
+        lines.append((number, words))
+    for number, words in lines:
+        try:
+            options = parse_sbatch(words)
         except UsageError as error:
             broken.append((number, error.message))
             continue
         items += [Directive(option=o, value=v, line=number) for o, v in options.items()]
-    return Directives(items=tuple(items), broken=tuple(broken), several=several)
+    return Directives(items=tuple(items), broken=tuple(sorted(broken)), several=several)
 
 
 def read_srun(words: Sequence[Word]) -> tuple[dict[str, Word], tuple[Word, ...]]:

@@ -48,6 +48,36 @@ def test_options_that_sbatch_accepts_without_a_value():
     assert severities(script, "E105") == []
 
 
+def test_a_value_in_the_next_directive():
+    script = "#!/bin/bash\n#SBATCH -p\n\n#SBATCH gpu --nodes=2\npython a.py\n"
+    assert severities(script, "E105") == []
+
+
+@pytest.mark.parametrize("second", ["--mem=4G", "'gpu", "gpu 4"])
+def test_a_missing_value_that_the_next_directive_does_not_give(second):
+    script = f"#!/bin/bash\n#SBATCH -p\n#SBATCH {second}\npython a.py\n"
+    assert "error" in severities(script, "E105")
+
+
+@pytest.mark.parametrize(
+    ("comment", "severity"),
+    [
+        ("# sbatch --cpus-per-task 8 job.sh", []),
+        ("#   $ sbatch -A me -c 8 job.sh", []),
+        ("# sbatch --mem=4G job.sh", ["error"]),
+        ("#sbatch --cpus-per-task=8", ["error"]),
+    ],
+)
+def test_a_comment_that_shows_the_options_of_sbatch(comment, severity):
+    script = f"{JOB}{comment}\npython a.py --workers $SLURM_CPUS_PER_TASK\n"
+    assert severities(script, "E407") == severity
+
+
+def test_a_comment_that_shows_an_array():
+    script = f"{JOB}# sbatch --array=0-9 job.sh\npython a.py $SLURM_ARRAY_TASK_ID\n"
+    assert severities(script, "E407") == []
+
+
 @pytest.mark.parametrize("folder", ["your_logs", "<folder>", "/path/to"])
 def test_a_placeholder_in_the_path_of_the_output(folder):
     script = f"{JOB}#SBATCH --output={folder}/%j.out\npython a.py\n"
@@ -507,3 +537,31 @@ def test_nodes_with_one_rank(ranks, found):
         f"srun torchrun --nnodes=2 --nproc_per_node={ranks} a.py\n"
     )
     assert severities(text, "E614", a=python) == found
+
+
+@pytest.mark.parametrize(
+    ("launch", "found"),
+    [
+        ("torchrun --standalone --nproc_per_node=4 a.py", ["warning"]),
+        ("srun torchrun --standalone --nproc_per_node=4 a.py", []),
+    ],
+)
+def test_visible_devices_that_slurm_sets_again_for_a_step(launch, found):
+    text = f"{JOB}#SBATCH --gpus-per-node=4\nexport CUDA_VISIBLE_DEVICES=0\n{launch}\n"
+    assert severities(text, "E409", a=GROUP) == found
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(1, []), (2, ["warning"])])
+def test_rank_0_that_is_the_only_one(gpus, found):
+    python = (
+        "import torch, torch.distributed as dist\n"
+        "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "def main(rank, ranks):\n"
+        "    dist.init_process_group('nccl', 'tcp://h:1', rank=rank, world_size=ranks)\n"
+        "    model = DDP(torch.nn.BatchNorm1d(2))\n"
+        "    if rank == 0:\n"
+        "        model(torch.ones(4, 2))\n"
+        "torch.multiprocessing.spawn(main, (torch.cuda.device_count(),))\n"
+    )
+    text = f"{JOB}#SBATCH --gres=gpu:{gpus}\npython a.py\n"
+    assert severities(text, "E615", a=python) == found

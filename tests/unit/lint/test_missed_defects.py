@@ -35,6 +35,23 @@ def test_signals_that_sbatch_rejects(signal, found):
 
 
 @pytest.mark.parametrize(
+    ("nodes", "names", "found"),
+    [
+        ("1", "n[1-3]", True),
+        ("2", "a,b,c", True),
+        ("1-2", "a,b,c", True),
+        ("2-4", "a,b,c", False),
+        ("1", "a,a", False),
+        ("1", "$HOSTS", False),  # E106
+        ("1", "/etc/hosts", False),  # a file with names
+    ],
+)
+def test_a_list_of_more_nodes_than_the_job_has(nodes, names, found):
+    head = f"#!/bin/bash\n#SBATCH --nodes={nodes}\n#SBATCH --nodelist={names}\n"
+    assert (("E114", "error") in codes("python a.py\n", head)) == found
+
+
+@pytest.mark.parametrize(
     ("line", "found"),
     [
         ('$data = "/scratch/data"', True),
@@ -301,3 +318,29 @@ def test_pipes_of_scripts(body, found):
 def test_a_secret_that_is_only_its_name():
     found = codes("export WANDB_API_KEY=WANDB_API_KEY\npython a.py\n")
     assert found == [("E116", "warning")]
+
+
+@pytest.mark.parametrize(
+    ("given", "default", "found"),
+    [
+        ("", 16, [("E402", "warning")]),
+        ("", 10, [("E402", "advice")]),
+        ("", 8, []),
+        ("--workers 4", 16, []),
+        ('"$@"', 16, []),
+    ],
+)
+def test_data_loader_workers_by_default(given, default, found):
+    python = (
+        "import argparse, torch\nparser = argparse.ArgumentParser()\n"
+        f"parser.add_argument('--workers', type=int, default={default})\n"
+        "args = parser.parse_args()\n"
+        "torch.utils.data.DataLoader([], num_workers=args.workers)\n"
+    )
+    head = f"{JOB}#SBATCH --cpus-per-task=8\n"
+    workers = [one for one in codes(f"python a.py {given}\n", head, a=python) if one[0] == "E402"]
+    assert workers == found
+
+
+def test_a_cache_of_cuda_that_is_not_exported():
+    assert ("E312", "error") in codes("CUDA_CACHE_PATH=/tmp/me\npython a.py\n")

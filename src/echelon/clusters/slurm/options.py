@@ -249,6 +249,15 @@ def directive_lines(script: str) -> Iterator[tuple[int, str]]:
             return
 
 
+def awaits_value(words: Sequence[str]) -> bool:
+    """Tell whether the value of the last option is missing.
+
+    Slurm then takes the first word of the next #SBATCH line, because it joins all lines.
+    """
+    given, end = parse_options([*words, "value"], SBATCH)
+    return end > len(words) and given[-1].at == len(words) and given[-1].name in SBATCH.valued
+
+
 def split_directive(line: str, number: int) -> list[str]:
     """Split a line as Slurm does: both kinds of quotes, backslashes, and comments.
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from echelon.core.nodes import expand
 from echelon.core.units import counted, parse_memory
 from echelon.errors import UsageError
 from echelon.lint.edits import Edit, replace_group
@@ -136,7 +137,28 @@ def find_contradictions(subject: Subject) -> Iterator[Hit]:
             )
             fix = f"#SBATCH --ntasks={most}  # or remove the line"
             yield Hit(at=Place(path, total.line), what=what, fix=fix)
+    yield from _too_many_names(subject)
     yield from _contradicting_gpus(subject, nodes)
+
+
+def _too_many_names(subject: Subject) -> Iterator[Hit]:
+    """Find a list of nodes that is longer than --nodes allows. The job gets all nodes of a list."""
+    asked = next(iter(_given(subject, "nodes")[-1:]), None)
+    named = next(iter(_given(subject, "nodelist")[-1:]), None)
+    most = asked.value.rpartition("-")[2] if asked else ""
+    if named is None or not _PLAIN.fullmatch(most):
+        return
+    try:
+        count = len(set(expand(named.value)))
+    except UsageError:
+        return
+    if count > int(most):
+        yield Hit(
+            at=Place(subject.path, named.line),
+            what=f"`--nodelist` names {count} nodes, and the job needs all of them, but `--nodes` "
+            f"allows {most}. sbatch rejects the script.",
+            fix="name the nodes that the job must not use in --exclude, or use --constraint",
+        )
 
 
 def _contradicting_gpus(subject: Subject, nodes: int | None) -> Iterator[Hit]:

@@ -9,7 +9,7 @@ from echelon.lint.edits import insert_line
 from echelon.lint.facts import processes_per_task, ranks_per_launch, slurm_version, spawns
 from echelon.lint.files import Place
 from echelon.lint.patterns import pattern
-from echelon.lint.python_script import constant, keyword
+from echelon.lint.python_script import PythonScript, constant, keyword, unparse
 from echelon.lint.request import read_step
 from echelon.lint.rule import ADVICE, WARNING, Hit, Rule
 from echelon.lint.subject import Started, Subject
@@ -83,6 +83,20 @@ def _workers(subject: Subject, one: Started) -> tuple[str, int, int]:
             count = constant(keyword(call, "num_workers"))
             if isinstance(count, int):
                 return one.python.path, call.lineno, count
+        if all(word.known for word in words):
+            return _default_workers(one.python)
+    return "", 0, 0
+
+
+def _default_workers(python: PythonScript) -> tuple[str, int, int]:
+    """Return the default of the option that data loaders use, and where it is defined."""
+    used = {unparse(keyword(call, "num_workers") or call) for call in python.calls("DataLoader")}
+    for call in python.calls("add_argument"):
+        flag, count = constant(call.args[0] if call.args else None), keyword(call, "default")
+        name = flag.lstrip("-").replace("-", "_") if isinstance(flag, str) else ""
+        number = constant(count)
+        if flag in _WORKER_FLAGS and f"args.{name}" in used and type(number) is int:
+            return python.path, call.lineno, number
     return "", 0, 0
 
 

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+from echelon.clusters.slurm.options import SBATCH
 from echelon.core.units import counted
 from echelon.lint.bash import Command, Where
 from echelon.lint.edits import Edit, insert_line
@@ -98,7 +99,9 @@ def find_unset_variables(subject: Subject) -> Iterator[Hit]:
                 continue
             given = subject.directives.last(option)
             typed = given is not None and "GPUS" in use.name and ":" in given.value
-            if given is not None and not typed:
+            if (given is not None and not typed) or (
+                given is None and _shown_with_sbatch(subject, option)
+            ):
                 continue
             hit = _unset(Place(path, use.line), use.name, given.value if given else "", option)
             # Then sbatch gets them on its command line, and maybe with this option.
@@ -123,7 +126,25 @@ def _no_tasks(subject: Subject) -> Iterator[Hit]:
 
 
 def _has_array(subject: Subject, assigned: set[str]) -> bool:
-    return subject.directives.last("array") is not None or "SLURM_ARRAY_TASK_ID" in assigned
+    return (
+        subject.directives.last("array") is not None
+        or "SLURM_ARRAY_TASK_ID" in assigned
+        or _shown_with_sbatch(subject, "array")
+    )
+
+
+def _shown_with_sbatch(subject: Subject, option: str) -> bool:
+    """Tell whether a comment shows how to submit the script, with the option after `sbatch`."""
+    letters = [f"-{letter}" for letter, name in SBATCH.short.items() if name == option]
+    for line in subject.text.split("\n"):
+        comment = line.lstrip()
+        if not comment.startswith("#") or comment.startswith("#sbatch"):
+            continue  # the latter is a misspelled directive
+        _, _, given = comment.partition("sbatch ")
+        for word in given.split():
+            if word.partition("=")[0] == f"--{option}" or word[:2] in letters:
+                return True
+    return False
 
 
 def _unset(at: Located, name: str, value: str, option: str) -> Hit:
@@ -193,6 +214,8 @@ def find_visible_devices(subject: Subject) -> Iterator[Hit]:
     batch = subject.batch
     if not gpus or batch is None or len(subject.started) != 1:
         return
+    if subject.started[0].launch.srun is not None:
+        return  # Slurm sets the variable again for each step
     for assignment in batch.assignments:
         value = assignment.value
         if assignment.name != "CUDA_VISIBLE_DEVICES" or not value.known or not assignment.certain:

@@ -232,6 +232,8 @@ def find_lonely_forward(subject: Subject) -> Iterator[Hit]:
         wrapped = _wrapped_names(python)
         if not wrapped or not _may_have_buffers(python):
             continue
+        if not may_have_several_ranks(subject, python):
+            continue
         for call in (node for node in python.nodes if isinstance(node, ast.Call)):
             used = _forwards(python, call, set(wrapped)) & set(wrapped)
             used = {name for name in used if _is_after(python, call, wrapped[name])}
