@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from echelon.clusters.slurm.options import (
     SRUN,
-    awaits_value,
     directive_lines,
+    move_value,
     parse_options,
     parse_sbatch,
     split_directive,
@@ -62,8 +62,8 @@ def read_directives(script: str) -> Directives:
         except UsageError as error:
             broken.append((number, error.message))
             continue
-        if lines and words and not words[0].startswith("-") and awaits_value(lines[-1][1]):
-            lines[-1][1].append(words.pop(0))
+        if lines:
+            move_value(lines[-1][1], words)
         lines.append((number, words))
     for number, words in lines:
         try:

@@ -249,13 +249,16 @@ def directive_lines(script: str) -> Iterator[tuple[int, str]]:
             return
 
 
-def awaits_value(words: Sequence[str]) -> bool:
-    """Tell whether the value of the last option is missing.
+def move_value(before: list[str], words: list[str]) -> None:
+    """Move a #SBATCH line's first word to the line before, if that lacks the value of its option.
 
-    Slurm then takes the first word of the next #SBATCH line, because it joins all lines.
+    Slurm joins all lines, so a value may be on the next one.
     """
-    given, end = parse_options([*words, "value"], SBATCH)
-    return end > len(words) and given[-1].at == len(words) and given[-1].name in SBATCH.valued
+    if not words or words[0].startswith("-"):
+        return
+    given, end = parse_options([*before, "value"], SBATCH)
+    if end > len(before) and given[-1].at == len(before) and given[-1].name in SBATCH.valued:
+        before.append(words.pop(0))
 
 
 def split_directive(line: str, number: int) -> list[str]:

@@ -1,8 +1,14 @@
 """Converts a request to #SBATCH lines, and #SBATCH lines to a request. Pure."""
 
 import re
+from itertools import pairwise
 
-from echelon.clusters.slurm.options import directive_lines, parse_sbatch, split_directive
+from echelon.clusters.slurm.options import (
+    directive_lines,
+    move_value,
+    parse_sbatch,
+    split_directive,
+)
 from echelon.clusters.slurm.shape import take_shape
 from echelon.core.slurm import OVER
 from echelon.core.units import format_memory
@@ -133,8 +139,10 @@ def parse_directives(script: str) -> dict[str, object]:
         UsageError: a line that Slurm would reject as well.
     """
     options: dict[str, str] = {}
-    for number, line in directive_lines(script):
-        given = parse_sbatch(split_directive(line, number))
+    lines = [split_directive(line, number) for number, line in directive_lines(script)]
+    for before, words in pairwise(lines):
+        move_value(before, words)
+    for given in map(parse_sbatch, lines):
         options = {name: value for name, value in options.items() if name not in given} | given
     if asked := sorted(_NO_JOB & options.keys()):
         raise UsageError(

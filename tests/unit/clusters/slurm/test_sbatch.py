@@ -156,6 +156,13 @@ def test_what_comes_after_the_first_command_is_not_read():
     assert parse_directives(script) == {"nodes": "2"}
 
 
+def test_a_value_may_be_on_the_next_line_as_in_slurm():
+    script = "#!/bin/bash\n#SBATCH -p\n#SBATCH gpu\n#SBATCH --qos\n#SBATCH high -N 2\n"
+    assert parse_directives(script) == {"partition": "gpu", "qos": "high", "nodes": "2"}
+    with pytest.raises(UsageError):
+        parse_directives("#!/bin/bash\n#SBATCH -N 2\n#SBATCH gpu\n")
+
+
 @pytest.mark.parametrize(
     "line",
     [
