@@ -156,6 +156,11 @@ class Progress:
         if at_once or time.monotonic() >= self._due_s:
             self._write(self._folder)
 
+    def flush(self) -> None:
+        """Write what waits to be written."""
+        if self._folder and self._pending:
+            self._write(self._folder)
+
     def _write(self, folder: Path) -> None:
         events, self._pending = self._pending, []
         self._due_s = time.monotonic() + _WRITE_S
@@ -204,8 +209,7 @@ class Progress:
         Args:
             complete: whether the training is.
         """
-        if self._folder and self._pending:
-            self._write(self._folder)
+        self.flush()
         self._close_files()
         for tracker in self._trackers:
             tracker.close(complete=complete)

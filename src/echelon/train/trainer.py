@@ -204,6 +204,7 @@ class Trainer:
         self._reserved = False
         self._stop_barrier = StopBarrier()
         self._pace = Pace(self._stop_barrier, self._learner.peer_wait_s)
+        self._progress: Progress | None = None
         self._source: Source | None = None
         """Set only while `fit` runs."""
         self.epoch = 0
@@ -288,6 +289,7 @@ class Trainer:
         with self._stop_barrier:
             source = self._make_source(data)
             with self._open_progress(source) as progress:
+                self._progress = progress
                 return self._fit(source, validation, start, progress)
 
     def _open_progress(self, source: Source) -> Progress:
@@ -455,6 +457,8 @@ class Trainer:
         """Save everything needed to resume. Callbacks may call it too, if all ranks do."""
         if self.checkpointer is None or self._source is None:
             return
+        if self._progress:
+            self._progress.flush()  # a resumed training does not repeat these lines
         self.checkpointer.save(
             self._state(), own=self._learner.own_state(), step=self.step, metrics=metrics
         )

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from echelon.errors import UsageError
+from echelon.train import progress
 from echelon.train.metrics import top_k
 from echelon.train.process_group import Group
 from echelon.train.randomness import uniform
@@ -355,6 +356,24 @@ def test_metrics_are_of_the_epochs_samples(tmp_path):
     told = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [record["kind"] for record in told] == ["step", "validation"]
     assert told[0]["metrics"]["loss"] == pytest.approx(result.metrics["loss"], rel=1e-5)
+
+
+def test_metrics_are_on_file_before_a_checkpoint_after_which_they_are_not_repeated(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(progress, "_WRITE_S", 3600.0)
+    made = trainer(checkpoints=tmp_path / "saved", save_every=3, log_every=1, log_dir=tmp_path)
+    save, steps = made.checkpointer.save, []
+
+    def note(*args, step, **options):
+        lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+        steps.append((step, max(json.loads(line)["step"] for line in lines)))
+        save(*args, step=step, **options)
+
+    monkeypatch.setattr(made.checkpointer, "save", note)
+    made.fit(Points(64))
+    assert steps
+    assert all(saved == written for saved, written in steps), steps
 
 
 def test_a_run_has_its_checkpoints_and_metrics_in_its_folder(tmp_path, monkeypatch):
