@@ -4,6 +4,7 @@ import os
 
 from echelon.core.shell import LocalShell, Result
 from echelon.errors import MissingProgramError
+from echelon.lint.linting import lint
 
 
 def without_time(findings):
@@ -38,3 +39,13 @@ class SlurmOf(LocalShell):
         if self._version is None:
             raise MissingProgramError("sinfo")
         return Result(argv=tuple(argv), stdout=f"slurm {self._version}\n")
+
+
+JOB = "#!/bin/bash\n#SBATCH --nodes=1\n"
+
+
+def codes(body, head=JOB, **beside):
+    """Return the codes and severities of what lint finds in a job script."""
+    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
+    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf())
+    return [(f.code, str(f.severity)) for f in found]

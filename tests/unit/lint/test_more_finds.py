@@ -3,15 +3,7 @@
 import pytest
 
 from echelon.lint.linting import lint
-from unit.lint.fakes import SlurmOf, TextFiles
-
-JOB = "#!/bin/bash\n#SBATCH --nodes=1\n"
-
-
-def codes(body, head=JOB, **beside):
-    files = TextFiles({f"{name}.py": text for name, text in beside.items()})
-    found = lint(head + body, path="job.sh", files=files, programs=SlurmOf())
-    return [(f.code, str(f.severity)) for f in found]
+from unit.lint.fakes import JOB, TextFiles, codes
 
 
 @pytest.mark.parametrize(
